@@ -75,11 +75,11 @@ def looked(client, process, n_partitions, n_foreign):
     with clustertune.Monitor(client, interval=3600):
         figures["first"] = perf_counter() - start
 
-    def timed(members):
+    def timed(collections):
         times = []
         for _ in range(LOOKS):
             start = perf_counter()
-            client.sync(monitor.look, client, members)
+            client.sync(monitor.look, client, collections)
             times.append(perf_counter() - start)
         return median(times)
 

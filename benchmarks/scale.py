@@ -80,7 +80,7 @@ class Records:
                 host_memory=16 * ON_HOST * GIB,
                 managed=int(n),
                 process=int(n) + GIB // 4,
-                burden=testing_burden(int(n)),
+                held_data=testing_burden(int(n)),
                 details=testing.details(),
             )
             for i, n in enumerate(held)
@@ -91,10 +91,10 @@ class Records:
         self.layout = testing.layout(self.rows, self.old)
         self.view = self.seen(self.layout)
         self.after = self.seen(testing.layout(self.rows, self.new))
-        X, y = self.layout.members
+        X, y = self.layout.collections
         shifted = np.roll(y.rows, 1)
         other = replace(y, rows=shifted, nbytes=shifted * 8)
-        self.misaligned = self.seen(replace(self.layout, members=(X, other)))
+        self.misaligned = self.seen(replace(self.layout, collections=(X, other)))
 
     def seen(self, *layouts):
         from clustertune import testing
@@ -105,9 +105,9 @@ class Records:
 
 
 def testing_burden(nbytes):
-    from clustertune.core.model import Burden
+    from clustertune.core.model import HeldData
 
-    return Burden(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
+    return HeldData(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
 
 
 def stages(case):
@@ -181,7 +181,7 @@ def stages(case):
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
         "compare before and after": lambda: verification.problems(view, case.after),
         "fingerprint": lambda: verification.fingerprint("id", view),
-        "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.members],
+        "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.collections],
         "report: text, HTML, JSON": reported,
         "report of restarts of all": partial(
             reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]

@@ -17,7 +17,7 @@ from clustertune.actions import load, rebalance, scale
 from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import pricing
-from clustertune.testing import MemoryCluster, layout, member, view, worker
+from clustertune.testing import MemoryCluster, collection, layout, view, worker
 
 MB = 2**20
 
@@ -27,7 +27,7 @@ def propose(action: Any, seen: View) -> list[Step]:
 
 
 def targets(step: Step) -> dict[str, dict[Any, str]]:
-    """By label of member, for every key that moves the address of its target."""
+    """By label of collection, for every key that moves the address of its target."""
     return {
         move.label: {
             key: step.args.workers[i]
@@ -99,12 +99,12 @@ def test_persist_everything_in_one_step() -> None:
     assert step.price.peak == MB * 88 + 4 * 80
     assert step.price.nbytes is None
     cluster = MemoryCluster(seen)
-    assert enact(load, step, cluster).undone == ""
+    assert enact(load, step, cluster).not_done == ""
     assert cluster.calls == ["load"]
 
 
 def test_persist_data_that_does_not_tell_its_size() -> None:
-    """One member of unknown size makes the whole unknown, not too small."""
+    """One collection of unknown size makes the whole unknown, not too small."""
     data = layout([10], None, total_bytes=None)
     (step,) = propose(load, view((), [data]))
     text = "load X, y (of unknown size; no more than 4.8 GiB) in one call"
@@ -113,11 +113,11 @@ def test_persist_data_that_does_not_tell_its_size() -> None:
 
 
 def test_what_is_loaded_is_not_loaded_again() -> None:
-    """Only lazy members are named; where there are none there is no step."""
+    """Only lazy collections are named; where there are none there is no step."""
     mixed = layout([10], [0])
     assert propose(load, view((), [mixed])) == []
-    lazy = layout([10], None).members[1]
-    mixed = replace(mixed, members=(mixed.members[0], lazy))
+    lazy = layout([10], None).collections[1]
+    mixed = replace(mixed, collections=(mixed.collections[0], lazy))
     (step,) = propose(load, view((), [mixed]))
     assert step.summary == "load y (80 B) in one call"
 
@@ -134,45 +134,45 @@ TWO = [worker(0), worker(1)]
 
 def test_lazy_partitions_are_loaded_where_they_train() -> None:
     """By rows, pairs together; blocks of columns with their rows; in even shares."""
-    X = member("X", [30, 10, 20], None)
+    X = collection("X", [30, 10, 20], None)
     X = replace(X, keys=tuple(range(6)), column_blocks=2)
-    y = member("y", [30, 10, 20], None)
+    y = collection("y", [30, 10, 20], None)
     y = replace(y, keys=tuple(range(3)))
-    found = loads([Layout(label="training data", members=(X, y))], TWO)
+    found = loads([Layout(label="training data", collections=(X, y))], TWO)
     a, b = found["y"][0], 1 - found["y"][0]
     assert found == {"X": [a, a, b, b, b, b], "y": [a, b, b]}
 
 
 def test_partitions_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
     """Companions follow X, also where that is loaded; the cut has less to send."""
-    X = member("X", [10, 10, 10, 10], [0, 1, 1, 0])
-    y = replace(member("y", [12, 16, 12], None), keys=tuple(range(3)))
-    found = loads([Layout(label="training data", members=(X, y))], TWO)
+    X = collection("X", [10, 10, 10, 10], [0, 1, 1, 0])
+    y = replace(collection("y", [12, 16, 12], None), keys=tuple(range(3)))
+    found = loads([Layout(label="training data", collections=(X, y))], TWO)
     assert found == {"y": [0, 1, 0]}
 
 
 def test_workers_that_may_not_train_are_not_loaded_to() -> None:
     """Not where X lies on them still, nor for a partition without rows."""
     some = [worker(0, status="paused"), worker(1), worker(2)]
-    X = member("X", [10, 10, 10, 10], [0, 0, 1, 2])
-    y = replace(member("y", [10, 10, 10, 10], None), keys=tuple(range(4)))
-    found = loads([Layout(label="training data", members=(X, y))], some)
+    X = collection("X", [10, 10, 10, 10], [0, 0, 1, 2])
+    y = replace(collection("y", [10, 10, 10, 10], None), keys=tuple(range(4)))
+    found = loads([Layout(label="training data", collections=(X, y))], some)
     assert 0 not in found["y"]
     assert found["y"][2:] == [1, 2]
-    empty = replace(member("X", [10, 0, 10, 10, 10], None), keys=tuple(range(5)))
-    found = loads([Layout(label="training data", members=(empty,))], some)
+    empty = replace(collection("X", [10, 0, 10, 10, 10], None), keys=tuple(range(5)))
+    found = loads([Layout(label="training data", collections=(empty,))], some)
     assert 0 not in found["X"]
 
 
 def test_what_cannot_be_bound() -> None:
     """Unknown rows, other numbers of rows, and what is made of data in memory."""
-    X = replace(member("X", [10, 10], None), keys=(0, 1))
+    X = replace(collection("X", [10, 10], None), keys=(0, 1))
     for y in (
-        replace(member("y", None, None), keys=(2, 3)),
-        replace(member("y", [10, 11], None), keys=(2, 3)),
-        replace(member("y", [10, 10], None), keys=(2, 3), derived=True),
+        replace(collection("y", None, None), keys=(2, 3)),
+        replace(collection("y", [10, 11], None), keys=(2, 3)),
+        replace(collection("y", [10, 10], None), keys=(2, 3), derived=True),
     ):
-        data = Layout(label="training data", members=(X, y))
+        data = Layout(label="training data", collections=(X, y))
         assert list(loads([data], TWO)) == ["X"]
     (step,) = propose(load, view(TWO, [data]))
     assert step.gain.endswith("; X on the workers that train")
@@ -187,14 +187,14 @@ def test_what_cannot_fit_is_not_loaded() -> None:
         propose(load, view(small, [data]))
     (step,) = propose(load, view(small, [layout([10], None, total_bytes=None)]))
     assert "load X, y (of unknown size; no more than 1.2 KiB)" in step.summary
-    assert step.args.room.tolist() == [600.0, 600.0]
+    assert step.args.free_memory.tolist() == [600.0, 600.0]
     vague = [replace(w, facts=Unknown("nobody asked")) for w in small]
     (step,) = propose(load, view(vague, [layout([10], None, total_bytes=None)]))
-    assert (step.args.room, "(of unknown size)" in step.summary) == (None, True)
+    assert (step.args.free_memory, "(of unknown size)" in step.summary) == (None, True)
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
     assert propose(load, view(small, [lazy]))
-    full = replace(other, members=(member("eval_set[0].X", [10], [0], 90),))
+    full = replace(other, collections=(collection("eval_set[0].X", [10], [0], 90),))
     with pytest.raises(CapacityError, match="n_workers="):
         propose(load, view(small[:1], [lazy, full]))
 
@@ -267,7 +267,7 @@ def test_rebalance_keeps_below_the_lines() -> None:
     some = [worker(0), worker(1), full]
     (step,) = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
     assert set(targets(step)["X"].values()) == {at(1)}
-    assert step.args.ceilings[:2] == (int(0.8 * 4 * 2**30),) * 2
+    assert step.args.process_limits[:2] == (int(0.8 * 4 * 2**30),) * 2
 
 
 def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
@@ -275,7 +275,7 @@ def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
     some = [worker(0, pause=None), worker(1, memory_limit=0)]
     some.append(worker(2, facts=Unknown("it hangs")))
     steps = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
-    assert steps[0].args.ceilings == (0, 0, 0)
+    assert steps[0].args.process_limits == (0, 0, 0)
 
 
 def test_rebalance_places_every_layout() -> None:
@@ -300,7 +300,7 @@ def test_rebalance_places_no_partition_twice() -> None:
     """An eval set that is a part of the training data is placed with it, not again."""
     part = layout([10, 10], [0, 0], label="eval_set[0]")
     data = layout([10] * 4, [0] * 4)
-    assert set(part.members[0].keys) < set(data.members[0].keys)
+    assert set(part.collections[0].keys) < set(data.collections[0].keys)
     (step,) = propose(rebalance, view([worker(0), worker(1)], [data, part]))
     assert "training data" in step.summary
 

@@ -50,13 +50,13 @@ def proposed(found: Any) -> list[Any]:
 def test_bounds(adaptive: Any, wanted: int | None, bounds: Any) -> None:
     """The least is raised to what was asked for, and the most not below it."""
     steps = proposed(seen(adaptive, n_workers=wanted))
-    assert [(s.args.least, s.args.most) for s in steps] == [bounds] * bool(bounds)
+    assert [(s.args.minimum, s.args.maximum) for s in steps] == [bounds] * bool(bounds)
 
 
 def test_exactly() -> None:
     """To scale is to have so many, neither more nor fewer."""
     (step,) = adapt.exactly(seen((0, 8)), 3)
-    assert step.args == Bounds(least=3, most=3)
+    assert step.args == Bounds(minimum=3, maximum=3)
     assert "to 3 workers instead of 0 to 8" in step.summary
     assert list(adapt.exactly(seen((3, 3)), 3)) == []
     assert list(adapt.exactly(seen(None), 3)) == []
@@ -72,7 +72,7 @@ def small(id: int, **fields: Any) -> Any:
 
 def fit(nbytes: int, *workers: Any) -> Any:
     widths = {"X": nbytes // 4}
-    data = layout([1] * 4, [0] * 4, members=["X"], row_bytes=widths)
+    data = layout([1] * 4, [0] * 4, collections=["X"], row_bytes=widths)
     return view(workers, [data], workload=TRIPLE, n_workers="fit")
 
 
@@ -98,7 +98,7 @@ def test_no_number_would_do() -> None:
 
 def test_it_is_not_guessed() -> None:
     """What does not tell its size is looked at again once it is loaded."""
-    lazy = layout(None, None, members=["X"], total_bytes=None)
+    lazy = layout(None, None, collections=["X"], total_bytes=None)
     found = view([small(0)], [lazy], workload=TRIPLE, n_workers="fit")
     assert isinstance(forecast.workers_needed(found), Unknown)
     assert forecast.wanted_workers(found) is None

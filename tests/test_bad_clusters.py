@@ -116,7 +116,9 @@ def test_a_worker_that_hangs_while_it_is_watched(local_cluster: Any) -> None:
         try:
             n = len(watched.snapshots)
             until(lambda: len(watched.snapshots) > n + 10)
-            until(lambda: max(w.silent for w in watched.snapshots[-1].workers) > 2)
+            until(
+                lambda: max(w.heartbeat_age for w in watched.snapshots[-1].workers) > 2
+            )
         finally:
             os.kill(pids[0], signal.SIGCONT)
 

@@ -66,7 +66,7 @@ def now(cluster: MemoryCluster) -> View:
 
 
 def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
-    """Partitions of a member on every worker."""
+    """Partitions of a collection on every worker."""
     places = cluster.homes[label]
     return [sum(a in holders for holders in places) for a in cluster.workers]
 
@@ -153,7 +153,7 @@ def test_new_workers_get_their_share() -> None:
 
 def test_lazy_data_is_loaded_then_placed() -> None:
     """Data made of what is in memory is made where that lies, then placed."""
-    data = layout(ROWS, None, members=("X", "y", "w"), derived=True)
+    data = layout(ROWS, None, collections=("X", "y", "w"), derived=True)
     start = view(workers(2), [data])
     cluster = MemoryCluster(start, arrives=all_on(1))
     journal = run(cluster)
@@ -190,8 +190,8 @@ def test_lazy_data_is_converted_while_it_is_loaded() -> None:
         cluster = MemoryCluster(view(workers(2), [data], rechunk=False))
         journal = run(cluster)
         assert cluster.calls == calls
-        members = journal.views[-1].layouts[0].members
-        assert {(m.kind, m.conversion) for m in members} == {("array", None)}
+        collections = journal.views[-1].layouts[0].collections
+        assert {(m.kind, m.conversion) for m in collections} == {("array", None)}
         assert "other_type" in {f.check for f in journal.findings[0]}
         assert "other_type" not in {f.check for f in journal.findings[-1]}
 
@@ -199,8 +199,8 @@ def test_lazy_data_is_converted_while_it_is_loaded() -> None:
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
     """X is in memory and y is not: y is loaded where its X is."""
     data = layout(ROWS, [0, 1] * 6)
-    lazy = layout(ROWS, None).members[1]
-    data = replace(data, members=(data.members[0], lazy))
+    lazy = layout(ROWS, None).collections[1]
+    data = replace(data, collections=(data.collections[0], lazy))
     cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
     run(cluster)
     assert cluster.calls == ["load"]
@@ -210,8 +210,8 @@ def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
 def test_members_that_are_loaded_elsewhere_follow() -> None:
     """X is in memory, y is made of something else there: it then follows its X."""
     data = layout(ROWS, [0, 1] * 6)
-    lazy = layout(ROWS, None, derived=True).members[1]
-    data = replace(data, members=(data.members[0], lazy))
+    lazy = layout(ROWS, None, derived=True).collections[1]
+    data = replace(data, collections=(data.collections[0], lazy))
     cluster = MemoryCluster(view(workers(2), [data]), arrives=all_on(0))
     run(cluster)
     assert cluster.calls == ["load", "move 6"]
@@ -332,7 +332,7 @@ class Stubborn(MemoryCluster):
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         self.calls.append(f"move {moves.count}")
-        return Result(nbytes=0, undone="the network is gone")
+        return Result(nbytes=0, not_done="the network is gone")
 
 
 class Restless(MemoryCluster):
@@ -383,8 +383,8 @@ def test_what_is_refused_is_left() -> None:
 def differing() -> Layout:
     """X and y of as many rows in all, cut at other places."""
     data = layout([10, 10], [0, 0])
-    other = layout([5, 15], [0, 0]).members[1]
-    return replace(data, members=(data.members[0], other))
+    other = layout([5, 15], [0, 0]).collections[1]
+    return replace(data, collections=(data.collections[0], other))
 
 
 def test_boundaries_that_differ_are_cut_alike() -> None:
@@ -393,8 +393,8 @@ def test_boundaries_that_differ_are_cut_alike() -> None:
     before = now(cluster)
     run(cluster)
     verify(before, now(cluster))
-    x, y = cluster.layouts[0].members
-    assert x.keys == before.layouts[0].members[0].keys
+    x, y = cluster.layouts[0].collections
+    assert x.keys == before.layouts[0].collections[0].keys
     assert cluster.contents["y"] == cluster.contents["X"]
     assert cluster.calls == ["recut 2", "move 1"]
 
@@ -402,21 +402,21 @@ def test_boundaries_that_differ_are_cut_alike() -> None:
 def test_a_part_of_the_work() -> None:
     """The other actions are not taken, and what they would mend is left and no error;
     one after the other they come to the same."""
-    lazy = [replace(m, holders=None, loaded=False) for m in differing().members]
-    data = replace(differing(), members=tuple(lazy))
-    cluster = MemoryCluster(view(workers(2), [data], only=frozenset({"load"})))
+    lazy = [replace(m, holders=None, loaded=False) for m in differing().collections]
+    data = replace(differing(), collections=tuple(lazy))
+    cluster = MemoryCluster(view(workers(2), [data], permitted=frozenset({"load"})))
     journal = run(cluster)
     assert cluster.calls == ["load"]
     assert "differing_boundaries" in {f.check for f in journal.findings[-1]}
     assert journal.status(dry_run=False) == "done"
     assert journal.report("done", 1.0).workload == ""
     # whoever lets only a later action have its way would train on wrong labels
-    cluster.goal = replace(cluster.goal, only=frozenset({"rebalance"}))
+    cluster.goal = replace(cluster.goal, permitted=frozenset({"rebalance"}))
     cluster.calls.clear()
     with pytest.raises(AlignmentError):
         run(cluster)
     assert cluster.calls == []
-    cluster.goal = replace(cluster.goal, only=frozenset({"rechunk"}))
+    cluster.goal = replace(cluster.goal, permitted=frozenset({"rechunk"}))
     run(cluster)
     assert cluster.calls == ["recut 2"]
     assert cluster.contents["y"] == cluster.contents["X"]
@@ -453,8 +453,8 @@ def test_an_error_names_only_a_remedy_that_there_is(
 
 def test_boundaries_that_turn_out_to_differ() -> None:
     """Data that is not loaded is loaded first, then cut, then moved."""
-    lazy = [replace(m, holders=None, loaded=False) for m in differing().members]
-    data = replace(differing(), members=tuple(lazy))
+    lazy = [replace(m, holders=None, loaded=False) for m in differing().collections]
+    data = replace(differing(), collections=tuple(lazy))
     cluster = MemoryCluster(view(workers(2), [data]))
     run(cluster)
     assert cluster.calls[:2] == ["load", "recut 2"]
@@ -568,11 +568,11 @@ def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
     for summary, data in zip(summaries, cluster.layouts, strict=True):
         for share, place in zip(summary.workers, cluster.workers, strict=True):
             whole = [
-                all(place in cluster.homes[m.label][i] for m in data.members)
+                all(place in cluster.homes[m.label][i] for m in data.collections)
                 for i in range(len(data.rows))
             ]
             alone = [
-                all(len(cluster.homes[m.label][i]) == 1 for m in data.members)
+                all(len(cluster.homes[m.label][i]) == 1 for m in data.collections)
                 for i in range(len(data.rows))
             ]
             least = sum(data.rows[np.array(whole) & np.array(alone)])

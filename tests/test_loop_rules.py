@@ -26,7 +26,7 @@ from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
-from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
+from clustertune.testing import MemoryCluster, collection, layout, verify, view, worker
 
 MEMBERS = ("X", "y", "qid")
 
@@ -42,7 +42,7 @@ def drawn(
 ) -> Layout:
     """Members that are cut alike or not, and lie together or not."""
     alike = data.draw(st.booleans(), label="alike")
-    members, rows, homes = [], [], []
+    collections, rows, homes = [], [], []
     for label in labels:
         if not (alike and rows):
             rows = cut(data, n_rows, label)
@@ -51,9 +51,9 @@ def drawn(
                 st.integers(0, n_workers - 1), min_size=size, max_size=size
             )
             homes = data.draw(places, label="homes")
-        members.append(member(label, rows, homes))
+        collections.append(collection(label, rows, homes))
     name = labels[0].rpartition(".")[0] or "training data"
-    return Layout(label=name, members=tuple(members))
+    return Layout(label=name, collections=tuple(collections))
 
 
 class Once:
@@ -78,14 +78,14 @@ def run(cluster: MemoryCluster) -> Journal:
 
 
 def start(
-    data: st.DataObject, members: tuple[str, ...], n_rows: int, **needs: Any
+    data: st.DataObject, collections: tuple[str, ...], n_rows: int, **needs: Any
 ) -> View:
     """A cluster with data, for a workload that needs this."""
     threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     workers = [worker(i, nthreads=n) for i, n in enumerate(threads)]
-    sets = [drawn(data, members, n_rows, len(workers))]
+    sets = [drawn(data, collections, n_rows, len(workers))]
     if needs.get("eval_copies"):
-        labels = tuple(f"eval_set[0].{m}" for m in members)
+        labels = tuple(f"eval_set[0].{m}" for m in collections)
         sets.append(drawn(data, labels, data.draw(st.integers(1, 9)), len(workers)))
     seen = view(workers, sets)
     workload = replace(seen.goal.workload, **needs)
@@ -101,15 +101,15 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
     """Every row is there once, beside its own label, on one worker."""
     verify(journal.views[0], journal.views[-1])
     for number, x in enumerate(cluster.layouts):
-        first, *others = (cluster.contents[m.label] for m in x.members)
+        first, *others = (cluster.contents[m.label] for m in x.collections)
         assert all(other == first for other in others)
-        homes = [cluster.homes[m.label] for m in x.members]
+        homes = [cluster.homes[m.label] for m in x.collections]
         for rows, places, *beside in zip(first, *homes, strict=True):
             assert len(places) == 1
             # of a partition without rows nothing has to come together
             assert not rows or all(other == places for other in beside)
         if number == 0:
-            aside = cluster.aside.get(x.members[0].label, [])
+            aside = cluster.aside.get(x.collections[0].label, [])
             rows = sorted(row for partition in first for row in partition)
             assert sorted(rows + aside) == list(range(len(rows) + len(aside)))
 
@@ -164,7 +164,7 @@ def test_every_worker_has_every_class(data: st.DataObject) -> None:
 
 def assert_copied(cluster: MemoryCluster) -> None:
     """Each worker has all eval rows in the first partition of its training data."""
-    label = cluster.layouts[1].members[0].label
+    label = cluster.layouts[1].collections[0].label
     every = by_worker(cluster, label)
     full = sorted(max(every.values(), key=len))
     places = [p for (p,) in cluster.homes[label]]
@@ -294,9 +294,9 @@ def everything(**goal: Any) -> View:
     """Lazy data on one worker, all of which is to be otherwise."""
     training = replace(
         layout([30, 30], None, MEMBERS, derived=True),
-        members=(
-            member("X", [30, 30], None, derived=True),
-            *layout([20, 20, 20], None, MEMBERS[1:], derived=True).members,
+        collections=(
+            collection("X", [30, 30], None, derived=True),
+            *layout([20, 20, 20], None, MEMBERS[1:], derived=True).collections,
         ),
     )
     labels = tuple(f"eval_set[0].{m}" for m in MEMBERS)

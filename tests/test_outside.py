@@ -193,8 +193,8 @@ def away(*ids: int, **fields: Any) -> list[Step]:
     addresses = tuple(f"tcp://127.0.0.1/{id}" for id in ids)
     args = [
         Restart(
-            id=id, address=own, ceilings={}, wait=1,
-            beside=tuple(a for a in addresses if a != own), **fields,
+            id=id, address=own, process_limits={}, wait=1,
+            simultaneous=tuple(a for a in addresses if a != own), **fields,
         )
         for id, own in zip(ids, addresses, strict=True)
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import goals, layouts
 from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
-from clustertune.testing import MemoryCluster, layout, member, verify, view, worker
+from clustertune.testing import MemoryCluster, collection, layout, verify, view, worker
 from tests.test_loop import now, run
 
 MIB = 2**20
@@ -33,9 +33,9 @@ def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
     def lie(partitions: list[int]) -> list[int]:
         return [0 if homes == 0 else i % homes for i in range(len(partitions))]
 
-    X = member("X", rows, lie(rows), 80)
-    y = member("y", others, lie(others), 8)
-    return Layout(label="training data", members=(X, y))
+    X = collection("X", rows, lie(rows), 80)
+    y = collection("y", others, lie(others), 8)
+    return Layout(label="training data", collections=(X, y))
 
 
 def two(**options: Any) -> list[Any]:
@@ -79,14 +79,14 @@ def test_what_stays_as_it_is_comes_along() -> None:
     assert outcome.nbytes == 40 * 88
     assert outcome.step.price.nbytes == 40 * 88 + 4 * one
     assert outcome.step.price.peak == 80 * 8 + 40 * 80 - 40 * 8
-    assert not layouts.apart(now(cluster).layouts[0], 2).any()
+    assert not layouts.separated(now(cluster).layouts[0], 2).any()
 
 
 def test_what_lies_evenly_enough_stays() -> None:
     """A cut of y is no reason to move X."""
-    X = member("X", [104, 100, 100, 100], [0, 0, 1, 1], 80)
-    y = member("y", [202, 202], [0, 1], 8)
-    data = Layout(label="training data", members=(X, y))
+    X = collection("X", [104, 100, 100, 100], [0, 0, 1, 1], 80)
+    y = collection("y", [202, 202], [0, 1], 8)
+    data = Layout(label="training data", collections=(X, y))
     (step,) = proposed(view(two(), [data]))
     assert step.args.moves is None
     assert step.args.targets.tolist() == [0, 0, 1, 1]
@@ -137,7 +137,7 @@ def test_as_many_rows_for_each_worker_where_most_of_them_lie(
     (step,) = proposed(seen)
     made = step.args.rows[: len(step.args.rows) - aside]
     targets = step.args.targets[: len(made)]
-    assert step.args.aside == aside
+    assert step.args.remainder == aside
     assert np.bincount(targets, made).tolist() == [120, 120]
     lists = 8 * list_bytes(np.array([1])).max()  # of four parts at most, of X and of y
     assert step.price.nbytes <= 41 * 88 + lists
@@ -145,10 +145,10 @@ def test_as_many_rows_for_each_worker_where_most_of_them_lie(
 
 def test_blocks_of_columns_are_joined() -> None:
     """Each part is named once for every block, in order."""
-    X = member("X", [10, 10], [0, 1, 0, 1], 80, column_blocks=2, keys=tuple("abcd"))
+    X = collection("X", [10, 10], [0, 1, 0, 1], 80, column_blocks=2, keys=tuple("abcd"))
     X = replace(X, nbytes=np.array([400] * 4))
-    y = member("y", [10, 10], [0, 1], 8)
-    data = Layout(label="training data", members=(X, y))
+    y = collection("y", [10, 10], [0, 1], 8)
+    data = Layout(label="training data", collections=(X, y))
     (step,) = proposed(view(two(), [data]))
     cut = step.args.cuts[0]
     assert cut.label == "X"
@@ -164,9 +164,9 @@ def test_groups_are_not_cut() -> None:
 
 def test_partitions_of_groups_end_where_all_of_them_do() -> None:
     """X and qid from two sources: a boundary of one may go through a group."""
-    X = member("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
-    qid = member("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
-    data = Layout(label="training data", members=(X, qid))
+    X = collection("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
+    qid = collection("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
+    data = Layout(label="training data", collections=(X, qid))
     (step,) = proposed(view(two(), [data]))
     assert step.args.rows.tolist() == [20, 40, 20]
 
@@ -184,9 +184,9 @@ def test_groups_that_cannot_lie_evenly_stay() -> None:
 def test_the_least_is_cut_where_all_does_not_fit() -> None:
     """X could lie more evenly, but there is no room; y has to be cut to it."""
     some = two(memory_limit=100 * MIB, process=10 * MIB)
-    X = member("X", [MIB] * 5, [0, 1, 0, 1, 0], 14)
-    y = member("y", [2 * MIB, 3 * MIB], [0, 1], 1)
-    seen = view(some, [Layout(label="training data", members=(X, y))])
+    X = collection("X", [MIB] * 5, [0, 1, 0, 1, 0], 14)
+    y = collection("y", [2 * MIB, 3 * MIB], [0, 1], 1)
+    seen = view(some, [Layout(label="training data", collections=(X, y))])
     (step,) = proposed(seen)
     assert [cut.label for cut in step.args.cuts] == ["y"]
     assert not step.args.shortage
@@ -200,12 +200,12 @@ def test_room_is_given_out_once() -> None:
         [14 * MIB], [1], ("eval_set[0].X",), {"eval_set[0].X": 1}, "eval_set[0]"
     )
     wanted = Conversion(kind="array", dtype="float64", row_bytes=3)
-    one = replace(valid.members[0], conversion=wanted)
-    valid = replace(valid, members=(one,))
+    one = replace(valid.collections[0], conversion=wanted)
+    valid = replace(valid, collections=(one,))
     alone = proposed(view(some, [layout([1], [0], ("X",)), valid]))
     assert alone
-    both = replace(train.members[0], conversion=replace(wanted, row_bytes=8))
-    seen = view(some, [replace(train, members=(both,)), valid])
+    both = replace(train.collections[0], conversion=replace(wanted, row_bytes=8))
+    seen = view(some, [replace(train, collections=(both,)), valid])
     with pytest.raises(CapacityError, match="eval_set"):
         proposed(seen)
 
@@ -259,8 +259,8 @@ def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
 def test_a_converted_member_is_cut_in_its_new_size() -> None:
     """Price and room are those of what it becomes; partitions may stay as they are."""
     half = Conversion(kind="array", dtype="float32", row_bytes=40)
-    X = member("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
-    data = Layout(label="training data", members=(X,))
+    X = collection("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
+    data = Layout(label="training data", collections=(X,))
     for cutting in (True, False):
         (step,) = proposed(view(two(), [data], rechunk=cutting))
         assert step.summary == "make X an Array of float32"
@@ -276,16 +276,16 @@ def test_old_partitions_count() -> None:
     data = unlike([100] * 8, [200] * 4, homes=2)
     large = [
         replace(m, nbytes=m.rows * n * 1000, total_bytes=None)
-        for m, n in zip(data.members, (20, 80))
+        for m, n in zip(data.collections, (20, 80))
     ]
-    seen = view(small, [replace(data, members=tuple(large))])
+    seen = view(small, [replace(data, collections=tuple(large))])
     with pytest.raises(CapacityError, match="release_inputs=True"):
         proposed(seen)
     (step,) = proposed(replace(seen, goal=replace(seen.goal, release_inputs=True)))
-    assert step.args.freed == ("y",)
-    ours = [replace(m, ours=True) for m in large]
-    (step,) = proposed(view(small, [replace(data, members=tuple(ours))]))
-    assert step.args.freed == ("y",)
+    assert step.args.released == ("y",)
+    ours = [replace(m, made_here=True) for m in large]
+    (step,) = proposed(view(small, [replace(data, collections=tuple(ours))]))
+    assert step.args.released == ("y",)
 
 
 def test_what_need_not_be_cut_is_refused_without_room() -> None:
@@ -302,17 +302,19 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
 
 @st.composite
 def unlike_starts(draw: Any) -> View:
-    """Workers, and members with as many rows in partitions of any sizes and places."""
+    """Workers, and collections with equal rows in partitions of any size and place."""
     n_workers = draw(st.integers(1, 4))
     some = [worker(i, nthreads=draw(st.integers(1, 2))) for i in range(n_workers)]
     rows = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10).filter(any))
-    members = []
+    collections = []
     for label in ("X", "y", "w"):
         edges = draw(st.lists(st.integers(0, sum(rows)), max_size=8).map(sorted))
         mine = rows if label == "X" else np.diff([0, *edges, sum(rows)]).tolist()
         homes = [draw(st.integers(0, n_workers - 1)) for _ in mine]
-        members.append(member(label, mine, homes, draw(st.sampled_from([8, 80]))))
-    data = Layout(label="training data", members=tuple(members))
+        collections.append(
+            collection(label, mine, homes, draw(st.sampled_from([8, 80])))
+        )
+    data = Layout(label="training data", collections=tuple(collections))
     wanted = draw(st.sampled_from([True, True, 3, 20]))
     return view(some, [data], rechunk=wanted, release_inputs=draw(st.booleans()))
 
@@ -320,10 +322,10 @@ def unlike_starts(draw: Any) -> View:
 @given(unlike_starts())
 @settings(deadline=None, max_examples=60)
 def test_whatever_the_partitions(start: View) -> None:
-    """Every row is there once, in order, in the same partition of every member."""
+    """Every row is there once, in order, in the same partition of every collection."""
     cluster = MemoryCluster(start)
     before = now(cluster)
-    total = int(start.layouts[0].members[0].rows.sum())
+    total = int(start.layouts[0].collections[0].rows.sum())
     try:
         run(cluster)
     except AlignmentError:
@@ -344,8 +346,8 @@ def test_whatever_the_partitions(start: View) -> None:
 def test_a_new_partition_that_is_joined_of_many() -> None:
     """What it is made of stays until it is there, so it needs room twice."""
     rows = [5] * 12
-    X = replace(member("X", rows, [0] * 6 + [1] * 6, 20 * MIB), ours=True)
-    data = Layout(label="training data", members=(X,))
+    X = replace(collection("X", rows, [0] * 6 + [1] * 6, 20 * MIB), made_here=True)
+    data = Layout(label="training data", collections=(X,))
     holding = {"process": 700 * MIB, "managed": 600 * MIB}
     some = two(memory_limit=4000 * MIB, **holding)
     (step,) = proposed(view(some, [data], rechunk=2))  # half of it, 600 MiB each

@@ -20,13 +20,13 @@ from clustertune import checks
 from clustertune.core.model import (
     ClientFacts,
     Finding,
-    Pool,
-    Prefix,
-    Published,
+    PublishedDataset,
     Run,
     Severity,
+    TaskPrefix,
+    ThreadPool,
     Unknown,
-    Unmet,
+    UnmetRestriction,
     View,
 )
 from tests import recording
@@ -142,30 +142,30 @@ def profile(**changes: Any) -> Callable[[View], View]:
     return change
 
 
-def member(label: str, **changes: Any) -> Callable[[View], View]:
+def collection(label: str, **changes: Any) -> Callable[[View], View]:
     def change(view: View) -> View:
         (layout,) = view.layouts
-        members = tuple(
+        collections = tuple(
             replace(m, **{k: v(m) if callable(v) else v for k, v in changes.items()})
             if m.label == label
             else m
-            for m in layout.members
+            for m in layout.collections
         )
-        return replace(view, layouts=(replace(layout, members=members),))
+        return replace(view, layouts=(replace(layout, collections=collections),))
 
     return change
 
 
 def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
-    """All members on the workers that are said, by partition."""
+    """All collections on the workers that are said, by partition."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
-        members = tuple(
+        collections = tuple(
             replace(m, holders=(np.arange(len(m.keys)), where(np.arange(len(m.keys)))))
-            for m in layout.members
+            for m in layout.collections
         )
-        return replace(view, layouts=(replace(layout, members=members),))
+        return replace(view, layouts=(replace(layout, collections=collections),))
 
     return change
 
@@ -173,24 +173,24 @@ def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
 def copied(view: View) -> View:
     """Every partition on two workers."""
     (layout,) = view.layouts
-    members = tuple(
+    collections = tuple(
         replace(m, holders=(np.tile(m.holders[0], 2), np.repeat([0, 1], len(m.keys))))
-        for m in layout.members
+        for m in layout.collections
     )
-    return replace(view, layouts=(replace(layout, members=members),))
+    return replace(view, layouts=(replace(layout, collections=collections),))
 
 
 def partitions(rows: list[int]) -> Callable[[View], View]:
-    """All members in partitions of these rows."""
+    """All collections in partitions of these rows."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
         n = np.array(rows, dtype=np.int64)
-        members = []
-        for m in layout.members:
+        collections = []
+        for m in layout.collections:
             width = int(m.nbytes.sum() / m.rows.sum())
             spread = np.arange(len(n)) % len(view.now.workers)
-            members.append(
+            collections.append(
                 replace(
                     m,
                     keys=tuple((m.label, i) for i in range(len(n))),
@@ -199,7 +199,7 @@ def partitions(rows: list[int]) -> Callable[[View], View]:
                     holders=(np.arange(len(n)), spread),
                 )
             )
-        return replace(view, layouts=(replace(layout, members=tuple(members)),))
+        return replace(view, layouts=(replace(layout, collections=tuple(collections)),))
 
     return change
 
@@ -219,12 +219,12 @@ def grown(view: View) -> View:
     return replace(view, runs=past)
 
 
-def prefix(name: str, **changes: Any) -> Prefix:
+def prefix(name: str, **changes: Any) -> TaskPrefix:
     zero = dict.fromkeys(("memory", "waiting", "processing", "erred", "finished"), 0)
-    return Prefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
+    return TaskPrefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
 
 
-BLAS = (Pool(api="blas", library="libopenblas", threads=64),)
+BLAS = (ThreadPool(api="blas", library="libopenblas", threads=64),)
 
 # (what, in which cluster, change, check, least severity, part of the remedy)
 FAULTS = [
@@ -247,13 +247,13 @@ FAULTS = [
     ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
     ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
     ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
-    ("pools", "stock", details(pools=BLAS), "thread_pools", 2, "OMP_NUM_THREADS"),
-    ("pools unseen", "stock", details(pools=None), "thread_pools", 0, "threadpool"),
+    ("pools", "stock", details(thread_pools=BLAS), "thread_pools", 2, "OMP_NUM_THREADS"),
+    ("pools unseen", "stock", details(thread_pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "--nthreads"),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),
     ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "Start another"),
-    ("silent", "stock", worker(silent=90.0), "silent_workers", 2, "worker-ttl"),
-    ("nearly lost", "stock", worker(silent=290.0), "silent_workers", 3, "worker-ttl"),
+    ("silent", "stock", worker(heartbeat_age=90.0), "silent_workers", 2, "worker-ttl"),
+    ("nearly lost", "stock", worker(heartbeat_age=290.0), "silent_workers", 3, "worker-ttl"),
     ("blocked", "stock", worker(loop_delay=3.0), "blocked_loops", 2, "--nthreads 1"),
     ("scheduler blocked", "stock", survey(loop_delay=3.0), "blocked_loops", 2, "fewer"),
     ("ends soon", "stock", details(expires=0.0), "lifetimes", 2, "--lifetime"),
@@ -265,24 +265,24 @@ FAULTS = [
     ("large result", "stock", survey(prefixes=(prefix("finalize-hlgfinalizecompute", memory=1, nbytes=9 * GIB),)), "large_results", 2, "persist()"),
     ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "same environment"),
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, "same environment"),
-    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, silent=0.0),)), "other_clients", 1, "Ask their owners"),
-    ("dangling", "stock", survey(published=(Published(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
-    ("worker gone", "stock", survey(unmet=(Unmet(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit them again"),
-    ("no GPU", "stock", survey(unmet=(Unmet(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
+    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, heartbeat_age=0.0),)), "other_clients", 1, "Ask their owners"),
+    ("dangling", "stock", survey(published=(PublishedDataset(name="X", keys=3, missing=3),)), "dangling_names", 2, "unpublish_dataset"),
+    ("worker gone", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "stuck_tasks", 3, "submit them again"),
+    ("no GPU", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=3),)), "stuck_tasks", 2, "--resources"),
     ("actor", "stock", survey(actors=1), "actors", 1, "del"),
     ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unneeded_keys", 1, "del"),
-    ("scattered", "after_a_fit", member("X", scattered=8), "scattered_data", 1, "read_parquet"),
-    ("embedded", "after_a_fit", member("X", embedded=GIB), "embedded_data", 1, "scatter"),
+    ("scattered", "after_a_fit", collection("X", scattered=8), "scattered_data", 1, "read_parquet"),
+    ("embedded", "after_a_fit", collection("X", embedded=GIB), "embedded_data", 1, "scatter"),
     ("all on one", "after_a_fit", lies(lambda i: i * 0), "uneven_rows", 2, "prepare"),
     ("one is empty", "after_a_fit", lies(lambda i: i * 0), "empty_workers", 2, "prepare"),
-    ("pairs apart", "after_a_fit", member("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
-    ("other boundaries", "after_a_fit", member("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "from the same rows"),
+    ("pairs apart", "after_a_fit", collection("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
+    ("other boundaries", "after_a_fit", collection("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "differing_boundaries", 3, "from the same rows"),
     ("one partition", "after_a_fit", partitions([20_000]), "too_few_partitions", 3, "rechunk"),
     ("tiny partitions", "after_a_fit", partitions([10] * 2000), "too_many_partitions", 1, "prepare"),
-    ("blocks of columns", "after_a_fit", member("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
-    ("text", "after_a_fit", member("X", types={"object": (1, "city")}), "text_columns", 2, "astype"),
-    ("one wide column", "after_a_fit", member("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_numbers", 1, "float32"),
+    ("blocks of columns", "after_a_fit", collection("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
+    ("text", "after_a_fit", collection("X", types={"object": (1, "city")}), "text_columns", 2, "astype"),
+    ("one wide column", "after_a_fit", collection("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_numbers", 1, "float32"),
     ("copies", "after_a_fit", copied, "surplus_copies", 1, "prepare"),
     ("workers not there", "stock", goal(n_workers=9), "missing_workers", 2, "n_workers=8"),
     ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, ""),

@@ -20,7 +20,7 @@ import clustertune
 from clustertune.actions import drop, release
 from clustertune.cli import main
 from clustertune.core import arguments
-from clustertune.core.model import Holding, Step, View
+from clustertune.core.model import KeyGroup, Step, View
 from clustertune.errors import RefusedError
 from clustertune.planner import guards
 from clustertune.remote.scheduler.release import release as release_keys
@@ -34,14 +34,14 @@ WORKERS = {"nthreads": [("127.0.0.1", 1)] * 2, "Worker": Nanny, "client": True}
 # --- pure -----------------------------------------------------------------------------
 
 
-def holding(prefix: str, keys: int = 1, **changes: Any) -> Holding:
+def holding(prefix: str, keys: int = 1, **changes: Any) -> KeyGroup:
     about = {"nbytes": keys * MB, "scattered": 0, "mine": True} | changes
-    return Holding(prefix=prefix, keys=keys, **about)
+    return KeyGroup(prefix=prefix, keys=keys, **about)
 
 
-def seen(*holdings: Holding, **changes: Any) -> View:
+def seen(*holdings: KeyGroup, **changes: Any) -> View:
     found = view([worker(0, **changes), worker(1, **changes)])
-    now = replace(found.now, holdings=holdings)
+    now = replace(found.now, key_groups=holdings)
     return replace(found, snapshots=(now,))
 
 

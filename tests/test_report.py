@@ -16,7 +16,7 @@ from clustertune import checks
 from clustertune.core.counts import Done
 from clustertune.core.model import (
     Finding,
-    Measured,
+    MeasuredMemory,
     Outcome,
     Plan,
     Price,
@@ -119,7 +119,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
                 step=replace(
                     STEP,
                     action="restart",
-                    args=Restart(id=i, address="", ceilings={}, wait=1.0),
+                    args=Restart(id=i, address="", process_limits={}, wait=1.0),
                 ),
                 status=status,
                 reason=reason,
@@ -249,7 +249,7 @@ def test_a_layout_in_numbers() -> None:
     """Rows, bytes, separated pairs and the share of every worker."""
     data = layout([10, 30], {"X": [0, 0], "y": [0, 1]})
     found = summarize(data, view([worker(0), worker(1)], [data]))
-    assert (found.label, found.members) == ("training data", ("X", "y"))
+    assert (found.label, found.collections) == ("training data", ("X", "y"))
     assert (found.partitions, found.rows, found.nbytes) == (2, 40, 40 * 88)
     assert (found.separated, found.imbalance) == (1, 2.0)
     assert [w.rows for w in found.workers] == [40, 0]
@@ -267,8 +267,8 @@ def test_a_layout_that_is_not_loaded() -> None:
 def test_a_layout_of_other_boundaries() -> None:
     """X and y of other rows have no rows in common, but bytes."""
     data = layout([10, 30], [0, 1])
-    other = replace(data.members[1], rows=np.array([20, 20]))
-    data = replace(data, members=(data.members[0], other))
+    other = replace(data.collections[1], rows=np.array([20, 20]))
+    data = replace(data, collections=(data.collections[0], other))
     found = summarize(data, view((), [data]))
     assert found.rows is found.separated is found.imbalance is None
     assert found.nbytes == 40 * 88
@@ -334,7 +334,7 @@ def hostile() -> Report:
     share = WorkerShare(worker=EVIL, partitions=1, rows=1, nbytes=1, share=1.0)
     summary = LayoutSummary(
         label=EVIL,
-        members=(EVIL,),
+        collections=(EVIL,),
         partitions=1,
         loaded=True,
         rows=1,
@@ -444,7 +444,7 @@ findings = st.builds(
 summaries = st.builds(
     LayoutSummary,
     label=st.text(),
-    members=st.lists(st.text(), max_size=2).map(tuple),
+    collections=st.lists(st.text(), max_size=2).map(tuple),
     partitions=st.integers(0),
     loaded=st.booleans(),
     rows=numbers,
@@ -455,7 +455,7 @@ summaries = st.builds(
 ) | st.builds(
     LayoutSummary,
     label=st.text(),
-    members=st.just(("X",)),
+    collections=st.just(("X",)),
     partitions=st.integers(0),
     loaded=st.just(value=True),
     rows=st.integers(0),
@@ -606,8 +606,8 @@ def test_memory_of_workers() -> None:
             step=trimmed,
             status="done",
             measured=(
-                Measured(worker=0, before=9 * 2**20, after=3 * 2**20),
-                Measured(worker=1, before=8 * 2**20, after=7 * 2**20),
+                MeasuredMemory(worker=0, before=9 * 2**20, after=3 * 2**20),
+                MeasuredMemory(worker=1, before=8 * 2**20, after=7 * 2**20),
             ),
         ),
         Outcome(
@@ -615,7 +615,7 @@ def test_memory_of_workers() -> None:
             status="done",
             seconds=2.0,
             count=1,
-            measured=(Measured(worker=1, before=7 * 2**20, after=None, keys=5),),
+            measured=(MeasuredMemory(worker=1, before=7 * 2**20, after=None, keys=5),),
         ),
     ]
     rows = memory_of([seen], outcomes)

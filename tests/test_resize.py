@@ -14,7 +14,7 @@ from distributed import Client, Event, LocalCluster, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.model import Size
+from clustertune.core.model import WorkerSize
 from clustertune.errors import RefusedError
 from clustertune.integrations.managers import spec_cluster
 from clustertune.remote import ship
@@ -288,7 +288,7 @@ def test_what_later_workers_are_like() -> None:
     """Like those that are there once all of these have the size, and not before."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=2, threads_per_worker=1, **options) as local:
-        size = Size(nthreads=3, memory_limit=2**30, env={"A": "1"})
+        size = WorkerSize(nthreads=3, memory_limit=2**30, env={"A": "1"})
         spec_cluster.resized(local, 0, size)
         assert local.worker_spec[0]["options"]["nthreads"] == 3
         assert local.worker_spec[1]["options"]["nthreads"] == 1

@@ -12,22 +12,22 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import retire
-from clustertune.core.model import Burden
+from clustertune.core.model import HeldData
 from clustertune.errors import RefusedError, ScaleError
 from clustertune.testing import view, worker
 from tests.processes import cluster, workers_of
 
 
-def burden(nbytes: int) -> Burden:
-    return Burden(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=0)
+def burden(nbytes: int) -> HeldData:
+    return HeldData(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=0)
 
 
 def test_who_goes() -> None:
     """Those that alone hold least; to those that stay."""
-    some = [worker(i, burden=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
+    some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
     first, second = retire.steps(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
-    assert first.args.ceilings.keys() == {0, 2}
+    assert first.args.process_limits.keys() == {0, 2}
     assert first.args.retire
     assert first.price.nbytes in (10, 20)
     assert list(retire.steps(view(some), 4)) == []

@@ -44,7 +44,7 @@ def step(was: tuple[int, float], least: int, most: float) -> Step:
         f"instead of {_text(*was)}",
         price=Price(nbytes=0, seconds=None),
         gain="no worker is closed before the fit",
-        args=Bounds(least=least, most=most),
+        args=Bounds(minimum=least, maximum=most),
     )
 
 

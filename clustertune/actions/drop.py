@@ -39,7 +39,7 @@ def steps(
     workers = {w.address: w.id for w in view.now.workers}
     if not workers:
         return
-    holdings = view.now.holdings or ()
+    holdings = view.now.key_groups or ()
     yield Step(
         action="drop",
         summary=f"restart all {plural(len(workers), 'worker')} at once",

@@ -14,12 +14,12 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Finding,
     Float64s,
     Int64s,
     Layout,
     Load,
-    Member,
     Notify,
     Price,
     Result,
@@ -31,12 +31,12 @@ from clustertune.core.wording import bytes_text, names_text
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, layouts, memory
 from clustertune.planner.layouts import (
+    collection_bytes,
     held_bytes,
     layout_bytes,
-    member_bytes,
     sum_bytes,
 )
-from clustertune.planner.memory import lines_known, room
+from clustertune.planner.memory import free_memory, thresholds_known
 from clustertune.planner.placement import AIM, place
 
 
@@ -48,8 +48,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     CapacityError
         By its metadata, the data is larger than the free memory of the workers.
     """
-    lazy = [m for layout in view.layouts for m in layout.members if not m.loaded]
-    if not lazy or not view.loads:
+    lazy = [m for layout in view.layouts for m in layout.collections if not m.loaded]
+    if not lazy or not view.loads_data:
         return
     labels = [m.label for m in lazy]
     amount, most = _amount(lazy, labels, view)
@@ -57,10 +57,12 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     free = np.maximum(0.0, _room(view))
     for layout in view.layouts:
         found = _targets(layout, view, free)
-        for member in layout.members:
-            if member.label in found and isinstance(member_bytes(member), int):
+        for collection in layout.collections:
+            if collection.label in found and isinstance(
+                collection_bytes(collection), int
+            ):
                 taken = np.zeros(len(free))
-                np.add.at(taken, found[member.label], _key_bytes(member))
+                np.add.at(taken, found[collection.label], _key_bytes(collection))
                 free = np.maximum(0.0, free - taken)
         targets |= found
     placed = [m.label for m in lazy if m.label in targets]
@@ -73,25 +75,27 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         args=Load(
             workers=tuple(w.address for w in view.now.workers),
             targets=targets,
-            room=most,
+            free_memory=most,
         ),
     )
 
 
 def _amount(
-    lazy: list[Member], labels: list[str], view: View
+    lazy: list[CollectionInfo], labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
     """The size of the data as text; and the free memory, if the size is unknown."""
     size, free = sum_bytes(lazy), _free(view)
     if not isinstance(size, Unknown):
         memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
-    if not len(free) or not lines_known(view):
+    if not len(free) or not thresholds_known(view):
         return "of unknown size", None
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
 
-def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | None:
+def _peak(
+    lazy: list[CollectionInfo], targets: dict[str, Int64s], view: View
+) -> int | None:
     """Bytes that the fullest worker receives; all bytes if Dask places the data."""
     size = sum_bytes(lazy)
     if isinstance(size, Unknown):
@@ -99,18 +103,18 @@ def _peak(lazy: list[Member], targets: dict[str, Int64s], view: View) -> int | N
     if any(m.label not in targets for m in lazy):
         return size
     loaded = np.zeros(len(view.now.workers))
-    for member in lazy:
-        np.add.at(loaded, targets[member.label], _key_bytes(member))
+    for collection in lazy:
+        np.add.at(loaded, targets[collection.label], _key_bytes(collection))
     return int(loaded.max())
 
 
-def _key_bytes(member: Member) -> Int64s:
+def _key_bytes(collection: CollectionInfo) -> Int64s:
     """Bytes of every key, in proportion to its rows."""
-    total = member_bytes(member)
-    assert member.rows is not None
+    total = collection_bytes(collection)
+    assert collection.rows is not None
     assert isinstance(total, int)
-    blocks = member.column_blocks
-    rows = np.repeat(member.rows, blocks)
+    blocks = collection.column_blocks
+    rows = np.repeat(collection.rows, blocks)
     return (rows * (total / max(1, int(rows.sum())))).astype(np.int64)
 
 
@@ -122,7 +126,7 @@ def _free(view: View) -> Float64s:
 
 def _room(view: View) -> Float64s:
     """Free bytes on every worker, minus loaded data that may still move there."""
-    return room(view) - held_bytes(view.layouts, len(view.now.workers))
+    return free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
 
 
 # --- placement ------------------------------------------------------------------------
@@ -130,7 +134,7 @@ def _room(view: View) -> Float64s:
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     """By label, the worker of every key, where rows are known."""
-    open_ = [m for m in layout.members if _can_be_bound(m)]
+    open_ = [m for m in layout.collections if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
         return {}
     rows, home = _anchor(layout, open_[0], view, free)
@@ -142,26 +146,30 @@ def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     }
 
 
-def _can_be_bound(member: Member) -> bool:
-    known = member.rows is not None and bool(member.rows.sum())
-    return known and not member.loaded and not member.derived
+def _can_be_bound(collection: CollectionInfo) -> bool:
+    known = collection.rows is not None and bool(collection.rows.sum())
+    return known and not collection.loaded and not collection.derived
 
 
 def _anchor(
-    layout: Layout, first: Member, view: View, free: Float64s
+    layout: Layout, first: CollectionInfo, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)
-    for member in layout.members:
-        if member.loaded and member.rows is not None and member.column_blocks == 1:
-            only = Layout(label=layout.label, members=(member,))
-            home = layouts.homes(only, n_workers)
+    for collection in layout.collections:
+        if (
+            collection.loaded
+            and collection.rows is not None
+            and collection.column_blocks == 1
+        ):
+            only = Layout(label=layout.label, collections=(collection,))
+            home = layouts.home_workers(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
-                    placed = _placed(layout, member.rows, view, free)
+                    placed = _placed(layout, collection.rows, view, free)
                     home = np.where(may[home], home, placed)
-                return member.rows, home
+                return collection.rows, home
     assert first.rows is not None
     return first.rows, _placed(layout, first.rows, view, free)
 

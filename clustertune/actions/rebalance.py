@@ -31,7 +31,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import coverage, layouts, pricing
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place, placed
 
 REMEDIES = frozenset(
@@ -57,12 +57,12 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
             "they are paused, closing or not named in workers=. Free memory there, "
             "start other workers, or name others"
         )
-    budget = room(view)
+    budget = free_memory(view)
     placed: set[Key] = set()
     for layout in view.layouts:
         if layout is not view.layouts[0] and view.goal.workload.eval_copies:
             continue  # replicate places it with the training data
-        keys = {key for m in layout.members for key in m.keys}
+        keys = {key for m in layout.collections for key in m.keys}
         # an eval set that is part of the training data is placed with it
         if not (layout.loaded and layout.aligned) or keys <= placed:
             continue
@@ -77,7 +77,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
-    there = layouts.held(layout, len(view.now.workers))
+    there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     tolerance = view.goal.tolerance
     # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
@@ -157,9 +157,9 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     text = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
     text += f" instead of {fullest:.2f}" if fullest else ""
     text += f"; {idle:,} rows leave workers that do not train" if idle else ""
-    torn = int(layouts.apart(layout, len(view.now.workers)).sum())
+    torn = int(layouts.separated(layout, len(view.now.workers)).sum())
     text += f"; {torn:,} separated pairs together" if torn else ""
-    copied = int(layouts.copied(layout).sum())
+    copied = int(layouts.replicated(layout).sum())
     return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
 
 
@@ -169,7 +169,7 @@ def _price(layout: Layout, view: View, placement: Placement) -> Price:
         nbytes=placement.moved,
         seconds=pricing.seconds(flow, view),
         # received bytes may arrive before sent bytes have left
-        peak=int(flow.into.max(initial=0)),
+        peak=int(flow.received.max(initial=0)),
     )
 
 

@@ -20,15 +20,15 @@ import numpy as np
 from clustertune.core.model import (
     Bools,
     Cluster,
+    CollectionInfo,
     Cut,
     Finding,
     Float64s,
     Int64s,
     Layout,
-    Member,
     Notify,
     Price,
-    Recut,
+    Rechunk,
     Result,
     Severity,
     Step,
@@ -42,8 +42,8 @@ from clustertune.planner import (
     layouts,
     pricing,
 )
-from clustertune.planner.layouts import Held, held_bytes, part_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
+from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
 
 REQUESTED = frozenset(("other_number", "other_type"))  # checks
@@ -70,14 +70,14 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     _refuse_too_few(view)
     taken = np.zeros(len(view.now.workers))
     for layout in view.layouts:
-        labels = {m.label for m in layout.members}
+        labels = {m.label for m in layout.collections}
         about = [f for f in wrong if not labels.isdisjoint(f.subject)]
         if not about or not _is_known(layout):
             continue
         step = _best_step(layout, view, about, taken)
         if step is None:
             continue
-        assert isinstance(step.args, Recut)
+        assert isinstance(step.args, Rechunk)
         if not step.args.shortage:
             taken = taken + _made(step.args, layout)
         yield step
@@ -104,39 +104,39 @@ def _best_step(
     ``taken`` are bytes that other steps of this plan bring to each worker.
     """
     must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
-    own = chunking.rows_of(layout.members[0])
+    own = chunking.rows_of(layout.collections[0])
     rows = chunking.new_rows(layout, view, about)
     step = _step(layout, view, rows, about, taken)
     if step is None or not step.args.shortage or not must:  # type: ignore[attr-defined]
         return step
-    if not np.array_equal(rows, own) and layout.members[0].column_blocks == 1:
+    if not np.array_equal(rows, own) and layout.collections[0].column_blocks == 1:
         least = _step(layout, view, own, about, taken)
         if least is not None and not least.args.shortage:  # type: ignore[attr-defined]
             return least
     raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
 
 
-def _made(recut: Recut, layout: Layout) -> Float64s:
+def _made(recut: Rechunk, layout: Layout) -> Float64s:
     """Bytes of new partitions on each worker."""
-    members = {m.label: m for m in layout.members}
+    collections = {m.label: m for m in layout.collections}
     made = np.zeros(len(recut.workers))
     for cut in recut.cuts:
-        amount = _part_bytes(cut, members[cut.label])
+        amount = _part_bytes(cut, collections[cut.label])
         np.add.at(made, recut.targets[cut.new], amount)
     return made
 
 
 def _is_known(layout: Layout) -> bool:
-    """Whether all members are in memory, with the same known number of rows."""
-    totals = {-1 if m.rows is None else int(m.rows.sum()) for m in layout.members}
+    """Whether all collections are in memory, with the same known number of rows."""
+    totals = {-1 if m.rows is None else int(m.rows.sum()) for m in layout.collections}
     return layout.loaded and len(totals) == 1 and totals.isdisjoint((-1, 0))
 
 
-def _changes(member: Member, rows: Int64s) -> bool:
+def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
     return (
-        member.column_blocks > 1
-        or member.conversion is not None
-        or not np.array_equal(chunking.rows_of(member), rows)
+        collection.column_blocks > 1
+        or collection.conversion is not None
+        or not np.array_equal(chunking.rows_of(collection), rows)
     )
 
 
@@ -155,7 +155,7 @@ def _step(
         covering = chunking.covering(layout, rows, view, alone=alone)
         rows, present = (rows, None) if covering is None else covering
         aside = chunking.remainder(layout, view)
-        changed = [m for m in layout.members if aside or _changes(m, rows)]
+        changed = [m for m in layout.collections if aside or _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
                 continue  # these partitions cannot give every worker all classes
@@ -168,13 +168,15 @@ def _step(
         _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
     )
     moves = _unchanged(layout, view, changed, target)
-    recut = Recut(
+    recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=target,
         cuts=cuts,
-        freed=tuple(m.label for m in changed if _is_freed(m, view.goal.release_inputs)),
-        aside=aside,
+        released=tuple(
+            m.label for m in changed if _is_freed(m, view.goal.release_inputs)
+        ),
+        remainder=aside,
         copies=layouts.copies(layout),
         shortage=shortage,
         moves=None if moves is None else layouts.moves(moves, view, target),
@@ -189,25 +191,25 @@ def _step(
 
 
 def _unchanged(
-    layout: Layout, view: View, changed: list[Member], target: Int64s
+    layout: Layout, view: View, changed: list[CollectionInfo], target: Int64s
 ) -> Layout | None:
     """Members that are not cut, but have to move to the new partitions."""
-    rest = tuple(m for m in layout.members if m not in changed)
+    rest = tuple(m for m in layout.collections if m not in changed)
     copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
     if not rest or copied or layouts.is_copied(layout):
         return None  # replicate places the replicas
-    staying = replace(layout, members=rest)
+    staying = replace(layout, collections=rest)
     return staying if layouts.moves(staying, view, target).count else None
 
 
 def _moves_text(moves: Layout | None) -> str:
     if moves is None:
         return ""
-    return f", and move {names_text([m.label for m in moves.members])} to them"
+    return f", and move {names_text([m.label for m in moves.collections])} to them"
 
 
-def _summary(changed: list[Member], rows: Int64s) -> str:
-    """Text: members that are cut, and members whose type changes."""
+def _summary(changed: list[CollectionInfo], rows: Int64s) -> str:
+    """Text: collections that are cut, and collections whose type changes."""
     cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
     texts = []
     if cut:
@@ -219,35 +221,35 @@ def _summary(changed: list[Member], rows: Int64s) -> str:
     return ", ".join(texts)
 
 
-def _remainder_text(recut: Recut) -> str:
-    if not recut.aside:
+def _remainder_text(recut: Rechunk) -> str:
+    if not recut.remainder:
         return ""
-    return f", the last {plural(recut.aside, 'row')} set aside as .remainder"
+    return f", the last {plural(recut.remainder, 'row')} set aside as .remainder"
 
 
-def _draft(member: Member, rows: Int64s, view: View) -> Cut:
-    """The parts of a member's new partitions, without their owners."""
+def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
+    """The parts of a collection's new partitions, without their owners."""
     found, blocks = (
-        chunking.parts(chunking.rows_of(member), rows),
-        member.column_blocks,
+        chunking.parts(chunking.rows_of(collection), rows),
+        collection.column_blocks,
     )
     repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
     key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
     return Cut(
-        label=member.label,
-        keys=member.keys,
+        label=collection.label,
+        keys=collection.keys,
         new=repeated.new,
         key=key,
         start=repeated.start,
         stop=repeated.stop,
         owner=np.full(len(key), -1, dtype=np.int64),
-        conversion=member.conversion,
+        conversion=collection.conversion,
     )
 
 
-def _part_bytes(cut: Cut, member: Member) -> Int64s:
+def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
     """Bytes of every part after a conversion."""
-    return part_bytes(member, cut.key, cut.stop - cut.start)
+    return part_bytes(collection, cut.key, cut.stop - cut.start)
 
 
 def _targets(
@@ -263,29 +265,29 @@ def _targets(
     The second is empty if they fit. The third is whether all workers have all classes;
     ``present`` has the classes of partitions.
     """
-    members = {m.label: m for m in layout.members}
+    collections = {m.label: m for m in layout.collections}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
     largest: dict[str, int] = {}  # bytes of a new partition, by label
     for cut in drafts:
-        member = members.pop(cut.label)
-        amount = _part_bytes(cut, member)
+        collection = collections.pop(cut.label)
+        amount = _part_bytes(cut, collection)
         np.add.at(nbytes, cut.new, amount)
         made = np.bincount(cut.new, amount, minlength=len(rows))
         largest[cut.label] = int(made.max())
-        held.append(_where(cut, member, amount))
-    for member in members.values():  # these are not cut; they move later
-        assert member.holders is not None
-        assert member.nbytes is not None
-        nbytes += member.nbytes
-        held.append((*member.holders, member.nbytes[member.holders[0]]))
+        held.append(_where(cut, collection, amount))
+    for collection in collections.values():  # these are not cut; they move later
+        assert collection.holders is not None
+        assert collection.nbytes is not None
+        nbytes += collection.nbytes
+        held.append((*collection.holders, collection.nbytes[collection.holders[0]]))
     partition, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
-    there = Held(partition=partition, worker=worker, nbytes=amounts)
+    there = HeldBytes(partition=partition, worker=worker, nbytes=amounts)
     trained = _trained(layout, rows, view)
     tolerance = view.goal.tolerance
-    staying = replace(layout, members=tuple(members.values()))
+    staying = replace(layout, collections=tuple(collections.values()))
     # if whole partitions are placed evenly, none of them has to move
-    if not (members and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
+    if not (collections and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
         tolerance *= AIM
 
     def placed(budget: Float64s | None) -> Placement | None:
@@ -306,13 +308,13 @@ def _targets(
     found = placed(budget) or placed(None)
     assert found is not None
     target = found.target.astype(np.int64)
-    cut_members = [m for m in layout.members if m.label in largest]
-    if any(_is_freed(m, release) for m in cut_members):
+    cut_collections = [m for m in layout.collections if m.label in largest]
+    if any(_is_freed(m, release) for m in cut_collections):
         target = _by_neighbours(target, rows, nbytes, there)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
     may = layouts.weights(view) > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = layouts.in_runs(len(rows), there, may)
+        target = layouts.in_contiguous_runs(len(rows), there, may)
     covering = None
     if present is not None:
         covering = coverage.spread(
@@ -341,7 +343,9 @@ def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
     return shared
 
 
-def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) -> Int64s:
+def _by_neighbours(
+    target: Int64s, rows: Int64s, nbytes: Int64s, there: HeldBytes
+) -> Int64s:
     """Exchange the targets of equal partitions, so neighbours have the same target.
 
     Whole old partitions then leave a worker, and their memory is free before any part
@@ -364,10 +368,12 @@ def _by_neighbours(target: Int64s, rows: Int64s, nbytes: Int64s, there: Held) ->
     return result
 
 
-def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+def _where(
+    cut: Cut, collection: CollectionInfo, amount: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
     """(new partition, worker, bytes) for every replica of every part."""
-    assert member.holders is not None
-    key, worker = member.holders
+    assert collection.holders is not None
+    key, worker = collection.holders
     order = np.argsort(key, kind="stable")
     key, worker = key[order], worker[order]
     first = np.searchsorted(key, cut.key)
@@ -377,10 +383,10 @@ def _where(cut: Cut, member: Member, amount: Int64s) -> tuple[Int64s, Int64s, In
     return cut.new[part], worker[first[part] + offset], amount[part]
 
 
-def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
+def _owned(cut: Cut, collection: CollectionInfo, target: Int64s, view: View) -> Cut:
     """Take each part from the target if it holds it, else from a running worker."""
-    assert member.holders is not None
-    key, worker = member.holders
+    assert collection.holders is not None
+    key, worker = collection.holders
     running = np.array([w.running for w in view.now.workers], dtype=bool)
     order = np.lexsort((~running[worker], key))
     position = np.searchsorted(key[order], cut.key)
@@ -391,8 +397,8 @@ def _owned(cut: Cut, member: Member, target: Int64s, view: View) -> Cut:
     return replace(cut, owner=np.where(there, target[cut.new], owner))
 
 
-def _is_freed(member: Member, release: bool) -> bool:
-    return (member.ours and not member.shared) or release
+def _is_freed(collection: CollectionInfo, release: bool) -> bool:
+    return (collection.made_here and not collection.shared) or release
 
 
 def _budget(
@@ -410,25 +416,29 @@ def _budget(
     its parts are in memory, or the parts of one new partition.
     """
     n_workers = len(view.now.workers)
-    left = room(view) - taken
+    left = free_memory(view) - taken
     for other in view.layouts:
-        for member in other.members:
-            if other is layout and member.label not in largest:
+        for collection in other.collections:
+            if other is layout and collection.label not in largest:
                 continue  # not cut: counted as part of the new partitions
-            only = Layout(label=other.label, members=(member,))
+            only = Layout(label=other.label, collections=(collection,))
             held = held_bytes((only,), n_workers)
-            if other is layout and _is_freed(member, release):
-                held = np.maximum(_largest(member, n_workers), largest[member.label])
+            if other is layout and _is_freed(collection, release):
+                held = np.maximum(
+                    _largest(collection, n_workers), largest[collection.label]
+                )
             left = left - held
     return np.maximum(0.0, left)
 
 
-def _largest(member: Member, n_workers: int) -> Int64s:
+def _largest(collection: CollectionInfo, n_workers: int) -> Int64s:
     """Bytes of the largest partition on every worker."""
-    assert member.holders is not None
-    assert member.nbytes is not None
+    assert collection.holders is not None
+    assert collection.nbytes is not None
     result = np.zeros(n_workers, dtype=np.int64)
-    np.maximum.at(result, member.holders[1], member.nbytes[member.holders[0]])
+    np.maximum.at(
+        result, collection.holders[1], collection.nbytes[collection.holders[0]]
+    )
     return result
 
 
@@ -443,7 +453,7 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     # a new worker is empty
-    whole = room(view)[layouts.weights(view) > 0].mean()
+    whole = free_memory(view)[layouts.weights(view) > 0].mean()
     enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
     return (
         f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
@@ -454,15 +464,15 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
 
 
 def _price(
-    recut: Recut, changed: list[Member], moves: Layout | None, view: View
+    recut: Rechunk, changed: list[CollectionInfo], moves: Layout | None, view: View
 ) -> Price:
     flow = pricing.of_recut(recut, changed, view)
-    peak = flow.made
+    peak = flow.produced
     if moves is not None:
         moved = pricing.of_moves(moves, view, recut.targets)
-        flow, peak = pricing.both(flow, moved), peak + moved.into
+        flow, peak = pricing.both(flow, moved), peak + moved.received
     return Price(
-        nbytes=int(flow.into.sum()),
+        nbytes=int(flow.received.sum()),
         seconds=pricing.seconds(flow, view),
         peak=int(peak.max(initial=0)),
     )
@@ -481,7 +491,7 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
         gains.append("every worker has every class")
     if "split_groups" in checks:
         gains.append("every group is whole, on one worker")
-    old = layout.members[0].n_partitions
+    old = layout.collections[0].n_partitions
     if old != len(rows):
         why = chunking.overhead_text(view) if view.goal.rechunk is True else ""
         text = f"{plural(len(rows), 'partition')} instead of {old:,}"
@@ -492,9 +502,9 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Cut and join; then move the members that are not cut to the new partitions."""
-    assert isinstance(step.args, Recut)
-    cut = await cluster.recut(step.args, notify)
+    """Make the new partitions, then move the other collections to them."""
+    assert isinstance(step.args, Rechunk)
+    cut = await cluster.rechunk(step.args, notify)
     if step.args.moves is None:
         return cut
     moved = await cluster.move(step.args.moves, notify)
@@ -502,5 +512,5 @@ async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     return replace(
         moved,
         nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None,
-        said=cut.said,
+        details=cut.details,
     )

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from clustertune.core.model import (
     Cluster,
     Finding,
-    Holding,
     Key,
+    KeyGroup,
     Notify,
     Price,
     Release,
@@ -22,7 +22,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import names_text, plural
-from clustertune.planner.guards import nbytes_text, whose
+from clustertune.planner.guards import key_bytes_text, owners_text
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -41,8 +41,8 @@ def steps(
 
     Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """
-    holdings = [h for h in view.now.holdings or () if h.keys]
-    by_prefix: dict[str, list[Holding]] = {}
+    holdings = [h for h in view.now.key_groups or () if h.keys]
+    by_prefix: dict[str, list[KeyGroup]] = {}
     for holding in holdings:
         by_prefix.setdefault(holding.prefix, []).append(holding)
     order = sorted(by_prefix, key=lambda p: -sum(h.nbytes for h in by_prefix[p]))
@@ -52,24 +52,28 @@ def steps(
         if prefix in prefixes or (not prefixes and own):
             args = Release(
                 prefix=prefix,
-                kept=kept,
+                excluded=kept,
                 include_other_clients=include_other_clients,
-                together=tuple(prefixes),
+                all_prefixes=tuple(prefixes),
             )
             yield _step(args, own, others)
 
 
-def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
+def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
     prefix = args.prefix
     going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # the guard refuses these
     count = sum(h.keys for h in shown)
-    summary = f"release {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
+    summary = f"release {plural(count, 'key')} named {prefix} ({key_bytes_text(shown)})"
     if others and going == own and own:
-        summary += f"; {sum(h.keys for h in others):,} more stay, which {whose(others)}"
+        summary += (
+            f"; {sum(h.keys for h in others):,} more stay, which {owners_text(others)}"
+        )
     elif others:
         summary += (
-            f", some of which {whose(others)}" if own else f", which {whose(others)}"
+            f", some of which {owners_text(others)}"
+            if own
+            else f", which {owners_text(others)}"
         )
     names = sorted({n for h in going for n in h.published})
     summary += f"; unpublish {names_text(names)}" if names else ""
@@ -87,7 +91,7 @@ def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
             seconds=None,
             at_risk=f"{plural(count, 'key')} named {prefix}{never}",
         ),
-        gain=f"{nbytes_text(shown)} of memory",
+        gain=f"{key_bytes_text(shown)} of memory",
         args=args,
     )
 

@@ -23,7 +23,7 @@ from clustertune.core.model import (
     Layout,
     Notify,
     Price,
-    Recut,
+    Rechunk,
     Result,
     Step,
     View,
@@ -32,7 +32,7 @@ from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts, pricing
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -45,13 +45,13 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     wrong = [f for f in findings if f.fixed_by == "replicate"]
     n_workers = len(view.now.workers)
-    left = room(view) - held_bytes(view.layouts, n_workers)
+    left = free_memory(view) - held_bytes(view.layouts, n_workers)
     for layout in view.layouts[1:]:
-        labels = {m.label for m in layout.members}
+        labels = {m.label for m in layout.collections}
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
         first = layouts.first_partitions(view)
-        home = layouts.homes(view.layouts[0], n_workers)
+        home = layouts.home_workers(view.layouts[0], n_workers)
         nbytes = layout.nbytes // layouts.copies(layout)
         lacking = [i for i in home[first].tolist() if left[i] < nbytes]
         if lacking:
@@ -77,23 +77,23 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
             conversion=m.conversion,
             **_parts(one, rows, owners=_holders(m.holders, len(m.keys))),
         )
-        for m in layout.members
+        for m in layout.collections
     )
     nbytes = layout.nbytes // layouts.copies(layout)
-    recut = Recut(
+    recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=home,
         cuts=cuts,
         copies=len(first),
     )
-    flow = pricing.of_recut(recut, layout.members, view)
+    flow = pricing.of_recut(recut, layout.collections, view)
     return Step(
         action="replicate",
         summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "
         f"{plural(len(first), 'worker')}",
         price=Price(
-            nbytes=int(flow.into.sum()),
+            nbytes=int(flow.received.sum()),
             seconds=pricing.seconds(flow, view),
             peak=nbytes,
         ),
@@ -132,5 +132,5 @@ def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Replicate the eval set."""
-    assert isinstance(step.args, Recut)
-    return await cluster.recut(step.args, notify)
+    assert isinstance(step.args, Rechunk)
+    return await cluster.rechunk(step.args, notify)

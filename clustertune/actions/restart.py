@@ -23,17 +23,22 @@ from clustertune.core.model import (
     Price,
     Restart,
     Result,
-    Size,
     Snapshot,
     Step,
     Unknown,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
 from clustertune.core.rules import is_parked_first, needed_elsewhere
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.planner import memory
-from clustertune.planner.memory import ceiling, lines, lowered, space
+from clustertune.planner.memory import (
+    free_below,
+    lower_limit,
+    lowered_limits,
+    process_limit,
+)
 
 WAIT = 60.0  # seconds to wait for running tasks
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
@@ -97,7 +102,7 @@ def steps(
     ids: Collection[str | int],
     *,
     wait: float = WAIT,
-    size: Size | None = None,
+    size: WorkerSize | None = None,
     most: float = 1,
 ) -> Iterator[Step]:
     """A step for each of these workers; those with the fewest bytes to move go first.
@@ -106,44 +111,44 @@ def steps(
     or a fraction of all) are away at the same time. Keys that an earlier restart left
     on a parking worker are brought back first.
     """
-    groups = tuple(m.keys for x in view.layouts for m in x.members if m.loaded)
-    lines = {
-        w.id: ceiling(w)
+    groups = tuple(m.keys for x in view.layouts for m in x.collections if m.loaded)
+    limits = {
+        w.id: process_limit(w)
         for w in view.now.workers
         # a paused worker may run when another one needs its memory
-        if w.stays and not isinstance(w.thresholds, Unknown)
+        if w.is_counted and not isinstance(w.thresholds, Unknown)
     }
     free = {
-        w.id: min(UNLIMITED, space(w, lines[w.id]))
+        w.id: min(UNLIMITED, free_below(w, limits[w.id]))
         for w in view.now.workers
-        if w.running and w.id in lines
+        if w.running and w.id in limits
     }
     total = sum(free.values())
     for worker in view.now.workers:
-        if worker.parking and worker.burden is not None:
-            yield _brought_back(worker, lines, groups, wait, view.now)
+        if worker.parking and worker.held_data is not None:
+            yield _brought_back(worker, limits, groups, wait, view.now)
     real = [w for w in view.now.workers if not w.parking]
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     going.sort(key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
     for number, batch in enumerate(_batches(going, at_once(most, len(real)))):
         away = frozenset(w.id for w in batch)
-        ceilings = Others(lines, away, resized, number)
+        ceilings = Others(limits, away, resized, number)
         room = total - sum(free.get(id, 0.0) for id in away)
         for worker in batch:
             step = _step(worker, ceilings, groups, batch, wait, view.now, room)
             yield step if size is None else _resized(step, worker, size)
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit
-            resized |= {w.id: (number, ceiling(w, limit)) for w in batch}
+            resized |= {w.id: (number, process_limit(w, limit)) for w in batch}
             for worker in batch:
-                now = min(UNLIMITED, space(worker, ceiling(worker, limit)))
+                now = min(UNLIMITED, free_below(worker, process_limit(worker, limit)))
                 total += now - free.get(worker.id, 0.0)
                 free[worker.id] = now
 
 
 def _needed(worker: WorkerSnapshot) -> int:
-    nbytes = 0 if worker.burden is None else worker.burden.nbytes
+    nbytes = 0 if worker.held_data is None else worker.held_data.nbytes
     return needed_elsewhere(worker.status, worker.spilled, nbytes)
 
 
@@ -192,7 +197,7 @@ def _batches(
         yield workers[start : start + size]
 
 
-def _has(worker: WorkerSnapshot, size: Size) -> bool:
+def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
     """Whether the worker has that size; variables are not known beforehand."""
     return (
         not size.env
@@ -201,10 +206,10 @@ def _has(worker: WorkerSnapshot, size: Size) -> bool:
     )
 
 
-def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
+def _resized(step: Step, worker: WorkerSnapshot, size: WorkerSize) -> Step:
     assert isinstance(step.args, Restart)
     was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
-    limit = lowered(worker, size)
+    limit = lower_limit(worker, size)
     return replace(
         step,
         summary=f"{step.summary.replace('restart', 'resize', 1)}; to {size}",
@@ -212,7 +217,7 @@ def _resized(step: Step, worker: WorkerSnapshot, size: Size) -> Step:
         args=replace(
             step.args,
             size=size,
-            lines=(0, 0) if limit is None else lines(worker, limit),
+            lowered_limits=(0, 0) if limit is None else lowered_limits(worker, limit),
         ),
     )
 
@@ -226,7 +231,7 @@ def _step(
     now: Snapshot,
     room: float = math.inf,
 ) -> Step:
-    burden = worker.burden
+    burden = worker.held_data
     nbytes = None if burden is None else 2 * burden.nbytes
     what = ""
     if burden is not None and burden.unique:
@@ -249,10 +254,10 @@ def _step(
         args=Restart(
             id=worker.id,
             address=worker.address,
-            ceilings=ceilings,
+            process_limits=ceilings,
             wait=wait,
             collections=groups,
-            beside=tuple(w.address for w in batch if w.id != worker.id),
+            simultaneous=tuple(w.address for w in batch if w.id != worker.id),
             parking=True,
         ),
     )
@@ -272,17 +277,17 @@ def _seconds(now: Snapshot, worker: WorkerSnapshot, nbytes: int | None) -> float
 
 def _brought_back(
     worker: WorkerSnapshot,
-    lines: Mapping[str | int, int],
+    limits: Mapping[str | int, int],
     groups: tuple[tuple[Key, ...], ...],
     wait: float,
     now: Snapshot,
 ) -> Step:
     """Empty and close a parking worker that an earlier restart left."""
-    others = Others(lines, frozenset((worker.id,)))
+    others = Others(limits, frozenset((worker.id,)))
     step = _step(worker, others, groups, [worker], wait, now)
     assert isinstance(step.args, Restart)
-    assert worker.burden is not None
-    unique, nbytes = worker.burden.unique, worker.burden.nbytes
+    assert worker.held_data is not None
+    unique, nbytes = worker.held_data.unique, worker.held_data.nbytes
     return replace(
         step,
         summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "

@@ -32,7 +32,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator[Step]:
     """A step for each worker beyond ``n_workers``."""
-    there = [w for w in view.now.workers if w.stays]
+    there = [w for w in view.now.workers if w.is_counted]
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
     leaving = frozenset(w.id for w in going)
@@ -42,7 +42,7 @@ def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator
 
 def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
     """Sort key; workers with actors go last, because actors cannot be moved."""
-    burden = worker.burden
+    burden = worker.held_data
     held = (0, 0) if burden is None else (burden.actors, burden.nbytes)
     return *held, str(worker.id)
 
@@ -50,7 +50,7 @@ def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
 def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
     assert isinstance(step.args, Restart)
     id = step.args.id
-    burden = view.now.by_address[step.args.address].burden
+    burden = view.now.by_address[step.args.address].held_data
     what = ""
     if burden is not None and burden.unique:
         what = (
@@ -68,7 +68,7 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
             step.args,
             retire=True,
             parking=False,
-            ceilings=restart.Others(step.args.ceilings, leaving),
+            process_limits=restart.Others(step.args.process_limits, leaving),
         ),
     )
 

@@ -16,7 +16,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step, if workers are missing."""
     wanted = wanted_workers(view)
     # paused workers count: additional workers would not help them
-    there = sum(w.stays for w in view.now.workers)
+    there = sum(w.is_counted for w in view.now.workers)
     missing = any(f.check == "missing_workers" for f in findings)
     if wanted is None or there >= wanted or not missing:
         return

@@ -17,10 +17,10 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Finding,
     Int64s,
     Layout,
-    Member,
     Notify,
     Price,
     Result,
@@ -33,7 +33,7 @@ from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, grouping, layouts
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import place
 
 OVERHEAD = 0.2  # seconds for two graphs
@@ -50,7 +50,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
-        labels = {m.label for m in layout.members}
+        labels = {m.label for m in layout.collections}
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
             shuffle = view.goal.order if layout is view.layouts[0] else ""
@@ -63,7 +63,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 def _partitions(layout: Layout, view: View) -> Step:
     order = np.random.default_rng(view.goal.seed).permutation(len(layout.rows))
-    home = layouts.homes(layout, len(view.now.workers))
+    home = layouts.home_workers(layout, len(view.now.workers))
     return Step(
         action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
@@ -72,12 +72,12 @@ def _partitions(layout: Layout, view: View) -> Step:
         args=Shuffle(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
-            sources=tuple(_source(m, view) for m in layout.members),
-            old=layout.rows,
+            sources=tuple(_source(m, view) for m in layout.collections),
+            old_rows=layout.rows,
             rows=layout.rows[order],
             targets=home[order],
             starts=np.zeros((0, 0), dtype=np.int64),
-            whole=order.astype(np.int64),
+            partition_order=order.astype(np.int64),
         ),
     )
 
@@ -114,26 +114,26 @@ def _rows(layout: Layout, view: View) -> Step:
         args=Shuffle(
             layout=layout.label,
             workers=tuple(w.address for w in view.now.workers),
-            sources=tuple(_source(m, view) for m in layout.members),
-            old=layout.rows,
+            sources=tuple(_source(m, view) for m in layout.collections),
+            old_rows=layout.rows,
             rows=rows,
             targets=target,
             starts=starts,
-            by=by,
+            sort_by=by,
             seed=view.goal.seed,
         ),
     )
 
 
-def _source(member: Member, view: View) -> Source:
+def _source(collection: CollectionInfo, view: View) -> Source:
     """A holder of each key, a running one if possible."""
-    assert member.holders is not None
-    key, worker = member.holders
+    assert collection.holders is not None
+    key, worker = collection.holders
     running = np.array([w.running for w in view.now.workers], dtype=bool)
     order = np.lexsort((running[worker], key))  # the last entry of a key wins
-    owner = np.zeros(len(member.keys), dtype=np.int64)
+    owner = np.zeros(len(collection.keys), dtype=np.int64)
     owner[key[order]] = worker[order]
-    return Source(label=member.label, keys=member.keys, owner=owner)
+    return Source(label=collection.label, keys=collection.keys, owner=owner)
 
 
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
@@ -151,10 +151,10 @@ def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 
 def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     """Partitions of whole groups, and where each begins in every old one."""
-    member = grouping.member_of(layout)
-    assert member is not None
-    assert member.contents is not None
-    tables = [(p["values"], p["counts"]) for p in member.contents.partitions]
+    collection = grouping.collection_of(layout)
+    assert collection is not None
+    assert collection.contents is not None
+    tables = [(p["values"], p["counts"]) for p in collection.contents.partitions]
     filled = [(v, n) for v, n in tables if len(n)]
     values, index = np.unique(
         np.concatenate([v for v, _ in filled]), return_inverse=True
@@ -185,7 +185,7 @@ def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
     """
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)
-    free = room(view) - held_bytes(view.layouts, len(view.now.workers))
+    free = free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
     none = np.zeros(0, dtype=np.int64)
     try:
         found = place(

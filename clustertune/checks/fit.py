@@ -67,7 +67,9 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     ways, enough = forecast.ways(view), forecast.workers_needed(view)
     alone = "" if enough else "more workers alone would not do; "
     return Finding(
-        severity=Severity.critical if view.goal.raises else Severity.warning,
+        severity=Severity.critical
+        if view.goal.raise_on_low_memory
+        else Severity.warning,
         message=f"the fit needs about {bytes_text(worst.total)} on "
         f"{workers_text([worst.worker.id])}, {bytes_text(worst.lacking)} more than it "
         f"may fill; {len(short):,} of {plural(len(view.eligible_workers), 'worker')} "
@@ -173,9 +175,9 @@ def unnamed_workload(view: View) -> Iterator[Finding]:
     Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
     the name of a workload, as ``estimator="lightgbm"``.
     """
-    if view.goal.chosen or not view.layouts:
+    if view.goal.workload_chosen or not view.layouts:
         return
-    groups = any(m.label == "qid" for m in view.layouts[0].members)
+    groups = any(m.label == "qid" for m in view.layouts[0].collections)
     if not groups and "lightgbm" not in view.goal.imported:
         return
     why = "LightGBM's classifier needs every class on every worker"
@@ -203,11 +205,11 @@ def changed_partitions(view: View) -> Iterator[Finding]:
     if layout is None or not view.goal.workload.keeps_partitions or not layout.aligned:
         return
     now, total = len(layout.rows), int(layout.rows.sum())
-    rows, before = view.goal.kept or (0, 0)
+    rows, before = view.goal.previous_shape or (0, 0)
     if rows == total:
         if now != before:
             yield _unlike_before(layout, before, view)
-    elif view.given not in (None, now):
+    elif view.given_partitions not in (None, now):
         yield _unlike_given(layout, view)
 
 
@@ -218,19 +220,21 @@ def _unlike_before(layout: Layout, before: int, view: View) -> Finding:
         message=f"the {layout.label} has {plural(now, 'partition')}, and had "
         f"{before:,} for the fit before: {view.goal.workload.title} would make "
         "another model",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"partitions": now, "before": before},
-        fixed_by=view.goal.cutting if wanted_partitions(view, rows) == before else "",
+        fixed_by=view.goal.cutting_action
+        if wanted_partitions(view, rows) == before
+        else "",
     )
 
 
 def _unlike_given(layout: Layout, view: View) -> Finding:
-    now, given = len(layout.rows), view.given
+    now, given = len(layout.rows), view.given_partitions
     return Finding(
         severity=Severity.info,
         message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
         f"and has {now:,} now: {view.goal.workload.title} makes another model",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"partitions": now, "given": given},
         remedy=f"For the model of the given partitions pass rechunk={given}. Then at "
         f"most {plural(given or 0, 'worker')} will train.",
@@ -255,28 +259,28 @@ def missing_evals(view: View) -> Iterator[Finding]:
     if not view.goal.workload.eval_everywhere:
         return
     for layout in view.layouts[1:]:
-        listed = any("category" in m.types for m in layout.members)
+        listed = any("category" in m.types for m in layout.collections)
         if listed and layout.loaded and layout.aligned:
             yield from _without_evals(layout, view)
 
 
 def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     workers = view.now.workers
-    held, may = layouts.homes(layout, len(workers)), layouts.weights(view) > 0
+    held, may = layouts.home_workers(layout, len(workers)), layouts.weights(view) > 0
     filled = np.zeros(len(workers), dtype=bool)
     filled[held[(layout.rows > 0) & (held >= 0)]] = True
     empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())
     if not empty:
         return
     n_workers = int(may.sum())
-    fixed_by = "" if layout.rows.sum() < n_workers else view.goal.cutting
+    fixed_by = "" if layout.rows.sum() < n_workers else view.goal.cutting_action
     if (layout.rows > 0).sum() >= n_workers:
         fixed_by = "rebalance"
     yield Finding(
         severity=Severity.warning,
         message=f"no rows of {layout.label} on {workers_text(empty)}: as it has "
         f"categories, {view.goal.workload.title} fails there",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"empty": len(empty), "workers": n_workers},
         fixed_by=fixed_by,
     )
@@ -300,7 +304,7 @@ def unshared_evals(view: View) -> Iterator[Finding]:
     """
     if not view.goal.workload.eval_copies or not view.layouts:
         return
-    for name in view.goal.evaluated:
+    for name in view.goal.training_eval_sets:
         yield Finding(
             severity=Severity.info,
             message=f"{name} is the training data, and each worker scores its own "
@@ -318,6 +322,6 @@ def unshared_evals(view: View) -> Iterator[Finding]:
                 severity=Severity.warning,
                 message=f"{layout.label} is not completely on every worker: with early "
                 f"stopping {view.goal.workload.title} would hang",
-                subject=tuple(m.label for m in layout.members),
+                subject=tuple(m.label for m in layout.collections),
                 fixed_by="replicate",
             )

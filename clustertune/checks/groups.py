@@ -7,10 +7,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from clustertune.core.model import ORDER, Finding, Layout, Member, Severity, View
+from clustertune.core.model import (
+    ORDER,
+    CollectionInfo,
+    Finding,
+    Layout,
+    Severity,
+    View,
+)
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.planner import grouping, layouts
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 
 def group_order(view: View) -> Iterator[Finding]:
@@ -37,14 +44,14 @@ def group_order(view: View) -> Iterator[Finding]:
             continue
         if not grouping.are_in_order(groups, "sorted" if asked else needed):
             yield _out_of_order(layout, groups, view)
-        elif not asked and any(m.label == ORDER for m in layout.members):
+        elif not asked and any(m.label == ORDER for m in layout.collections):
             yield _sorted(groups.label, view)
 
 
 def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
     workload = view.goal.workload
     wrong = not grouping.are_in_order(groups, workload.groups)
-    sorts = workload.sorts_groups and bool(view.goal.cutting)
+    sorts = workload.sorts_groups and bool(view.goal.cutting_action)
     how = "do not come in ascending order"
     if not groups.together:
         how = "come back after another group"
@@ -54,7 +61,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         severity=Severity.critical if wrong else Severity.info,
         message=f"groups in {groups.label} {how}"
         + (f"; {workload.title} would {harm}" if wrong else ""),
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"together": groups.together, "ascending": groups.ascending},
         fixed_by="shuffle" if view.goal.order == "sort" or sorts else "",
     )
@@ -75,24 +82,24 @@ def _sorted(label: str, view: View) -> Finding:
 
 def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
     """Find rows without a group; no order of the rows can fix that."""
-    for member in layout.members:
-        count = _count(member, "missing") if _is_qid(member) else 0
+    for collection in layout.collections:
+        count = _count(collection, "missing") if _is_qid(collection) else 0
         if count:
             needed = view.goal.workload.groups or view.goal.order == "sort"
             yield Finding(
                 severity=Severity.critical if needed else Severity.warning,
-                message=f"{member.label} has {plural(count, 'row')} without a group "
-                "(NaN, NA or masked), so these rows cannot be sorted or ranked",
-                subject=(member.label,),
+                message=f"{collection.label} has {plural(count, 'row')} without a "
+                "group (NaN, NA or masked), so these rows cannot be sorted or ranked",
+                subject=(collection.label,),
                 evidence={"missing": count},
-                remedy=_drop_rows(member),
+                remedy=_drop_rows(collection),
             )
 
 
-def _drop_rows(member: Member) -> str:
+def _drop_rows(collection: CollectionInfo) -> str:
     """Code that drops the rows without a group from everything."""
     keep = "qid.notnull()"
-    if member.kind == "array":
+    if collection.kind == "array":
         keep = (
             "~(dask.array.isnan(dask.array.ma.getdata(qid)) | "
             "dask.array.ma.getmaskarray(qid))"
@@ -103,12 +110,14 @@ def _drop_rows(member: Member) -> str:
     )
 
 
-def _is_qid(member: Member) -> bool:
-    return member.label.rpartition(".")[2] == "qid" and member.contents is not None
+def _is_qid(collection: CollectionInfo) -> bool:
+    return (
+        collection.label.rpartition(".")[2] == "qid" and collection.contents is not None
+    )
 
 
-def _count(member: Member, name: str) -> int:
-    partitions = member.contents.partitions if member.contents else ()
+def _count(collection: CollectionInfo, name: str) -> int:
+    partitions = collection.contents.partitions if collection.contents else ()
     return sum(int(partition.get(name, 0)) for partition in partitions)
 
 
@@ -129,13 +138,13 @@ def split_groups(view: View) -> Iterator[Finding]:
         for layout in view.layouts:
             yield from _cut_through(layout, view)
         return
-    for member in filter(_is_qid, (m for x in view.layouts for m in x.members)):
-        cut, unsorted = _boundaries_within(member), _count(member, "scattered")
+    for collection in filter(_is_qid, (m for x in view.layouts for m in x.collections)):
+        cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
         if cut:
-            yield _split(member, f"{plural(cut, 'group')} in two partitions", cut)
+            yield _split(collection, f"{plural(cut, 'group')} in two partitions", cut)
         if unsorted:
             text = f"groups that come back in {plural(unsorted, 'partition')}"
-            yield _split(member, text, unsorted)
+            yield _split(collection, text, unsorted)
 
 
 def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
@@ -149,24 +158,24 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
             severity=Severity.critical,
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",
-            subject=tuple(m.label for m in layout.members),
+            subject=tuple(m.label for m in layout.collections),
             evidence={"count": count},
-            fixed_by=view.goal.cutting,
+            fixed_by=view.goal.cutting_action,
         )
 
 
-def _boundaries_within(member: Member) -> int:
+def _boundaries_within(collection: CollectionInfo) -> int:
     """How many partitions begin with the group with which the previous one ends."""
-    assert member.contents is not None
-    ends = [p["ends"] for p in member.contents.partitions if p.get("ends")]
+    assert collection.contents is not None
+    ends = [p["ends"] for p in collection.contents.partitions if p.get("ends")]
     return sum(a[1] == b[0] for a, b in pairwise(ends))
 
 
-def _split(member: Member, what: str, count: int) -> Finding:
+def _split(collection: CollectionInfo, what: str, count: int) -> Finding:
     return Finding(
         severity=Severity.warning,
-        message=f"{member.label} has {what}, which a ranking would split",
-        subject=(member.label,),
+        message=f"{collection.label} has {what}, which a ranking would split",
+        subject=(collection.label,),
         evidence={"count": count},
     )
 
@@ -181,7 +190,7 @@ def large_groups(view: View) -> Iterator[Finding]:
     memory_limit="16 GiB")``. Or make the data smaller, for example with
     ``dtype="float32"``. Or leave out rows of that group.
     """
-    rooms = room(view)[layouts.weights(view) > 0]
+    rooms = free_memory(view)[layouts.weights(view) > 0]
     for layout in view.layouts if view.goal.workload.groups else ():
         groups = grouping.of(layout)
         if groups is None or not layout.loaded or not len(rooms):

@@ -19,7 +19,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.planner import coverage
 from clustertune.planner.coverage import Classes
-from clustertune.planner.layouts import homes, weights
+from clustertune.planner.layouts import home_workers, weights
 
 #: by whether the workload needs all classes on every worker; None: unknown
 _SEVERITIES = {True: Severity.critical, None: Severity.warning, False: Severity.info}
@@ -61,7 +61,7 @@ def missing_classes(view: View) -> Iterator[Finding]:
     if needed and classes.totals[rare] < len(view.eligible_workers):
         yield _too_rare(classes, rare, view)
         return
-    home, claim = homes(layout, len(view.now.workers)), weights(view)
+    home, claim = home_workers(layout, len(view.now.workers)), weights(view)
     # other checks report workers without rows
     held = np.bincount(home[home >= 0], layout.rows[home >= 0], len(claim)) > 0
     may = (claim > 0) & (held | needed)
@@ -110,9 +110,9 @@ def _lacking_classes(
         f"{plural(names, 'class', 'classes')} in {classes.label}; "
         f"{workers_text([workers[worst].id])} lacks {int(lacking[worst].sum()):,}, for "
         f"example {printable(example, longest=40)}",
-        subject=tuple(m.label for m in layout.members) if needed else ids,
+        subject=tuple(m.label for m in layout.collections) if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
-        fixed_by=("rebalance" if whole else view.goal.cutting) if needed else "",
+        fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
     )
 
 
@@ -141,16 +141,16 @@ def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
     layout = _placed_training(view)
     if layout is None or view.goal.workload.random_order is False:
         return
-    for member in layout.members:
-        if member.label == "y" and member.contents is not None:
-            yield from _unlike(layout, member.contents.partitions, view, most)
+    for collection in layout.collections:
+        if collection.label == "y" and collection.contents is not None:
+            yield from _unlike(layout, collection.contents.partitions, view, most)
 
 
 def _unlike(
     layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View, most: float
 ) -> Iterator[Finding]:
     workers = view.now.workers
-    home = homes(layout, len(workers))
+    home = home_workers(layout, len(workers))
     shift = np.zeros(len(workers))
     for sums in _sums(partitions):
         shift = np.maximum(shift, _shifts(home, sums, len(workers)))

@@ -79,14 +79,14 @@ def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
     close: dict[str, list[Level]] = {}
     spilled: list[WorkerSnapshot] = []
     for worker in view.now.workers:
-        at = [level for level in levels(worker) if level.room <= 0]
-        below = [level for level in levels(worker) if level.room <= near]
+        at = [level for level in levels(worker) if level.headroom <= 0]
+        below = [level for level in levels(worker) if level.headroom <= near]
         if at:
             reached.setdefault(at[0].name, []).append(at[0])
         elif worker.spilled:
             spilled.append(worker)
         elif below:
-            nearest = min(below, key=lambda level: level.room)
+            nearest = min(below, key=lambda level: level.headroom)
             close.setdefault(nearest.name, []).append(nearest)
     for name, found in reached.items():
         critical = name in CRITICAL_THRESHOLDS
@@ -100,7 +100,7 @@ def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
 
 
 def _at_threshold(severity: Severity, place: str, found: Sequence[Level]) -> Finding:
-    worst = min(found, key=lambda level: level.room)
+    worst = min(found, key=lambda level: level.headroom)
     ids = tuple(level.worker.id for level in found)
     which = "" if len(ids) == 1 else f"; {workers_text([worst.worker.id])} is fullest"
     return Finding(

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.core.model import (
+    CollectionInfo,
+    Finding,
+    Layout,
+    Severity,
+    Unknown,
+    View,
+)
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -39,22 +46,22 @@ def differing_boundaries(view: View) -> Iterator[Finding]:
     make X and y from the same rows.
     """
     for layout in view.layouts:
-        known = [m for m in layout.members if m.rows is not None]
-        first, *_ = known or layout.members
-        for other in layout.members:
+        known = [m for m in layout.collections if m.rows is not None]
+        first, *_ = known or layout.collections
+        for other in layout.collections:
             if first.rows is not None and other.rows is not None:
-                yield from _compare(first, other, view.goal.cutting)
+                yield from _compare(first, other, view.goal.cutting_action)
             elif (
                 first.loaded
                 and other.loaded
                 and first.n_partitions != other.n_partitions
             ):
                 yield _unlike_counts(first, other)
-        if len(known) < len(layout.members) > 1:
+        if len(known) < len(layout.collections) > 1:
             yield _unknown_rows(layout)
 
 
-def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
+def _compare(a: CollectionInfo, b: CollectionInfo, cutting: str) -> Iterator[Finding]:
     """Compare the rows of each partition, and all rows."""
     rows, others = a.rows, b.rows
     if rows is None or others is None or np.array_equal(rows, others):
@@ -93,7 +100,7 @@ def _compare(a: Member, b: Member, cutting: str) -> Iterator[Finding]:
     )
 
 
-def _unlike_counts(a: Member, b: Member) -> Finding:
+def _unlike_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
     return Finding(
         severity=Severity.critical,
         message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
@@ -107,7 +114,7 @@ def _unlike_counts(a: Member, b: Member) -> Finding:
 
 
 def _unknown_rows(layout: Layout) -> Finding:
-    labels = tuple(m.label for m in layout.members if m.rows is None)
+    labels = tuple(m.label for m in layout.collections if m.rows is None)
     when = "could not be counted" if layout.loaded else "are learned after loading"
     return Finding(
         severity=Severity.unknown,
@@ -117,7 +124,7 @@ def _unknown_rows(layout: Layout) -> Finding:
     )
 
 
-def _recut(a: Member, b: Member) -> str:
+def _recut(a: CollectionInfo, b: CollectionInfo) -> str:
     """Code that cuts an array where ``a`` is cut; empty for frames."""
     x, y = variable(a.label), variable(b.label)
     lengths = f"tuple({x}.map_partitions(len).compute())"
@@ -134,17 +141,18 @@ def column_chunks(view: View) -> Iterator[Finding]:
 
     Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
     """
-    for member in (m for layout in view.layouts for m in layout.members):
-        if member.column_blocks > 1:
-            name = variable(member.label)
+    for collection in (m for layout in view.layouts for m in layout.collections):
+        if collection.column_blocks > 1:
+            name = variable(collection.label)
             yield Finding(
                 severity=Severity.critical,
-                message=f"{member.label} is cut into {member.column_blocks} blocks of "
-                "columns, but a fit needs all columns of a row in one partition",
-                subject=(member.label,),
-                evidence={"column_blocks": member.column_blocks},
+                message=f"{collection.label} is cut into {collection.column_blocks} "
+                "blocks of columns, but a fit needs all columns of a row in one "
+                "partition",
+                subject=(collection.label,),
+                evidence={"column_blocks": collection.column_blocks},
                 remedy=f"{name} = {name}.rechunk({{1: -1}})",
-                fixed_by=view.goal.cutting,
+                fixed_by=view.goal.cutting_action,
             )
 
 
@@ -158,13 +166,14 @@ def no_rows(view: View) -> Iterator[Finding]:
     Remedy: Look at the source of the data with ``X.head()`` and ``len(X)``. A filter
     may be too strict, or a path may lead to an empty folder.
     """
-    for member in (m for layout in view.layouts for m in layout.members):
-        if member.rows is not None and not member.rows.sum():
+    for collection in (m for layout in view.layouts for m in layout.collections):
+        if collection.rows is not None and not collection.rows.sum():
             yield Finding(
                 severity=Severity.critical,
-                message=f"{member.label} has no rows, so nothing can be trained on it",
-                subject=(member.label,),
-                evidence={"partitions": member.n_partitions},
+                message=f"{collection.label} has no rows, so nothing can be trained "
+                "on it",
+                subject=(collection.label,),
+                evidence={"partitions": collection.n_partitions},
             )
 
 
@@ -194,7 +203,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     n_workers = suitability.n_training(view)
     n_partitions, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
     evidence: dict[str, float] = {"partitions": n_partitions, "workers": n_workers}
-    severity, cutting = Severity.critical, view.goal.cutting
+    severity, cutting = Severity.critical, view.goal.cutting_action
     if rows < n_workers:  # only if each worker must have some
         cutting = ""
         text = f"{plural(rows, 'row')} for {n_workers:,} workers: "
@@ -213,7 +222,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence=evidence,
         remedy=_more_partitions(layout, view, n_workers),
         fixed_by=cutting,
@@ -224,7 +233,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     total = int(layout.rows.sum())
     if total < n_workers:
         return f"Name at most {plural(total, 'worker')} in workers=."
-    if any(m.label == "qid" for m in layout.members):
+    if any(m.label == "qid" for m in layout.collections):
         return (
             "Name fewer workers in workers=, or load the data in more partitions. "
             "Groups are not cut."
@@ -234,12 +243,12 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
     n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
-    return "; ".join(_cut(m, total, n_partitions) for m in layout.members)
+    return "; ".join(_cut(m, total, n_partitions) for m in layout.collections)
 
 
-def _cut(member: Member, total: int, n_partitions: int) -> str:
-    name = variable(member.label)
-    if member.kind == "array":
+def _cut(collection: CollectionInfo, total: int, n_partitions: int) -> str:
+    name = variable(collection.label)
+    if collection.kind == "array":
         return f"{name} = {name}.rechunk({{0: {-(-total // n_partitions)}}})"
     return f"{name} = {name}.repartition(npartitions={n_partitions})"
 
@@ -276,7 +285,7 @@ def too_many_partitions(
 def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> Finding:
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_partitions_per_thread * threads
-    n_partitions = max(m.n_partitions for m in layout.members)
+    n_partitions = max(m.n_partitions for m in layout.collections)
     size = layout_bytes(layout)
     if isinstance(size, Unknown):
         severity, cutting, text = Severity.unknown, "", f"their size is {size}"
@@ -284,7 +293,7 @@ def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> F
         wanted = training and _is_wanted(n_partitions, layout, view)
         worse = training and n_partitions > excess * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
-        cutting = "" if wanted else view.goal.cutting
+        cutting = "" if wanted else view.goal.cutting_action
         text = (
             f"{bytes_text(size / n_partitions)} each, so handling them can take longer "
         )
@@ -293,7 +302,7 @@ def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> F
         severity=severity,
         message=f"the {layout.label} has {plural(n_partitions, 'partition')} for "
         f"{plural(threads, 'thread')}: {text}",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"partitions": n_partitions, "threads": threads},
         fixed_by=cutting,
     )
@@ -304,7 +313,7 @@ def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
     if not isinstance(view.goal.rechunk, bool):
         return n_partitions == view.goal.rechunk
     n_rows = int(layout.rows.sum()) if layout.aligned else None
-    return view.goal.workload.keeps_partitions and view.goal.kept == (
+    return view.goal.workload.keeps_partitions and view.goal.previous_shape == (
         n_rows,
         n_partitions,
     )
@@ -337,7 +346,7 @@ def large_partitions(
     limit = smallest.memory_limit
     for layout in view.layouts:
         largest = largest_partition(layout)
-        labels = tuple(m.label for m in layout.members)
+        labels = tuple(m.label for m in layout.collections)
         if isinstance(largest, Unknown):
             yield Finding(
                 severity=Severity.unknown,
@@ -356,7 +365,7 @@ def large_partitions(
                 "moving or cutting it takes twice that memory",
                 subject=labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
-                fixed_by=view.goal.cutting,
+                fixed_by=view.goal.cutting_action,
             )
 
 
@@ -374,7 +383,7 @@ def scattered_data(view: View) -> Iterator[Finding]:
     ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and the like, not through
     the client.
     """
-    found = [m for x in view.layouts for m in x.members if m.scattered]
+    found = [m for x in view.layouts for m in x.collections if m.scattered]
     if found:
         partitions = sum(m.scattered for m in found)
         labels = [m.label for m in found]

@@ -9,14 +9,20 @@ import numpy as np
 
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import are, bytes_text, plural, times_text, workers_text
-from clustertune.planner.layouts import apart, copied, held, partition_bytes, shares
+from clustertune.planner.layouts import (
+    held_bytes_by_worker,
+    partition_bytes,
+    replicated,
+    separated,
+    shares,
+)
 from clustertune.planner.suitability import attainable, units
 
 _ROUNDING = 1e-9
 
 
 def _placed(view: View) -> Iterator[Layout]:
-    """Layouts in memory, all members of which have the same rows per partition."""
+    """Layouts in memory, whose collections all have the same rows per partition."""
     return (x for x in view.layouts if x.loaded and x.aligned)
 
 
@@ -175,7 +181,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
     n_workers = len(view.now.workers)
     for layout in _placed(view):
         filled = layout.rows > 0
-        torn = apart(layout, n_workers) & filled
+        torn = separated(layout, n_workers) & filled
         count, total = int(torn.sum()), int(filled.sum())
         if not count:
             continue
@@ -185,15 +191,15 @@ def separated_pairs(view: View) -> Iterator[Finding]:
             message=f"{count:,} of {total:,} partitions ({count / total:.0%}) of the "
             f"{layout.label} are split over several workers; a fit ships at least "
             f"{bytes_text(nbytes)} to join them",
-            subject=tuple(m.label for m in layout.members),
+            subject=tuple(m.label for m in layout.collections),
             evidence={"apart": count, "partitions": total, "bytes": nbytes},
         )
 
 
 def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
     """Bytes of every partition that its main holder lacks."""
-    spread = held(layout, n_workers)
-    most = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
+    spread = held_bytes_by_worker(layout, n_workers)
+    most = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
     np.maximum.at(most, spread.partition, spread.nbytes)
     return partition_bytes(layout) - most
 
@@ -211,13 +217,13 @@ def surplus_copies(view: View) -> Iterator[Finding]:
     ``scatter(broadcast=True)`` do not help training data.
     """
     for layout in _placed(view):
-        count, total = int(copied(layout).sum()), layout.members[0].n_partitions
+        count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
         if count:
             yield Finding(
                 severity=Severity.info,
                 message=f"{count:,} of {total:,} partitions of the {layout.label} have "
                 "replicas on more than one worker; Dask will drop some, so their place "
                 "may change",
-                subject=tuple(m.label for m in layout.members),
+                subject=tuple(m.label for m in layout.collections),
                 evidence={"copied": count, "partitions": total},
             )

@@ -49,7 +49,7 @@ def abandoned_tasks(view: View, *, after: float = 10.0) -> Iterator[Finding]:
         what = f"{workers_text(now)} {_run(now)} tasks for which no client waits"
         yield _one_reading(what, now)
         return
-    lasting, seconds = view.lasting(_with_cancelled)
+    lasting, seconds = view.longest_lasting(_with_cancelled)
     if seconds < after:
         return
     ids = tuple(i for i in now if i in lasting)
@@ -103,7 +103,7 @@ def lone_task(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     if len(view.snapshots) == 1:
         yield _one_reading(f"{workers_text(alone)} works alone", alone)
         return
-    _, seconds = view.lasting(_only_busy)
+    _, seconds = view.longest_lasting(_only_busy)
     if seconds >= after:
         others = len(view.now.workers) - 1
         yield Finding(
@@ -185,7 +185,7 @@ def stuck_tasks(view: View) -> Iterator[Finding]:
     ``dask worker tcp://scheduler:8786 --resources GPU=1``.
     """
     survey = view.now.survey
-    for unmet in () if survey is None else survey.unmet:
+    for unmet in () if survey is None else survey.unmet_restrictions:
         # a host or resource can still come, a worker of that address cannot
         gone = unmet.kind == "worker"
         yield Finding(
@@ -256,8 +256,8 @@ def embedded_data(
     some, much
         Bytes from which the finding is information, and from which it is a warning.
     """
-    members = (m for layout in view.layouts for m in layout.members)
-    found = [m for m in members if (m.embedded or 0) > some]
+    collections = (m for layout in view.layouts for m in layout.collections)
+    found = [m for m in collections if (m.embedded or 0) > some]
     if not found:
         return
     total = sum(m.embedded or 0 for m in found)
@@ -334,11 +334,11 @@ def other_clients(view: View) -> Iterator[Finding]:
     others = [
         c
         for c in survey.clients
-        if c.keys and c.id != survey.me and not c.id.startswith(NOT_CLIENTS)
+        if c.keys and c.id != survey.client and not c.id.startswith(NOT_CLIENTS)
     ]
     if not others:
         return
-    longest = max(c.silent for c in others)
+    longest = max(c.heartbeat_age for c in others)
     keys = sum(c.keys for c in others)
     silent = f"; one is silent for {seconds_text(longest)}" if longest > 60 else ""
     yield Finding(

@@ -170,7 +170,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
     idle = [
         (w, _largest_pool(d))
         for w, d in details_of(view)
-        if d.pools and view.eligible(w) and _largest_pool(d) < w.nthreads
+        if d.thread_pools and view.eligible(w) and _largest_pool(d) < w.nthreads
     ]
     if view.goal.workload.threads == "pools" and idle:
         worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
@@ -187,12 +187,12 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
 
 
 def _largest_pool(details: Details) -> int:
-    return max((p.threads for p in details.pools or ()), default=1)
+    return max((p.threads for p in details.thread_pools or ()), default=1)
 
 
 def _unseen_pools(view: View) -> Iterator[Finding]:
     """Report workers without threadpoolctl, with their environment variables."""
-    blind = [(w, d) for w, d in details_of(view) if d.pools is None]
+    blind = [(w, d) for w, d in details_of(view) if d.thread_pools is None]
     if blind:
         found = sorted({f"{k}={v}" for _, d in blind for k, v in d.variables.items()})
         text = printable(", ".join(found), longest=200) or "nothing"

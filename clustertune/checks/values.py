@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import Finding, Member, Severity, Unknown, View
+from clustertune.core.model import CollectionInfo, Finding, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, printable
-from clustertune.planner.layouts import member_bytes
+from clustertune.planner.layouts import collection_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
@@ -14,8 +14,8 @@ WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
 REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
 
 
-def _members(view: View) -> Iterator[Member]:
-    return (m for layout in view.layouts for m in layout.members)
+def _collections(view: View) -> Iterator[CollectionInfo]:
+    return (m for layout in view.layouts for m in layout.collections)
 
 
 # --- values ---------------------------------------------------------------------------
@@ -34,30 +34,32 @@ def not_finite(view: View) -> Iterator[Finding]:
     infinite features with ``X = X.replace([np.inf, -np.inf], np.nan)`` in frames, with
     ``da.where`` in arrays.
     """
-    for member in _members(view):
-        missing, infinite = _count_not_finite(member)
-        is_label = member.label.rpartition(".")[2] == "y"
+    for collection in _collections(view):
+        missing, infinite = _count_not_finite(collection)
+        is_label = collection.label.rpartition(".")[2] == "y"
         if missing and is_label:
-            yield _values(member, Severity.critical, missing, "missing label")
+            yield _values(collection, Severity.critical, missing, "missing label")
         if infinite:
-            yield _values(member, Severity.warning, infinite, "infinite value")
+            yield _values(collection, Severity.warning, infinite, "infinite value")
 
 
-def _count_not_finite(member: Member) -> tuple[int, int]:
+def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
     found = [
         partition["not_finite"]
-        for partition in (member.contents.partitions if member.contents else ())
+        for partition in (collection.contents.partitions if collection.contents else ())
         if "not_finite" in partition
     ]
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
-def _values(member: Member, severity: Severity, count: int, what: str) -> Finding:
+def _values(
+    collection: CollectionInfo, severity: Severity, count: int, what: str
+) -> Finding:
     return Finding(
         severity=severity,
-        message=f"{member.label} has {plural(count, what)}, on which a fit fails or "
-        "trains a useless model",
-        subject=(member.label,),
+        message=f"{collection.label} has {plural(count, what)}, on which a fit fails "
+        "or trains a useless model",
+        subject=(collection.label,),
         evidence={"count": count},
     )
 
@@ -73,19 +75,19 @@ def unlike_categories(view: View) -> Iterator[Finding]:
     Remedy: Use one list for all partitions, with ``X = X.categorize()`` or
     ``X[c].astype(CategoricalDtype([...]))``.
     """
-    for member in _members(view):
+    for collection in _collections(view):
         lists: dict[str, set[str]] = {}
-        for partition in member.contents.partitions if member.contents else ():
+        for partition in collection.contents.partitions if collection.contents else ():
             for column, categories in partition.get("categories", {}).items():
                 lists.setdefault(column, set()).add(categories)
         unlike = [column for column, found in lists.items() if len(found) > 1]
         if unlike:
             yield Finding(
                 severity=Severity.warning,
-                message=f"partitions of {member.label} have different categories in "
-                f"{plural(len(unlike), 'column')}: {names_text(unlike)}; a fit would "
-                "mix them up",
-                subject=(member.label,),
+                message=f"partitions of {collection.label} have different categories "
+                f"in {plural(len(unlike), 'column')}: {names_text(unlike)}; a fit "
+                "would mix them up",
+                subject=(collection.label,),
                 evidence={"columns": len(unlike)},
             )
 
@@ -104,16 +106,16 @@ def text_columns(view: View) -> Iterator[Finding]:
     categories (``.cat.as_known()``), and for XGBoost ``enable_categorical=True``; or
     ``dask_ml.preprocessing.OrdinalEncoder``.
     """
-    for member in _members(view):
-        if member.label.rpartition(".")[2] != "X":
+    for collection in _collections(view):
+        if collection.label.rpartition(".")[2] != "X":
             continue
-        for dtype, (count, column) in member.types.items():
+        for dtype, (count, column) in collection.types.items():
             refused = dtype.startswith(REFUSED)
             if not refused and dtype != "category":
                 continue
             yield Finding(
                 severity=Severity.warning if refused else Severity.info,
-                message=f"{member.label} has {plural(count, 'column')} of type "
+                message=f"{collection.label} has {plural(count, 'column')} of type "
                 f"{printable(dtype, longest=40)} ({printable(column, longest=40)}"
                 f"{', ...' if count > 1 else ''}), which "
                 + (
@@ -121,7 +123,7 @@ def text_columns(view: View) -> Iterator[Finding]:
                     if refused
                     else "most training libraries accept only with an option"
                 ),
-                subject=(member.label,),
+                subject=(collection.label,),
                 evidence={"dtype": dtype, "columns": count},
             )
 
@@ -136,18 +138,20 @@ def mixed_numbers(view: View) -> Iterator[Finding]:
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, or cast
     those columns: ``X = X.astype({"column": "float32"})``.
     """
-    for member in _members(view):
-        wide = [(name, *found) for name, found in member.types.items() if name in WIDE]
+    for collection in _collections(view):
+        wide = [
+            (name, *found) for name, found in collection.types.items() if name in WIDE
+        ]
         count = sum(n for _, n, _ in wide)
-        narrow, _ = member.types.get("float32", (0, ""))
-        if member.kind == "dataframe" and 0 < count < narrow:
+        narrow, _ = collection.types.get("float32", (0, ""))
+        if collection.kind == "dataframe" and 0 < count < narrow:
             dtype, _, column = wide[0]
             yield Finding(
                 severity=Severity.info,
-                message=f"{member.label} has {plural(narrow, 'column')} of float32 and "
-                f"{count:,} of wider numbers ({printable(column, longest=40)}: "
+                message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
+                f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
                 f"{dtype}): in one array all of them become float64",
-                subject=(member.label,),
+                subject=(collection.label,),
                 evidence={"float32": narrow, "wider": count},
             )
 
@@ -169,8 +173,8 @@ def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
     kept = view.goal.workload.feature_bytes
     if kept is None or not view.layouts:
         return
-    X = view.layouts[0].members[0]
-    size = member_bytes(X)
+    X = view.layouts[0].collections[0]
+    size = collection_bytes(X)
     if isinstance(size, Unknown) or X.itemsize is None:
         return
     if X.itemsize > kept and size > least:

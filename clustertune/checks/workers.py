@@ -124,7 +124,7 @@ def _paused(
 def _seconds_paused(view: View, workers: Sequence[WorkerSnapshot]) -> float:
     """For how long one of them has been paused, at least."""
     ids = {w.id for w in workers}
-    _, seen = view.lasting(lambda s: ids & set(_with_status(s, "paused")))
+    _, seen = view.longest_lasting(lambda s: ids & set(_with_status(s, "paused")))
     reported = [w.details.paused for w in workers if isinstance(w.details, Details)]
     return max([seen, *(s for s in reported if s is not None)])
 
@@ -136,7 +136,7 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
         return ""
     at = f"{pause.fraction:.0%} of its limit of {bytes_text(worker.memory_limit)}"
     which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
-    if pause.room > 0:
+    if pause.headroom > 0:
         return (
             f"; by its last heartbeat {which} has {bytes_text(worker.process)} in "
             f"memory, below {at}: it has just paused, will soon resume, or was paused "
@@ -167,24 +167,24 @@ def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     after
         Seconds without a heartbeat from which the check reports a worker.
     """
-    silent = [w for w in view.now.workers if w.silent > after]
+    silent = [w for w in view.now.workers if w.heartbeat_age > after]
     if not silent:
         return
     survey = view.now.survey
     ttl = DEFAULT_TTL if survey is None else survey.worker_ttl
-    longest = max(silent, key=lambda w: w.silent)
+    longest = max(silent, key=lambda w: w.heartbeat_age)
     ids = tuple(w.id for w in silent)
     busy = any(w.executing or w.processing for w in silent)
     which = "" if len(ids) == 1 else f", {workers_text([longest.id])}"
     limit = "" if ttl is None else f"; after {seconds_text(ttl)} Dask removes it"
-    critical = ttl is not None and longest.silent > 0.5 * ttl
+    critical = ttl is not None and longest.heartbeat_age > 0.5 * ttl
     yield Finding(
         severity=Severity.critical if critical else Severity.warning,
         message=f"{workers_text(ids)} {are(ids)} silent{which} for "
-        f"{seconds_text(longest.silent)}{limit}"
+        f"{seconds_text(longest.heartbeat_age)}{limit}"
         + ("; a task runs there and may hold Python's global lock" if busy else ""),
         subject=ids,
-        evidence={"seconds": longest.silent, "worker_ttl": ttl},
+        evidence={"seconds": longest.heartbeat_age, "worker_ttl": ttl},
     )
 
 

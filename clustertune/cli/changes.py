@@ -27,7 +27,7 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.scheduling import Later, between_runs, with_later
 from clustertune.core import arguments
-from clustertune.core.model import Holding
+from clustertune.core.model import KeyGroup
 from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
@@ -273,13 +273,13 @@ def release(
     change(target, call, form, consent)
 
 
-async def _holdings(client: Client) -> tuple[Holding, ...]:
+async def _holdings(client: Client) -> tuple[KeyGroup, ...]:
     await monitor.open_door(client, await monitor.identify(client))
     found = [h for h in await inquiry.holdings(client, ()) if h.keys]
     return tuple(sorted(found, key=lambda h: -h.nbytes))
 
 
-def _render_holdings(holdings: tuple[Holding, ...], form: str) -> str:
+def _render_holdings(holdings: tuple[KeyGroup, ...], form: str) -> str:
     if form == "json":
         rows = [asdict(h) for h in holdings]
         return json.dumps({"schema_version": 1, "holdings": rows})

@@ -24,7 +24,15 @@ from distributed import Client, Future
 
 from clustertune.collections import conversion, graphs
 from clustertune.collections.inputs import Given, Inputs
-from clustertune.core.model import Contents, Conversion, Goal, Key, Layout, Member, View
+from clustertune.core.model import (
+    CollectionInfo,
+    Contents,
+    Conversion,
+    Goal,
+    Key,
+    Layout,
+    View,
+)
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
@@ -48,19 +56,19 @@ def of_everything(given: Inputs) -> dict[str, Look]:
 
 
 def of_need(
-    member: Member, goal: Goal, n_workers: int, *, training: bool
+    info: CollectionInfo, goal: Goal, n_workers: int, *, training: bool
 ) -> Look | None:
     """Return how to read a collection for what the goal needs; None: not at all."""
-    profile, role = goal.workload, member.label.rpartition(".")[2]
+    profile, role = goal.workload, info.label.rpartition(".")[2]
     if role == "qid" and (goal.workload.groups or goal.order == "sort"):
         return content.runs
     if role == "y" and training and profile.needs_all_classes is not False:
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:
         return content.moments
-    if role == "X" and member.kind == "dataframe":
-        listed = profile.categories and "category" in member.types
-        if listed or (profile.one_number_type and len(member.types) > 1):
+    if role == "X" and info.kind == "dataframe":
+        listed = profile.categories and "category" in info.types
+        if listed or (profile.one_number_type and len(info.types) > 1):
             return content.types
     return None
 
@@ -200,20 +208,20 @@ async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
 
 def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
     """Return the layout with the contents of its collections."""
-    members = tuple(
-        replace(m, contents=found.get(m.label, m.contents)) for m in layout.members
+    infos = tuple(
+        replace(m, contents=found.get(m.label, m.contents)) for m in layout.collections
     )
-    return replace(layout, members=members)
+    return replace(layout, collections=infos)
 
 
-def _homes(member: Member, threads: Sequence[int]) -> Sequence[int]:
+def _homes(info: CollectionInfo, threads: Sequence[int]) -> Sequence[int]:
     """Return a number for each key, the same for keys that one thread reads.
 
     ``threads`` are the threads of each worker. Keys without a holder share a number.
     """
-    homes = np.full(len(member.keys), -1, dtype=np.int64)
-    if member.holders is not None:
-        homes[member.holders[0]] = member.holders[1]
+    homes = np.full(len(info.keys), -1, dtype=np.int64)
+    if info.holders is not None:
+        homes[info.holders[0]] = info.holders[1]
     order = np.argsort(homes, kind="stable")
     first = np.searchsorted(homes[order], homes[order])
     turn = np.empty_like(homes)
@@ -232,9 +240,9 @@ class _Looked(NamedTuple):
     n_workers: int  # for which positions of classes are known
     contents: Contents
 
-    def is_of(self, member: Member, n_workers: int) -> bool:
+    def is_of(self, info: CollectionInfo, n_workers: int) -> bool:
         enough = n_workers <= max(self.n_workers, ROWS)
-        return self.keys == member.keys and enough
+        return self.keys == info.keys and enough
 
 
 class Values:
@@ -264,24 +272,24 @@ class Values:
             As :func:`read`.
         """
         workers = [w.address for w in view.now.workers]
-        members = [
+        infos = [
             (m, layout is view.layouts[0])
             for layout in view.layouts
-            for m in layout.members
+            for m in layout.collections
             if m.loaded
         ]
         looks = {}
-        for m, training in members:
+        for m, training in infos:
             wanted = of_need(m, view.goal, len(workers), training=training)
             before = self._looked.get(m.label)
             if wanted and not (before and before.is_of(m, len(workers))):
                 looks[m.label] = wanted
         threads = [w.nthreads for w in view.now.workers]
-        homes = {m.label: _homes(m, threads) for m, _ in members if m.label in looks}
+        homes = {m.label: _homes(m, threads) for m, _ in infos if m.label in looks}
         found = await read(
             client, given, futures, looks, workers, approved=approved, homes=homes
         )
-        keys = {m.label: m.keys for m, _ in members}
+        keys = {m.label: m.keys for m, _ in infos}
         self._looked |= {
             k: _Looked(keys[k], len(workers), own) for k, own in found.items()
         }
@@ -293,8 +301,8 @@ class Values:
         return tuple(
             replace(
                 x,
-                members=tuple(
-                    replace(m, conversion=becomes[m.label]) for m in x.members
+                collections=tuple(
+                    replace(m, conversion=becomes[m.label]) for m in x.collections
                 ),
             )
             for x in (with_contents(layout, known) for layout in view.layouts)

@@ -24,7 +24,7 @@ from dask.array.core import concatenate3
 
 from clustertune.collections import conversion as converting
 from clustertune.collections.graphs import Graph, Partitions, collection, nested
-from clustertune.core.model import COPIED, Conversion, Cut, Key, Recut
+from clustertune.core.model import COPIED, Conversion, Cut, Key, Rechunk
 
 Ends: TypeAlias = tuple[bool, Any, Any]
 """Whether the index of a partition is sorted; its first and last value, if any."""
@@ -33,7 +33,7 @@ LEAVING, ARRIVING, STAYING = 2, 1, 0  # priorities: leaving parts free memory fi
 
 
 def build(
-    recut: Recut,
+    recut: Rechunk,
     collections: Mapping[str, Any],
     types: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Graph:
@@ -48,7 +48,7 @@ def build(
     for cut in recut.cuts:
         kind = _Rows(collections[cut.label], cut.conversion, types.get(cut.label, ()))
         _cut(graph, cut, recut, kind)
-    if recut.freed:
+    if recut.released:
         _delay_copies(graph)
     for cut in recut.cuts if recut.copies == 1 else ():
         if getattr(collections[cut.label], "known_divisions", False):
@@ -57,7 +57,7 @@ def build(
 
 
 def collections(
-    recut: Recut,
+    recut: Rechunk,
     given: Mapping[str, Any],
     graph: Graph,
     futures: Mapping[Key, Any],
@@ -67,7 +67,7 @@ def collections(
 
     ``ends`` are the results of ``graph.ends``.
     """
-    which = slice(0, len(recut.rows) - bool(recut.aside))
+    which = slice(0, len(recut.rows) - bool(recut.remainder))
     known = {label: divisions(own[which]) for label, own in ends.items()}
     return _collections(recut, given, graph, futures, which, known)
 
@@ -83,7 +83,7 @@ def divisions(ends: Sequence[Ends]) -> list[Any] | None:
 
 
 def set_aside(
-    recut: Recut,
+    recut: Rechunk,
     given: Mapping[str, Any],
     graph: Graph,
     futures: Mapping[Key, Any],
@@ -93,7 +93,7 @@ def set_aside(
 
 
 def _collections(
-    recut: Recut,
+    recut: Rechunk,
     given: Mapping[str, Any],
     graph: Graph,
     futures: Mapping[Key, Any],
@@ -166,7 +166,7 @@ def _delay_copies(graph: Graph) -> None:
 # --- one collection -------------------------------------------------------------------
 
 
-def _cut(graph: Graph, cut: Cut, recut: Recut, kind: _Rows) -> None:
+def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
     # the name identifies replicas that are given again
     copied = f"{COPIED}-" * (recut.copies > 1)
     name = f"{copied}{kind.name}-{uuid4().hex}"

@@ -1,7 +1,7 @@
 """Validate, name and group the collections of a call.
 
 All arguments are validated here, before anything on the cluster changes. Collections
-with the same rows form a group. The rest of the package sees them as members.
+with the same rows form a group. The rest of the package uses :class:`CollectionInfo`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from clustertune.collections.conversion import (
     number_bytes,
     value_bytes,
 )
-from clustertune.core.model import Conversion, Goal, Int64s, Key, Member, Profile
+from clustertune.core.model import (
+    CollectionInfo,
+    Conversion,
+    Goal,
+    Int64s,
+    Key,
+    Profile,
+)
 from clustertune.core.wording import names_text
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -349,7 +356,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             f"{goal.workload.title} takes Arrays, and frames become Arrays while they "
             "are loaded, which persist=False forbids; leave persist= out"
         )
-    if goal.persist is False and goal.changes:
+    if goal.persist is False and goal.changes_data:
         raise ValueError(
             "persist=False leaves data that is not in memory as it is, but to=, "
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
@@ -462,14 +469,14 @@ def missing(collection: Any) -> int:
     return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
 
 
-def member(
+def describe(
     given: Given,
     keys: Sequence[Key],
     loaded: bool,
     rows: Int64s | None = None,
     conversion: Conversion | None = None,
-) -> Member:
-    """Return a member with the metadata of a collection, without cluster data."""
+) -> CollectionInfo:
+    """Return the metadata of a collection, without cluster data."""
     x = given.collection
     frame = isinstance(x, dd.DataFrame)
     types = list(x.dtypes) if frame else [x.dtype]
@@ -486,7 +493,7 @@ def member(
         size = None
         if rows is not None and conversion.row_bytes is not None:
             size = int(rows.sum()) * conversion.row_bytes
-    return Member(
+    return CollectionInfo(
         label=given.label,
         kind=kind,
         keys=tuple(keys),

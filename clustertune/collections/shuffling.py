@@ -39,7 +39,7 @@ def build(
     ``types`` are the names of the types of chunks, by label.
     """
     graph = Graph()
-    if shuffle.whole is not None:
+    if shuffle.partition_order is not None:
         _number_whole(graph, shuffle)
         return graph
     kinds = [
@@ -47,9 +47,11 @@ def build(
         for s in shuffle.sources
     ]
     name = f"shuffle-{uuid4().hex}"
-    by = next((i for i, s in enumerate(shuffle.sources) if s.label == shuffle.by), -1)
-    starts = np.cumsum(shuffle.old) - shuffle.old
-    for i, n in enumerate(shuffle.old.tolist()):
+    by = next(
+        (i for i, s in enumerate(shuffle.sources) if s.label == shuffle.sort_by), -1
+    )
+    starts = np.cumsum(shuffle.old_rows) - shuffle.old_rows
+    for i, n in enumerate(shuffle.old_rows.tolist()):
         if n:
             _send(graph, shuffle, kinds, by, (name, i, int(starts[i])))
     for j in range(len(shuffle.rows)):
@@ -64,7 +66,7 @@ def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None
 
 def _order(shuffle: Shuffle, rows: Any, n: int, seed: Sequence[int]) -> Task:
     """Return an order of ``n`` rows: by their values, or random."""
-    if not shuffle.by:
+    if not shuffle.sort_by:
         # the seed makes the order reproducible on any worker
         draw = operator.methodcaller("permutation", n)
         return Task(None, draw, Task(None, np.random.default_rng, [*seed]))
@@ -84,7 +86,7 @@ def _send(
     keys = [s.keys[i] for s in shuffle.sources]
     worker = shuffle.workers[_owner(shuffle.sources, i)]
     order: Key = (f"{name}-order", i)
-    n = int(shuffle.old[i])
+    n = int(shuffle.old_rows[i])
     task = _order(shuffle, TaskRef(keys[by]), n, (shuffle.seed, OLD, i))
     _add(graph, order, task, worker, SENDING)
     edges = shuffle.starts[i].tolist()
@@ -124,7 +126,7 @@ def _receive(
 
     order: Key = (f"{name}-new-order", j)
     n = int(shuffle.rows[j])
-    joined = kinds[by].join(parts(by)) if shuffle.by else None
+    joined = kinds[by].join(parts(by)) if shuffle.sort_by else None
     _add(
         graph,
         order,
@@ -149,15 +151,15 @@ def _is_numbered(shuffle: Shuffle) -> bool:
 
 def _number_whole(graph: Graph, shuffle: Shuffle) -> None:
     """Add the row numbers of whole partitions in their new order."""
-    assert shuffle.whole is not None
+    assert shuffle.partition_order is not None
     if _is_numbered(shuffle):
         return
-    starts = (np.cumsum(shuffle.old) - shuffle.old).tolist()
+    starts = (np.cumsum(shuffle.old_rows) - shuffle.old_rows).tolist()
     name = f"{ORDER}-{uuid4().hex}"
     graph.partitions[ORDER] = []
-    for j, i in enumerate(shuffle.whole.tolist()):
+    for j, i in enumerate(shuffle.partition_order.tolist()):
         key: Key = (name, j)
-        numbers = Task(None, np.arange, starts[i], starts[i] + int(shuffle.old[i]))
+        numbers = Task(None, np.arange, starts[i], starts[i] + int(shuffle.old_rows[i]))
         _add(graph, key, numbers, shuffle.workers[int(shuffle.targets[j])], JOINING)
         graph.partitions[ORDER].append(key)
 
@@ -176,11 +178,13 @@ def collections(
     made = {}
     for source in shuffle.sources:
         label = source.label
-        if shuffle.whole is None:
+        if shuffle.partition_order is None:
             partitions = {key: futures[key] for key in graph.partitions[label]}
         else:
-            partitions = _renamed(given[label], [old[label][i] for i in shuffle.whole])
-        rows, joined = shuffle.rows.tolist(), shuffle.whole is None
+            partitions = _renamed(
+                given[label], [old[label][i] for i in shuffle.partition_order]
+            )
+        rows, joined = shuffle.rows.tolist(), shuffle.partition_order is None
         made[label] = collection(given[label], partitions, rows, joined=joined)
     if not _is_numbered(shuffle):
         numbers = {key: futures[key] for key in graph.partitions[ORDER]}

@@ -14,7 +14,7 @@ from clustertune.core.model import (
     Drop,
     Load,
     Moves,
-    Recut,
+    Rechunk,
     Release,
     Restart,
     Shuffle,
@@ -114,7 +114,9 @@ _MAKERS: Mapping[type, Callable[[Any, str], Count]] = {
     Moves: lambda args, _: Count(verb="moved", noun="key", total=args.count),
     Release: lambda *_: Count(verb="released", noun="key"),
     Load: lambda *_: Count(verb="loaded", noun="collection"),
-    Recut: lambda args, verb: Count(verb=verb, noun="collection", total=len(args.cuts)),
+    Rechunk: lambda args, verb: Count(
+        verb=verb, noun="collection", total=len(args.cuts)
+    ),
     Shuffle: lambda args, _: Count(
         verb="reordered", noun="collection", total=len(args.sources)
     ),

@@ -59,7 +59,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Member:
+class CollectionInfo:
     """One of the row-aligned collections of a layout: X, or y, or a weight.
 
     Arrays have one entry per partition, in row order. ``rows`` is None if unknown.
@@ -87,9 +87,9 @@ class Member:
     #: of a frame: number of columns, and name of the first, by type
     types: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     contents: Contents | None = None  # None: not read
-    ours: bool = False  # made by this call, which releases its keys
+    made_here: bool = False  # made by this call, which releases its keys
     shared: bool = False  # made by this call, but others hold keys of it, too
-    aside: int = 0  # rows in the remainder
+    remainder: int = 0  # rows in the remainder
 
     @property
     def n_partitions(self) -> int:
@@ -101,34 +101,36 @@ class Layout:
     """Partitions of row-aligned collections: rows, bytes, holders."""
 
     label: str  # "training data" or "eval_set[0]"
-    members: tuple[Member, ...]
+    collections: tuple[CollectionInfo, ...]
 
     @property
     def loaded(self) -> bool:
-        return all(m.loaded for m in self.members)
+        return all(m.loaded for m in self.collections)
 
     @property
     def aligned(self) -> bool:
-        """Whether all members are known to have the same rows in every partition."""
-        first = self.members[0].rows
+        """Whether all collections have the same known rows in every partition."""
+        first = self.collections[0].rows
         return (
             first is not None
-            and all(m.column_blocks == 1 for m in self.members)
+            and all(m.column_blocks == 1 for m in self.collections)
             and all(
                 m.rows is not None and np.array_equal(m.rows, first)
-                for m in self.members
+                for m in self.collections
             )
         )
 
     @property
     def rows(self) -> Int64s:
         """Rows per partition of an aligned layout."""
-        rows = self.members[0].rows
+        rows = self.collections[0].rows
         if rows is None or not self.aligned:
             raise ValueError(f"{self.label} has no common row boundaries")
         return rows
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all members of a loaded layout."""
-        return sum(int(m.nbytes.sum()) for m in self.members if m.nbytes is not None)
+        """Bytes of all collections of a loaded layout."""
+        return sum(
+            int(m.nbytes.sum()) for m in self.collections if m.nbytes is not None
+        )

@@ -17,29 +17,29 @@ from clustertune.core import environment
 from clustertune.core.layout import COPIED as COPIED
 from clustertune.core.layout import ORDER as ORDER
 from clustertune.core.layout import Bools as Bools
+from clustertune.core.layout import CollectionInfo as CollectionInfo
 from clustertune.core.layout import Contents as Contents
 from clustertune.core.layout import Conversion as Conversion
 from clustertune.core.layout import Float64s as Float64s
 from clustertune.core.layout import Int64s as Int64s
 from clustertune.core.layout import Key as Key
 from clustertune.core.layout import Layout as Layout
-from clustertune.core.layout import Member as Member
 from clustertune.core.profiles import Profile as Profile
-from clustertune.core.snapshots import Burden as Burden
 from clustertune.core.snapshots import ClientFacts as ClientFacts
 from clustertune.core.snapshots import Details as Details
-from clustertune.core.snapshots import Holder as Holder
-from clustertune.core.snapshots import Holding as Holding
-from clustertune.core.snapshots import Pool as Pool
-from clustertune.core.snapshots import Prefix as Prefix
-from clustertune.core.snapshots import Published as Published
-from clustertune.core.snapshots import Room as Room
+from clustertune.core.snapshots import HeldData as HeldData
+from clustertune.core.snapshots import KeyGroup as KeyGroup
+from clustertune.core.snapshots import LeaseHolder as LeaseHolder
+from clustertune.core.snapshots import ParkingSpace as ParkingSpace
+from clustertune.core.snapshots import PublishedDataset as PublishedDataset
 from clustertune.core.snapshots import Run as Run
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey
+from clustertune.core.snapshots import TaskPrefix as TaskPrefix
+from clustertune.core.snapshots import ThreadPool as ThreadPool
 from clustertune.core.snapshots import Thresholds as Thresholds
 from clustertune.core.snapshots import Unknown as Unknown
-from clustertune.core.snapshots import Unmet as Unmet
+from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
 from clustertune.core.snapshots import WorkerFacts as WorkerFacts
 from clustertune.core.snapshots import WorkerSnapshot as WorkerSnapshot
 from clustertune.core.wording import bytes_text, plural
@@ -53,39 +53,43 @@ class Goal:
     """The request of the user, validated and in plain units."""
 
     workload: Profile
-    chosen: bool = True  # whether the user named the workload
+    workload_chosen: bool = True  # whether the user named the workload
     imported: frozenset[str] = frozenset()  # libraries imported in the client's process
     n_workers: int | str | None = None  # "fit": as many as the memory of the fit needs
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # excess rows of the fullest worker
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
-    raises: bool = False  # whether too little memory for the fit is an error
+    raise_on_low_memory: bool = (
+        False  # whether too little memory for the fit is an error
+    )
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
-    kept: tuple[int, int] | None = None  # rows and partitions of the previous fit
+    previous_shape: tuple[int, int] | None = (
+        None  # rows and partitions of the previous fit
+    )
     order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
     trimmed: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # release old partitions one by one
-    evaluated: tuple[str, ...] = ()  # eval sets that are the training data
+    training_eval_sets: tuple[str, ...] = ()  # eval sets that are the training data
     to: str | None = None  # "array": frames and series become arrays
     dtype: str | None = None  # of the numbers in features
-    only: frozenset[str] = frozenset()  # permitted actions; empty: all
+    permitted: frozenset[str] = frozenset()  # permitted actions; empty: all
 
     def allows(self, action: str) -> bool:
         """Whether this call permits an action."""
-        return not self.only or action in self.only
+        return not self.permitted or action in self.permitted
 
     @property
-    def changes(self) -> bool:
+    def changes_data(self) -> bool:
         """Whether the request changes the data, which requires loaded data."""
         partitions = not isinstance(self.rechunk, bool) or self.release_inputs
         return bool(self.to or self.dtype or self.order or partitions)
 
     @property
-    def cutting(self) -> str:
+    def cutting_action(self) -> str:
         """The action that cuts partitions, if permitted; for ``fixed_by``."""
         return "" if self.rechunk is False else "rechunk"
 
@@ -102,7 +106,7 @@ class View:
     #: collections keep them in memory
     replaced: Mapping[str | int, int] = field(default_factory=dict)
     #: partitions of the training data as given; None: unknown
-    given: int | None = None
+    given_partitions: int | None = None
     #: ids of the workers that train, if there is too little data for all; None: all
     trainers: frozenset[str | int] | None = None
 
@@ -111,15 +115,15 @@ class View:
         return self.snapshots[-1]
 
     @property
-    def loads(self) -> bool:
+    def loads_data(self) -> bool:
         """Whether lazy data is loaded.
 
         A library that reads its data once gets lazy data, unless some data is loaded.
         """
         if self.goal.persist is not None:
             return self.goal.persist
-        there = any(m.loaded for x in self.layouts for m in x.members)
-        return self.goal.workload.persist or there or self.goal.changes
+        there = any(m.loaded for x in self.layouts for m in x.collections)
+        return self.goal.workload.persist or there or self.goal.changes_data
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
         """Whether this worker may hold training data: requested, running, needed."""
@@ -127,7 +131,7 @@ class View:
         needed = self.trainers is None or worker.id in self.trainers
         return wanted and needed and worker.running
 
-    def lasting(
+    def longest_lasting(
         self, which: Callable[[Snapshot], Iterable[str | int]]
     ) -> tuple[frozenset[str | int], float]:
         """Return the ids that ``which`` has named for longest, without a gap.
@@ -192,9 +196,9 @@ class Finding:
 class Flow:
     """Bytes of a step by worker, in the order of the snapshot."""
 
-    into: Int64s  # received bytes
-    out: Int64s  # sent bytes
-    made: Int64s  # bytes that are copied or computed on the worker
+    received: Int64s  # received bytes
+    sent: Int64s  # sent bytes
+    produced: Int64s  # bytes that are copied or computed on the worker
     seconds: float  # fixed time of the step
 
 
@@ -222,7 +226,7 @@ class Moves:
     """The moves of a layout."""
 
     workers: tuple[str, ...]  # addresses
-    ceilings: tuple[int, ...]  # greatest process memory in bytes; 0: no limit
+    process_limits: tuple[int, ...]  # greatest process memory in bytes; 0: no limit
     moves: tuple[Move, ...]
 
     @property
@@ -244,23 +248,23 @@ class Cut:
     key: Int64s  # index into ``keys``
     start: Int64s  # first row in that key
     stop: Int64s  # one past the last
-    owner: Int64s  # index into ``Recut.workers`` of a holder of that key
+    owner: Int64s  # index into ``Rechunk.workers`` of a holder of that key
     conversion: Conversion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recut:
+class Rechunk:
     """New partitions of row-aligned collections, and their workers."""
 
     workers: tuple[str, ...]  # addresses
     rows: Int64s  # of every new partition
     targets: Int64s  # per new partition: index into ``workers``
     cuts: tuple[Cut, ...]
-    freed: tuple[str, ...] = ()  # labels whose old partitions are released meanwhile
-    aside: int = 0  # rows of the last new partition, if that is the remainder
+    released: tuple[str, ...] = ()  # labels whose old partitions are released meanwhile
+    remainder: int = 0  # rows of the last new partition, if that is the remainder
     copies: int = 1  # replicas of each row in the new partitions
     shortage: str = ""  # why it does not fit in memory; empty if it does
-    moves: Moves | None = None  # of members that are not cut
+    moves: Moves | None = None  # of collections that are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,13 +288,15 @@ class Shuffle:
     layout: str  # label
     workers: tuple[str, ...]  # addresses
     sources: tuple[Source, ...]
-    old: Int64s  # rows of every old partition
+    old_rows: Int64s  # rows of every old partition
     rows: Int64s  # of every new partition
     targets: Int64s  # per new partition: index into ``workers``
     starts: Int64s  # (old partitions, new partitions + 1)
-    by: str = ""  # label
+    sort_by: str = ""  # label
     seed: int = 0
-    whole: Int64s | None = None  # new order of whole partitions; rows do not move
+    partition_order: Int64s | None = (
+        None  # new order of whole partitions; rows do not move
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -304,11 +310,11 @@ class Load:
     targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
     #: free bytes on each worker that may hold data; None: the data fits by its known
     #: size, or the thresholds are unknown
-    room: Float64s | None = None
+    free_memory: Float64s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class WorkerSize:
     """The size of a worker at its next start; None: unchanged."""
 
     nthreads: int | None = None
@@ -328,13 +334,17 @@ class Restart:
 
     id: str | int
     address: str
-    ceilings: Mapping[str | int, int]  # greatest process memory of the others, by id
+    process_limits: Mapping[
+        str | int, int
+    ]  # greatest process memory of the others, by id
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
-    beside: tuple[str, ...] = ()  # addresses of workers that restart at the same time
-    size: Size | None = None  # None: unchanged
+    simultaneous: tuple[
+        str, ...
+    ] = ()  # addresses of workers that restart at the same time
+    size: WorkerSize | None = None  # None: unchanged
     #: greatest process memory under a lower limit: with all keys, while they return
-    lines: tuple[int, int] = (0, 0)  # 0: no limit
+    lowered_limits: tuple[int, int] = (0, 0)  # 0: no limit
     retire: bool = False  # close the worker instead; its keys stay on the others
     parking: bool = False  # the nanny may keep the keys meanwhile
     #: restart only while needed, with this growth in bytes per run; None: always
@@ -345,8 +355,8 @@ class Restart:
 class Bounds:
     """Bounds of adaptive scaling."""
 
-    least: int
-    most: float  # inf: any number
+    minimum: int
+    maximum: float  # inf: any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,9 +371,9 @@ class Release:
     """Keys with a prefix that are released."""
 
     prefix: str
-    kept: tuple[Key, ...] = ()  # keys that stay
+    excluded: tuple[Key, ...] = ()  # keys that stay
     include_other_clients: bool = False  # otherwise only keys of this client
-    together: tuple[str, ...] = ()  # all prefixes that are released in this call
+    all_prefixes: tuple[str, ...] = ()  # all prefixes that are released in this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +417,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredMemory:
     """Process memory of a worker before and after a step, as the worker measured it."""
 
     worker: str | int  # id
@@ -421,20 +431,20 @@ class Result:
     """The result of an enacted step."""
 
     nbytes: int | None = None  # transferred bytes
-    undone: str = ""  # what could not be done, and why; empty: all was done
-    said: str = ""  # details, as text
+    not_done: str = ""  # what could not be done, and why; empty: all was done
+    details: str = ""  # details, as text
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known, or the action can lose none
     unchanged: bool = False  # nothing was changed, or all was undone
-    measured: tuple[Measured, ...] = ()  # workers before and after
+    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
-def land(error: BaseException, result: Result) -> None:
+def attach_result(error: BaseException, result: Result) -> None:
     """Attach the result of an interrupted step to the error."""
     error.clustertune_result = result  # type: ignore[attr-defined]
 
 
-def landed(error: BaseException) -> Result | None:
+def attached_result(error: BaseException) -> Result | None:
     """Return the result of the step that this error has interrupted, if known."""
     result: Result | None = getattr(error, "clustertune_result", None)
     return result
@@ -451,7 +461,7 @@ class Outcome:
     reason: str = ""
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
-    measured: tuple[Measured, ...] = ()  # workers before and after
+    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
 # --- the port -------------------------------------------------------------------------
@@ -482,7 +492,7 @@ class Cluster(Protocol):
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
         """Change the bounds of adaptive scaling."""
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions, each on its target; they replace the old ones."""
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:

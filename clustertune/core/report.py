@@ -71,10 +71,10 @@ class LayoutSummary:
     """A layout in a few numbers."""
 
     label: str
-    members: tuple[str, ...]
+    collections: tuple[str, ...]
     partitions: int
     loaded: bool
-    rows: int | None  # None: not known, or not the same for all members
+    rows: int | None  # None: not known, or not the same for all collections
     nbytes: int | None
     separated: int | None  # pairs
     imbalance: float | None  # rows of the fullest worker over its share

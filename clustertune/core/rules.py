@@ -18,10 +18,14 @@ from clustertune.core.wording import bytes_text
 
 # --- admission of restarts ------------------------------------------------------------
 
-Room = Mapping[str, int] | str  # memory and disk of a nanny; or why they are unknown
+ParkingSpace = (
+    Mapping[str, int] | str
+)  # memory and disk of a nanny; or why they are unknown
 
 
-def problem(needed: int, in_memory: int, free: float | None, room: Room | None) -> str:
+def problem(
+    needed: int, in_memory: int, free: float | None, room: ParkingSpace | None
+) -> str:
     """Explain why the keys of a worker have no room during its restart; "": they do.
 
     Parameters
@@ -84,7 +88,7 @@ LAST = 10  # runs, to find a leak that begins late
 MOSTLY = 0.8  # fraction of the steps that must be large
 
 
-class Left(NamedTuple):
+class MemoryAfterRun(NamedTuple):
     """Bytes of a worker after a run."""
 
     run: int  # its number
@@ -102,7 +106,7 @@ def alike(ends: Sequence[str]) -> list[list[int]]:
     return [group[-LAST:] for group in groups if len(group) >= ENOUGH]
 
 
-def step(left: Sequence[Left], least: float) -> float | None:
+def step(left: Sequence[MemoryAfterRun], least: float) -> float | None:
     """Return the bytes by which memory grows per run, or None if it does not.
 
     Parameters

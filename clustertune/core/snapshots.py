@@ -48,7 +48,7 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ThreadPool:
     """A thread pool of a native library in a process."""
 
     api: str  # "blas" or "openmp"
@@ -64,7 +64,9 @@ class Details:
     daemon: bool  # a daemonic process may not have children
     child_count: int  # child processes, and their children
     child_memory: int  # resident bytes of these processes
-    pools: tuple[Pool, ...] | None  # None: threadpoolctl is not installed there
+    thread_pools: (
+        tuple[ThreadPool, ...] | None
+    )  # None: threadpoolctl is not installed there
     variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
@@ -76,7 +78,7 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burden:
+class HeldData:
     """Data that a restart of a worker has to save."""
 
     keys: int  # keys on the worker
@@ -87,7 +89,7 @@ class Burden:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ParkingSpace:
     """Bytes that a parking worker in a worker's nanny may fill."""
 
     memory: int
@@ -116,17 +118,19 @@ class WorkerSnapshot:
     bandwidth: float = 0.0
     #: sum of the sizes of keys in memory; data that keys share counts for each key
     counted: int = 0
-    silent: float = 0.0  # seconds since its last heartbeat
+    heartbeat_age: float = 0.0  # seconds since its last heartbeat
     loop_delay: float = 0.0  # seconds between two ticks of its event loop; idle: 0.02
     cpu: float = 0.0  # CPUs that its process used before its last heartbeat
     processing: int = 0  # tasks that the scheduler has assigned to it
     executing: int = 0  # running tasks, by its last heartbeat
     cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
     details: Details | Unknown | None = None  # None: not read
-    burden: Burden | None = None  # None: not read
+    held_data: HeldData | None = None  # None: not read
     parking: bool = False  # keeps the keys of a worker in its nanny during its restart
-    room: Room | Unknown | None = None  # in its nanny; None: not read
-    least: int | None = None  # least bytes that its process has had; None: unknown
+    parking_space: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
+    least_memory: int | None = (
+        None  # least bytes that its process has had; None: unknown
+    )
     #: prefixes and numbers of its running tasks; None: not read
     tasks: tuple[tuple[str, int], ...] | None = None
 
@@ -140,7 +144,7 @@ class WorkerSnapshot:
         return bool(self.executing or (self.processing and self.status != "paused"))
 
     @property
-    def stays(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether it counts as one of the workers that a user asks for."""
         return self.status in ("running", "paused")
 
@@ -163,11 +167,11 @@ class ClientFacts:
 
     id: str
     keys: int  # keys that it wants
-    silent: float  # seconds since its last heartbeat
+    heartbeat_age: float  # seconds since its last heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """Another client's fit, plan or hold, for which plans wait."""
 
     label: str
@@ -176,7 +180,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedDataset:
     """A published data set."""
 
     name: str
@@ -185,7 +189,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class TaskPrefix:
     """Tasks whose names differ only by hashes and numbers."""
 
     name: str
@@ -200,7 +204,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class KeyGroup:
     """Keys in memory with the same prefix that the same clients want kept."""
 
     prefix: str  # "": all prefixes beyond a limit
@@ -225,7 +229,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmet:
+class UnmetRestriction:
     """Restrictions of tasks that no worker meets."""
 
     kind: str  # "worker", "host" or "resources"
@@ -245,16 +249,16 @@ class Unmet:
 class Survey:
     """Facts of the scheduler that only a diagnosis needs."""
 
-    me: str  # id of the asking client
+    client: str  # id of the asking client
     worker_ttl: float | None  # seconds of silence after which a worker is removed
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
     queued: int  # tasks that wait for any worker
     unrunnable: int  # tasks that no running worker may run
-    unmet: tuple[Unmet, ...] = ()  # their restrictions
+    unmet_restrictions: tuple[UnmetRestriction, ...] = ()  # their restrictions
     actors: int
     clients: tuple[ClientFacts, ...]
-    published: tuple[Published, ...]
-    prefixes: tuple[Prefix, ...]
+    published: tuple[PublishedDataset, ...]
+    prefixes: tuple[TaskPrefix, ...]
     complete: bool  # False: some clients, names or prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
@@ -282,17 +286,17 @@ class Snapshot:
     #: least and most workers of adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read
-    holdings: tuple[Holding, ...] | None = None  # None: not read
+    key_groups: tuple[KeyGroup, ...] | None = None  # None: not read
     #: seconds between two processes of a worker, in the last restarts on this cluster
     restarts: tuple[float, ...] = ()
-    holder: Holder | None = None  # None: there is none, or it was not read
+    lease_holder: LeaseHolder | None = None  # None: there is none, or it was not read
 
     @cached_property
     def by_address(self) -> Mapping[str, WorkerSnapshot]:
         return {w.address: w for w in self.workers}
 
     @cached_property
-    def on_host(self) -> Mapping[str, int]:
+    def workers_per_host(self) -> Mapping[str, int]:
         return Counter(w.host for w in self.workers)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from distributed import Client, Future
 
-from clustertune.core.model import Key, Member
+from clustertune.core.model import CollectionInfo, Key
 from clustertune.remote import ship
 from clustertune.remote.worker import probe
 
@@ -24,11 +24,11 @@ POLL = 1.0  # seconds between two checks whether any worker runs the tasks
 
 async def count_rows(
     client: Client,
-    members: Sequence[Member],
+    collections: Sequence[CollectionInfo],
     addresses: Sequence[tuple[str, bool]],
     *,
     by_task: bool,
-) -> tuple[Member, ...]:
+) -> tuple[CollectionInfo, ...]:
     """Count the rows of partitions in memory.
 
     Every snapshot counts again, since a key may get other data: a file may change, and
@@ -38,7 +38,7 @@ async def count_rows(
     ----------
     client
         The client.
-    members
+    collections
         Collections with their holders.
     addresses
         Workers, each with whether code may be sent to it.
@@ -47,8 +47,8 @@ async def count_rows(
         rows of their collections are unknown.
     """
     asked: dict[tuple[str, bool], list[Key]] = {}
-    for member in members:
-        for key, holder in _first_holders(member):
+    for collection in collections:
+        for key, holder in _first_holders(collection):
             asked.setdefault(addresses[holder], []).append(key)
     counter = ship.function(probe.row_counts)
     counts = await asyncio.gather(
@@ -58,16 +58,16 @@ async def count_rows(
         )
     )
     rows = {key: n for found in counts for key, n in found.items()}
-    return tuple(_with_rows(m, rows) for m in members)
+    return tuple(_with_rows(m, rows) for m in collections)
 
 
-def _first_holders(member: Member) -> list[tuple[Key, int]]:
-    if member.holders is None:
+def _first_holders(collection: CollectionInfo) -> list[tuple[Key, int]]:
+    if collection.holders is None:
         return []
-    partition, index = np.unique(member.holders[0], return_index=True)
-    holder = member.holders[1][index]
+    partition, index = np.unique(collection.holders[0], return_index=True)
+    holder = collection.holders[1][index]
     pairs = zip(partition.tolist(), holder.tolist(), strict=True)
-    return [(member.keys[p], h) for p, h in pairs]
+    return [(collection.keys[p], h) for p, h in pairs]
 
 
 async def _ask_rows(
@@ -140,9 +140,9 @@ async def _any_runs(client: Client) -> bool:
     return any(w["status"] == "running" for w in identity["workers"].values())
 
 
-def _with_rows(member: Member, rows: Mapping[Key, int]) -> Member:
+def _with_rows(collection: CollectionInfo, rows: Mapping[Key, int]) -> CollectionInfo:
     """Add the rows of partitions, by their first column blocks, if all are known."""
-    counts = [rows.get(key, -1) for key in member.keys[:: member.column_blocks]]
+    counts = [rows.get(key, -1) for key in collection.keys[:: collection.column_blocks]]
     if min(counts, default=-1) < 0:
-        return replace(member, rows=None)
-    return replace(member, rows=np.array(counts, dtype=np.int64))
+        return replace(collection, rows=None)
+    return replace(collection, rows=np.array(counts, dtype=np.int64))

@@ -14,28 +14,28 @@ import numpy as np
 from distributed import Client
 
 from clustertune.core.model import (
-    Burden,
     ClientFacts,
     Details,
-    Holder,
-    Holding,
+    HeldData,
     Key,
-    Pool,
-    Prefix,
-    Published,
-    Room,
+    KeyGroup,
+    LeaseHolder,
+    ParkingSpace,
+    PublishedDataset,
     Run,
     Snapshot,
     Survey,
+    TaskPrefix,
+    ThreadPool,
     Unknown,
-    Unmet,
+    UnmetRestriction,
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
 from clustertune.core.rules import is_parked_first
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from clustertune.planner.memory import ceiling, space
+from clustertune.planner.memory import free_below, process_limit
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process
@@ -75,7 +75,7 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     asked = [
         w.address
         for w in snapshot.workers
-        if w.address in approved and w.silent < patience
+        if w.address in approved and w.heartbeat_age < patience
     ]
     answers, survey = await asyncio.gather(
         ship.on_workers(
@@ -119,9 +119,9 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         daemon=answer["daemon"],
         child_count=count,
         child_memory=memory,
-        pools=None
+        thread_pools=None
         if pools is None
-        else tuple(Pool(api=a, library=name, threads=n) for a, name, n in pools),
+        else tuple(ThreadPool(api=a, library=name, threads=n) for a, name, n in pools),
         variables=dict(answer["variables"]),
         disk=kind,
         disk_total=total,
@@ -137,22 +137,23 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
     names = ("name", "memory", "waiting", "processing", "erred", "finished")
     columns = (*names, "seconds", "nbytes", "inputs")
     return Survey(
-        me=answer["me"],
+        client=answer["me"],
         worker_ttl=answer["worker_ttl"],
         loop_delay=answer["loop_delay"],
         queued=answer["queued"],
         unrunnable=answer["unrunnable"],
-        unmet=read_unmet(answer["unmet"]),
+        unmet_restrictions=read_unmet(answer["unmet"]),
         actors=answer["actors"],
         clients=tuple(
-            ClientFacts(id=i, keys=n, silent=s) for i, n, s in answer["clients"]
+            ClientFacts(id=i, keys=n, heartbeat_age=s) for i, n, s in answer["clients"]
         ),
         published=tuple(
-            Published(name=name, keys=n, missing=m)
+            PublishedDataset(name=name, keys=n, missing=m)
             for name, n, m in answer["published"]
         ),
         prefixes=tuple(
-            Prefix(**dict(zip(columns, row, strict=True))) for row in answer["prefixes"]
+            TaskPrefix(**dict(zip(columns, row, strict=True)))
+            for row in answer["prefixes"]
         ),
         complete=answer["complete"],
         packages={
@@ -162,9 +163,11 @@ def _read_survey(answer: Mapping[str, Any]) -> Survey:
     )
 
 
-def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[Unmet, ...]:
+def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
     """Read the scheduler's list of unmet restrictions."""
-    return tuple(Unmet(kind=k, names=tuple(names), tasks=n) for k, names, n in answer)
+    return tuple(
+        UnmetRestriction(kind=k, names=tuple(names), tasks=n) for k, names, n in answer
+    )
 
 
 async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
@@ -176,8 +179,8 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
     return replace(
         snapshot,
         workers=tuple(replace(w, tasks=tasks.get(w.address)) for w in snapshot.workers),
-        holder=holder
-        and Holder(
+        lease_holder=holder
+        and LeaseHolder(
             label=holder["label"],
             client=holder["client"],
             seconds=max(0.0, snapshot.time - holder["since"]),
@@ -204,7 +207,7 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
 # --- memory ---------------------------------------------------------------------------
 
 
-async def hear(client: Client) -> None:
+async def refresh_memory(client: Client) -> None:
     """Have all workers send their memory to the scheduler.
 
     Unresponsive workers keep the values of their last heartbeat.
@@ -241,11 +244,13 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     least = {a: n for a, n in answers.items() if isinstance(n, int)}
     return replace(
         snapshot,
-        workers=tuple(replace(w, least=least.get(w.address)) for w in snapshot.workers),
+        workers=tuple(
+            replace(w, least_memory=least.get(w.address)) for w in snapshot.workers
+        ),
     )
 
 
-async def with_burdens(
+async def with_held_data(
     client: Client, snapshot: Snapshot, limit: int | None = None
 ) -> Snapshot:
     """Add the data that a restart of each worker has to save, and its room.
@@ -257,30 +262,34 @@ async def with_burdens(
     found = await monitor.ask(client, "burdens", workers=addresses)
     snapshot = await monitor.with_bandwidths(client, snapshot)
     workers = tuple(
-        replace(w, burden=_burden(found[w.address]) if w.address in found else None)
+        replace(
+            w,
+            held_data=_read_held_data(found[w.address]) if w.address in found else None,
+        )
         for w in snapshot.workers
     )
-    rooms = await _rooms(client, workers, limit)
+    rooms = await _parking_spaces(client, workers, limit)
     return replace(
-        snapshot, workers=tuple(replace(w, room=rooms.get(w.address)) for w in workers)
+        snapshot,
+        workers=tuple(replace(w, parking_space=rooms.get(w.address)) for w in workers),
     )
 
 
-def _burden(numbers: Sequence[int]) -> Burden:
+def _read_held_data(numbers: Sequence[int]) -> HeldData:
     count, unique, nbytes, scattered, actors = numbers
-    return Burden(
+    return HeldData(
         keys=count, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
     )
 
 
-async def _rooms(
+async def _parking_spaces(
     client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
-) -> dict[str, Room | Unknown]:
+) -> dict[str, ParkingSpace | Unknown]:
     """Return the room in nannies by address of workers that may need it."""
-    there = [w for w in workers if w.nanny and w.burden and w.burden.nbytes]
-    free = sorted(space(w, ceiling(w, limit)) for w in workers if w.running)
+    there = [w for w in workers if w.nanny and w.held_data and w.held_data.nbytes]
+    free = sorted(free_below(w, process_limit(w, limit)) for w in workers if w.running)
     # the emptiest worker, and others, may be restarted at the same time
-    short = sum(free[:-1]) < 2 * sum(w.burden.nbytes for w in there if w.burden)
+    short = sum(free[:-1]) < 2 * sum(w.held_data.nbytes for w in there if w.held_data)
     unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
     approved = monitor.known(client).addresses
     answers = await ship.on_workers(
@@ -290,13 +299,16 @@ async def _rooms(
         timeout=monitor.PATIENCE,
         nanny=True,
     )
-    return {a: _room(answers[a]) if a in answers else NO_VERSIONS for a in unsure}
+    return {
+        a: _read_parking_space(answers[a]) if a in answers else NO_VERSIONS
+        for a in unsure
+    }
 
 
-def _room(answer: Any) -> Room | Unknown:
+def _read_parking_space(answer: Any) -> ParkingSpace | Unknown:
     if isinstance(answer, BaseException):
         return Unknown(f"its nanny did not answer: {answer!r}")
-    return Room(memory=answer["memory"], disk=answer["disk"])
+    return ParkingSpace(memory=answer["memory"], disk=answer["disk"])
 
 
 # --- data -----------------------------------------------------------------------------
@@ -310,7 +322,7 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
     return len(there), int(np.frombuffer(raw["nbytes"], dtype=np.int64).sum())
 
 
-async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
+async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     """Return the keys in memory except for ``kept``, and the clients that want them."""
     asked = {"owner": client.id, "kept": keys.pack(kept)}
     names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
@@ -318,7 +330,7 @@ async def holdings(client: Client, kept: Sequence[Key]) -> tuple[Holding, ...]:
     for *counts, others, shared in await monitor.ask(client, "holdings", **asked):
         known: dict[str, Any] = dict(zip(names, counts, strict=True))
         pairs = tuple((kind, name) for kind, name in shared)
-        found.append(Holding(**known, others=tuple(others), shared=pairs))
+        found.append(KeyGroup(**known, others=tuple(others), shared=pairs))
     return tuple(found)
 
 

@@ -23,8 +23,8 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from clustertune.core.model import (
+    CollectionInfo,
     Int64s,
-    Member,
     Snapshot,
     Thresholds,
     Unknown,
@@ -301,9 +301,9 @@ async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -
 
 
 async def look(
-    client: Client, members: Sequence[Member], *, by_task: bool = True
-) -> tuple[Snapshot, tuple[Member, ...]]:
-    """Take a snapshot, and add holders, bytes and rows to the members.
+    client: Client, collections: Sequence[CollectionInfo], *, by_task: bool = True
+) -> tuple[Snapshot, tuple[CollectionInfo, ...]]:
+    """Take a snapshot, and add holders, bytes and rows to the collections.
 
     Members that are not loaded are returned unchanged. Without ``by_task`` the rows of
     spilled partitions are unknown. :func:`with_bandwidths` reads bandwidths.
@@ -315,12 +315,12 @@ async def look(
     """
     identity = await identify(client)
     there = await approve(client, identity["workers"])
-    loaded = [m for m in members if m.loaded]
+    loaded = [m for m in collections if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
     snapshot = await _snapshot(client, identity, found)
     if not loaded:
-        return snapshot, tuple(members)
+        return snapshot, tuple(collections)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
     renumber = np.array([position.get(a, -1) for a in found["workers"]], dtype=np.int64)
     placed = [
@@ -331,10 +331,12 @@ async def look(
     by_task = by_task and any(w.running for w in snapshot.workers)
     counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
     by_label = {m.label: m for m in counted}
-    return snapshot, tuple(by_label.get(m.label, m) for m in members)
+    return snapshot, tuple(by_label.get(m.label, m) for m in collections)
 
 
-def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
+def _placed(
+    collection: CollectionInfo, raw: Mapping[str, Any], renumber: Int64s
+) -> CollectionInfo:
     """Add bytes and holders; ``renumber`` maps the answer to the snapshot's workers."""
     nbytes, partition, holder = (
         np.frombuffer(raw[name], dtype=np.int64)
@@ -343,7 +345,7 @@ def _placed(member: Member, raw: Mapping[str, Any], renumber: Int64s) -> Member:
     holder = renumber[holder] if len(holder) else holder
     there = holder >= 0
     return replace(
-        member,
+        collection,
         nbytes=nbytes,
         holders=(partition[there], holder[there]),
         scattered=raw["scattered"],
@@ -435,7 +437,7 @@ def _worker(
         counted=counted,
         facts=facts,
         # both times are the scheduler's
-        silent=max(0.0, now - entry["last_seen"]),
+        heartbeat_age=max(0.0, now - entry["last_seen"]),
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
         cpu=float(metrics.get("cpu", 0.0)) / 100,
         processing=processing,

@@ -113,7 +113,7 @@ def check(
         given=given,
         goal=Goal(
             workload=libraries.choose(estimator),
-            evaluated=inputs.evaluated(given),
+            training_eval_sets=inputs.evaluated(given),
             tolerance=fractions["tolerance"],
             memory_fraction=fractions["memory_fraction"],
         ),

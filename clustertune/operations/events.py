@@ -160,7 +160,7 @@ def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
                 "nbytes": None if m.nbytes is None else int(m.nbytes.sum()),
             }
             for x in view.layouts
-            for m in x.members
+            for m in x.collections
         ],
     }
 

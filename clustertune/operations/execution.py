@@ -27,7 +27,7 @@ from clustertune.core.model import (
     Result,
     Step,
     View,
-    landed,
+    attached_result,
 )
 from clustertune.operations.journal import error_text
 from clustertune.planner import guards
@@ -124,7 +124,7 @@ async def _enact(
     try:
         result = await actions.available()[step.action].enact(step, cluster, notify)
     except BaseException as error:
-        known = landed(error)
+        known = attached_result(error)
         seconds, text = clock() - start, error_text(error)
         if known is None:
             record(Outcome(step=step, status="failed", seconds=seconds, reason=text))
@@ -136,9 +136,9 @@ async def _enact(
 
 def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Outcome:
     """The outcome of a step; ``error`` has interrupted it."""
-    status = "partly" if result.undone else "done"
-    reason = result.undone or result.said
-    if result.undone and result.unchanged:
+    status = "partly" if result.not_done else "done"
+    reason = result.not_done or result.details
+    if result.not_done and result.unchanged:
         status, reason = "skipped", f"{error}, and undone" if error else reason
     return Outcome(
         step=step,

@@ -23,7 +23,7 @@ from clustertune.core.model import (
 from clustertune.core.report import Report, WorkerMemory
 from clustertune.planner import forecast, layouts
 from clustertune.planner.layouts import held_bytes
-from clustertune.planner.memory import ceiling
+from clustertune.planner.memory import process_limit
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Journal:
         return replace(
             now,
             goal=self._goal(now.goal),
-            given=self._given(now),
+            given_partitions=self._given(now),
             replaced=self._replaced(now),
         )
 
@@ -55,7 +55,7 @@ class Journal:
         args = [step.args for step in begun]
         first = self.views[0].layouts[:1] if self.views else ()
         shuffled = any(
-            isinstance(a, Shuffle) and not a.by and a.layout == first[0].label
+            isinstance(a, Shuffle) and not a.sort_by and a.layout == first[0].label
             for a in args
         )
         return replace(
@@ -70,18 +70,22 @@ class Journal:
     def _given(self, now: View) -> int | None:
         """Partitions of the training data before this run has cut any."""
         first = next(iter((self.views or [now])[0].layouts), None)
-        return None if first is None else first.members[0].n_partitions
+        return None if first is None else first.collections[0].n_partitions
 
     def _replaced(self, now: View) -> dict[str | int, int]:
         """Bytes, by worker, of given partitions that this call has replaced."""
         found: Counter[str | int] = Counter()
         if now.goal.release_inputs:
             return found
-        for label in {m.label for x in now.layouts for m in x.members if m.ours}:
+        for label in {
+            m.label for x in now.layouts for m in x.collections if m.made_here
+        }:
             for view in reversed(self.views):
-                given = [m for x in view.layouts for m in x.members if m.label == label]
-                if given and given[0].loaded and not given[0].ours:
-                    only = Layout(label=label, members=(given[0],))
+                given = [
+                    m for x in view.layouts for m in x.collections if m.label == label
+                ]
+                if given and given[0].loaded and not given[0].made_here:
+                    only = Layout(label=label, collections=(given[0],))
                     held = held_bytes((only,), len(view.now.workers))
                     for worker, nbytes in zip(view.now.workers, held, strict=True):
                         found[worker.id] += int(nbytes)
@@ -108,7 +112,7 @@ class Journal:
         view = self.views[-1]
         unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
         # a call that is limited to some steps need not load the data
-        unknown = unknown and view.loads and not view.goal.only
+        unknown = unknown and view.loads_data and not view.goal.permitted
         if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
@@ -117,7 +121,7 @@ class Journal:
         """The report of the call so far."""
         views, found = self.views, self.findings
         # a call that is limited to some steps does not prepare for a workload
-        whole = views and not views[0].goal.only
+        whole = views and not views[0].goal.permitted
         return Report(
             status=status,
             seconds=seconds,
@@ -156,7 +160,7 @@ def memory_of(
     views: Sequence[View], outcomes: Sequence[Outcome]
 ) -> tuple[WorkerMemory, ...]:
     """Memory of each worker that a step has measured, in the order of the steps."""
-    lines = {w.id: ceiling(w) or None for view in views for w in view.now.workers}
+    lines = {w.id: process_limit(w) or None for view in views for w in view.now.workers}
     rows: dict[str | int, WorkerMemory] = {}
     for outcome in outcomes:
         for m in outcome.measured:

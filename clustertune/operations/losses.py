@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clustertune.core.model import Holding
+from clustertune.core.model import KeyGroup
 from clustertune.core.wording import bytes_text, plural, printable
 
 MOST = 3  # prefixes in the text of a loss, and losses in a refusal
@@ -42,7 +42,7 @@ class Loss:
         return f"{bytes_text(self.nbytes)} of {owner}{what}"
 
 
-def losses(holdings: Iterable[Holding], restored: Sequence[str]) -> tuple[Loss, ...]:
+def losses(holdings: Iterable[KeyGroup], restored: Sequence[str]) -> tuple[Loss, ...]:
     """The losses of each owner; this client first, then by bytes (pure).
 
     Parameters
@@ -53,7 +53,7 @@ def losses(holdings: Iterable[Holding], restored: Sequence[str]) -> tuple[Loss, 
         Names of data sets that are saved and published again.
     """
     saved = {("published", name) for name in restored}
-    rows: dict[tuple[bool, str], list[Holding]] = {}
+    rows: dict[tuple[bool, str], list[KeyGroup]] = {}
     for h in holdings:
         owners = [(True, "this client")] * h.mine
         owners += [(False, f"client {name}") for name in h.others]
@@ -68,7 +68,7 @@ def losses(holdings: Iterable[Holding], restored: Sequence[str]) -> tuple[Loss, 
     return tuple(sorted(lost, key=lambda loss: (not loss.mine, -loss.nbytes)))
 
 
-def _loss(owner: str, mine: bool, some: Sequence[Holding]) -> Loss:
+def _loss(owner: str, mine: bool, some: Sequence[KeyGroup]) -> Loss:
     found: dict[str, tuple[int, int]] = {}
     for h in some:
         if h.keys:

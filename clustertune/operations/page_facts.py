@@ -35,7 +35,7 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
         "found": findings(found, {w.id: w.address for w in now.workers}),
     }
     known = [x for x in view.layouts if x.loaded and x.aligned]
-    if sum(len(m.keys) for x in known for m in x.members) > MOST_KEYS:
+    if sum(len(m.keys) for x in known for m in x.collections) > MOST_KEYS:
         known = []
     if view.layouts:
         result["collections"] = [_layout(x, view) for x in known]
@@ -116,7 +116,7 @@ def _cpus(view: View) -> Iterable[tuple[str, float]]:
 def _layout(layout: Layout, view: View) -> dict[str, Any]:
     return {
         "label": layout.label,
-        "members": [keys.pack(m.keys) for m in layout.members],
+        "members": [keys.pack(m.keys) for m in layout.collections],
         "rows": layout.rows.tolist(),
         "alike": view.goal.workload.exact_rows,
     }

@@ -133,7 +133,7 @@ def _refuse_unfixed(findings: Iterable[Finding], view: View) -> None:
     later calls: data is loaded before it is rechunked.
     """
     order = planner.PHASES
-    last = max((order.index(name) for name in view.goal.only), default=len(order))
+    last = max((order.index(name) for name in view.goal.permitted), default=len(order))
     _refuse(f for f in findings if f.fixed_by not in order[last + 1 :])
 
 
@@ -225,7 +225,9 @@ async def _settled(cluster: LiveCluster) -> View:
 def _drops_replicas(view: View) -> bool:
     """Whether Dask's memory manager is about to drop replicas of the data."""
     known = [x for x in view.layouts if x.loaded and x.aligned]
-    return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
+    return bool(view.now.memory_manager) and any(
+        layouts.replicated(x).any() for x in known
+    )
 
 
 # --- the public functions -------------------------------------------------------------
@@ -408,7 +410,7 @@ LeaseHeldError
     fractions = settings.fractions()
     goal = Goal(
         workload=profile,
-        chosen=estimator is not None,
+        workload_chosen=estimator is not None,
         imported=frozenset(PACKAGES & sys.modules.keys()),
         n_workers=arguments.workers_wanted("n_workers", n_workers),
         restart=arguments.restarting("restart", restart),
@@ -419,12 +421,12 @@ LeaseHeldError
         persist=arguments.maybe("persist", persist),
         order=arguments.order(shuffle, sort),
         seed=arguments.seed("random_state", random_state),
-        evaluated=inputs.evaluated(given),
+        training_eval_sets=inputs.evaluated(given),
         # to the row means that no tolerance is left
         tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
-        raises=arguments.on_low_memory("on_low_memory", on_low_memory),
-        only=frozenset(_only or ()),
+        raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
+        permitted=frozenset(_only or ()),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")

@@ -157,9 +157,9 @@ def _batches(plan: Plan) -> Iterator[tuple[Step, ...]]:
 
 def _batch(step: Step) -> object:
     args = step.args
-    if not isinstance(args, Restart) or not args.beside:
+    if not isinstance(args, Restart) or not args.simultaneous:
         return id(step)
-    return frozenset((args.address, *args.beside))
+    return frozenset((args.address, *args.simultaneous))
 
 
 async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -84,7 +84,7 @@ def release_data(
         )
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
-        holdings = view.now.holdings or ()
+        holdings = view.now.key_groups or ()
         there = sorted({h.prefix for h in holdings if h.keys and h.prefix})
         unknown = [p for p in wanted if p not in there]
         if unknown:

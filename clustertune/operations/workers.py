@@ -17,7 +17,7 @@ from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.collections import inputs
 from clustertune.core import arguments
-from clustertune.core.model import Notify, Size, Step, View
+from clustertune.core.model import Notify, Step, View, WorkerSize
 from clustertune.core.report import Report
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
@@ -205,14 +205,14 @@ TimedOutError
     --------
     >>> clustertune.resize_workers(client, X, y, nthreads=4)            # doctest: +SKIP
     """
-    size = Size(
+    size = WorkerSize(
         nthreads=arguments.count("nthreads", nthreads),
         memory_limit=arguments.nbytes("memory_limit", memory_limit),
         env=arguments.variables(
             "env", env, any_name=arguments.flag("allow_any_env", allow_any_env)
         ),
     )
-    if size == Size():
+    if size == WorkerSize():
         raise TypeError("no change is given: give nthreads, memory_limit or env")
     seconds = arguments.duration("wait", wait)
     most = arguments.part("max_unavailable", max_unavailable)
@@ -291,7 +291,7 @@ def scale(
 
     def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
         yield from adapting.exactly(view, wanted)
-        there = sum(w.stays for w in view.now.workers)
+        there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
             reason = managers.obstacle(client.cluster, wanted)
             if reason is not None:

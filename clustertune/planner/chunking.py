@@ -19,11 +19,11 @@ import numpy as np
 
 from clustertune.core.model import (
     Bools,
+    CollectionInfo,
     Finding,
     Float64s,
     Int64s,
     Layout,
-    Member,
     View,
 )
 from clustertune.planner import (
@@ -231,7 +231,7 @@ def wanted_partitions(view: View, n_rows: int) -> int | None:
     """Return the requested number of partitions, or that of the model; None: any."""
     if not isinstance(view.goal.rechunk, bool):
         return view.goal.rechunk
-    rows, partitions = view.goal.kept or (0, 0)
+    rows, partitions = view.goal.previous_shape or (0, 0)
     possible = rows == n_rows and len(view.eligible_workers) <= partitions <= n_rows
     return partitions if possible and view.goal.workload.keeps_partitions else None
 
@@ -239,10 +239,10 @@ def wanted_partitions(view: View, n_rows: int) -> int | None:
 # --- partitions of a layout -----------------------------------------------------------
 
 
-def rows_of(member: Member) -> Int64s:
+def rows_of(collection: CollectionInfo) -> Int64s:
     """Return the rows of the partitions of a loaded, counted collection."""
-    assert member.rows is not None
-    return member.rows
+    assert collection.rows is not None
+    return collection.rows
 
 
 def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
@@ -258,7 +258,7 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
         Findings about the layout.
     """
     if view.goal.rechunk is False or layouts.is_copied(layout):
-        return rows_of(layout.members[0])  # only values are converted
+        return rows_of(layout.collections[0])  # only values are converted
     groups = grouping.of(layout)
     if groups is not None and view.goal.workload.groups:
         return _at_groups(layout, groups, view, about)
@@ -266,14 +266,14 @@ def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     # that the library does not use.
     if layout is view.layouts[0] and view.goal.workload.exact_rows:
         return _exact(layout, view, about)
-    if any(m.label.rpartition(".")[2] == "qid" for m in layout.members):
+    if any(m.label.rpartition(".")[2] == "qid" for m in layout.collections):
         return _of_groups(layout, view, about)
     return _anywhere(layout, view, about)
 
 
 def fresh(layout: Layout, view: View) -> Int64s:
     """Return rows of even partitions for rows that all travel."""
-    total = int(rows_of(layout.members[0]).sum())
+    total = int(rows_of(layout.collections[0]).sum())
     wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
     n_partitions = _count_for(layout, view) if wanted is None else wanted
     return even(total, min(max(1, total), n_partitions))
@@ -281,7 +281,7 @@ def fresh(layout: Layout, view: View) -> Int64s:
 
 def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """Return rows of partitions that may be cut at any row."""
-    old = rows_of(layout.members[0])
+    old = rows_of(layout.collections[0])
     total = int(old.sum())
     wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
     if wanted is not None:
@@ -320,13 +320,16 @@ def remainder(layout: Layout, view: View) -> int:
         return 0
     if view.goal.rechunk is False:  # no partition is cut
         return 0
-    total, n_workers = int(rows_of(layout.members[0]).sum()), len(view.eligible_workers)
+    total, n_workers = (
+        int(rows_of(layout.collections[0]).sum()),
+        len(view.eligible_workers),
+    )
     return total % n_workers if n_workers <= total else 0  # too few rows are an error
 
 
 def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """Return equal rows for each worker, one run per worker, then the remainder."""
-    old, n_workers = rows_of(layout.members[0]), len(view.eligible_workers)
+    old, n_workers = rows_of(layout.collections[0]), len(view.eligible_workers)
     left, total = remainder(layout, view), int(old.sum())
     if total < n_workers:
         return old
@@ -349,7 +352,7 @@ def _most_even(
         spread.append(fullest(rows, weights))
         if spread[-1] <= 1 + view.goal.tolerance + _ROUNDING:
             return rows
-    old = rows_of(layout.members[0])
+    old = rows_of(layout.collections[0])
     best = int(np.argmin(spread))
     # partitions stay if none is better and each worker can have one
     enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
@@ -361,7 +364,7 @@ def _at_groups(
     layout: Layout, groups: Groups, view: View, about: Sequence[Finding]
 ) -> Int64s:
     """Return partitions that end where groups end, near the old ends if these suit."""
-    old, total = rows_of(layout.members[0]), int(groups.counts.sum())
+    old, total = rows_of(layout.collections[0]), int(groups.counts.sum())
     if not grouping.are_in_order(groups, view.goal.workload.groups):
         return old  # a shuffle puts the groups in order first
     ends = np.cumsum(old)[:-1]
@@ -386,7 +389,7 @@ def _at_groups(
 
 def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
     """Return joined partitions: any other cut may go through a group."""
-    ends = [np.cumsum(rows_of(m)) for m in layout.members]
+    ends = [np.cumsum(rows_of(m)) for m in layout.collections]
     common = reduce(np.intersect1d, ends)
     old = np.diff(common[common > 0], prepend=0)
     if _suits(layout, old, view, about):
@@ -414,7 +417,7 @@ def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -
         return False
     bare = _bare(layout, rows)
     only = replace(view, layouts=(bare,))
-    if layout.members[0].column_blocks > 1:
+    if layout.collections[0].column_blocks > 1:
         n_bytes = layout.nbytes / max(1, len(rows))
         if n_bytes > view.goal.workload.max_partition_bytes:
             return False
@@ -428,12 +431,12 @@ def _bare(layout: Layout, rows: Int64s) -> Layout:
     total = int(rows.sum())
     nbytes = (rows * (layout.nbytes / max(1, total))).astype(np.int64)
     none = np.zeros(0, dtype=np.int64)
-    member = replace(
-        layout.members[0],
+    collection = replace(
+        layout.collections[0],
         keys=tuple(range(len(rows))),
         rows=rows,
         nbytes=nbytes,
         holders=(none, none),
         column_blocks=1,
     )
-    return Layout(label=layout.label, members=(member,))
+    return Layout(label=layout.label, collections=(collection,))

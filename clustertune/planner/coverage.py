@@ -41,17 +41,17 @@ class Classes:
 
 def of(layout: Layout) -> Classes | None:
     """Return the classes of a layout; None: not classes, or not read."""
-    member = next((m for m in layout.members if m.label == "y"), None)
-    if member is None or member.contents is None or member.rows is None:
+    collection = next((m for m in layout.collections if m.label == "y"), None)
+    if collection is None or collection.contents is None or collection.rows is None:
         return None
-    partitions = member.contents.partitions
+    partitions = collection.contents.partitions
     if any(p.get("classes") is None for p in partitions):
         return None
     names = tuple(dict.fromkeys(c for p in partitions for c, _ in p["classes"]))
     number = {name: i for i, name in enumerate(names)}
     counts = np.zeros((len(partitions), len(names)), dtype=np.int64)
     found: list[list[Int64s]] = [[] for _ in names]
-    starts = (np.cumsum(member.rows) - member.rows).tolist()
+    starts = (np.cumsum(collection.rows) - collection.rows).tolist()
     for i, (partition, start) in enumerate(zip(partitions, starts, strict=True)):
         for name, count in partition["classes"]:
             counts[i, number[name]] = count
@@ -59,7 +59,9 @@ def of(layout: Layout) -> Classes | None:
             found[number[name]].append(np.asarray(rows, dtype=np.int64) + start)
     none = np.zeros(0, dtype=np.int64)
     witnesses = tuple(np.concatenate([none, *rows]) for rows in found)
-    return Classes(label=member.label, names=names, counts=counts, witnesses=witnesses)
+    return Classes(
+        label=collection.label, names=names, counts=counts, witnesses=witnesses
+    )
 
 
 def needed(layout: Layout, view: View) -> Classes | None:
@@ -134,7 +136,7 @@ def shared(
     """
     claim = layouts.weights(view)
     if start is None:
-        home = layouts.homes(layout, len(claim))
+        home = layouts.home_workers(layout, len(claim))
         stays = (home >= 0) & (claim[home] > 0)
         start = np.where(stays, home, (claim > 0).argmax())
     return spread(

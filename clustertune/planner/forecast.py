@@ -19,17 +19,17 @@ from typing import NamedTuple
 import numpy as np
 
 from clustertune.core.model import (
+    CollectionInfo,
     Float64s,
     Layout,
-    Member,
     Profile,
     Unknown,
     View,
     WorkerSnapshot,
 )
 from clustertune.core.wording import bytes_text, plural, variable
-from clustertune.planner.layouts import held as partitions_held
-from clustertune.planner.layouts import held_bytes, member_bytes, weights
+from clustertune.planner.layouts import collection_bytes, held_bytes, weights
+from clustertune.planner.layouts import held_bytes_by_worker as partitions_held
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes
@@ -82,12 +82,12 @@ def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
     divided = copied = 0.0
     for number, layout in enumerate(view.layouts):
         amount = 0.0
-        for member in layout.members:
-            size = _size(member, change)
+        for collection in layout.collections:
+            size = _size(collection, change)
             if isinstance(size, Unknown):
                 return size
             amount += size
-        amount *= profile.multiple(_itemsize(layout.members[0], change))
+        amount *= profile.multiple(_itemsize(layout.collections[0], change))
         if number and profile.eval_copies:
             copied += amount
         else:
@@ -141,7 +141,7 @@ def peaks(view: View) -> dict[str | int, int]:
     divided = view.layouts[:1] if profile.eval_copies else view.layouts
     taken = np.zeros(n_workers)
     for layout in divided:
-        size = _itemsize(layout.members[0], AS_IT_IS)
+        size = _itemsize(layout.collections[0], AS_IT_IS)
         of_all, of_partitions = profile.parts(size)
         held = held_bytes((layout,), n_workers)
         taken += of_all * held + of_partitions * np.minimum(
@@ -182,37 +182,41 @@ def _profile(view: View, change: Change) -> Profile:
     return profile.frugal or profile if change.frugal else profile
 
 
-def _size(member: Member, change: Change) -> float | Unknown:
+def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
     """Return the bytes of a collection during the fit, after its conversion."""
-    size = member_bytes(member)
+    size = collection_bytes(collection)
     if isinstance(size, Unknown):
         return size
-    wanted = member.conversion
-    if wanted is not None and member.loaded and member.rows is not None:
+    wanted = collection.conversion
+    if wanted is not None and collection.loaded and collection.rows is not None:
         if wanted.row_bytes is not None:
-            size = wanted.row_bytes * int(member.rows.sum())
-    elif change.float32 and _is_wide(member):
-        return size - size * _wide_share(member) / 2
+            size = wanted.row_bytes * int(collection.rows.sum())
+    elif change.float32 and _is_wide(collection):
+        return size - size * _wide_share(collection) / 2
     return size
 
 
-def _itemsize(member: Member, change: Change) -> int | None:
-    if member.conversion is not None and member.loaded:
-        return np.dtype(member.conversion.dtype).itemsize
-    if change.float32 and _is_wide(member):
+def _itemsize(collection: CollectionInfo, change: Change) -> int | None:
+    if collection.conversion is not None and collection.loaded:
+        return np.dtype(collection.conversion.dtype).itemsize
+    if change.float32 and _is_wide(collection):
         return FLOAT32
-    return member.itemsize
+    return collection.itemsize
 
 
-def _is_wide(member: Member) -> bool:
+def _is_wide(collection: CollectionInfo) -> bool:
     """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
-    features = variable(member.label) == "X"
-    return features and member.conversion is None and member.itemsize == 2 * FLOAT32
+    features = variable(collection.label) == "X"
+    return (
+        features
+        and collection.conversion is None
+        and collection.itemsize == 2 * FLOAT32
+    )
 
 
-def _wide_share(member: Member) -> float:
+def _wide_share(collection: CollectionInfo) -> float:
     """Return the fraction of columns that are cast: those of eight-byte numbers."""
-    counts = {name: count for name, (count, _) in member.types.items()}
+    counts = {name: count for name, (count, _) in collection.types.items()}
     wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))
     return wide / sum(counts.values()) if counts else 1.0
 
@@ -266,8 +270,8 @@ def options(view: View) -> dict[str, Change]:
     """Return possible changes that keep the workers, cheapest first."""
     found = {}
     kept = view.goal.workload.feature_bytes
-    members = [m for x in view.layouts for m in x.members]
-    if any(map(_is_wide, members)) and (kept is None or kept <= FLOAT32):
+    collections = [m for x in view.layouts for m in x.collections]
+    if any(map(_is_wide, collections)) and (kept is None or kept <= FLOAT32):
         found["float32"] = Change(float32=True)
     if view.goal.workload.frugal is not None:
         found["frugal"] = Change(frugal=True)

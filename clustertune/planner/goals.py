@@ -36,11 +36,11 @@ def unloaded_data(view: View) -> Iterator[Finding]:
     By hand run ``rows = client.persist(rows)``, and take X and y as columns of that.
     """
     labels = tuple(
-        m.label for layout in view.layouts for m in layout.members if not m.loaded
+        m.label for layout in view.layouts for m in layout.collections if not m.loaded
     )
     if labels:
         what = "prepare persists them together in one call"
-        if not view.loads:
+        if not view.loads_data:
             what = f"{view.goal.workload.title} reads it once, so it stays lazy"
         yield Finding(
             severity=Severity.info,
@@ -62,15 +62,15 @@ def other_type(view: View) -> Iterator[Finding]:
     Remedy: ``X, y = clustertune.prepare(client, X, y, to="array", dtype="float32")``
     converts them.
     """
-    for member in (m for layout in view.layouts for m in layout.members):
-        wanted = member.conversion
+    for collection in (m for layout in view.layouts for m in layout.collections):
+        wanted = collection.conversion
         if wanted is not None:
             yield Finding(
                 severity=Severity.info,
-                message=f"{member.label} is not {wanted}",
-                subject=(member.label,),
+                message=f"{collection.label} is not {wanted}",
+                subject=(collection.label,),
                 evidence={
-                    "kind": member.kind,
+                    "kind": collection.kind,
                     "wanted": wanted.kind,
                     "dtype": wanted.dtype,
                 },
@@ -88,7 +88,7 @@ def other_order(view: View) -> Iterator[Finding]:
     if view.goal.order not in ("rows", "partitions") or not view.layouts:
         return
     layout = view.layouts[0]
-    labels = tuple(m.label for m in layout.members)
+    labels = tuple(m.label for m in layout.collections)
     rows = _known_rows(layout)
     if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
         yield Finding(
@@ -112,7 +112,7 @@ def other_order(view: View) -> Iterator[Finding]:
 
 
 def _known_rows(layout: Layout) -> int:
-    rows = layout.members[0].rows
+    rows = layout.collections[0].rows
     return 0 if rows is None else int(rows.sum())
 
 
@@ -124,9 +124,9 @@ def other_number(view: View) -> Iterator[Finding]:
     """
     wanted = view.goal.rechunk
     layout = view.layouts[0] if view.layouts else None
-    if isinstance(wanted, bool) or layout is None or layout.members[0].rows is None:
+    if isinstance(wanted, bool) or layout is None or layout.collections[0].rows is None:
         return
-    rows = layout.members[0].rows
+    rows = layout.collections[0].rows
     total = int(rows.sum())
     if np.array_equal(rows, even(total, min(wanted, max(1, total)))):
         return
@@ -134,9 +134,9 @@ def other_number(view: View) -> Iterator[Finding]:
         severity=Severity.info,
         message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
         f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
-        subject=tuple(m.label for m in layout.members),
+        subject=tuple(m.label for m in layout.collections),
         evidence={"partitions": len(rows), "wanted": wanted},
-        fixed_by=view.goal.cutting,
+        fixed_by=view.goal.cutting_action,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clustertune.core.model import Int64s, Layout, Member
+from clustertune.core.model import CollectionInfo, Int64s, Layout
 from clustertune.planner import layouts
 
 
@@ -31,14 +31,14 @@ class Groups:
         return np.cumsum(self.counts)[:-1]
 
 
-def member_of(layout: Layout) -> Member | None:
+def collection_of(layout: Layout) -> CollectionInfo | None:
     """Return the collection with the groups, if its values were read."""
-    for member in layout.members:
-        if member.label.rpartition(".")[2] == "qid":
-            looked = member.contents is not None and all(
-                "counts" in partition for partition in member.contents.partitions
+    for collection in layout.collections:
+        if collection.label.rpartition(".")[2] == "qid":
+            looked = collection.contents is not None and all(
+                "counts" in partition for partition in collection.contents.partitions
             )
-            return member if looked else None
+            return collection if looked else None
     return None
 
 
@@ -47,11 +47,11 @@ def of(layout: Layout) -> Groups | None:
 
     A replicated layout has None: each partition with rows has all groups in order.
     """
-    member = member_of(layout)
-    if member is None or layouts.is_copied(layout):
+    collection = collection_of(layout)
+    if collection is None or layouts.is_copied(layout):
         return None
-    assert member.contents is not None
-    partitions = [p for p in member.contents.partitions if len(p["counts"])]
+    assert collection.contents is not None
+    partitions = [p for p in collection.contents.partitions if len(p["counts"])]
     if not partitions:
         return None
     values = np.concatenate([p["values"] for p in partitions])
@@ -61,7 +61,7 @@ def of(layout: Layout) -> Groups | None:
     scattered = any(p["scattered"] for p in partitions)
     together = not scattered and len(np.unique(values)) == len(values)
     return Groups(
-        label=member.label,
+        label=collection.label,
         values=values,
         counts=counts,
         together=together,
@@ -76,7 +76,7 @@ def are_in_order(groups: Groups, needed: str) -> bool:
 
 def cut(layout: Layout, groups: Groups) -> Int64s:
     """Return the rows within a group at which some collection is divided."""
-    found = [np.cumsum(m.rows)[:-1] for m in layout.members if m.rows is not None]
+    found = [np.cumsum(m.rows)[:-1] for m in layout.collections if m.rows is not None]
     inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
     ends = np.array([0, int(groups.counts.sum())])
     return np.setdiff1d(inner, np.concatenate([groups.edges, ends]))

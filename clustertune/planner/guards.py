@@ -14,16 +14,16 @@ from dataclasses import replace
 
 from clustertune.core import rules
 from clustertune.core.model import (
-    Burden,
     Drop,
-    Holding,
+    HeldData,
+    KeyGroup,
     Load,
     Moves,
-    Recut,
+    ParkingSpace,
+    Rechunk,
     Refusal,
     Release,
     Restart,
-    Room,
     Shuffle,
     Step,
     Unknown,
@@ -81,8 +81,8 @@ def after(step: Step, view: View) -> View:
 def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
     # the memory of a new process is known only if the worker reported it
     process, data = worker.process, worker.counted + worker.spilled
-    if worker.least is not None:
-        process = min(process, worker.least + data)
+    if worker.least_memory is not None:
+        process = min(process, worker.least_memory + data)
     return replace(worker, status="running", process=process)
 
 
@@ -103,7 +103,9 @@ def _targets(step: Step) -> list[str]:
     args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
-    elif isinstance(args, Recut) or (isinstance(args, Shuffle) and args.whole is None):
+    elif isinstance(args, Rechunk) or (
+        isinstance(args, Shuffle) and args.partition_order is None
+    ):
         used = set(args.targets.tolist())
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
@@ -122,10 +124,10 @@ def targets_still_run(step: Step, view: View) -> str | None:
 
 def partitions_are_in_memory(step: Step, view: View) -> str | None:
     """Refuse to move data while some of its partitions are not in memory."""
-    if not isinstance(step.args, Moves | Recut | Shuffle):
+    if not isinstance(step.args, Moves | Rechunk | Shuffle):
         return None
     for layout in view.layouts:
-        for m in layout.members:
+        for m in layout.collections:
             there = set() if m.holders is None else set(m.holders[0].tolist())
             if m.loaded and len(there) < len(m.keys):
                 missing = plural(len(m.keys) - len(there), "partition")
@@ -146,20 +148,20 @@ def thresholds_are_known(step: Step, view: View) -> str | None:
 
 def partitions_are_those_planned(step: Step, view: View) -> str | None:
     """Refuse to rechunk partitions that another step has replaced."""
-    if isinstance(step.args, Recut):
+    if isinstance(step.args, Rechunk):
         planned = {c.label: c.keys for c in step.args.cuts}
     elif isinstance(step.args, Shuffle):
         planned = {s.label: s.keys for s in step.args.sources}
     else:
         return None
-    now = {m.label: m.keys for x in view.layouts for m in x.members}
+    now = {m.label: m.keys for x in view.layouts for m in x.collections}
     other = [label for label, keys in planned.items() if now.get(label) != keys]
     return f"{', '.join(other)} has other partitions than planned" if other else None
 
 
 def memory_is_enough(step: Step, _view: View) -> str | None:
     """Refuse a rechunk that makes workers spill: old and new partitions coexist."""
-    return (step.args.shortage or None) if isinstance(step.args, Recut) else None
+    return (step.args.shortage or None) if isinstance(step.args, Rechunk) else None
 
 
 def manager_allows_restarts(step: Step, view: View) -> str | None:
@@ -177,30 +179,32 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return f"{names_text([step.args.id])} is gone, or was restarted in the meantime"
     if worker.nanny is None and not step.args.retire:
         return NO_NANNY
-    burden = worker.burden
+    burden = worker.held_data
     if burden is None:
         return "what it holds is unknown"
     if burden.actors:
         return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
-    return _no_place(step.args, burden, worker, view) if burden.nbytes else None
+    return _no_space(step.args, burden, worker, view) if burden.nbytes else None
 
 
-def _no_place(
-    restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
+def _no_space(
+    restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
-    batch = [workers[a] for a in restart.beside if a in workers]
-    needed = burden.nbytes + sum(w.burden.nbytes for w in batch if w.burden)
+    batch = [workers[a] for a in restart.simultaneous if a in workers]
+    needed = burden.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
     free = None
     # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
-        if other.running and other.id in restart.ceilings:
-            free = (free or 0.0) + memory.space(other, restart.ceilings[other.id])
+        if other.running and other.id in restart.process_limits:
+            free = (free or 0.0) + memory.free_below(
+                other, restart.process_limits[other.id]
+            )
             if free >= needed:  # looking at all workers for each step takes long
                 return None
     in_memory = max(0, burden.nbytes - worker.spilled)
     why = rules.problem(
-        needed, in_memory, free, _room(worker) if restart.parking else None
+        needed, in_memory, free, _parking_bytes(worker) if restart.parking else None
     )
     if not why:
         return None
@@ -210,13 +214,16 @@ def _no_place(
     return f"{why}: {instead}"
 
 
-def _room(worker: WorkerSnapshot) -> Mapping[str, int] | str:
-    if isinstance(worker.room, Room):
-        return {"memory": worker.room.memory, "disk": worker.room.disk}
-    return str(worker.room or "unknown")
+def _parking_bytes(worker: WorkerSnapshot) -> Mapping[str, int] | str:
+    if isinstance(worker.parking_space, ParkingSpace):
+        return {
+            "memory": worker.parking_space.memory,
+            "disk": worker.parking_space.disk,
+        }
+    return str(worker.parking_space or "unknown")
 
 
-def size_holds_what_is_there(step: Step, view: View) -> str | None:
+def limit_fits_data(step: Step, view: View) -> str | None:
     """Refuse a memory limit that is too low for a new process and the worker's data.
 
     A worker above its limit spills, pauses, or is killed by its nanny.
@@ -224,7 +231,7 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
     if not isinstance(step.args, Restart):
         return None
     worker = view.now.by_address.get(step.args.address)
-    limit = None if worker is None else memory.lowered(worker, step.args.size)
+    limit = None if worker is None else memory.lower_limit(worker, step.args.size)
     if worker is None or limit is None:
         return None
     if isinstance(worker.thresholds, Unknown):
@@ -235,10 +242,10 @@ def size_holds_what_is_there(step: Step, view: View) -> str | None:
 
 def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | None:
     """Return why a limit is too low, and the lowest limit that is enough."""
-    most, _ = memory.lines(worker, limit)
+    most, _ = memory.lowered_limits(worker, limit)
     data = worker.counted + worker.spilled
     # a new process needs at most the unmanaged memory of the old one
-    fresh = worker.unmanaged if worker.least is None else worker.least
+    fresh = worker.unmanaged if worker.least_memory is None else worker.least_memory
     if target is not None and worker.counted > target * limit:
         why = (
             f"it holds {bytes_text(worker.counted)}, and would write some of it to "
@@ -262,47 +269,49 @@ def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | 
     return f"{why}: release data, or set at least {enough // MIB} MiB"
 
 
-def release_takes_from_nobody(step: Step, view: View) -> str | None:
+def release_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to release data of other clients, unless the caller includes them."""
     if not isinstance(step.args, Release):
         return None
     prefix = step.args.prefix
     if step.args.include_other_clients:
-        return divided_names(view, prefix, step.args.together) or None
-    found = [h for h in view.now.holdings or () if h.prefix == prefix]
+        return divided_names(view, prefix, step.args.all_prefixes) or None
+    found = [h for h in view.now.key_groups or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{whose(found)}: {OTHERS}"
+    return f"{owners_text(found)}: {OTHERS}"
 
 
-def drop_takes_from_nobody(step: Step, view: View) -> str | None:
+def drop_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to drop data of other clients, or to stop workers that cannot restart."""
     if not isinstance(step.args, Drop):
         return None
     alone = [w.id for w in view.now.workers if w.nanny is None]
     if alone:
         return f"{workers_text(alone)}: {NO_NANNY}"
-    if view.now.holdings is None:
+    if view.now.key_groups is None:
         return "what is in memory is unknown"
-    actors = sum(w.burden.actors for w in view.now.workers if w.burden is not None)
+    actors = sum(
+        w.held_data.actors for w in view.now.workers if w.held_data is not None
+    )
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
-    others = [h for h in view.now.holdings if h.keys and not h.alone]
+    others = [h for h in view.now.key_groups if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
-            f"what would be lost: {at_risk(view.now.holdings)}; {OTHERS}, and "
+            f"what would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
         )
     return None
 
 
 GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
-    drop_takes_from_nobody,
-    release_takes_from_nobody,
+    drop_spares_other_clients,
+    release_spares_other_clients,
     memory_is_enough,
     manager_allows_restarts,
     restart_loses_nothing,
-    size_holds_what_is_there,
+    limit_fits_data,
     targets_still_run,
     partitions_are_those_planned,
     partitions_are_in_memory,
@@ -332,7 +341,7 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
     if workers:
         longest = max(waits[w.address] for w in workers)
         found.append(f"{_running(workers, longest)}; {instead}")
-    holder = view.now.holder
+    holder = view.now.lease_holder
     if holder is not None:
         found.append(
             f"{printable(holder.label)} (client {printable(holder.client)}) has held "
@@ -363,7 +372,7 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
 
     Releasing removes the published name, and with it all keys that only the name holds.
     """
-    holdings = view.now.holdings or ()
+    holdings = view.now.key_groups or ()
     names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
     for name in sorted(names):
         other = {h.prefix for h in holdings if h.keys and name in h.published}
@@ -377,12 +386,12 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
     return ""
 
 
-def nbytes_text(holdings: Collection[Holding]) -> str:
+def key_bytes_text(holdings: Collection[KeyGroup]) -> str:
     """Return the bytes of these holdings in words."""
     return bytes_text(sum(h.nbytes for h in holdings))
 
 
-def whose(holdings: Collection[Holding]) -> str:
+def owners_text(holdings: Collection[KeyGroup]) -> str:
     """Return who else wants the data, in words that follow "which"."""
     clients = sorted({c for h in holdings for c in h.others})
     published = sorted({n for h in holdings for n in h.published})
@@ -394,7 +403,7 @@ def whose(holdings: Collection[Holding]) -> str:
     return " and ".join(parts) or "no client has asked for by name"
 
 
-def at_risk(holdings: tuple[Holding, ...]) -> str:
+def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
     """Describe the data that will be lost."""
     holdings = tuple(h for h in holdings if h.keys)
     if not holdings:
@@ -402,13 +411,17 @@ def at_risk(holdings: tuple[Holding, ...]) -> str:
     most = sorted(holdings, key=lambda h: -h.nbytes)
     prefixes = list(dict.fromkeys(h.prefix for h in most if h.prefix))
     text = (
-        f"{plural(sum(h.keys for h in holdings), 'key')} ({nbytes_text(holdings)}), "
+        f"{plural(sum(h.keys for h in holdings), 'key')} ({key_bytes_text(holdings)}), "
         f"named {names_text(prefixes, most=5)}"
     )
     scattered = sum(h.scattered for h in holdings)
     text += f"; {scattered:,} of them were scattered" if scattered else ""
     others = [h for h in holdings if not h.alone]
-    text += f"; {nbytes_text(others)} are those which {whose(others)}" if others else ""
+    text += (
+        f"; {key_bytes_text(others)} are those which {owners_text(others)}"
+        if others
+        else ""
+    )
     names = sorted({n for h in holdings for n in h.published})
     if names:
         text += f"; the published {names_text(names, most=5)} will be unpublished"

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from clustertune.core.model import (
     COPIED,
     Bools,
+    CollectionInfo,
     Float64s,
     Int64s,
     Layout,
-    Member,
     Move,
     Moves,
     Unknown,
@@ -34,7 +34,7 @@ Targets = npt.NDArray[np.intp] | Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class HeldBytes:
     """Bytes of partitions on the workers that hold some of them, as coordinates."""
 
     partition: Int64s
@@ -47,45 +47,47 @@ class Held:
 
 def partition_bytes(layout: Layout) -> Int64s:
     """Return the bytes of every partition of a loaded, aligned layout."""
-    total = np.zeros(layout.members[0].n_partitions, dtype=np.int64)
-    for member in layout.members:
-        if member.nbytes is not None:
-            total += member.nbytes
+    total = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
+    for collection in layout.collections:
+        if collection.nbytes is not None:
+            total += collection.nbytes
     return total
 
 
-def held(layout: Layout, n_workers: int) -> Held:
+def held_bytes_by_worker(layout: Layout, n_workers: int) -> HeldBytes:
     """Sum what each worker holds of each partition over all collections."""
     codes, amounts = [], []
-    for member in layout.members:
-        if member.holders is None or member.nbytes is None:
+    for collection in layout.collections:
+        if collection.holders is None or collection.nbytes is None:
             continue
-        partition, worker = member.holders
+        partition, worker = collection.holders
         codes.append(partition * n_workers + worker)
-        amounts.append(member.nbytes[partition])
+        amounts.append(collection.nbytes[partition])
     if not codes:
         empty = np.zeros(0, dtype=np.int64)
-        return Held(partition=empty, worker=empty, nbytes=empty)
+        return HeldBytes(partition=empty, worker=empty, nbytes=empty)
     code, index = np.unique(np.concatenate(codes), return_inverse=True)
     nbytes = np.zeros(len(code), dtype=np.int64)
     np.add.at(nbytes, index.reshape(-1), np.concatenate(amounts))
-    return Held(partition=code // n_workers, worker=code % n_workers, nbytes=nbytes)
+    return HeldBytes(
+        partition=code // n_workers, worker=code % n_workers, nbytes=nbytes
+    )
 
 
-def copied(layout: Layout) -> Bools:
+def replicated(layout: Layout) -> Bools:
     """Return for every partition whether several workers hold one of its keys."""
-    n_partitions = layout.members[0].n_partitions
+    n_partitions = layout.collections[0].n_partitions
     result = np.zeros(n_partitions, dtype=np.bool_)
-    for member in layout.members:
-        if member.holders is not None:
-            result |= np.bincount(member.holders[0], minlength=n_partitions) > 1
+    for collection in layout.collections:
+        if collection.holders is not None:
+            result |= np.bincount(collection.holders[0], minlength=n_partitions) > 1
     return result
 
 
-def homes(layout: Layout, n_workers: int) -> Int64s:
+def home_workers(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
-    spread = held(layout, n_workers)
-    home = np.full(layout.members[0].n_partitions, -1, dtype=np.int64)
+    spread = held_bytes_by_worker(layout, n_workers)
+    home = np.full(layout.collections[0].n_partitions, -1, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
     order = np.lexsort((-spread.worker, spread.nbytes))
@@ -93,18 +95,19 @@ def homes(layout: Layout, n_workers: int) -> Int64s:
     return home
 
 
-def apart(layout: Layout, n_workers: int) -> Bools:
+def separated(layout: Layout, n_workers: int) -> Bools:
     """Return for every partition with rows whether no single worker holds all of it."""
     codes = [
-        member.holders[0] * n_workers + member.holders[1]  # each pair occurs once
-        for member in layout.members
-        if member.holders is not None
+        collection.holders[0] * n_workers
+        + collection.holders[1]  # each pair occurs once
+        for collection in layout.collections
+        if collection.holders is not None
     ]
-    result = np.ones(layout.members[0].n_partitions, dtype=np.bool_)
-    if len(codes) == len(layout.members):
+    result = np.ones(layout.collections[0].n_partitions, dtype=np.bool_)
+    if len(codes) == len(layout.collections):
         code, count = np.unique(np.concatenate(codes), return_counts=True)
         result[code[count == len(codes)] // n_workers] = False
-    rows = layout.members[0].rows
+    rows = layout.collections[0].rows
     return result if rows is None else result & (rows > 0)
 
 
@@ -122,7 +125,7 @@ def weights(view: View) -> Float64s:
 def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
     """Compare what each worker holds of an aligned, loaded layout with its share."""
     n_workers = len(view.now.workers)
-    home = homes(layout, n_workers)
+    home = home_workers(layout, n_workers)
     known = home >= 0
     rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
     nbytes = np.bincount(
@@ -155,12 +158,12 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
     known = layout.loaded and layout.aligned
     return LayoutSummary(
         label=layout.label,
-        members=tuple(m.label for m in layout.members),
-        partitions=layout.members[0].n_partitions,
+        collections=tuple(m.label for m in layout.collections),
+        partitions=layout.collections[0].n_partitions,
         loaded=layout.loaded,
         rows=int(layout.rows.sum()) if layout.aligned else None,
         nbytes=layout.nbytes if layout.loaded else None,
-        separated=int(apart(layout, n_workers).sum()) if known else None,
+        separated=int(separated(layout, n_workers).sum()) if known else None,
         imbalance=imbalance(layout, view) if known else None,
         workers=shares(layout, view) if known else (),
     )
@@ -169,19 +172,19 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
 # --- bytes, as Dask counts them -------------------------------------------------------
 
 
-def member_bytes(member: Member) -> int | Unknown:
+def collection_bytes(collection: CollectionInfo) -> int | Unknown:
     """Return the bytes of one collection."""
-    if member.nbytes is not None:
-        return int(member.nbytes.sum())
-    if member.total_bytes is not None:
-        return member.total_bytes
-    return Unknown(f"{member.label} is not loaded, so its size is unknown")
+    if collection.nbytes is not None:
+        return int(collection.nbytes.sum())
+    if collection.total_bytes is not None:
+        return collection.total_bytes
+    return Unknown(f"{collection.label} is not loaded, so its size is unknown")
 
 
-def sum_bytes(members: Iterable[Member]) -> int | Unknown:
+def sum_bytes(collections: Iterable[CollectionInfo]) -> int | Unknown:
     """Return the bytes of several collections; unknown if one of them is unknown."""
     total = 0
-    for amount in map(member_bytes, members):
+    for amount in map(collection_bytes, collections):
         if isinstance(amount, Unknown):
             return amount
         total += amount
@@ -190,7 +193,7 @@ def sum_bytes(members: Iterable[Member]) -> int | Unknown:
 
 def layout_bytes(layout: Layout) -> int | Unknown:
     """Return the bytes of all collections of a layout."""
-    return sum_bytes(layout.members)
+    return sum_bytes(layout.collections)
 
 
 def largest_partition(layout: Layout) -> int | Unknown:
@@ -198,35 +201,35 @@ def largest_partition(layout: Layout) -> int | Unknown:
     if layout.loaded and layout.aligned:
         return int(partition_bytes(layout).max(initial=0))
     largest = 0
-    for amount in map(_largest_of, layout.members):
+    for amount in map(_largest_of, layout.collections):
         if isinstance(amount, Unknown):
             return amount
         largest = max(largest, amount)
     return largest
 
 
-def _largest_of(member: Member) -> int | Unknown:
-    if member.nbytes is not None:
-        return int(member.nbytes.max(initial=0))
-    total = member_bytes(member)
+def _largest_of(collection: CollectionInfo) -> int | Unknown:
+    if collection.nbytes is not None:
+        return int(collection.nbytes.max(initial=0))
+    total = collection_bytes(collection)
     if isinstance(total, Unknown):
         return total
-    if member.rows is None or not member.rows.sum():
-        return total // max(1, member.n_partitions)
-    return int(total * member.rows.max() / member.rows.sum())
+    if collection.rows is None or not collection.rows.sum():
+        return total // max(1, collection.n_partitions)
+    return int(total * collection.rows.max() / collection.rows.sum())
 
 
 def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
     """Return the bytes of these layouts on every worker, replicas included."""
     total = np.zeros(n_workers, dtype=np.int64)
-    for member in (m for layout in layouts for m in layout.members):
-        if member.holders is not None and member.nbytes is not None:
-            partition, worker = member.holders
-            np.add.at(total, worker, member.nbytes[partition])
+    for collection in (m for layout in layouts for m in layout.collections):
+        if collection.holders is not None and collection.nbytes is not None:
+            partition, worker = collection.holders
+            np.add.at(total, worker, collection.nbytes[partition])
     return total
 
 
-def part_bytes(member: Member, key: Int64s, n_rows: Int64s) -> Int64s:
+def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
     """Predict the bytes of row ranges of a loaded collection, after its conversion.
 
     The prediction is exact for numbers in arrays and frames, except for up to 8 bytes
@@ -235,17 +238,17 @@ def part_bytes(member: Member, key: Int64s, n_rows: Int64s) -> Int64s:
 
     Parameters
     ----------
-    member
+    collection
         A collection that is loaded and counted.
     key, n_rows : (parts,)
         Index into its keys, and the number of rows of that key.
     """
-    assert member.nbytes is not None
-    assert member.rows is not None
-    blocks, conversion = member.column_blocks, member.conversion
-    rows, nbytes = np.repeat(member.rows, blocks), member.nbytes
+    assert collection.nbytes is not None
+    assert collection.rows is not None
+    blocks, conversion = collection.column_blocks, collection.conversion
+    rows, nbytes = np.repeat(collection.rows, blocks), collection.nbytes
     if conversion is None or conversion.row_bytes is None:
-        fixed, each = member.fixed, np.maximum(0, nbytes - member.fixed)
+        fixed, each = collection.fixed, np.maximum(0, nbytes - collection.fixed)
     else:
         fixed = conversion.fixed
         whole = np.add.reduceat(nbytes, np.arange(0, len(nbytes), blocks))
@@ -269,25 +272,25 @@ def moves(layout: Layout, view: View, target: Targets) -> Moves:
     """Return the moves that bring the partitions of a layout to their targets."""
     return Moves(
         workers=tuple(w.address for w in view.now.workers),
-        ceilings=tuple(_pause_bytes(w) for w in view.now.workers),
+        process_limits=tuple(_pause_bytes(w) for w in view.now.workers),
         moves=tuple(_moves(layout, target)),
     )
 
 
 def _moves(layout: Layout, target: Targets) -> Iterator[Move]:
     """Yield the keys that are not held by their target alone."""
-    for member in layout.members:
-        if member.holders is None:
+    for collection in layout.collections:
+        if collection.holders is None:
             continue
-        partition, holder = member.holders
+        partition, holder = collection.holders
         stray = np.ones(len(target), dtype=bool)
         alone = np.bincount(partition, minlength=len(target)) == 1
         stray[partition[(holder == target[partition]) & alone[partition]]] = False
         which = np.flatnonzero(stray)
         if len(which):
             yield Move(
-                label=member.label,
-                keys=tuple(member.keys[i] for i in which),
+                label=collection.label,
+                keys=tuple(collection.keys[i] for i in which),
                 targets=target[which].astype(np.int64),
             )
 
@@ -300,23 +303,23 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
     return int(thresholds.pause * worker.memory_limit)
 
 
-def travelling(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
+def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
     """Return the bytes that every worker receives, and that every worker sends."""
     n_workers = len(view.now.workers)
     total = partition_bytes(layout)
-    there = held(layout, n_workers)
+    there = held_bytes_by_worker(layout, n_workers)
     present = np.zeros(len(target), dtype=np.int64)
     stays = there.worker == target[there.partition]
     present[there.partition[stays]] = there.nbytes[stays]
     travels = total - present
-    home = homes(layout, n_workers)
+    home = home_workers(layout, n_workers)
     known = home >= 0
     into = np.bincount(target, travels, minlength=n_workers)
     out = np.bincount(home[known], travels[known], minlength=n_workers)
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def in_runs(n_partitions: int, held: Held, may: Bools) -> Int64s:
+def in_contiguous_runs(n_partitions: int, held: HeldBytes, may: Bools) -> Int64s:
     """Choose targets that give each worker one run of equally many partitions.
 
     The run with the largest saving is placed first, on the worker that holds most of
@@ -336,7 +339,11 @@ def in_runs(n_partitions: int, held: Held, may: Bools) -> Int64s:
     each = max(1, n_partitions // len(workers))
     run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
     saved = np.zeros((len(workers), len(may)))
-    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
+    np.add.at(
+        saved,
+        (run[held.partition], held.worker),
+        held.nbytes,
+    )
     saved = saved[:, workers]
     target = np.full(len(workers), -1, dtype=np.int64)
     free = np.ones(len(workers), dtype=bool)
@@ -358,16 +365,16 @@ def is_copied(layout: Layout) -> bool:
     """Return whether the collections are replicas that clustertune made."""
     return all(
         isinstance(key, tuple) and str(key[0]).startswith(f"{COPIED}-")
-        for m in layout.members
+        for m in layout.collections
         for key in m.keys
     )
 
 
 def copies(layout: Layout) -> int:
     """Return how often the layout contains each row."""
-    if not is_copied(layout) or layout.members[0].rows is None:
+    if not is_copied(layout) or layout.collections[0].rows is None:
         return 1
-    return max(1, int((layout.members[0].rows > 0).sum()))
+    return max(1, int((layout.collections[0].rows > 0).sum()))
 
 
 def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
@@ -382,7 +389,7 @@ def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
 def first_partitions(view: View) -> Int64s:
     """Return each worker's first partition with rows of the training data."""
     training = view.layouts[0]
-    home = homes(training, len(view.now.workers))
+    home = home_workers(training, len(view.now.workers))
     real = np.flatnonzero((training.rows > 0) & (home >= 0))
     _, index = np.unique(home[real], return_index=True)
     return np.sort(real[index]).astype(np.int64)
@@ -401,6 +408,8 @@ def are_in_place(layout: Layout, view: View) -> bool:
         and len(full) == 1
         and (is_copied(layout) or len(real) == 1)
         # an empty partition elsewhere would pull its training partition with it
-        and np.array_equal(homes(training, n_workers), homes(layout, n_workers))
-        and not apart(layout, n_workers).any()
+        and np.array_equal(
+            home_workers(training, n_workers), home_workers(layout, n_workers)
+        )
+        and not separated(layout, n_workers).any()
     )

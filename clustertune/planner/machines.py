@@ -134,28 +134,28 @@ def _limits(workers: Workers, facts: Sequence[WorkerFacts]) -> Iterator[CpuLimit
         inside = zip(workers, facts, strict=True)
         bound = tuple(w for w, f in inside if f.affinity <= cpus)
         yield CpuLimit(workers=bound, cpus=len(cpus))
-    for members, quota in _quotas(facts):
-        yield CpuLimit(workers=tuple(workers[i] for i in members), cpus=quota)
+    for collections, quota in _quotas(facts):
+        yield CpuLimit(workers=tuple(workers[i] for i in collections), cpus=quota)
 
 
 def _quotas(facts: Sequence[WorkerFacts]) -> list[tuple[list[int], float]]:
     """Return (workers, quota) for each cgroup, inner cgroups first."""
-    members: dict[str, list[int]] = {}
+    collections: dict[str, list[int]] = {}
     cpus: dict[str, float] = {}
     for i, fact in enumerate(facts):
         for cgroup, quota in fact.quotas:
-            members.setdefault(cgroup, []).append(i)
+            collections.setdefault(cgroup, []).append(i)
             cpus[cgroup] = min(quota, cpus.get(cgroup, math.inf))
-    inner_first = sorted(members, key=lambda c: len(members[c]))
-    return [(members[c], cpus[c]) for c in inner_first]
+    inner_first = sorted(collections, key=lambda c: len(collections[c]))
+    return [(collections[c], cpus[c]) for c in inner_first]
 
 
 def _granted(facts: Sequence[WorkerFacts], wanted: Sequence[float]) -> float:
     """Return how many of the wanted CPUs quotas and affinity allow."""
     group = list(range(len(facts)))  # group of each worker
     granted = {i: float(n) for i, n in enumerate(wanted)}  # CPUs of each group
-    for members, quota in _quotas(facts):
-        merged = {group[i] for i in members}
+    for collections, quota in _quotas(facts):
+        merged = {group[i] for i in collections}
         granted[min(merged)] = min(quota, sum(granted.pop(g) for g in merged))
         group = [min(merged) if g in merged else g for g in group]
     return min(float(len(_distinct(facts))), sum(granted.values()))

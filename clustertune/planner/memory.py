@@ -1,9 +1,11 @@
 """Worker memory: thresholds, free memory, leaks, and the need for a restart (pure).
 
-The free memory of a worker has one definition here. :func:`ceiling` is the process
-memory at which Dask first acts, :func:`space` is what is left below it for any keys,
-and :func:`room` is what is left for the given data. A worker's memory consists of the
-given data, Dask's other keys, and unmanaged memory. Only the given data can be moved.
+A worker's memory consists of the given data, Dask's other keys, and unmanaged memory.
+Only the given data can be moved.
+
+- :func:`process_limit`: the process memory at which Dask first acts.
+- :func:`free_below`: the free bytes below that limit, for any keys.
+- :func:`free_memory`: the free bytes for the given data.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from clustertune.core.model import (
     Float64s,
     Run,
     Severity,
-    Size,
     Unknown,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.rules import Left, step
+from clustertune.core.rules import MemoryAfterRun, step
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner.layouts import held_bytes
@@ -69,7 +71,7 @@ class Level:
         return self.worker.process if process else self.worker.counted
 
     @property
-    def room(self) -> float:
+    def headroom(self) -> float:
         """Fraction of the limit that is left below the threshold; <= 0: reached."""
         return self.fraction - self.used / self.worker.memory_limit
 
@@ -107,7 +109,7 @@ def _lowest(worker: WorkerSnapshot, names: Sequence[str], limit: int) -> int:
 # --- free memory ----------------------------------------------------------------------
 
 
-def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
+def process_limit(worker: WorkerSnapshot, limit: int | None = None) -> int:
     """Return the process memory at which a worker spills or pauses; 0 means never.
 
     ``limit`` is another memory limit than the worker's own.
@@ -116,7 +118,7 @@ def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
     return _lowest(worker, ("spill", "pause"), limit)
 
 
-def space(worker: WorkerSnapshot, most: int) -> float:
+def free_below(worker: WorkerSnapshot, most: int) -> float:
     """Return the free bytes below a ceiling of the process; infinite if it is 0.
 
     The process memory is from the last heartbeat; the bytes of keys are current.
@@ -132,7 +134,7 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
         return float(worker.memory_limit)
     if isinstance(worker.facts, Unknown):
         return worker.facts
-    return worker.facts.host_memory / view.now.on_host[worker.host]
+    return worker.facts.host_memory / view.now.workers_per_host[worker.host]
 
 
 def fixed_bytes(view: View) -> Float64s:
@@ -165,7 +167,7 @@ def _process(worker: WorkerSnapshot) -> str:
     return address.rpartition("/")[0] if address.startswith("inproc://") else address
 
 
-def room(view: View) -> Float64s:
+def free_memory(view: View) -> Float64s:
     """Return the bytes of given data that every worker can hold without spilling.
 
     A worker whose thresholds or memory are unknown gets what it already holds.
@@ -177,7 +179,7 @@ def room(view: View) -> Float64s:
     return np.array(found, dtype=np.float64)
 
 
-def lines_known(view: View) -> bool:
+def thresholds_known(view: View) -> bool:
     """Return whether the spill threshold of every worker is known."""
     return not any(isinstance(free, Unknown) for free in _free(view))
 
@@ -198,7 +200,7 @@ def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknow
         return Unknown("limit or thresholds are not known")
     if not worker.memory_limit:
         return total - fixed  # without a limit no threshold acts
-    free = min(total, ceiling(worker) or total) - fixed
+    free = min(total, process_limit(worker) or total) - fixed
     if thresholds.target is None:
         return free
     managed = max(0.0, fixed - worker.unmanaged)
@@ -285,21 +287,21 @@ def _remedy(size: float, free: Float64s) -> str:
 # --- lower memory limits --------------------------------------------------------------
 
 
-def lowered(worker: WorkerSnapshot, size: Size | None) -> int | None:
+def lower_limit(worker: WorkerSnapshot, size: WorkerSize | None) -> int | None:
     """Return the memory limit that a size gives a worker, if it is below its own."""
     limit = None if size is None else size.memory_limit
     own = worker.memory_limit or math.inf
     return None if limit is None or limit >= own else limit
 
 
-def lines(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
+def lowered_limits(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
     """Return the process bytes allowed with a lower limit; 0 means any.
 
     The first number applies once the worker has all its keys. The second one applies
     while keys return: spilling then begins too late to stop a key in flight.
     """
     most = _lowest(worker, ("pause", "terminate"), limit)
-    return ceiling(worker, limit) or most, most
+    return process_limit(worker, limit) or most, most
 
 
 # --- leaks ----------------------------------------------------------------------------
@@ -334,15 +336,15 @@ def leak(
     least
         Growth per run that counts, as a fraction of the memory limit.
     """
-    lines = {
+    lowered_limits = {
         level.name: level.fraction * worker.memory_limit
         for level in reversed(levels(worker))
         if level.measure == "process"
     }
-    for group in groups if lines else ():
+    for group in groups if lowered_limits else ():
         runs = [run for run in group if worker.id in run.floors]
         left = [
-            Left(n, run.floors[worker.id], run.managed.get(worker.id, 0))
+            MemoryAfterRun(n, run.floors[worker.id], run.managed.get(worker.id, 0))
             for n, run in enumerate(group)
             if worker.id in run.floors
         ]
@@ -351,7 +353,7 @@ def leak(
             peak = worker.managed + left[-1].unmanaged + _extra(worker.id, runs)
             reached = {
                 name: max(0, math.ceil((line - peak) / found))
-                for name, line in lines.items()
+                for name, line in lowered_limits.items()
             }
             return Leak(worker, found, len(runs), reached)
     return None
@@ -399,7 +401,7 @@ def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
     and a new process with the same keys is below it.
     """
     # the memory of a process without keys is known for the first hour only
-    fresh = (worker.least or 0) + worker.managed
+    fresh = (worker.least_memory or 0) + worker.managed
     text = f"its process has {bytes_text(worker.process)}"
     if growth:
         text += f" and grows by {bytes_text(growth)} in a run"
@@ -414,7 +416,7 @@ def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
 
 def no_restart_reason(worker: WorkerSnapshot) -> str:
     """Return why a worker without a :func:`restart_reason` is not restarted."""
-    line, text = ceiling(worker), bytes_text(worker.process)
+    line, text = process_limit(worker), bytes_text(worker.process)
     if not line:
         return f"{text}, and no threshold of it is known"
     if worker.process <= line:

@@ -93,7 +93,7 @@ def known_after_trim(restarts: Iterable[Step]) -> str:
 
 def _needs(view: View) -> tuple[str, ...]:
     """Return what a dry run must know to plan further."""
-    lazy = [m.label for x in view.layouts for m in x.members if not m.loaded]
+    lazy = [m.label for x in view.layouts for m in x.collections if not m.loaded]
     if not lazy:
         return ()
     return (f"rows, bytes and holders of {', '.join(lazy)}: known once loaded",)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clustertune.core.model import Flow, Int64s, Layout, Member, Recut, View
-from clustertune.planner.layouts import Targets, list_bytes, part_bytes, travelling
+from clustertune.core.model import CollectionInfo, Flow, Int64s, Layout, Rechunk, View
+from clustertune.planner.layouts import Targets, list_bytes, part_bytes, transfers
 
 #: bytes per second that one thread copies, page faults included
 COPYING = 1e9
@@ -24,49 +24,51 @@ ARRAY_PART, FRAME_PART = 1.6e-4, 3.5e-4
 def seconds(flow: Flow, view: View) -> float | None:
     """Return the seconds of the busiest worker; None: no bandwidth is known."""
     bandwidth = np.array([w.bandwidth for w in view.now.workers], dtype=np.float64)
-    travels = np.maximum(flow.into, flow.out)
+    travels = np.maximum(flow.received, flow.sent)
     if travels[bandwidth == 0].any():
         return None
     transfers = travels / np.where(bandwidth == 0, 1.0, bandwidth)
-    return flow.seconds + float((transfers + flow.made / COPYING).max(initial=0.0))
+    return flow.seconds + float((transfers + flow.produced / COPYING).max(initial=0.0))
 
 
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
     """Return the flow of moving the partitions of a layout to their targets."""
-    into, out = travelling(layout, view, target)
-    return Flow(into=into, out=out, made=np.zeros_like(into), seconds=MOVE)
+    into, out = transfers(layout, view, target)
+    return Flow(received=into, sent=out, produced=np.zeros_like(into), seconds=MOVE)
 
 
 def both(first: Flow, then: Flow) -> Flow:
     """Return the sum of two flows."""
     return Flow(
-        into=first.into + then.into,
-        out=first.out + then.out,
-        made=first.made + then.made,
+        received=first.received + then.received,
+        sent=first.sent + then.sent,
+        produced=first.produced + then.produced,
         seconds=first.seconds + then.seconds,
     )
 
 
-def of_recut(recut: Recut, members: Sequence[Member], view: View) -> Flow:
-    """Return the flow of the cuts of ``members``, which are in the same order."""
+def of_recut(recut: Rechunk, collections: Sequence[CollectionInfo], view: View) -> Flow:
+    """Return the flow of the cuts of ``collections``, which are in the same order."""
     n_workers, n_tasks = len(view.now.workers), 0
     parts = 0.0
     into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
-    for cut, member in zip(recut.cuts, members, strict=True):
-        amount = part_bytes(member, cut.key, cut.stop - cut.start)
+    for cut, collection in zip(recut.cuts, collections, strict=True):
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
         target = recut.targets[cut.new]
         away = cut.owner != target
         np.add.at(into, target[away], amount[away])
         np.add.at(out, cut.owner[away], amount[away])
         np.add.at(made, target, amount)
         n_tasks += len(recut.rows)
-        parts += len(amount) * (ARRAY_PART if member.kind == "array" else FRAME_PART)
+        parts += len(amount) * (
+            ARRAY_PART if collection.kind == "array" else FRAME_PART
+        )
         sent, receiver, more = _bundles(cut.new[away], cut.owner[away], recut.targets)
         np.add.at(into, receiver, more)
         np.add.at(out, sent, more)
         n_tasks += len(more)
     besides = GRAPH + n_tasks * (view.now.overhead or 0.0) + parts
-    return Flow(into=into, out=out, made=made, seconds=besides)
+    return Flow(received=into, sent=out, produced=made, seconds=besides)
 
 
 def _bundles(

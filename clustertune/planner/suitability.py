@@ -44,7 +44,7 @@ def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unk
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
-    n_partitions = max(m.n_partitions for m in layout.members)
+    n_partitions = max(m.n_partitions for m in layout.collections)
     if (
         not threads
         or n_partitions <= view.goal.workload.max_partitions_per_thread * threads
@@ -73,7 +73,7 @@ def attainable(layout: Layout, view: View) -> float:
     spare = view.goal.tolerance * smallest_share
     if rows.max() <= spare:
         return 1.0 + float(rows.max() / smallest_share)
-    there = layouts.held(layout, len(claim))
+    there = layouts.held_bytes_by_worker(layout, len(claim))
     found = place(
         rows,
         (there.partition, there.worker, np.zeros_like(there.nbytes)),
@@ -141,7 +141,7 @@ def units(view: View) -> Units | None:
     layout = view.layouts[0] if view.layouts else None
     if layout is None or view.goal.workload.exact_rows:
         return None
-    counted = [m.rows for m in layout.members if m.rows is not None]
+    counted = [m.rows for m in layout.collections if m.rows is not None]
     found = []
     if counted:
         rows = int(counted[0].sum())
@@ -160,8 +160,8 @@ def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]
     groups = grouping.of(layout) if view.goal.workload.groups else None
     if groups is not None:
         return [Units(len(np.unique(groups.values)), "group")]
-    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.members)
-    if view.goal.workload.groups or not named or len(counted) < len(layout.members):
+    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.collections)
+    if view.goal.workload.groups or not named or len(counted) < len(layout.collections):
         return []
     # a library that does not use groups gets joined partitions, and none is cut
     ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])
@@ -180,7 +180,7 @@ def chosen(view: View) -> View:
     layout = view.layouts[0]
     rows: Float64s = np.zeros(len(view.now.workers))
     if layout.loaded and layout.aligned:
-        home = layouts.homes(layout, len(rows))
+        home = layouts.home_workers(layout, len(rows))
         np.add.at(rows, home[home >= 0], layout.rows[home >= 0])
     held = dict(zip((w.id for w in view.now.workers), rows.tolist(), strict=True))
     best = sorted(able, key=lambda w: (-held[w.id], -w.nthreads))[: found.workers]

@@ -13,10 +13,10 @@ from hashlib import sha256
 
 import numpy as np
 
-from clustertune.core.model import Layout, Member, View
+from clustertune.core.model import CollectionInfo, Layout, View
 from clustertune.core.wording import are, bytes_text, plural, printable, workers_text
 from clustertune.planner import layouts
-from clustertune.planner.memory import room
+from clustertune.planner.memory import free_memory
 
 # --- problems -------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def moves(before: View, after: View) -> tuple[str, ...]:
 def without_aside(view: View) -> View:
     """Return the view without the rows that were left out as a remainder."""
     layouts = tuple(
-        replace(x, members=tuple(replace(m, aside=0) for m in x.members))
+        replace(x, collections=tuple(replace(m, remainder=0) for m in x.collections))
         for x in view.layouts
     )
     return replace(view, layouts=layouts)
@@ -91,7 +91,7 @@ def without_aside(view: View) -> View:
 
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
     """Return (partition, id of a worker that holds all of it)."""
-    there = layouts.held(layout, len(view.now.workers))
+    there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
     return set(zip(there.partition[whole].tolist(), ids, strict=True))
@@ -110,16 +110,16 @@ def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[s
 
 def _places(layout: Layout, view: View) -> list[str | int]:
     """Return the id of the home of each partition."""
-    home = layouts.homes(layout, len(view.now.workers)).tolist()
+    home = layouts.home_workers(layout, len(view.now.workers)).tolist()
     return [view.now.workers[i].id if i >= 0 else "none" for i in home]
 
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
-    before = {m.label: m for m in old.members}
-    for label in before.keys() - {m.label for m in new.members}:
+    before = {m.label: m for m in old.collections}
+    for label in before.keys() - {m.label for m in new.collections}:
         yield f"{label} is missing"
     times = layouts.copies(new) / layouts.copies(old)
-    for now in new.members:
+    for now in new.collections:
         was = before.get(now.label)
         if was is None:
             continue  # this call made it
@@ -133,12 +133,14 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
         if not there.all():
             lost = plural(int((~there).sum()), "partition")
             yield f"no worker holds {lost} of {now.label}"
-        if was.loaded and was.keys != now.keys and not now.ours:
+        if was.loaded and was.keys != now.keys and not now.made_here:
             yield f"{now.label} has other keys than before"
         yield from _other_rows(was, now, times)
 
 
-def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
+def _other_rows(
+    was: CollectionInfo, now: CollectionInfo, times: float
+) -> Iterator[str]:
     """Yield changes of row counts, except for the remainder and for layouts."""
     if was.rows is None:
         return
@@ -148,8 +150,8 @@ def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"partitions of {now.label} have other rows than before"
         return
-    had = int((was.rows.sum() + was.aside) * times)
-    has = int(now.rows.sum() + now.aside)
+    had = int((was.rows.sum() + was.remainder) * times)
+    has = int(now.rows.sum() + now.remainder)
     if had != has:
         yield f"{now.label} had {had:,} rows and has {has:,}"
 
@@ -157,9 +159,9 @@ def _other_rows(was: Member, now: Member, times: float) -> Iterator[str]:
 def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
     if not (new.loaded and new.aligned):
         return
-    apart = int(layouts.apart(new, len(after.now.workers)).sum())
+    apart = int(layouts.separated(new, len(after.now.workers)).sum())
     known = old.loaded and old.aligned
-    was = int(layouts.apart(old, len(before.now.workers)).sum()) if known else 0
+    was = int(layouts.separated(old, len(before.now.workers)).sum()) if known else 0
     if apart > was:
         yield f"{new.label}: {apart} pairs are separated, {was} were before"
 
@@ -182,7 +184,7 @@ def _over_budget(before: View, after: View) -> Iterator[str]:
         )
     )
     has = layouts.held_bytes(after.layouts, len(after.now.workers))
-    for worker, most, n in zip(after.now.workers, room(after), has, strict=True):
+    for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
         if n > most and n > had.get(worker.id, 0):
             yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"
 
@@ -248,26 +250,26 @@ def fingerprint(scheduler: str, view: View) -> Fingerprint:
             for w in now.workers
             if not w.parking
         ),
-        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.members),
+        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.collections),
         overhead=now.overhead,
     )
 
 
-def _seen_data(member: Member, view: View) -> SeenData:
+def _seen_data(collection: CollectionInfo, view: View) -> SeenData:
     holders = ""
-    if member.holders is not None:
-        partitions, workers = (side.tolist() for side in member.holders)
+    if collection.holders is not None:
+        partitions, workers = (side.tolist() for side in collection.holders)
         ids = [str(w.id) for w in view.now.workers]
         holders = _digest(
             sorted((p, ids[w]) for p, w in zip(partitions, workers, strict=True))
         )
-    known = member.nbytes is not None
+    known = collection.nbytes is not None
     return SeenData(
-        label=member.label,
-        partitions=member.n_partitions,
-        loaded=member.loaded,
-        keys=_digest([str(key) for key in member.keys]),
-        nbytes=_digest(np.asarray(member.nbytes).tolist()) if known else "",
+        label=collection.label,
+        partitions=collection.n_partitions,
+        loaded=collection.loaded,
+        keys=_digest([str(key) for key in collection.keys]),
+        nbytes=_digest(np.asarray(collection.nbytes).tolist()) if known else "",
         holders=holders,
     )
 

@@ -1,8 +1,8 @@
 """Test utilities: a cluster in memory, and builders of what checks and planner read."""
 
+from clustertune.testing.builders import collection as collection
 from clustertune.testing.builders import details as details
 from clustertune.testing.builders import layout as layout
-from clustertune.testing.builders import member as member
 from clustertune.testing.builders import prefix as prefix
 from clustertune.testing.builders import runs as runs
 from clustertune.testing.builders import snapshot as snapshot

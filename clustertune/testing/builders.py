@@ -16,17 +16,17 @@ import numpy as np
 
 from clustertune.core.model import (
     ClientFacts,
+    CollectionInfo,
     Details,
     Goal,
     Int64s,
     Layout,
-    Member,
-    Pool,
-    Prefix,
     Profile,
     Run,
     Snapshot,
     Survey,
+    TaskPrefix,
+    ThreadPool,
     Thresholds,
     View,
     WorkerFacts,
@@ -89,7 +89,7 @@ def details(**overrides: Any) -> Details:
         daemon=True,
         child_count=0,
         child_memory=0,
-        pools=(Pool(api="blas", library="libopenblas", threads=1),),
+        thread_pools=(ThreadPool(api="blas", library="libopenblas", threads=1),),
         variables={"OMP_NUM_THREADS": "1"},
         disk="ext4",
         disk_total=100 * _GIB,
@@ -104,13 +104,13 @@ def details(**overrides: Any) -> Details:
 def survey(**overrides: Any) -> Survey:
     """Build the scheduler's answer to a diagnosis: one client and no tasks."""
     built = Survey(
-        me="Client-me",
+        client="Client-me",
         worker_ttl=300.0,
         loop_delay=0.02,
         queued=0,
         unrunnable=0,
         actors=0,
-        clients=(ClientFacts(id="Client-me", keys=10, silent=1.0),),
+        clients=(ClientFacts(id="Client-me", keys=10, heartbeat_age=1.0),),
         published=(),
         prefixes=(),
         complete=True,
@@ -119,9 +119,9 @@ def survey(**overrides: Any) -> Survey:
     return replace(built, **overrides)
 
 
-def prefix(name: str, **overrides: Any) -> Prefix:
+def prefix(name: str, **overrides: Any) -> TaskPrefix:
     """Build the counts of a task prefix; no task has run."""
-    built = Prefix(
+    built = TaskPrefix(
         name=name,
         memory=0,
         waiting=0,
@@ -150,13 +150,13 @@ def snapshot(workers: Sequence[WorkerSnapshot], **overrides: Any) -> Snapshot:
     return replace(built, **overrides)
 
 
-def member(
+def collection(
     label: str,
     rows: Sequence[int] | None,
     homes: Homes | None,
     row_bytes: int = 8,
     **overrides: Any,
-) -> Member:
+) -> CollectionInfo:
     """Build a collection of float64 values.
 
     Parameters
@@ -170,12 +170,12 @@ def member(
     row_bytes
         Bytes per row.
     **overrides
-        Fields of :class:`Member`.
+        Fields of :class:`CollectionInfo`.
     """
     counts = None if rows is None else np.array(rows, dtype=np.int64)
     n_partitions = len(rows or ()) if homes is None else len(homes)
     nbytes = None if counts is None else counts * row_bytes
-    built = Member(
+    built = CollectionInfo(
         label=label,
         kind="array",
         keys=tuple((label, i) for i in range(n_partitions)),
@@ -193,7 +193,7 @@ def member(
 def layout(
     rows: Sequence[int] | None,
     homes: Homes | Mapping[str, Homes] | None,
-    members: Sequence[str] = ("X", "y"),
+    collections: Sequence[str] = ("X", "y"),
     row_bytes: Mapping[str, int] | None = None,
     label: str = "training data",
     **overrides: Any,
@@ -203,31 +203,33 @@ def layout(
     Parameters
     ----------
     rows
-        Rows of each partition, the same for all members.
+        Rows of each partition, the same for all collections.
     homes
-        Holders of each partition, for all members or by label; None for data that is
-        not loaded.
-    members
-        Labels of the members.
+        Holders of each partition, for all collections or by label; None for data
+        that is not loaded.
+    collections
+        Labels of the collections.
     row_bytes
-        Bytes per row by label. The default is 80 for the first member and 8 for others.
+        Bytes per row by label. The default is 80 for the first label and 8 for others.
     label
         Label of the layout: ``"training data"`` or ``"eval_set[0]"``.
     **overrides
-        Fields of every :class:`Member`.
+        Fields of every :class:`CollectionInfo`.
     """
-    widths = {m: 80 if m == members[0] else 8 for m in members} | dict(row_bytes or {})
+    widths = {m: 80 if m == collections[0] else 8 for m in collections} | dict(
+        row_bytes or {}
+    )
     built = [
-        member(
+        collection(
             m,
             rows,
             homes[m] if isinstance(homes, Mapping) else homes,
             widths[m],
             **overrides,
         )
-        for m in members
+        for m in collections
     ]
-    return Layout(label=label, members=tuple(built))
+    return Layout(label=label, collections=tuple(built))
 
 
 def view(

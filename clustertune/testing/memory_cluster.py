@@ -19,6 +19,7 @@ from clustertune.core.model import (
     COPIED,
     ORDER,
     Bounds,
+    CollectionInfo,
     Contents,
     Cut,
     Drop,
@@ -26,11 +27,10 @@ from clustertune.core.model import (
     Int64s,
     Layout,
     Load,
-    Member,
     Move,
     Moves,
     Notify,
-    Recut,
+    Rechunk,
     Release,
     Restart,
     Result,
@@ -47,7 +47,7 @@ from clustertune.planner.verification import problems
 from clustertune.testing.builders import worker
 
 Homes = dict[str, list[set[str]]]
-"""By label of a member, for each partition the addresses of its holders."""
+"""By label of a collection, for each partition the addresses of its holders."""
 
 FRESH = 200 * 2**20  # process memory of a worker without data, in bytes
 Row = int
@@ -85,7 +85,7 @@ class MemoryCluster:
     overhead
         Overhead of a task in seconds; None means unknown.
     values
-        By label of a member the value of each row. Checks read these values.
+        By label of a collection the value of each row. Checks read these values.
 
     Attributes
     ----------
@@ -94,9 +94,9 @@ class MemoryCluster:
     calls : list of str
         Changes of the cluster, in order.
     contents : dict
-        By label of a member, for each partition the numbers of its rows.
+        By label of a collection, for each partition the numbers of its rows.
     aside : dict
-        By label of a member the rows of the remainder.
+        By label of a collection the rows of the remainder.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class MemoryCluster:
         self.homes: Homes = {
             m.label: _homes(m, tuple(self.workers))
             for x in start.layouts
-            for m in x.members
+            for m in x.collections
         }
         self.contents = {
-            m.label: _contents(m) for x in start.layouts for m in x.members
+            m.label: _contents(m) for x in start.layouts for m in x.collections
         }
         self.aside: dict[str, list[Row]] = {}
         self.recuts = 0
@@ -159,9 +159,9 @@ class MemoryCluster:
         layouts = tuple(
             replace(
                 x,
-                members=tuple(
-                    self._member(m, addresses, training=x is self.layouts[0])
-                    for m in x.members
+                collections=tuple(
+                    self._collection(m, addresses, training=x is self.layouts[0])
+                    for m in x.collections
                 ),
             )
             for x in self.layouts
@@ -183,7 +183,7 @@ class MemoryCluster:
         self._refuse_overfull(load)
         addresses = list(self.workers)
         for x in self.layouts:
-            for m in x.members:
+            for m in x.collections:
                 if m.loaded:
                     continue
                 target = load.targets.get(m.label)
@@ -197,19 +197,19 @@ class MemoryCluster:
                     self._inject_fault()
                     places.append({self._running_or_fallback(address)})
         self.layouts = tuple(
-            replace(x, members=tuple(_loaded(m) for m in x.members))
+            replace(x, collections=tuple(_loaded(m) for m in x.collections))
             for x in self.layouts
         )
         return Result(count=len(load.targets))
 
     def _refuse_overfull(self, load: Load) -> None:
-        lazy = [m for x in self.layouts for m in x.members if not m.loaded]
-        if load.room is None or not lazy:
+        lazy = [m for x in self.layouts for m in x.collections if not m.loaded]
+        if load.free_memory is None or not lazy:
             return
         labels = [m.label for m in lazy]
         taken = np.cumsum(np.concatenate([_loaded(m).nbytes for m in lazy]))
         for there, nbytes in enumerate(taken.tolist(), 1):
-            refuse_overfull(labels, load.room, len(taken), there, nbytes)
+            refuse_overfull(labels, load.free_memory, len(taken), there, nbytes)
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
         self.calls.append(f"scale {n_workers}")
@@ -222,20 +222,20 @@ class MemoryCluster:
         return Result(nbytes=0, count=len(self.workers))
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
-        self.calls.append(f"adapt {bounds.least} to {bounds.most:g}")
-        self.adaptive = (bounds.least, bounds.most)
+        self.calls.append(f"adapt {bounds.minimum} to {bounds.maximum:g}")
+        self.adaptive = (bounds.minimum, bounds.maximum)
         return Result(nbytes=0)
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
         self.calls.append(f"recut {len(recut.rows)}")
         before = self.moved
         cuts = {c.label: c for c in recut.cuts}
         self.layouts = tuple(
             replace(
                 x,
-                members=tuple(
+                collections=tuple(
                     self._recut(m, cuts[m.label], recut) if m.label in cuts else m
-                    for m in x.members
+                    for m in x.collections
                 ),
             )
             for x in self.layouts
@@ -254,15 +254,19 @@ class MemoryCluster:
         )
         sources = {s.label for s in shuffle.sources}
         orders = self._orders(shuffle)
-        members = [m for m in self.layouts[number].members if m.label in sources]
+        collections = [
+            m for m in self.layouts[number].collections if m.label in sources
+        ]
         if not number and ORDER not in sources:
-            members.append(self._numbered(members[0]))
+            collections.append(self._numbered(collections[0]))
         changed = replace(
             self.layouts[number],
-            members=tuple(self._reordered(m, shuffle, orders, homes) for m in members),
+            collections=tuple(
+                self._reordered(m, shuffle, orders, homes) for m in collections
+            ),
         )
         self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
-        if not shuffle.by and not number:
+        if not shuffle.sort_by and not number:
             self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
@@ -275,19 +279,19 @@ class MemoryCluster:
             for i in range(len(one.keys))
             if (reason := self._move(one, i, moves.workers))
         ]
-        return Result(nbytes=self.moved - before, undone="; ".join(sorted(set(left))))
+        return Result(nbytes=self.moved - before, not_done="; ".join(sorted(set(left))))
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         self.calls.append(f"restart {restart.id}")
         tried = self.goal.restarted | {restart.id}
         self.goal = replace(self.goal, restarted=tried)
         if restart.address not in self.workers:
-            return Result(nbytes=0, undone="it is gone")
+            return Result(nbytes=0, not_done="it is gone")
         before, old = self.moved, self.workers[restart.address]
         self.workers[old.address] = replace(old, status="closing_gracefully")
         away = self._drain(restart)
         if self.workers.pop(old.address, None) is None:
-            return Result(nbytes=self.moved - before, undone="it is gone")
+            return Result(nbytes=self.moved - before, not_done="it is gone")
         if not restart.retire:
             new = f"{old.address}'"
             self.workers[new] = replace(old, address=new, process=old.managed + FRESH)
@@ -295,8 +299,8 @@ class MemoryCluster:
             self._return_keys(away, old.address, new)
         elif any({old.address} == h for places in self.homes.values() for h in places):
             self.workers[old.address] = old
-            return Result(nbytes=self.moved - before, undone="no other worker runs")
-        return Result(nbytes=self.moved - before, said="lost 0", count=1, lost=0)
+            return Result(nbytes=self.moved - before, not_done="no other worker runs")
+        return Result(nbytes=self.moved - before, details="lost 0", count=1, lost=0)
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
@@ -334,14 +338,14 @@ class MemoryCluster:
         """Return the worker if it runs, else the fallback."""
         return address if self._runs(address) else self._fallback_worker()
 
-    def _drain(self, restart: Restart) -> list[tuple[Member, int]]:
+    def _drain(self, restart: Restart) -> list[tuple[CollectionInfo, int]]:
         """Move partitions that only this worker holds to another worker.
 
         Without another worker they stay with the worker's nanny.
         """
-        others = [a for a, w in self.workers.items() if w.id in restart.ceilings]
+        others = [a for a, w in self.workers.items() if w.id in restart.process_limits]
         away = []
-        for m in (m for x in self.layouts for m in x.members if m.loaded):
+        for m in (m for x in self.layouts for m in x.collections if m.loaded):
             for i, holders in enumerate(self.homes[m.label]):
                 if holders == {restart.address}:
                     self._inject_fault()
@@ -353,7 +357,9 @@ class MemoryCluster:
                 holders.discard(restart.address)
         return away
 
-    def _return_keys(self, away: list[tuple[Member, int]], old: str, new: str) -> None:
+    def _return_keys(
+        self, away: list[tuple[CollectionInfo, int]], old: str, new: str
+    ) -> None:
         for places in self.homes.values():
             for holders in places:
                 if old in holders:  # the nanny returns the partition
@@ -368,7 +374,7 @@ class MemoryCluster:
     def _runs(self, address: str) -> bool:
         return address in self.workers and self.workers[address].running
 
-    def _add_moved(self, m: Member, i: int) -> None:
+    def _add_moved(self, m: CollectionInfo, i: int) -> None:
         assert m.nbytes is not None
         self.moved += int(m.nbytes[i])
 
@@ -379,7 +385,7 @@ class MemoryCluster:
         if not self._runs(target):
             return f"{target} is gone or paused"
         found = next(
-            m for x in self.layouts for m in x.members if m.label == move.label
+            m for x in self.layouts for m in x.collections if m.label == move.label
         )
         position = found.keys.index(move.keys[i])
         holders = self.homes[move.label][position]
@@ -388,7 +394,7 @@ class MemoryCluster:
         self.homes[move.label][position] = {target}
         return ""
 
-    def _recut(self, m: Member, cut: Cut, recut: Recut) -> Member:
+    def _recut(self, m: CollectionInfo, cut: Cut, recut: Rechunk) -> CollectionInfo:
         """Build the new partitions; partitions of a lost target go to the fallback.
 
         Every row range is followed, so a wrong range shows in ``contents``.
@@ -412,7 +418,7 @@ class MemoryCluster:
             nbytes[partition] += part
             if self.homes[m.label][key].isdisjoint(homes[partition]):
                 self.moved += part
-        if recut.aside:
+        if recut.remainder:
             self.aside[m.label] = new.pop() + self.aside.get(m.label, [])
             homes, nbytes = homes[:-1], nbytes[:-1]
         self.contents[m.label] = new
@@ -425,17 +431,17 @@ class MemoryCluster:
             rows=np.array([len(rows) for rows in new], dtype=np.int64),
             nbytes=nbytes,
             column_blocks=1,
-            ours=True,
-            aside=m.aside + recut.aside,
+            made_here=True,
+            remainder=m.remainder + recut.remainder,
             contents=None,
         )
 
     def _orders(self, shuffle: Shuffle) -> tuple[list[Int64s], list[Int64s]]:
         """Return the row orders within old and within new partitions."""
-        if shuffle.whole is not None:
+        if shuffle.partition_order is not None:
             return [], []
-        if not shuffle.by:
-            both = ((OLD, shuffle.old.tolist()), (NEW, shuffle.rows.tolist()))
+        if not shuffle.sort_by:
+            both = ((OLD, shuffle.old_rows.tolist()), (NEW, shuffle.rows.tolist()))
             drawn = [
                 [
                     np.random.default_rng([shuffle.seed, k, i]).permutation(n)
@@ -444,15 +450,15 @@ class MemoryCluster:
                 for k, sizes in both
             ]
             return drawn[0], drawn[1]
-        values = self.values[shuffle.by]
-        old = [values[rows] for rows in self.contents[shuffle.by]]
+        values = self.values[shuffle.sort_by]
+        old = [values[rows] for rows in self.contents[shuffle.sort_by]]
         first = [np.argsort(x, kind="stable") for x in old]
         taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
         second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
         return first, second
 
-    def _numbered(self, m: Member) -> Member:
-        """Return a new member with the number of each row."""
+    def _numbered(self, m: CollectionInfo) -> CollectionInfo:
+        """Return a new collection with the number of each row."""
         self.contents[ORDER] = self.contents[m.label]
         self.homes[ORDER] = self.homes[m.label]
         assert m.rows is not None
@@ -462,16 +468,16 @@ class MemoryCluster:
 
     def _reordered(
         self,
-        m: Member,
+        m: CollectionInfo,
         shuffle: Shuffle,
         orders: tuple[list[Int64s], list[Int64s]],
         homes: list[set[str]],
-    ) -> Member:
-        """Return the member in its new order, following every row range."""
+    ) -> CollectionInfo:
+        """Return the collection in its new order, following every row range."""
         assert m.nbytes is not None
         old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
-        if shuffle.whole is not None:
-            new = [old[i] for i in shuffle.whole.tolist()]
+        if shuffle.partition_order is not None:
+            new = [old[i] for i in shuffle.partition_order.tolist()]
         else:
             first, second = orders
             taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
@@ -492,11 +498,13 @@ class MemoryCluster:
             keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
             rows=rows,
             nbytes=rows * width,
-            ours=True,
+            made_here=True,
             contents=None,
         )
 
-    def _member(self, m: Member, addresses: Sequence[str], *, training: bool) -> Member:
+    def _collection(
+        self, m: CollectionInfo, addresses: Sequence[str], *, training: bool
+    ) -> CollectionInfo:
         if not m.loaded:
             return m
         look = of_need(m, self.goal, len(addresses), training=training)
@@ -518,7 +526,7 @@ class MemoryCluster:
         held = sum(
             int(m.nbytes[i])
             for x in layouts
-            for m in x.members
+            for m in x.collections
             if m.loaded and m.nbytes is not None
             for i, holders in enumerate(self.homes[m.label])
             if w.address in holders
@@ -536,7 +544,7 @@ def _parts(shuffle: Shuffle, old: Sequence[Int64s]) -> list[list[Int64s]]:
     ]
 
 
-def _contents(m: Member) -> list[list[Row]]:
+def _contents(m: CollectionInfo) -> list[list[Row]]:
     """Return the row numbers of each partition; empty if rows are unknown."""
     if m.rows is None:
         return [[] for _ in range(m.n_partitions)]
@@ -546,7 +554,7 @@ def _contents(m: Member) -> list[list[Row]]:
     ]
 
 
-def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
+def _homes(m: CollectionInfo, addresses: Sequence[str]) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in m.keys]
     if m.holders is not None:
         for partition, holder in zip(*(x.tolist() for x in m.holders), strict=True):
@@ -554,18 +562,18 @@ def _homes(m: Member, addresses: Sequence[str]) -> list[set[str]]:
     return found
 
 
-def _loaded(m: Member) -> Member:
-    """Return the member as loaded: its rows and bytes are known."""
+def _loaded(m: CollectionInfo) -> CollectionInfo:
+    """Return the collection as loaded: its rows and bytes are known."""
     if m.loaded:
         return m
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
     width = 8 if m.total_bytes is None else m.total_bytes // max(1, rows.sum())
     nbytes = np.repeat(rows * width, m.column_blocks) // m.column_blocks
-    return _converted(replace(m, loaded=True, rows=rows, nbytes=nbytes, ours=True))
+    return _converted(replace(m, loaded=True, rows=rows, nbytes=nbytes, made_here=True))
 
 
-def _converted(m: Member) -> Member:
-    """Return the member after its pending conversion."""
+def _converted(m: CollectionInfo) -> CollectionInfo:
+    """Return the collection after its pending conversion."""
     if m.conversion is None:
         return m
     return replace(m, kind=m.conversion.kind, conversion=None)

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from clustertune.core.model import (
-    Burden,
+    CollectionInfo,
     Conversion,
-    Holding,
+    HeldData,
+    KeyGroup,
     Layout,
-    Member,
     Notify,
-    Room,
+    ParkingSpace,
     View,
     WorkerSnapshot,
 )
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
-from clustertune.testing import MemoryCluster, member, view, worker
+from clustertune.testing import MemoryCluster, collection, view, worker
 
 MIB = 2**20
 ACTIONS = ("prepare",) * 8 + (
@@ -118,7 +118,9 @@ def _workers(rng: Random, nbytes: int) -> list[WorkerSnapshot]:
             process=rng.choice((20 * MIB, limit // 10)),
             status="paused" if i and rng.random() < 0.08 else "running",
             host=hosts or f"10.0.0.{i}",
-            room=Room(memory=rng.choice((0, nbytes)), disk=rng.choice((0, 2 * nbytes))),
+            parking_space=ParkingSpace(
+                memory=rng.choice((0, nbytes)), disk=rng.choice((0, 2 * nbytes))
+            ),
         )
         for i in range(count)
     ]
@@ -150,18 +152,22 @@ def _data(
     lazy = rng.choice((0.0, 0.0, 0.0, 1.0, 0.5))
     rows = _cut(rng, n_rows)
     homes = _homes(rng, len(rows), n_workers)
-    members = []
+    collections = []
     for label in labels:
         if not alike:
             rows = _cut(rng, n_rows)
         if not alike or not together:
             homes = _homes(rng, len(rows), n_workers)
         loaded = rng.random() >= lazy
-        members.append(_member(rng, label, rows, homes if loaded else None, width))
-    return Layout(label=name, members=tuple(members))
+        collections.append(
+            _collection(rng, label, rows, homes if loaded else None, width)
+        )
+    return Layout(label=name, collections=tuple(collections))
 
 
-def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) -> Member:
+def _collection(
+    rng: Random, label: str, rows: list[int], homes: Any, width: int
+) -> CollectionInfo:
     is_x = label.endswith("X")
     kind = rng.choice(("array", "array", "dataframe" if is_x else "series"))
     more: dict[str, Any] = {"kind": kind}
@@ -171,17 +177,17 @@ def _member(rng: Random, label: str, rows: list[int], homes: Any, width: int) ->
         more["conversion"] = Conversion(
             kind="array", dtype="float32", row_bytes=rng.choice((None, width // 2))
         )
-    made = member(label, rows, homes, width if is_x else 8, **more)
+    made = collection(label, rows, homes, width if is_x else 8, **more)
     if is_x and kind == "array" and "conversion" not in more and rng.random() < 0.1:
         made = _in_blocks(made, homes)
     return made
 
 
-def _in_blocks(made: Member, homes: Any) -> Member:
+def _in_blocks(made: CollectionInfo, homes: Any) -> CollectionInfo:
     """The same, each partition in two blocks of columns."""
     keys = tuple((made.label, i) for i in range(2 * made.n_partitions))
     twice = None if homes is None else [h for h in homes for _ in range(2)]
-    again = member(made.label, None, twice, made.total_bytes or 8, keys=keys)
+    again = collection(made.label, None, twice, made.total_bytes or 8, keys=keys)
     return replace(
         made,
         keys=keys,
@@ -219,7 +225,7 @@ def _values(rng: Random, sets: list[Layout]) -> dict[str, Any]:
     """Classes and groups of rows, sorted or not, of some of them few."""
     found: dict[str, Any] = {}
     for x in sets:
-        for m in x.members:
+        for m in x.collections:
             assert m.rows is not None
             n, name = int(m.rows.sum()), m.label.rpartition(".")[2]
             if name == "y":
@@ -248,17 +254,19 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "release_inputs": maybe(0.15, True),
         "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
         "memory_fraction": maybe(0.2, 0.1, 1.0),
-        "raises": maybe(0.1, True),
-        "only": maybe(
+        "raise_on_low_memory": maybe(0.1, True),
+        "permitted": maybe(
             0.1, {"rebalance"}, {"load"}, {"rechunk", "rebalance"}, {"restart"}
         ),
         "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
         "seed": rng.randrange(9),
     }
     asked = {k: v for k, v in asked.items() if v is not None}
-    if "only" in asked:
-        asked["only"] = frozenset(asked["only"])
-    if asked.get("order") == "sort" and "qid" not in {m.label for m in data.members}:
+    if "permitted" in asked:
+        asked["permitted"] = frozenset(asked["only"])
+    if asked.get("order") == "sort" and "qid" not in {
+        m.label for m in data.collections
+    }:
         del asked["order"]  # refused before anything is looked at
     if profile.exact_rows:
         asked["tolerance"] = 0.0  # as `prepare` has it
@@ -296,8 +304,8 @@ class _Shared(MemoryCluster):
 
     async def look(self, notify: Notify) -> View:
         seen = await super().look(notify)
-        other = Holding(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
-        now = replace(seen.now, holdings=(other,))
+        other = KeyGroup(prefix="sum", keys=2, nbytes=99, scattered=0, mine=True)
+        now = replace(seen.now, key_groups=(other,))
         return replace(seen, snapshots=(now,))
 
 
@@ -314,7 +322,7 @@ class Struck(_Shared):
     hits : list of (fault, phase)
         What has happened.
     hidden : set of str
-        Labels of members that say nothing of their rows before they are loaded.
+        Labels of collections that say nothing of their rows before they are loaded.
     """
 
     def __init__(self, case: Case):
@@ -327,7 +335,9 @@ class Struck(_Shared):
         super().__init__(
             case.start, fault=Struck.strike, values=case.values, **case.options
         )
-        lazy = [m.label for x in case.start.layouts for m in x.members if not m.loaded]
+        lazy = [
+            m.label for x in case.start.layouts for m in x.collections if not m.loaded
+        ]
         self.hidden = set(lazy) if self.rng.random() < 0.5 else set()
 
     def calm(self) -> None:
@@ -338,7 +348,7 @@ class Struck(_Shared):
         kind = self.faults.get(self.moment)
         self.moment += 1
         # a cut that is stopped has made nothing yet
-        if kind is None or (kind in STOPS and self.inside in ("recut", "shuffle")):
+        if kind is None or (kind in STOPS and self.inside in ("rechunk", "shuffle")):
             return
         if _BLOWS[kind](self):
             self.hits.append((kind, self.phase))
@@ -349,22 +359,24 @@ class Struck(_Shared):
         seen = super()._worker(w, layouts)
         held = [
             (len(holders), int(m.nbytes[i]))
-            for m in (m for x in layouts for m in x.members if m.loaded)
+            for m in (m for x in layouts for m in x.collections if m.loaded)
             for i, holders in enumerate(self.homes[m.label])
             if w.address in holders
         ]
         alone = [nbytes for copies, nbytes in held if copies == 1]
-        burden = Burden(
+        burden = HeldData(
             keys=len(held),
             unique=len(alone),
             nbytes=sum(alone),
             scattered=0,
             actors=0,
         )
-        return replace(seen, burden=burden)
+        return replace(seen, held_data=burden)
 
-    def _member(self, m: Member, addresses: Any, *, training: bool) -> Member:
-        seen = super()._member(m, addresses, training=training)
+    def _collection(
+        self, m: CollectionInfo, addresses: Any, *, training: bool
+    ) -> CollectionInfo:
+        seen = super()._collection(m, addresses, training=training)
         if m.loaded or m.label not in self.hidden:
             return seen
         return replace(seen, rows=None, total_bytes=None)
@@ -388,7 +400,7 @@ def _port(name: str) -> Any:
 
 
 for _name in (
-    *("look", "load", "scale", "adapt", "recut", "shuffle", "move", "restart"),
+    *("look", "load", "scale", "adapt", "rechunk", "shuffle", "move", "restart"),
     *("trim", "release"),
 ):
     setattr(Struck, _name, _port(_name))
@@ -409,7 +421,7 @@ def _running(c: Struck) -> list[str]:
 
 
 def _partitions(c: Struck) -> Iterator[tuple[str, int]]:
-    for m in (m for x in c.layouts for m in x.members if m.loaded):
+    for m in (m for x in c.layouts for m in x.collections if m.loaded):
         for i in range(len(m.keys)):
             yield m.label, i
 
@@ -454,7 +466,7 @@ def _fill(c: Struck) -> bool:
 def _elsewhere(c: Struck, *, copied: bool) -> bool:
     partitions, running = list(_partitions(c)), _running(c)
     # while partitions are made, it would be a partition of which nobody knows yet
-    if not partitions or not running or c.inside in ("recut", "shuffle"):
+    if not partitions or not running or c.inside in ("rechunk", "shuffle"):
         return False
     label, i = c.rng.choice(partitions)
     target = c.rng.choice(running)

@@ -12,7 +12,7 @@ from typing import Any
 from clustertune import checks
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
-from clustertune.core.model import Severity, Size, View
+from clustertune.core.model import Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
@@ -109,7 +109,7 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
     if case.action == "restart":
         yield from restart.steps(view, ids, most=(1, 2, 0.5)[case.seed % 3])
     elif case.action == "resize":
-        size = Size(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
+        size = WorkerSize(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
         yield from restart.steps(view, ids, size=size)
     elif case.action == "trim":
         yield from trim.steps(view, ids)
@@ -150,7 +150,7 @@ def _rows(case: Case, cluster: Struck) -> Iterator[str]:
         zip(case.start.layouts, cluster.layouts, strict=True)
     ):
         copied = is_copied(new)
-        for was in old.members:
+        for was in old.collections:
             if was.rows is None:
                 continue
             partitions = cluster.contents[was.label]
@@ -162,7 +162,7 @@ def _rows(case: Case, cluster: Struck) -> Iterator[str]:
             elif not copied and not case.start.goal.order and there != once:
                 yield f"{was.label} has its rows in another order: {there}"
         if new.loaded and new.aligned:
-            first, *others = (cluster.contents[m.label] for m in new.members)
+            first, *others = (cluster.contents[m.label] for m in new.collections)
             if any(other != first for other in others):
                 yield f"layout {number}: rows are beside the labels of others"
 
@@ -175,12 +175,12 @@ def _promised(cluster: Struck, journal: Journal) -> Iterator[str]:
     for text in verification.problems(first, last):
         foreseen = not ("bytes" in text and struck & DISTURBING)
         # whoever asks for a part of the work has pairs brought together later
-        if foreseen and not ("apart" in text and last.goal.only):
+        if foreseen and not ("apart" in text and last.goal.permitted):
             yield text
     for x in last.layouts:
-        if not (x.loaded and x.aligned) or last.goal.only:
+        if not (x.loaded and x.aligned) or last.goal.permitted:
             continue
-        apart = int(layouts.apart(x, len(last.now.workers)).sum())
+        apart = int(layouts.separated(x, len(last.now.workers)).sum())
         if apart:
             yield f"{x.label}: {apart} pairs are apart in the end"
     yield from _worse(struck, first, last)

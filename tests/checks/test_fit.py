@@ -31,7 +31,9 @@ def small(id, **fields):
 def data(nbytes, homes=(0,), **fields):
     """Make an X of so many bytes."""
     widths = {"X": nbytes // len(homes)}
-    return layout([1] * len(homes), homes, members=["X"], row_bytes=widths, **fields)
+    return layout(
+        [1] * len(homes), homes, collections=["X"], row_bytes=widths, **fields
+    )
 
 
 def find_fit_memory(workers, *layouts, **goal):
@@ -116,7 +118,7 @@ def test_a_byte_too_little_is_too_little():
 
 def test_low_memory_is_critical_on_request():
     """The user may ask that a lack of memory stops prepare."""
-    (finding,) = find_fit_memory(PAIR, data(1000), raises=True)
+    (finding,) = find_fit_memory(PAIR, data(1000), raise_on_low_memory=True)
     assert finding.severity is Severity.critical
     assert ERRORS["fit_memory"] is CapacityError
 
@@ -164,9 +166,9 @@ def test_without_a_limit_the_hosts_memory_is_shared():
 
 def test_data_that_is_not_loaded_tells_its_size_or_is_unknown():
     """Without the size of the data there is one unknown, with the reason."""
-    assert len(find_fit_memory(PAIR, layout([500], None, members=["X"]))) == 1
+    assert len(find_fit_memory(PAIR, layout([500], None, collections=["X"]))) == 1
     (finding,) = find_fit_memory(
-        PAIR, layout([500], None, members=["X"], total_bytes=None)
+        PAIR, layout([500], None, collections=["X"], total_bytes=None)
     )
     assert finding.severity is Severity.unknown
     assert finding.message == (
@@ -197,7 +199,7 @@ def host(name, **fields):
 
 def find_one_machine(workers, nbytes=350, **settings):
     """Findings for so many bytes of data that are needed twice."""
-    data = layout([1], [0], members=["X"], row_bytes={"X": nbytes})
+    data = layout([1], [0], collections=["X"], row_bytes={"X": nbytes})
     return list(one_machine(view(workers, [data], workload=DOUBLE), **settings))
 
 
@@ -278,10 +280,10 @@ def test_how_fast_one_process_is_can_be_set():
 def test_the_process_itself_counts():
     """One that has imported the library has less room for data."""
     large = Profile(name="t", title="T", memory_multiple={8: 2.0}, base_bytes=100)
-    data = layout([1], [0], members=["X"], row_bytes={"X": 300})
+    data = layout([1], [0], collections=["X"], row_bytes={"X": 300})
     (finding,) = one_machine(view([host("a")], [data], workload=large))
     assert finding.evidence["needed_bytes"] == 700
-    data = layout([1], [0], members=["X"], row_bytes={"X": 301})
+    data = layout([1], [0], collections=["X"], row_bytes={"X": 301})
     assert list(one_machine(view([host("a")], [data], workload=large))) == []
 
 
@@ -296,8 +298,8 @@ RANKED = layout([10], [0], ("X", "y", "qid"))
     ("data", "goal"),
     [
         pytest.param([RANKED], {}, id="it was named"),
-        pytest.param([DATA], {"chosen": False}, id="no library needs more"),
-        pytest.param([], {"chosen": False}, id="no data"),
+        pytest.param([DATA], {"workload_chosen": False}, id="no library needs more"),
+        pytest.param([], {"workload_chosen": False}, id="no data"),
     ],
 )
 def test_unnamed_workload_silent(data, goal):
@@ -308,7 +310,7 @@ def test_unnamed_workload_silent(data, goal):
 
 def test_groups_for_any_library():
     """A ranking is about to be trained, and nothing keeps its groups whole."""
-    (finding,) = unnamed_workload(view((), [RANKED], chosen=False))
+    (finding,) = unnamed_workload(view((), [RANKED], workload_chosen=False))
     assert finding.severity is Severity.warning
     assert finding.message == (
         "the data is prepared for any library, but a ranking needs query groups that "
@@ -319,7 +321,9 @@ def test_groups_for_any_library():
 def test_lightgbm_is_there():
     """It may be what will train, and needs more than others."""
     imported = frozenset(("lightgbm",))
-    (finding,) = unnamed_workload(view((), [DATA], chosen=False, imported=imported))
+    (finding,) = unnamed_workload(
+        view((), [DATA], workload_chosen=False, imported=imported)
+    )
     assert finding.severity is Severity.info
     assert "every class on every worker: pass estimator=" in finding.message
 
@@ -331,8 +335,10 @@ def find_changed_partitions(
     kept, *, keeps=True, workers=2, data=None, given=None, **goal
 ):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
-    seen = view([worker(i) for i in range(workers)], [data], kept=kept, **goal)
-    seen = replace(seen, given=given)
+    seen = view(
+        [worker(i) for i in range(workers)], [data], previous_shape=kept, **goal
+    )
+    seen = replace(seen, given_partitions=given)
     workload = replace(seen.goal.workload, keeps_partitions=keeps)
     return list(
         changed_partitions(replace(seen, goal=replace(seen.goal, workload=workload)))
@@ -399,8 +405,8 @@ def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
     """Of an eval set beside training data on two workers."""
     training = layout([10, 10], [0, 1])
     evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
-    first, *others = (replace(m, types=types) for m in evals.members)
-    evals = replace(evals, members=(first, *others))
+    first, *others = (replace(m, types=types) for m in evals.collections)
+    evals = replace(evals, collections=(first, *others))
     seen = view([worker("a"), worker("b")], [training, evals])
     workload = replace(seen.goal.workload, eval_everywhere=everywhere)
     return list(
@@ -434,11 +440,11 @@ TRAINING = layout([10] * 4, [0, 1, 0, 1])
 def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAINING):
     valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
     if copied:
-        members = [
+        collections = [
             replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
-            for m in valid.members
+            for m in valid.collections
         ]
-        valid = replace(valid, members=tuple(members))
+        valid = replace(valid, collections=tuple(collections))
     seen = view((), [training, valid])
     workload = replace(seen.goal.workload, eval_copies=needed)
     return list(

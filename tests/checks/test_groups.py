@@ -19,8 +19,8 @@ def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
     """In data with these groups, one for each row."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     data = layout([len(p) for p in partitions], [0] * len(partitions), ("X", "qid"))
-    X, qid = data.members
-    data = replace(data, members=(X, replace(qid, contents=looked)))
+    X, qid = data.collections
+    data = replace(data, collections=(X, replace(qid, contents=looked)))
     seen = view((), [data], order=order, **goal)
     workload = replace(seen.goal.workload, groups=needs, sorts_groups=sorts)
     return list(group_order(replace(seen, goal=replace(seen.goal, workload=workload))))
@@ -99,8 +99,8 @@ def test_rows_that_were_sorted():
     """Without being asked to: their order is another one, which is said."""
     looked = Contents(partitions=(content.runs(np.array([1, 1, 2])),))
     data = layout([3], [0], ("X", "qid", "row_order"))
-    X, qid, order = data.members
-    data = replace(data, members=(X, replace(qid, contents=looked), order))
+    X, qid, order = data.collections
+    data = replace(data, collections=(X, replace(qid, contents=looked), order))
     for asked, expected in (("", 1), ("sort", 0)):
         seen = view((), [data], order=asked)
         workload = replace(seen.goal.workload, groups="sorted", sorts_groups=True)
@@ -163,10 +163,10 @@ def ranked(*partitions, others=None, needs="together", **goal):
     """In data with these groups, one for each row; X may be cut otherwise."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     rows = [len(p) for p in partitions]
-    qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).members[0]
+    qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).collections[0]
     others = rows if others is None else others
-    X = layout(others, [0] * len(others), ("X",)).members[0]
-    data = replace(layout(rows, [0] * len(rows)), members=(X, qid))
+    X = layout(others, [0] * len(others), ("X",)).collections[0]
+    data = replace(layout(rows, [0] * len(rows)), collections=(X, qid))
     seen = view((), [data], **goal)
     workload = replace(seen.goal.workload, groups=needs)
     return list(split_groups(replace(seen, goal=replace(seen.goal, workload=workload))))

@@ -72,8 +72,8 @@ def test_silent_before_partitions_fit_each_other():
     data = layout(
         [2, 2], [0, 1], contents=Contents(partitions=({"classes": [["a", 2]]},))
     )
-    y = replace(data.members[1], rows=np.array([1, 3]))
-    data = replace(data, members=(data.members[0], y))
+    y = replace(data.collections[1], rows=np.array([1, 3]))
+    data = replace(data, collections=(data.collections[0], y))
     assert list(missing_classes(view((), [data]))) == []
 
 

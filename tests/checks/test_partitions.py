@@ -16,7 +16,7 @@ from clustertune.checks.partitions import (
 )
 from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
-from clustertune.testing import layout, member, snapshot, view, worker
+from clustertune.testing import collection, layout, snapshot, view, worker
 
 # --- differing_boundaries -------------------------------------------------------------
 
@@ -24,11 +24,11 @@ from clustertune.testing import layout, member, snapshot, view, worker
 def pair(x, y, label="training data", homes=True, **fields):
     """Make a layout of X and y with these rows."""
     rows = {"X": x, "y": y}
-    members = [
-        member(name, r, [0] * len(r) if homes else None, **fields)
+    collections = [
+        collection(name, r, [0] * len(r) if homes else None, **fields)
         for name, r in rows.items()
     ]
-    return Layout(label=label, members=tuple(members))
+    return Layout(label=label, collections=tuple(collections))
 
 
 def find_differing_boundaries(*layouts):
@@ -42,7 +42,9 @@ def find_differing_boundaries(*layouts):
         pytest.param([], id="no data"),
         pytest.param([layout([10, 20], [0, 1])], id="the same"),
         pytest.param([layout([10, 20], None)], id="the same, not loaded"),
-        pytest.param([layout(None, [0, 1], members=["X"])], id="X alone, rows unknown"),
+        pytest.param(
+            [layout(None, [0, 1], collections=["X"])], id="X alone, rows unknown"
+        ),
         pytest.param(
             [layout([10, 20], [0, 1]), layout([5], [0], label="eval_set[0]")],
             id="an eval set is cut otherwise than the training data",
@@ -50,7 +52,7 @@ def find_differing_boundaries(*layouts):
     ],
 )
 def test_silent(layouts):
-    """Nothing is said where all members of each layout are cut alike."""
+    """Nothing is said where all collections of each layout are cut alike."""
     assert find_differing_boundaries(*layouts) == []
 
 
@@ -108,9 +110,9 @@ def test_other_totals_are_critical_and_no_cut_helps():
 
 def test_every_member_is_compared():
     """A weight that differs is found beside a y that does not."""
-    weight = member("sample_weight", [15, 5], [0, 0])
+    weight = collection("sample_weight", [15, 5], [0, 0])
     three = layout([10, 10], [0, 0])
-    three = Layout(label=three.label, members=(*three.members, weight))
+    three = Layout(label=three.label, collections=(*three.collections, weight))
     (finding,) = find_differing_boundaries(three)
     assert finding.subject == ("X", "sample_weight")
 
@@ -127,12 +129,12 @@ def test_every_member_is_compared():
 )
 def test_the_remedy_suits_the_kinds(kinds, remedy):
     """Frames cannot be cut at given rows: there the page's remedy holds."""
-    members = [
-        member(name, rows, [0, 0], kind=kind)
+    collections = [
+        collection(name, rows, [0, 0], kind=kind)
         for name, rows, kind in zip("Xy", ([1, 3], [2, 2]), kinds, strict=True)
     ]
     (finding,) = find_differing_boundaries(
-        Layout(label="training data", members=tuple(members))
+        Layout(label="training data", collections=tuple(collections))
     )
     assert finding.remedy == remedy
 
@@ -140,9 +142,9 @@ def test_the_remedy_suits_the_kinds(kinds, remedy):
 def test_an_eval_set_is_compared_within_itself():
     """The remedy names the collections as the user does."""
     rows = {"eval_set[0].X": [1, 3], "eval_set[0].y": [2, 2]}
-    members = [member(label, r, [0, 0]) for label, r in rows.items()]
+    collections = [collection(label, r, [0, 0]) for label, r in rows.items()]
     (finding,) = find_differing_boundaries(
-        Layout(label="eval_set[0]", members=tuple(members))
+        Layout(label="eval_set[0]", collections=tuple(collections))
     )
     assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
 
@@ -151,11 +153,11 @@ def test_an_eval_set_is_compared_within_itself():
 def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
     """Equal or not, partition counts of lazy frames change when they are loaded."""
     lazy = [
-        member(label, None, None, kind="dataframe", keys=tuple(range(n)))
+        collection(label, None, None, kind="dataframe", keys=tuple(range(n)))
         for label, n in (("X", 8), ("y", n_partitions))
     ]
     (finding,) = find_differing_boundaries(
-        Layout(label="training data", members=tuple(lazy))
+        Layout(label="training data", collections=tuple(lazy))
     )
     assert finding.severity is Severity.unknown
     assert finding.message == (
@@ -166,9 +168,9 @@ def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
 
 def test_counts_of_loaded_partitions_are_what_they_are():
     """Loaded data whose rows were not counted still has its number of partitions."""
-    members = [member("X", None, [0] * 8), member("y", None, [0] * 3)]
+    collections = [collection("X", None, [0] * 8), collection("y", None, [0] * 3)]
     severe, unknown = find_differing_boundaries(
-        Layout(label="training data", members=tuple(members))
+        Layout(label="training data", collections=tuple(collections))
     )
     assert severe.severity is Severity.critical
     assert (
@@ -181,13 +183,13 @@ def test_counts_of_loaded_partitions_are_what_they_are():
 
 def test_what_is_known_is_compared_although_something_is_not():
     """A lazy X does not keep y and weight from being compared."""
-    members = [
-        member("X", None, None, kind="dataframe", keys=(0, 1)),
-        member("y", [10, 10], [0, 0]),
-        member("sample_weight", [5, 15], [0, 0]),
+    collections = [
+        collection("X", None, None, kind="dataframe", keys=(0, 1)),
+        collection("y", [10, 10], [0, 0]),
+        collection("sample_weight", [5, 15], [0, 0]),
     ]
     severe, unknown = find_differing_boundaries(
-        Layout(label="training data", members=tuple(members))
+        Layout(label="training data", collections=tuple(collections))
     )
     assert severe.subject == ("y", "sample_weight")
     assert unknown.subject == ("X",)
@@ -204,8 +206,10 @@ def test_silent_for_whole_rows():
 
 def test_blocks_of_columns_are_critical():
     """An array cut by columns stops the fit, and prepare before it."""
-    x = member("eval_set[0].X", [10], [0], column_blocks=2)
-    cut = Layout(label="eval_set[0]", members=(x, member("eval_set[0].y", [10], [0])))
+    x = collection("eval_set[0].X", [10], [0], column_blocks=2)
+    cut = Layout(
+        label="eval_set[0]", collections=(x, collection("eval_set[0].y", [10], [0]))
+    )
     (finding,) = column_chunks(view(layouts=[layout([10], [0]), cut]))
     assert ERRORS["column_chunks"] is AlignmentError
     assert finding.severity is Severity.critical
@@ -456,12 +460,12 @@ def test_eval_sets_are_never_critical():
 def test_a_number_that_is_wanted_is_never_critical():
     """Asked for, or kept as the model depends on it: nothing would join them."""
     kept = replace(TEN, keeps_partitions=True)
-    for goal in ({"rechunk": 161}, {"workload": kept, "kept": (1610, 161)}):
+    for goal in ({"rechunk": 161}, {"workload": kept, "previous_shape": (1610, 161)}):
         seen = view((), [partitions(161)], **{"workload": TEN} | goal)
         (finding,) = too_many_partitions(seen)
         assert finding.severity is Severity.warning
         assert not finding.fixed_by
-    for goal in ({"rechunk": 80}, {"workload": TEN, "kept": (1610, 161)}):
+    for goal in ({"rechunk": 80}, {"workload": TEN, "previous_shape": (1610, 161)}):
         seen = view((), [partitions(161)], **{"workload": TEN} | goal)
         (finding,) = too_many_partitions(seen)
         assert finding.severity is Severity.critical

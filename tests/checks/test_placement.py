@@ -198,7 +198,7 @@ def test_no_eligible_worker_is_survived():
     [
         pytest.param([], id="no data"),
         pytest.param([layout([10] * 4, [0, 0, 0, 1])], id="together, uneven"),
-        pytest.param([layout([10] * 2, [0, 1], members=["X"])], id="X alone"),
+        pytest.param([layout([10] * 2, [0, 1], collections=["X"])], id="X alone"),
         pytest.param(
             [layout([10] * 2, {"X": [0, 1], "y": [[0, 1], [0, 1]]})], id="y copied"
         ),
@@ -237,9 +237,11 @@ def test_a_partition_of_one_row_counts():
 
 def test_every_member_counts():
     """A weight on a third worker separates a partition whose X and y are together."""
-    members = ["X", "y", "sample_weight"]
+    collections = ["X", "y", "sample_weight"]
     workers = [worker(i) for i in range(3)]
-    torn = layout([10], {"X": [0], "y": [0], "sample_weight": [2]}, members=members)
+    torn = layout(
+        [10], {"X": [0], "y": [0], "sample_weight": [2]}, collections=collections
+    )
     (finding,) = separated_pairs(view(workers=workers, layouts=[torn]))
     assert finding.evidence["bytes"] == 80
 
@@ -269,7 +271,7 @@ def test_surplus_copies_silent(layouts):
 
 
 def test_copies_are_counted_by_partition():
-    """A partition counts once, however many of its members have copies."""
+    """A partition counts once, however many of its collections have copies."""
     given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
     (finding,) = surplus_copies(view(layouts=[given]))
     assert finding.severity is Severity.info

@@ -21,7 +21,12 @@ from clustertune.checks.scheduler import (
     short_tasks,
     stuck_tasks,
 )
-from clustertune.core.model import ClientFacts, Published, Severity, Unmet
+from clustertune.core.model import (
+    ClientFacts,
+    PublishedDataset,
+    Severity,
+    UnmetRestriction,
+)
 from clustertune.testing import layout, prefix, snapshot, survey, view, worker
 from tests.processes import soon
 
@@ -159,7 +164,7 @@ def test_many_short_ones():
 
 
 def find_stuck_tasks(*unmet):
-    seen = snapshot([worker(0)], survey=survey(unmet=unmet))
+    seen = snapshot([worker(0)], survey=survey(unmet_restrictions=unmet))
     return list(stuck_tasks(view(snapshots=[seen])))
 
 
@@ -173,7 +178,7 @@ def test_a_worker_that_is_gone():
     """Will not come back under its address, as a rule."""
     gone = ("tcp://10.0.0.1:4000", "tcp://10.0.0.2:4000")
     one, two = find_stuck_tasks(
-        *(Unmet(kind="worker", names=gone[:i], tasks=i) for i in (1, 2))
+        *(UnmetRestriction(kind="worker", names=gone[:i], tasks=i) for i in (1, 2))
     )
     assert one.severity is two.severity is Severity.critical
     assert one.message == f"1 task may run on {gone[0]} only, which is gone"
@@ -185,8 +190,8 @@ def test_a_worker_that_is_gone():
 def test_what_may_still_come():
     """A host, and resources."""
     host, resources = find_stuck_tasks(
-        Unmet(kind="host", names=("gpu-\x1b[31m7",), tasks=3),
-        Unmet(kind="resources", names=("GPU: 1",), tasks=4),
+        UnmetRestriction(kind="host", names=("gpu-\x1b[31m7",), tasks=3),
+        UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=4),
     )
     assert host.severity is resources.severity is Severity.warning
     assert "\x1b" not in host.message
@@ -341,7 +346,7 @@ def test_actors():
 
 
 def find_dangling_names(*names):
-    some = [Published(name=n, keys=k, missing=m) for n, k, m in names]
+    some = [PublishedDataset(name=n, keys=k, missing=m) for n, k, m in names]
     return list(dangling_names(view(survey=survey(published=tuple(some)))))
 
 
@@ -371,7 +376,7 @@ def test_names_that_lead_nowhere():
 
 
 def find_other_clients(*clients):
-    some = [ClientFacts(id=i, keys=n, silent=s) for i, n, s in clients]
+    some = [ClientFacts(id=i, keys=n, heartbeat_age=s) for i, n, s in clients]
     return list(other_clients(view(survey=survey(clients=tuple(some)))))
 
 

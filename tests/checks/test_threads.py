@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from clustertune.checks.threads import blocked_loops, thread_count, thread_pools
-from clustertune.core.model import Pool, Profile, Severity, Unknown
+from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
 
 # --- thread_count ---------------------------------------------------------------------
@@ -155,13 +155,13 @@ def test_host_names_are_made_safe():
 def find_thread_pools(
     threads, *, nthreads=2, workers=2, address="tcp://127.0.0.1/{}", kind=""
 ):
-    pools = (Pool(api="blas", library="libopenblas", threads=threads),)
+    pools = (ThreadPool(api="blas", library="libopenblas", threads=threads),)
     some = [
         worker(
             i,
             nthreads=nthreads,
             address=address.format(i),
-            details=details(pools=pools),
+            details=details(thread_pools=pools),
         )
         for i in range(workers)
     ]
@@ -190,7 +190,7 @@ def test_too_many_threads():
 
 def test_without_threadpoolctl():
     """What the environment says is no answer, but it is told."""
-    blind = details(pools=None, variables={"OMP_NUM_THREADS": "4"})
+    blind = details(thread_pools=None, variables={"OMP_NUM_THREADS": "4"})
     (finding,) = thread_pools(view([worker(0, details=blind)]))
     assert finding.severity is Severity.unknown
     assert "the environment sets OMP_NUM_THREADS=4" in finding.message

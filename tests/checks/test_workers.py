@@ -168,7 +168,7 @@ def test_a_closing_worker_is_a_warning():
 
 
 def find_silent_workers(seconds, ttl=300.0, **options):
-    some = [worker(0, silent=seconds, **options), worker(1)]
+    some = [worker(0, heartbeat_age=seconds, **options), worker(1)]
     return list(silent_workers(view(some, survey=survey(worker_ttl=ttl))))
 
 
@@ -197,7 +197,7 @@ def test_a_task_that_may_hold_the_lock():
     """It is the first to be suspected."""
     (finding,) = find_silent_workers(60, executing=1)
     assert "a task runs there and may hold Python's global lock" in finding.message
-    (finding,) = silent_workers(view([worker(0, silent=60)]))
+    (finding,) = silent_workers(view([worker(0, heartbeat_age=60)]))
     assert "after 5 min Dask removes it" in finding.message
 
 

@@ -20,7 +20,7 @@ from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
-from clustertune.testing import member
+from clustertune.testing import collection
 
 
 def goal(order="", **needs):
@@ -28,7 +28,7 @@ def goal(order="", **needs):
 
 
 def need(label, wanted, *, training=True, n_workers=2, **overrides):
-    one = member(label, [3], [0], **overrides)
+    one = collection(label, [3], [0], **overrides)
     return contents.of_need(one, wanted, n_workers, training=training)
 
 
@@ -140,7 +140,7 @@ async def test_one_task_for_each_thread(c, s, a, b):
     )
     await cluster.open(None)
     seen = await cluster.look(lambda *_: None)
-    (found,) = (m.contents for m in seen.layouts[0].members if m.label == "y")
+    (found,) = (m.contents for m in seen.layouts[0].collections if m.label == "y")
     counts = [dict(partition["classes"])[0] for partition in found.partitions]
     assert counts == [10 + i for i in range(9)]
     assert sorted(begun.where) == sorted([a.address, b.address, b.address])

@@ -259,7 +259,7 @@ def test_other_collections_keep_names_and_groups() -> None:
 
 def test_an_array_tells_its_bytes() -> None:
     """Without its graph being computed."""
-    found = inputs.member(Given("X", X), *_keys(X))
+    found = inputs.describe(Given("X", X), *_keys(X))
     assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
     assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
     assert found.n_partitions == 10
@@ -267,7 +267,7 @@ def test_an_array_tells_its_bytes() -> None:
 
 def test_an_array_of_unknown_rows_says_so() -> None:
     """Chunks that are not known are no rows at all, not a guess."""
-    found = inputs.member(Given("X", X[X[:, 0] > 0]), *_keys(X[X[:, 0] > 0]))
+    found = inputs.describe(Given("X", X[X[:, 0] > 0]), *_keys(X[X[:, 0] > 0]))
     assert found.rows is None
     assert found.total_bytes is None
     assert found.columns == 4
@@ -276,23 +276,25 @@ def test_an_array_of_unknown_rows_says_so() -> None:
 def test_blocks_of_columns_are_counted() -> None:
     """An array that is cut by columns has fewer partitions than keys."""
     cut = da.ones((100, 4), chunks=(10, 2))
-    found = inputs.member(Given("X", cut), *_keys(cut))
+    found = inputs.describe(Given("X", cut), *_keys(cut))
     assert (len(found.keys), found.column_blocks, found.n_partitions) == (20, 2, 10)
 
 
 def test_a_frame_tells_columns_but_not_rows() -> None:
     """A frame knows the widest of its numbers; its bytes follow from its rows."""
-    found = inputs.member(Given("X", FRAME), *_keys(FRAME))
+    found = inputs.describe(Given("X", FRAME), *_keys(FRAME))
     assert (found.kind, found.rows, found.columns) == ("dataframe", None, 3)
     assert (found.itemsize, found.total_bytes) == (8, None)
-    numbers = inputs.member(Given("X", FRAME[["b"]]), *_keys(FRAME), np.array([10, 5]))
+    numbers = inputs.describe(
+        Given("X", FRAME[["b"]]), *_keys(FRAME), np.array([10, 5])
+    )
     assert (numbers.itemsize, numbers.total_bytes) == (4, 60)
-    assert inputs.member(Given("X", FRAME[["c"]]), *_keys(FRAME)).itemsize is None
+    assert inputs.describe(Given("X", FRAME[["c"]]), *_keys(FRAME)).itemsize is None
 
 
 def test_a_series_is_a_column() -> None:
     """A series has one column, and is told from a frame."""
-    found = inputs.member(Given("y", FRAME["b"]), *_keys(FRAME["b"]))
+    found = inputs.describe(Given("y", FRAME["b"]), *_keys(FRAME["b"]))
     assert (found.kind, found.columns, found.itemsize) == ("series", 1, 4)
 
 

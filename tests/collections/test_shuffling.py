@@ -20,7 +20,7 @@ from clustertune.collections.shuffling import ORDER
 from clustertune.core.model import Contents, Finding, Severity
 from clustertune.errors import CapacityError
 from clustertune.remote.worker import content
-from clustertune.testing import layout, member, view, worker
+from clustertune.testing import collection, layout, view, worker
 
 KINDS = ("array", "matrix", "frame", "series")
 
@@ -59,12 +59,12 @@ def numbers_of(partition):
 
 def step_for(rows, homes, workers, qid=None, **goal):
     """What the action proposes for X and y, or X and qid."""
-    members = [member("X", rows, homes), member("y", rows, homes)]
+    collections = [collection("X", rows, homes), collection("y", rows, homes)]
     if qid is not None:
         looked = tuple(content.runs(p) for p in parts(qid, rows))
-        made = member("qid", rows, homes, contents=Contents(partitions=looked))
-        members.append(made)
-    data = replace(layout([1], [0]), members=tuple(members))
+        made = collection("qid", rows, homes, contents=Contents(partitions=looked))
+        collections.append(made)
+    data = replace(layout([1], [0]), collections=tuple(collections))
     seen = view([worker(i) for i in range(workers)], [data], **goal)
     finding = Finding(
         severity=Severity.info, message="", subject=("X",), fixed_by="shuffle"
@@ -95,7 +95,7 @@ ROWS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 @given(ROWS, st.sampled_from(KINDS), st.sampled_from(["array", "series"]), st.data())
 @settings(deadline=None, max_examples=30)
 def test_sorted(rows, kind, kind_of_groups, data):
-    """A stable sort of all members by group, each group in one partition."""
+    """A stable sort of all collections by group, each group in one partition."""
     total, workers = sum(rows), data.draw(st.integers(1, 3))
     some = st.lists(st.integers(0, 12), min_size=total, max_size=total)
     groups = np.array(data.draw(some, label="groups"))
@@ -118,7 +118,7 @@ def test_sorted(rows, kind, kind_of_groups, data):
 @given(ROWS, st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 9))
 @settings(deadline=None, max_examples=30)
 def test_shuffled(rows, kind, workers, seed):
-    """A permutation, the same for all members; the same seed gives the same."""
+    """A permutation, the same for all collections; the same seed gives the same."""
     homes = [i % workers for i in range(len(rows))]
     x, values = given_as(kind, np.arange(sum(rows)))
     partitions = dict.fromkeys(("X", "y"), parts(values, rows))
@@ -171,7 +171,7 @@ def test_whole_partitions():
     step = step_for([3, 0, 2], [0, 1, 1], 2, order="partitions", seed=1)
     shuffle = step.args
     assert step.price.nbytes == 0
-    whole = shuffle.whole.tolist()
+    whole = shuffle.partition_order.tolist()
     assert sorted(whole) == [0, 1, 2]
     assert shuffle.rows.tolist() == [[3, 0, 2][i] for i in whole]
     assert shuffle.targets.tolist() == [[0, 1, 1][i] for i in whole]

@@ -18,7 +18,7 @@ from clustertune.testing import MemoryCluster, layout, view, worker
 
 ROWS = [10, 10, 10, 10]
 DATA = layout(ROWS, [0, 0, 0, 0])
-VALID = layout([5, 5], [0, 0], label="eval_set[0]", members=("Xv", "yv"))
+VALID = layout([5, 5], [0, 0], label="eval_set[0]", collections=("Xv", "yv"))
 SCALE = Step(
     action="scale",
     summary="scale to 3",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clustertune.core.model import Holding
+from clustertune.core.model import KeyGroup
 from clustertune.operations.losses import Loss, losses, objection
 
 
@@ -15,11 +15,11 @@ def test_whose_it_is() -> None:
     common: dict[str, Any] = {"scattered": 0, "mine": False}
     a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
     found = [
-        Holding(prefix="x", keys=1, nbytes=10, **common | {"mine": True}, shared=(a,)),
-        Holding(prefix="y", keys=2, nbytes=30, **common, others=("other",), coming=4),
-        Holding(prefix="z", keys=1, nbytes=1, **common, others=("other",)),
-        Holding(prefix="x", keys=1, nbytes=99, **common, shared=(q,)),
-        Holding(prefix="", keys=0, nbytes=0, **common, shared=(b,)),
+        KeyGroup(prefix="x", keys=1, nbytes=10, **common | {"mine": True}, shared=(a,)),
+        KeyGroup(prefix="y", keys=2, nbytes=30, **common, others=("other",), coming=4),
+        KeyGroup(prefix="z", keys=1, nbytes=1, **common, others=("other",)),
+        KeyGroup(prefix="x", keys=1, nbytes=99, **common, shared=(q,)),
+        KeyGroup(prefix="", keys=0, nbytes=0, **common, shared=(b,)),
     ]
     mine, queue, other, b = losses(found, ["a"])
     assert mine.mine

@@ -43,7 +43,7 @@ def stored(**changes: Any) -> StoredPlan:
     share = WorkerShare(worker=0, partitions=1, rows=10, nbytes=80, share=1.0)
     summary = LayoutSummary(
         label="training data",
-        members=("X",),
+        collections=("X",),
         partitions=1,
         loaded=True,
         rows=10,

@@ -18,8 +18,8 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.actions import restart
 from clustertune.core.model import (
-    Burden,
     Finding,
+    HeldData,
     Plan,
     Refusal,
     Restart,
@@ -36,7 +36,7 @@ from clustertune.operations.prepare import tune
 from clustertune.planner import verification
 from clustertune.testing import MemoryCluster, layout, view, worker
 
-BURDEN = Burden(keys=4, unique=3, nbytes=100, scattered=0, actors=0)
+BURDEN = HeldData(keys=4, unique=3, nbytes=100, scattered=0, actors=0)
 
 
 def stored(start: View, plan: Plan, found: tuple[Finding, ...] = ()) -> StoredPlan:

@@ -382,7 +382,7 @@ async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
         return await ask(client, function, workers, **options)
 
     monkeypatch.setattr(ship, "on_workers", listen)
-    await inquiry.hear(c)
+    await inquiry.refresh_memory(c)
     assert sorted(asked) == sorted([a.address, b.address])
 
 
@@ -508,7 +508,7 @@ async def test_given_twice_it_is_one(c, s, a, b):
     assert p.eval_set == [(X, y)]
     assert where(s, X) == where(s, y)
     assert len(p.report.before) == 1
-    assert p.report.before[0].members == ("X", "eval_set[0].y")
+    assert p.report.before[0].collections == ("X", "eval_set[0].y")
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)

@@ -9,7 +9,7 @@ import pytest
 
 from clustertune import actions
 from clustertune.actions import restart, trim
-from clustertune.core.model import Burden, Finding, Severity, Unknown, View
+from clustertune.core.model import Finding, HeldData, Severity, Unknown, View
 from clustertune.planner import guards, memory
 from clustertune.planner import plan as planner
 from clustertune.testing import MemoryCluster, layout, view, worker
@@ -17,8 +17,8 @@ from clustertune.testing import MemoryCluster, layout, view, worker
 GIB = 2**30
 
 
-def burden(**changes: Any) -> Burden:
-    built = Burden(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
+def burden(**changes: Any) -> HeldData:
+    built = HeldData(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
     return replace(built, **changes)
 
 
@@ -34,7 +34,7 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 def test_a_step_for_each_worker_with_its_price() -> None:
     """Its keys travel twice; the process takes as long as the last ones here."""
-    some = [worker(i, burden=burden(), bandwidth=1e9) for i in range(3)]
+    some = [worker(i, held_data=burden(), bandwidth=1e9) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
         "restart worker 0; 3 unreplicated keys (1.0 GiB) move to the other workers "
@@ -46,28 +46,28 @@ def test_a_step_for_each_worker_with_its_price() -> None:
     again = replace(view(some), snapshots=(now,))
     (timed,) = restart.steps(again, (0,))
     assert timed.price.seconds == pytest.approx(3 + 2 * GIB / 1e9)
-    assert one.args.ceilings.keys() == {1, 2}
-    assert one.args.ceilings[1] == int(0.7 * 4 * GIB)
+    assert one.args.process_limits.keys() == {1, 2}
+    assert one.args.process_limits[1] == int(0.7 * 4 * GIB)
     assert other.args.id == 2
 
 
 def test_ceilings_are_those_of_the_others() -> None:
     """As a dictionary of its own for each would say; of so many no such is made."""
-    some = [worker(i, burden=burden()) for i in range(5)]
+    some = [worker(i, held_data=burden()) for i in range(5)]
     found = list(restart.steps(view(some), set(range(5)), most=2))
     line = int(0.7 * 4 * GIB)
     for step, away in zip(found, [{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4}]):
         others = set(range(5)) - away
-        assert step.args.ceilings == dict.fromkeys(others, line)
-        assert len(step.args.ceilings) == len(others)
-        assert not any(i in step.args.ceilings for i in away)
+        assert step.args.process_limits == dict.fromkeys(others, line)
+        assert len(step.args.process_limits) == len(others)
+        assert not any(i in step.args.process_limits for i in away)
 
 
 def test_partitions_stay_together() -> None:
     """Keys of collections that are given go along."""
     data = layout([10, 10], [0, 1])
-    (step,) = steps(worker(0, burden=burden()), worker(1), layouts=[data])
-    assert step.args.collections == tuple(m.keys for m in data.members)
+    (step,) = steps(worker(0, held_data=burden()), worker(1), layouts=[data])
+    assert step.args.collections == tuple(m.keys for m in data.collections)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_guards(first: Any, second: Any, text: str | None) -> None:
 
 def test_a_worker_that_was_restarted_meanwhile() -> None:
     """Is not the one that was planned for."""
-    (step,) = steps(worker(0, burden=burden()), worker(1))
-    now = view([worker(0, address="tcp://x/9", burden=burden()), worker(1)])
+    (step,) = steps(worker(0, held_data=burden()), worker(1))
+    now = view([worker(0, address="tcp://x/9", held_data=burden()), worker(1)])
     no = guards.refusal(step, now)
     assert no is not None
     assert "is gone, or was restarted" in no.reason
@@ -121,7 +121,7 @@ def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
 
 def test_what_findings_propose() -> None:
     """Workers that a finding names and that are above a line, if that would help."""
-    seen = auto(*(worker(i, burden=burden(), process=FULL) for i in range(3)))
+    seen = auto(*(worker(i, held_data=burden(), process=FULL) for i in range(3)))
     for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
         (step,) = proposed(restart, seen, named(check, 1))
         assert step.args.id == 1
@@ -129,10 +129,10 @@ def test_what_findings_propose() -> None:
     assert proposed(restart, seen, named("uneven_rows", 1)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
     assert proposed(restart, seen, mild) == []
-    advised = view([worker(i, burden=burden(), process=FULL) for i in range(3)])
+    advised = view([worker(i, held_data=burden(), process=FULL) for i in range(3)])
     assert proposed(restart, advised, named("memory_growth", 1)) == []
     assert proposed(trim, advised, named("memory_growth", 1)) == []
-    every = view([worker(i, burden=burden()) for i in range(3)], restart=True)
+    every = view([worker(i, held_data=burden()) for i in range(3)], restart=True)
     assert len(proposed(restart, every)) == 3
     busy = auto(worker(0, processing=1), worker(1, process=FULL))
     assert proposed(restart, busy, named("memory_growth", 1)) == []
@@ -153,7 +153,7 @@ def test_what_findings_propose() -> None:
 def test_the_trim_comes_first() -> None:
     """A dry run says which workers would be restarted as things are now."""
     held = burden(nbytes=9)
-    seen = auto(*(worker(i, burden=held, process=FULL - i * GIB) for i in (0, 1)))
+    seen = auto(*(worker(i, held_data=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
     plan = planner.make_plan(found, seen, actions.available())
     assert (plan.phase, len(plan.steps)) == ("trim", 1)
@@ -215,7 +215,7 @@ def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
 
 async def _restarted() -> tuple[Any, Any, Any]:
     data = layout([10, 10], [0, 1])
-    seen = view([worker(i, burden=burden(), managed=880) for i in range(2)], [data])
+    seen = view([worker(i, held_data=burden(), managed=880) for i in range(2)], [data])
     cluster = MemoryCluster(seen)
     (step,) = restart.steps(seen, (0,))
     result = await restart.enact(step, cluster, lambda *_: None)
@@ -231,5 +231,5 @@ def test_in_memory() -> None:
     assert before.now.workers[0].address not in {w.address for w in after.now.workers}
     assert result.nbytes == 2 * 880
     ids = [w.id for w in after.now.workers]
-    holders = after.layouts[0].members[0].holders
+    holders = after.layouts[0].collections[0].holders
     assert [ids[i] for i in holders[1]] == [0, 1]

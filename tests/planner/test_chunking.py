@@ -235,11 +235,13 @@ def test_eval_sets_need_not_be_exact():
         pytest.param({}, None, id="any number"),
         pytest.param({"rechunk": 7}, 7, id="asked for"),
         pytest.param({"rechunk": False}, None, id="none is cut"),
-        pytest.param({"kept": (40, 9)}, 9, id="as before"),
-        pytest.param({"kept": (41, 9)}, None, id="of other data"),
-        pytest.param({"kept": (40, 1)}, None, id="fewer than workers"),
-        pytest.param({"kept": (40, 41)}, None, id="more than rows"),
-        pytest.param({"kept": (40, 9), "rechunk": 7}, 7, id="asked for otherwise"),
+        pytest.param({"previous_shape": (40, 9)}, 9, id="as before"),
+        pytest.param({"previous_shape": (41, 9)}, None, id="of other data"),
+        pytest.param({"previous_shape": (40, 1)}, None, id="fewer than workers"),
+        pytest.param({"previous_shape": (40, 41)}, None, id="more than rows"),
+        pytest.param(
+            {"previous_shape": (40, 9), "rechunk": 7}, 7, id="asked for otherwise"
+        ),
     ],
 )
 def test_how_many_partitions_are_wanted(how, expected):
@@ -287,11 +289,11 @@ def test_a_group_that_all_rows_are_of():
 def test_copies_are_not_cut():
     """New partitions of one would be rows of nothing."""
     data = layout([7, 7, 0], [0, 1, 1], ("Xv", "yv"), label="eval_set[0]")
-    members = [
+    collections = [
         replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(3)))
-        for m in data.members
+        for m in data.collections
     ]
-    data = replace(data, members=tuple(members))
+    data = replace(data, collections=tuple(collections))
     at = seen(layout([8, 8], [0, 1]))
     at = replace(at, layouts=(*at.layouts, data))
     assert chunking.new_rows(data, at, []).tolist() == [7, 7, 0]

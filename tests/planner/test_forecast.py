@@ -234,8 +234,8 @@ def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
 def test_only_columns_of_eight_bytes_become_smaller() -> None:
     """A frame with three columns of float64 and one of int32, besides text."""
     types = {"float64": (3, "a"), "int32": (1, "b")}
-    frame = replace(lazy(800).members[0], kind="dataframe", types=types)
-    seen = view([small(0)], [replace(lazy(1), members=(frame,))], workload=TRIPLE)
+    frame = replace(lazy(800).collections[0], kind="dataframe", types=types)
+    seen = view([small(0)], [replace(lazy(1), collections=(frame,))], workload=TRIPLE)
     (total,) = totals(seen, Change(float32=True))
     assert total == 100 + 4 * (800 - 800 * 3 / 4 / 2)
 
@@ -299,9 +299,9 @@ def applied(change: Change, seen: View) -> View:
         layouts = tuple(
             replace(
                 x,
-                members=tuple(
+                collections=tuple(
                     replace(m, itemsize=4, total_bytes=(m.total_bytes or 0) // 2)
-                    for m in x.members
+                    for m in x.collections
                 ),
             )
             for x in layouts
@@ -356,9 +356,9 @@ def test_it_grows_with_the_data_and_not_with_workers(
     grown = tuple(
         replace(
             x,
-            members=tuple(
+            collections=tuple(
                 replace(m, total_bytes=int((m.total_bytes or 0) * times))
-                for m in x.members
+                for m in x.collections
             ),
         )
         for x in seen.layouts

@@ -15,7 +15,7 @@ from clustertune.planner.goals import (
     other_type,
     unloaded_data,
 )
-from clustertune.testing import layout, member, view
+from clustertune.testing import collection, layout, view
 
 # --- other_number ---------------------------------------------------------------------
 
@@ -92,12 +92,14 @@ ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)
 
 def find_other_type(**overrides):
     data = layout([10, 10], [0, 1])
-    X = member("X", [10, 10], [0, 1], **overrides)
+    X = collection("X", [10, 10], [0, 1], **overrides)
     return list(other_type(view(layouts=[layout([10], None), data, _with(X)])))
 
 
 def _with(X):
-    return layout([10, 10], [0, 1], ("X",)).__class__(label="eval_set[0]", members=(X,))
+    return layout([10, 10], [0, 1], ("X",)).__class__(
+        label="eval_set[0]", collections=(X,)
+    )
 
 
 def test_silent_where_nothing_was_asked_for():
@@ -127,7 +129,7 @@ def test_silent_for_loaded_data():
 
 def test_all_that_is_not_loaded_is_one_finding():
     """Members of all layouts are loaded in one call, so they are said together."""
-    lazy = layout([10], None, members=["eval_set[0].X", "eval_set[0].y"])
+    lazy = layout([10], None, collections=["eval_set[0].X", "eval_set[0].y"])
     (finding,) = unloaded_data(view(layouts=[layout([10], [0]), lazy]))
     assert finding.severity is Severity.info
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")

@@ -13,7 +13,7 @@ from clustertune.core.model import Contents
 from clustertune.planner import chunking, grouping
 from clustertune.planner.chunking import at_edges
 from clustertune.remote.worker import content
-from clustertune.testing import layout, member, view, worker
+from clustertune.testing import collection, layout, view, worker
 
 
 def array(*rows):
@@ -25,11 +25,11 @@ def data(*partitions, X=None):
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     rows = [len(p) for p in partitions]
     X = rows if X is None else X
-    members = (
-        member("X", X, [0] * len(X)),
-        member("qid", rows, [0] * len(rows), contents=looked),
+    collections = (
+        collection("X", X, [0] * len(X)),
+        collection("qid", rows, [0] * len(rows), contents=looked),
     )
-    return replace(layout([1], [0]), members=members)
+    return replace(layout([1], [0]), collections=collections)
 
 
 # --- what is known --------------------------------------------------------------------
@@ -75,14 +75,14 @@ def test_where_nothing_is_known():
 
 
 def test_eval_sets_have_groups_too():
-    """Their members have longer labels."""
+    """Their collections have longer labels."""
     looked = Contents(partitions=(content.runs(np.array([3])),))
     valid = layout([1], [0], ("eval_set[0].qid",), contents=looked)
     assert grouping.of(valid).label == "eval_set[0].qid"
 
 
 def test_boundaries_within_groups():
-    """Of all members, each once."""
+    """Of all collections, each once."""
     known = data([1, 1], [1, 2], X=[1, 2, 1])
     assert grouping.cut(known, grouping.of(known)).tolist() == [1, 2]
     known = data([1, 1], [], [2, 2])

@@ -15,21 +15,21 @@ from clustertune.core.model import Finding, Layout, Severity, Unknown, View
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import (
-    Held,
+    HeldBytes,
+    collection_bytes,
     held_bytes,
-    in_runs,
+    in_contiguous_runs,
     largest_partition,
     layout_bytes,
     list_bytes,
-    member_bytes,
 )
-from clustertune.testing import layout, member, view, worker
+from clustertune.testing import collection, layout, view, worker
 
 # --- layouts --------------------------------------------------------------------------
 
 
 Spread = dict[str, list[list[int]]]
-"""By label of member, for every partition the workers that hold it."""
+"""By label of collection, for every partition the workers that hold it."""
 
 
 @st.composite
@@ -40,9 +40,9 @@ def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
     holders = st.lists(
         st.integers(0, n_workers - 1), unique=True, min_size=whole, max_size=3
     )
-    one_member = st.lists(holders, min_size=len(rows), max_size=len(rows))
+    one_collection = st.lists(holders, min_size=len(rows), max_size=len(rows))
     labels = ["X", "y", "w"][: draw(st.integers(1, 3))]
-    spread = {label: draw(one_member) for label in labels}
+    spread = {label: draw(one_collection) for label in labels}
     widths = {label: draw(st.integers(1, 3)) for label in labels}
     workers = [
         worker(
@@ -58,7 +58,7 @@ def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
 
 def bytes_by_holder(data: Layout, spread: Spread) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
-    for m in data.members:
+    for m in data.collections:
         for partition, workers in enumerate(spread[m.label]):
             for w in workers:
                 found[partition, w] = found.get((partition, w), 0) + int(
@@ -75,9 +75,9 @@ def home_of(partition: int, held: dict[tuple[int, int], int]) -> int:
 
 @given(cases())
 def test_held(case: tuple[Layout, View, Spread]) -> None:
-    """Bytes of all members add up for each partition on each of its holders."""
+    """Bytes of all collections add up for each partition on each of its holders."""
     data, seen, spread = case
-    found = layouts.held(data, len(seen.now.workers))
+    found = layouts.held_bytes_by_worker(data, len(seen.now.workers))
     triples = zip(
         found.partition.tolist(), found.worker.tolist(), found.nbytes.tolist()
     )
@@ -90,10 +90,10 @@ def test_copied(case: tuple[Layout, View, Spread]) -> None:
     """A partition has surplus replicas if several workers hold one of its keys."""
     data, _, _ = case
     expected = [
-        any((m.holders[0] == i).sum() > 1 for m in data.members)
+        any((m.holders[0] == i).sum() > 1 for m in data.collections)
         for i in range(len(data.rows))
     ]
-    assert layouts.copied(data).tolist() == expected
+    assert layouts.replicated(data).tolist() == expected
 
 
 @given(cases())
@@ -102,19 +102,19 @@ def test_homes(case: tuple[Layout, View, Spread]) -> None:
     data, seen, spread = case
     held = bytes_by_holder(data, spread)
     expected = [home_of(i, held) for i in range(len(data.rows))]
-    assert layouts.homes(data, len(seen.now.workers)).tolist() == expected
+    assert layouts.home_workers(data, len(seen.now.workers)).tolist() == expected
 
 
 @given(cases())
 def test_apart(case: tuple[Layout, View, Spread]) -> None:
-    """A partition is together exactly if some worker holds all its members."""
+    """A partition is together exactly if some worker holds all its collections."""
     data, seen, spread = case
     expected = [
         rows > 0
-        and not set.intersection(*(set(spread[m.label][i]) for m in data.members))
+        and not set.intersection(*(set(spread[m.label][i]) for m in data.collections))
         for i, rows in enumerate(data.rows.tolist())
     ]
-    assert layouts.apart(data, len(seen.now.workers)).tolist() == expected
+    assert layouts.separated(data, len(seen.now.workers)).tolist() == expected
 
 
 @given(cases())
@@ -130,7 +130,9 @@ def test_shares(case: tuple[Layout, View, Spread]) -> None:
         assert share.worker == workers[i].id
         assert share.partitions == len(here)
         assert share.rows == rows
-        assert share.nbytes == sum(int(m.nbytes[p]) for m in data.members for p in here)
+        assert share.nbytes == sum(
+            int(m.nbytes[p]) for m in data.collections for p in here
+        )
         expected = rows / due if workers[i].running and due else 0.0
         assert share.share == pytest.approx(expected)
 
@@ -179,10 +181,10 @@ def test_more_bytes_than_a_float_counts() -> None:
 def test_nothing_is_held_of_what_is_not_loaded() -> None:
     """Data that is not in memory has no holder, no copy and no home."""
     data = layout([3, 3], None)
-    assert layouts.held(data, 2).partition.tolist() == []
-    assert layouts.copied(data).tolist() == [False, False]
-    assert layouts.homes(data, 2).tolist() == [-1, -1]
-    assert np.all(layouts.apart(data, 2))
+    assert layouts.held_bytes_by_worker(data, 2).partition.tolist() == []
+    assert layouts.replicated(data).tolist() == [False, False]
+    assert layouts.home_workers(data, 2).tolist() == [-1, -1]
+    assert np.all(layouts.separated(data, 2))
 
 
 # --- sizes ----------------------------------------------------------------------------
@@ -190,15 +192,15 @@ def test_nothing_is_held_of_what_is_not_loaded() -> None:
 
 def test_loaded_data_has_the_bytes_of_its_partitions():
     """What is in memory is measured, whatever the collection said before."""
-    loaded = member("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
-    assert member_bytes(loaded) == 240
+    loaded = collection("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
+    assert collection_bytes(loaded) == 240
 
 
 def test_data_that_is_not_loaded_tells_its_size_or_does_not():
     """Before loading the collection's own figure is taken; without one, unknown."""
-    assert member_bytes(member("X", [10, 20], None)) == 240
-    silent = member("X", [10, 20], None, total_bytes=None)
-    assert "X is not loaded" in str(member_bytes(silent))
+    assert collection_bytes(collection("X", [10, 20], None)) == 240
+    silent = collection("X", [10, 20], None, total_bytes=None)
+    assert "X is not loaded" in str(collection_bytes(silent))
 
 
 def test_sizes_add_up_over_members():
@@ -215,16 +217,16 @@ def test_the_largest_partition_has_all_members_of_an_aligned_layout():
 
 def test_the_largest_partition_of_data_not_loaded_is_in_proportion_to_rows():
     """The bytes of a lazy array are spread by rows, of others evenly."""
-    assert largest_partition(layout([10, 30], None, members=["X"])) == 30 * 80
+    assert largest_partition(layout([10, 30], None, collections=["X"])) == 30 * 80
     keys = (("X", 0), ("X", 1))
-    blind = layout(None, None, members=["X"], keys=keys, total_bytes=100)
+    blind = layout(None, None, collections=["X"], keys=keys, total_bytes=100)
     assert largest_partition(blind) == 50
     assert isinstance(largest_partition(layout(None, None, keys=keys)), Unknown)
 
 
 def test_held_bytes_count_every_copy():
     """Bytes on a worker include copies, and of data not loaded there are none."""
-    copied = layout([10, 10], [[0, 1], 1], members=["X"], row_bytes={"X": 8})
+    copied = layout([10, 10], [[0, 1], 1], collections=["X"], row_bytes={"X": 8})
     lazy = layout([10], None)
     np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
 
@@ -235,35 +237,35 @@ def test_held_bytes_count_every_copy():
 def held(*entries):
     """From (partition, worker, bytes)."""
     partition, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-    return Held(partition=partition, worker=worker, nbytes=nbytes)
+    return HeldBytes(partition=partition, worker=worker, nbytes=nbytes)
 
 
 def test_each_run_goes_where_most_of_it_is():
     """Neighbours stay together; bytes on the target do not travel."""
     there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
     may = np.array([True, True])
-    assert in_runs(4, there, may).tolist() == [1, 1, 0, 0]
+    assert in_contiguous_runs(4, there, may).tolist() == [1, 1, 0, 0]
 
 
 def test_the_largest_saving_comes_first():
     """A run that has less on a worker leaves it to one that has more."""
     there = held((0, 0, 3), (1, 0, 9), (2, 2, 1))
     may = np.array([True, False, True, True])
-    assert in_runs(3, there, may).tolist()[1] == 0
-    assert in_runs(3, there, may).tolist()[2] == 2
+    assert in_contiguous_runs(3, there, may).tolist()[1] == 0
+    assert in_contiguous_runs(3, there, may).tolist()[2] == 2
 
 
 def test_a_rest_is_with_the_last_run():
     """Rows that are left over go nowhere else."""
     there = held((4, 0, 100))
-    target = in_runs(5, there, np.array([True, True]))
+    target = in_contiguous_runs(5, there, np.array([True, True]))
     assert target[0] == target[1]
     assert target[2] == target[3] == target[4]
 
 
 def test_fewer_partitions_than_workers():
     """One each, and some get none; which is an error of others to say."""
-    assert len(set(in_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
+    assert len(set(in_contiguous_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
 
 
 @given(st.data())
@@ -278,7 +280,7 @@ def test_any_bytes(data):
     there = held(*data.draw(st.lists(entries, max_size=12)))
     may = np.ones(n_workers + 1, dtype=bool)
     may[data.draw(st.integers(0, n_workers))] = False
-    target = in_runs(n_partitions, there, may)
+    target = in_contiguous_runs(n_partitions, there, may)
     assert set(target.tolist()) == set(np.flatnonzero(may).tolist())
     changes = np.flatnonzero(np.diff(target)) + 1
     assert changes.tolist() == [each * i for i in range(1, n_workers)]
@@ -297,11 +299,11 @@ def evals(rows, homes, *, copied=False):
     valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
     if not copied:
         return valid
-    members = [
+    collections = [
         replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
-        for m in valid.members
+        for m in valid.collections
     ]
-    return replace(valid, members=tuple(members))
+    return replace(valid, collections=tuple(collections))
 
 
 def seen(valid, **overrides):
@@ -349,7 +351,7 @@ def test_what_is_in_place():
 
 
 def test_the_step():
-    """All rows of each member in the first partition of each worker, none in others."""
+    """Each worker's first partition gets all rows of each collection, others none."""
     valid = evals([3, 4], [0, 1])
     (step,) = replicate.propose((WRONG,), seen(valid))
     recut = step.args
@@ -367,7 +369,7 @@ def test_the_step():
             (3, 0, 0, 3, 0),
             (3, 1, 0, 4, 1),
         ]
-    # of both members three rows, four, and none for the empty partition, each in a list
+    # of both collections three rows, four rows, and none, each in a list
     (one,) = list_bytes(np.array([1]))
     assert step.price.nbytes == 7 * 88 + 6 * one
     assert step.price.peak == 7 * 88

@@ -9,11 +9,11 @@ from clustertune.core.model import Unknown
 from clustertune.errors import CapacityError
 from clustertune.planner.memory import (
     fixed_bytes,
+    free_memory,
     levels,
     limit,
     refuse_overfull,
     refuse_too_much,
-    room,
 )
 from clustertune.testing import layout, view, worker
 
@@ -29,7 +29,7 @@ PARTITIONS = layout(
 def one(**overrides: object) -> float:
     """The room of one worker that holds PARTITIONS."""
     given = {"memory_limit": LIMIT, "process": 200, "managed": 200} | overrides
-    return float(room(view([worker(0, **given)], [PARTITIONS]))[0])
+    return float(free_memory(view([worker(0, **given)], [PARTITIONS]))[0])
 
 
 def test_a_worker_with_nothing_else_has_room_up_to_its_target() -> None:
@@ -85,7 +85,7 @@ def test_given_partitions_can_leave() -> None:
     ]
     seen = view(workers, [PARTITIONS])
     assert fixed_bytes(seen).tolist() == [0, 0]
-    assert room(seen).tolist() == [600, 600]
+    assert free_memory(seen).tolist() == [600, 600]
 
 
 def test_sizes_that_lag_behind_take_nothing() -> None:
@@ -107,7 +107,7 @@ def test_without_a_limit_the_host_is_the_line() -> None:
     ]
     seen = view(workers, [PARTITIONS])
     assert [limit(w, seen) for w in workers] == [500, 500, 1000]
-    assert room(seen).tolist() == [400, 500, 1000]
+    assert free_memory(seen).tolist() == [400, 500, 1000]
 
 
 def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
@@ -117,14 +117,14 @@ def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
         worker(0, process=200, managed=200, **silent),
         worker(1, process=0, **silent),
     ]
-    assert room(view(workers, [PARTITIONS])).tolist() == [200, 0]
+    assert free_memory(view(workers, [PARTITIONS])).tolist() == [200, 0]
 
 
 def test_neither_limit_nor_host_known() -> None:
     """Without a limit and without an answer the limit is unknown, with the reason."""
     silent = worker(0, memory_limit=0, facts=Unknown("it did not answer"))
     assert limit(silent, view([silent])) == Unknown("it did not answer")
-    assert room(view([silent])).tolist() == [0]
+    assert free_memory(view([silent])).tolist() == [0]
 
 
 # --- thresholds -----------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_thresholds_that_are_off_or_unknown_are_left_out():
 def test_each_threshold_is_of_its_own_measure():
     """The target is of managed memory, the others are of the process."""
     busy = worker(memory_limit=4 * GIB, process=3 * GIB, managed=GIB)
-    rooms = {level.name: level.room for level in levels(busy)}
+    rooms = {level.name: level.headroom for level in levels(busy)}
     assert rooms == pytest.approx(
         {"terminate": 0.2, "pause": 0.05, "spill": -0.05, "target": 0.35}
     )

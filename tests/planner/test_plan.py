@@ -11,14 +11,14 @@ import pytest
 from clustertune import actions, checks
 from clustertune.actions import restart
 from clustertune.core.model import (
-    Burden,
+    HeldData,
     Layout,
     Move,
     Moves,
+    ParkingSpace,
     Plan,
     Price,
     Restart,
-    Room,
     Step,
     Unknown,
     View,
@@ -43,7 +43,7 @@ def move(seen: View, targets: list[int], label: str = "X") -> Step:
     keys = tuple((label, i) for i in range(len(targets)))
     moves = Moves(
         workers=tuple(w.address for w in seen.now.workers),
-        ceilings=(0,) * len(seen.now.workers),
+        process_limits=(0,) * len(seen.now.workers),
         moves=(Move(label=label, keys=keys, targets=np.array(targets)),),
     )
     price = Price(nbytes=1, seconds=None)
@@ -107,8 +107,8 @@ def test_steps_keep_the_order_in_which_they_were_proposed() -> None:
 def test_a_dry_run_says_what_it_would_need() -> None:
     """What is not loaded cannot be planned to the end; all that is lazy is named."""
     weight = layout(ROWS, {"X": [0, 0, 0, 0], "w": [0, 0, 0, 0]}, ["X", "w"])
-    lazy = replace(weight.members[1], loaded=False)
-    seen = two([replace(weight, members=(weight.members[0], lazy))])
+    lazy = replace(weight.collections[1], loaded=False)
+    seen = two([replace(weight, collections=(weight.collections[0], lazy))])
     assert plan(seen).needs == ("rows, bytes and holders of w: known once loaded",)
     assert plan(two([UNEVEN])).needs == ()
 
@@ -173,7 +173,7 @@ def test_a_target_that_was_not_asked_for() -> None:
 
 
 def test_a_partition_that_is_not_there() -> None:
-    """While a partition is computed again, nothing is moved; the member is named."""
+    """While a partition is recomputed, nothing is moved; the collection is named."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, -1, 0, -1]})
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
@@ -222,14 +222,17 @@ def test_a_refused_step_is_in_the_plan() -> None:
 
 
 GIB = 2**30
-BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
+BURDEN = HeldData(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
 
 
 @pytest.mark.parametrize(
     ("room", "reason"),
     [
-        (Room(memory=GIB, disk=GIB), None),
-        (Room(memory=GIB, disk=0), "may fill 1.0 GiB of memory and 0 B of disk only"),
+        (ParkingSpace(memory=GIB, disk=GIB), None),
+        (
+            ParkingSpace(memory=GIB, disk=0),
+            "may fill 1.0 GiB of memory and 0 B of disk only",
+        ),
         (Unknown("it hangs"), "the room in its nanny is unknown: it hangs"),
         (None, "the room in its nanny is unknown: add a worker"),
     ],
@@ -237,7 +240,7 @@ BURDEN = Burden(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
 def test_a_worker_alone(room: Any, reason: str | None) -> None:
     """Its data is parked in its nanny if there is room; else the refusal has a fix."""
     others = [worker(1, status="paused")]
-    seen = view([worker(0, burden=BURDEN, room=room), *others])
+    seen = view([worker(0, held_data=BURDEN, parking_space=room), *others])
     (step,) = restart.steps(seen, {0})
     assert isinstance(step.args, Restart)
     assert step.args.parking
@@ -255,12 +258,12 @@ def test_what_an_earlier_restart_left() -> None:
     """Is brought back first, whichever workers are named; a parking worker is none."""
     name = "clustertune-parking-1"
     left = worker(name, parking=True, nanny=None, status="closing_gracefully")
-    seen = view([worker(0, burden=BURDEN), replace(left, burden=BURDEN)])
+    seen = view([worker(0, held_data=BURDEN), replace(left, held_data=BURDEN)])
     first, second = restart.steps(seen, {0, name})
     assert first.summary.startswith("bring back 3 keys (2.0 GiB)")
     assert isinstance(first.args, Restart)
     assert (first.args.retire, first.args.parking) == (True, False)
-    assert set(first.args.ceilings) == {0}
+    assert set(first.args.process_limits) == {0}
     assert guards.refusal(first, seen) is None
     assert isinstance(second.args, Restart)
     assert second.args.id == 0

@@ -22,7 +22,7 @@ from clustertune.core.model import Conversion, Flow
 from clustertune.monitor import monitor
 from clustertune.planner import goals, layouts, pricing
 from clustertune.planner.plan import make_plan
-from clustertune.testing import layout, member, view, worker
+from clustertune.testing import collection, layout, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000
@@ -30,7 +30,7 @@ ROWS = 40_000
 
 def flow(into: list[int], out: list[int], made: list[int] | None = None) -> Flow:
     arrays = [np.array(x) for x in (into, out, made or [0] * len(into))]
-    return Flow(into=arrays[0], out=arrays[1], made=arrays[2], seconds=0.5)
+    return Flow(received=arrays[0], sent=arrays[1], produced=arrays[2], seconds=0.5)
 
 
 # --- bytes ----------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
     partitions = [
         frame.iloc[end - n : end] for end, n in zip(ends, counts, strict=True)
     ]
-    held = member(
+    held = collection(
         "X",
         counts,
         [0] * len(counts),
@@ -67,9 +67,9 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
 def test_rows_that_become_another_kind() -> None:
     """What they had besides stays behind; blocks of columns share the new row."""
     numbers = Conversion(kind="array", dtype="float32", row_bytes=12)
-    frame = member("X", [10], [0], 24, fixed=100, conversion=numbers)
+    frame = collection("X", [10], [0], 24, fixed=100, conversion=numbers)
     assert layouts.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
-    blocks = member(
+    blocks = collection(
         "X",
         [10],
         [0, 0],
@@ -110,8 +110,10 @@ def test_many_parts_take_time() -> None:
 
     def priced(n_partitions: int, kind: str) -> float:
         partitions = layout([1000 // n_partitions] * n_partitions, [0] * n_partitions)
-        members = tuple(replace(m, kind=kind) for m in partitions.members)
-        seen = view([worker(0), worker(1)], [replace(partitions, members=members)])
+        collections = tuple(replace(m, kind=kind) for m in partitions.collections)
+        seen = view(
+            [worker(0), worker(1)], [replace(partitions, collections=collections)]
+        )
         seen = replace(seen, goal=replace(seen.goal, rechunk=2))
         (step,) = make_plan(
             (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()

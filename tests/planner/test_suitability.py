@@ -71,8 +71,8 @@ def ranked(*groups: str, label: str = "qid") -> Any:
     """Partitions with a row for each letter, which is its group."""
     looked = tuple(content.runs(np.array([*g])) for g in groups)
     data = layout([len(g) for g in groups], [0] * len(groups), ("X", "y", label))
-    qid = replace(data.members[2], contents=Contents(partitions=looked))
-    return replace(data, members=(*data.members[:2], qid))
+    qid = replace(data.collections[2], contents=Contents(partitions=looked))
+    return replace(data, collections=(*data.collections[:2], qid))
 
 
 @pytest.mark.parametrize(

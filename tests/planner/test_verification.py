@@ -25,16 +25,16 @@ def seen(*layouts: Layout, **overrides: Any) -> View:
 
 
 def changed(data: Layout, label: str, **fields: Any) -> Layout:
-    """The layout with one member changed."""
-    members = tuple(
-        replace(m, **fields) if m.label == label else m for m in data.members
+    """The layout with one collection changed."""
+    collections = tuple(
+        replace(m, **fields) if m.label == label else m for m in data.collections
     )
-    return replace(data, members=members)
+    return replace(data, collections=collections)
 
 
 def replace_all(data: Layout, **overrides: Any) -> Layout:
-    members = tuple(replace(m, **overrides) for m in data.members)
-    return replace(data, members=members)
+    collections = tuple(replace(m, **overrides) for m in data.collections)
+    return replace(data, collections=collections)
 
 
 # --- what is no problem ---------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_data_that_is_no_longer_loaded() -> None:
 
 
 def test_rows_that_changed() -> None:
-    """A partition with other rows than before is found, in whichever member."""
+    """A partition with other rows than before is found, in whichever collection."""
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = problems(seen(ALL_ON_ONE), seen(shuffled))
     assert found[0] == "partitions of y have other rows than before"
@@ -180,9 +180,11 @@ def test_a_memory_manager_that_was_left_off() -> None:
 
 def test_rows_that_are_set_aside_are_not_lost() -> None:
     """They count, once."""
-    cut = layout([18, 18], [0, 1], keys=(("n", 0), ("n", 1)), ours=True, aside=4)
+    cut = layout(
+        [18, 18], [0, 1], keys=(("n", 0), ("n", 1)), made_here=True, remainder=4
+    )
     assert problems(seen(ALL_ON_ONE), seen(cut)) == ()
-    found = problems(seen(cut), seen(replace_all(cut, aside=3)))
+    found = problems(seen(cut), seen(replace_all(cut, remainder=3)))
     assert found[0] == "X had 40 rows and has 39"
 
 
@@ -191,11 +193,11 @@ def test_copies_of_an_eval_set_are_its_rows_again() -> None:
     valid = layout([4, 3], [0, 0], ("Xv", "yv"), label="eval_set[0]")
 
     def copied(*rows: int) -> Layout:
-        members = [
+        collections = [
             replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(len(rows))))
-            for m in layout([*rows], [0, 1], ("Xv", "yv"), ours=True).members
+            for m in layout([*rows], [0, 1], ("Xv", "yv"), made_here=True).collections
         ]
-        return replace(valid, members=tuple(members))
+        return replace(valid, collections=tuple(collections))
 
     assert problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, copied(7, 7))) == ()
     assert problems(seen(ALL_ON_ONE, copied(7, 7)), seen(ALL_ON_ONE, valid)) == (
@@ -236,11 +238,11 @@ def test_workers_that_lack_a_copied_eval_set() -> None:
 
     def copied(where: list[int]) -> Layout:
         made = layout([7, 0, 7, 0], where, ("Xv", "yv"), label="eval_set[0]")
-        members = [
+        collections = [
             replace(m, keys=tuple((f"copied-{m.label}", i) for i in range(4)))
-            for m in made.members
+            for m in made.collections
         ]
-        return replace(made, members=tuple(members))
+        return replace(made, collections=tuple(collections))
 
     data = layout(ROWS, [0, 0, 1, 1])
     before = seen(data, copied([0, 0, 1, 1]))
@@ -282,7 +284,7 @@ DATA = layout([10, 10], [0, 1])
 
 def test_what_changes_all_the_time_is_no_difference() -> None:
     """Memory, tasks, speeds and the order of workers."""
-    busy = worker(1, process=2**31, executing=3, bandwidth=5.0, silent=4.0)
+    busy = worker(1, process=2**31, executing=3, bandwidth=5.0, heartbeat_age=4.0)
     was = seen_fingerprint(TWO, [DATA])
     assert changes(was, was) == []
     turned = layout([10, 10], [1, 0])

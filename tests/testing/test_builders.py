@@ -5,7 +5,7 @@ import numpy as np
 from clustertune import checks
 from clustertune.core.model import Severity, Unknown
 from clustertune.planner import layouts
-from clustertune.testing import layout, member, snapshot, view, worker
+from clustertune.testing import collection, layout, snapshot, view, worker
 
 
 def test_default_views_are_healthy():
@@ -34,7 +34,7 @@ def test_workers_have_cpus_and_addresses_of_their_own():
 
 def test_homes_become_holders():
     """A home is one worker, several for replicas, or -1 for a lost partition."""
-    built = member("X", [5, 5, 5], [1, [0, 1], -1])
+    built = collection("X", [5, 5, 5], [1, [0, 1], -1])
     partitions, workers = built.holders
     np.testing.assert_array_equal(partitions, [0, 1, 1])
     np.testing.assert_array_equal(workers, [1, 0, 1])
@@ -42,7 +42,7 @@ def test_homes_become_holders():
 
 def test_data_without_homes_is_not_loaded():
     """Such data has neither bytes nor holders, but a known size."""
-    built = member("X", [5, 5], None, row_bytes=16)
+    built = collection("X", [5, 5], None, row_bytes=16)
     assert (built.loaded, built.nbytes, built.holders) == (False, None, None)
     assert (built.n_partitions, built.total_bytes, built.columns) == (2, 160, 2)
 
@@ -51,7 +51,7 @@ def test_members_can_lie_on_different_workers():
     """Homes by label place X and y on different workers."""
     torn = layout([5, 5], {"X": [0, 0], "y": [0, 1]})
     assert torn.aligned
-    np.testing.assert_array_equal(layouts.apart(torn, 2), [False, True])
+    np.testing.assert_array_equal(layouts.separated(torn, 2), [False, True])
 
 
 def test_a_view_takes_snapshots_and_the_goals_fields():

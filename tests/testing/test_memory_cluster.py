@@ -31,11 +31,11 @@ def look(cluster: MemoryCluster) -> View:
 
 
 def move(cluster: MemoryCluster, label: str, targets: dict[int, int]) -> Result:
-    """Move some partitions of a member to workers, by number."""
+    """Move some partitions of a collection to workers, by number."""
     keys = tuple((label, partition) for partition in targets)
     one = Move(label=label, keys=keys, targets=np.array(list(targets.values())))
     addresses = tuple(at(i) for i in range(3))
-    moves = Moves(workers=addresses, ceilings=(0, 0, 0), moves=(one,))
+    moves = Moves(workers=addresses, process_limits=(0, 0, 0), moves=(one,))
     return asyncio.run(cluster.move(moves, lambda *_: None))
 
 
@@ -45,7 +45,7 @@ def homes(cluster: MemoryCluster, label: str) -> list[set[str]]:
 
 def test_builders_are_public() -> None:
     """All builders are importable from one module."""
-    for name in ("worker", "snapshot", "member", "layout", "view"):
+    for name in ("worker", "snapshot", "collection", "layout", "view"):
         assert getattr(testing, name) is getattr(builders, name)
 
 
@@ -76,7 +76,7 @@ def test_a_look_changes_nothing() -> None:
     for _ in range(2):
         seen = look(cluster)
         assert [w.id for w in seen.now.workers] == [0, 1, 2]
-        for now, was in zip(seen.layouts[0].members, data.members, strict=True):
+        for now, was in zip(seen.layouts[0].collections, data.collections, strict=True):
             assert np.array_equal(now.holders, was.holders)
             assert np.array_equal(now.rows, was.rows)
     assert cluster.calls == []
@@ -100,7 +100,7 @@ def test_move() -> None:
     """A key ends on its target only; bytes count once, and only if they move."""
     cluster = three(layout(ROWS, [0, [0, 1], 1, 1]))
     result = move(cluster, "y", {0: 2, 1: 1, 2: 1})
-    assert result == Result(nbytes=10 * 8, undone="")
+    assert result == Result(nbytes=10 * 8, not_done="")
     assert homes(cluster, "y") == [{at(2)}, {at(1)}, {at(1)}, {at(1)}]
     assert homes(cluster, "X")[0] == {at(0)}
     assert (cluster.moved, cluster.calls) == (80, ["move 3"])
@@ -113,7 +113,7 @@ def test_move_to_a_worker_that_does_not_run() -> None:
     cluster.kill(at(2))
     result = move(cluster, "X", {0: 1, 1: 2, 2: 0})
     assert result.nbytes == 0
-    assert result.undone == f"{at(1)} is gone or paused; {at(2)} is gone or paused"
+    assert result.not_done == f"{at(1)} is gone or paused; {at(2)} is gone or paused"
     assert homes(cluster, "X") == [{at(0)}] * 4
 
 
@@ -143,23 +143,23 @@ def test_pause() -> None:
     assert homes(cluster, "X") == [{at(0)}] * 4
 
 
-def test_persist() -> None:
+def test_load() -> None:
     """Lazy data is loaded round robin or by ``arrives``; loaded data stays."""
-    loaded = layout(ROWS, [2] * 4).members[0]
+    loaded = layout(ROWS, [2] * 4).collections[0]
     data = layout(ROWS, None)
-    data = replace(data, members=(loaded, data.members[1]))
+    data = replace(data, collections=(loaded, data.collections[1]))
     for how, expected in (
         ({}, [0, 1, 2, 0]),
         ({"arrives": lambda n, w: np.full(n, w - 1)}, [2] * 4),
     ):
         cluster = three(data, **how)
-        asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
+        asyncio.run(cluster.load(ANYWHERE, lambda *_: None))
         assert homes(cluster, "y") == [{at(i)} for i in expected]
         assert homes(cluster, "X") == [{at(2)}] * 4
         assert cluster.calls == ["load"]
 
 
-def test_persist_on_named_workers() -> None:
+def test_load_on_named_workers() -> None:
     """Partitions are loaded on the named worker, or on another one if it is gone."""
     cluster = three(layout(ROWS, None))
     cluster.kill(at(2))
@@ -169,25 +169,25 @@ def test_persist_on_named_workers() -> None:
     assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
 
 
-def test_persist_refuses_data_that_does_not_fit() -> None:
+def test_load_refuses_data_that_does_not_fit() -> None:
     """No data is loaded in that case; data that fits is loaded."""
     cluster = three(layout(ROWS, None))
     total = 88 * sum(ROWS)
     for room in (total / 2, 0.0):
-        load = replace(ANYWHERE, room=np.array([room / 2] * 2))
+        load = replace(ANYWHERE, free_memory=np.array([room / 2] * 2))
         with pytest.raises(CapacityError, match="The loaded partitions are released"):
             asyncio.run(cluster.load(load, lambda *_: None))
-        assert not any(m.loaded for m in look(cluster).layouts[0].members)
-    load = replace(ANYWHERE, room=np.array([float(total)]))
+        assert not any(m.loaded for m in look(cluster).layouts[0].collections)
+    load = replace(ANYWHERE, free_memory=np.array([float(total)]))
     asyncio.run(cluster.load(load, lambda *_: None))
-    assert all(m.loaded for m in look(cluster).layouts[0].members)
+    assert all(m.loaded for m in look(cluster).layouts[0].collections)
 
 
-def test_persist_measures_rows_and_bytes() -> None:
+def test_load_measures_rows_and_bytes() -> None:
     """Loaded data has its predicted bytes."""
     cluster = three(layout(ROWS, None))
-    asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
-    X, y = look(cluster).layouts[0].members
+    asyncio.run(cluster.load(ANYWHERE, lambda *_: None))
+    X, y = look(cluster).layouts[0].collections
     assert X.loaded
     assert y.loaded
     assert X.nbytes.tolist() == [80 * n for n in ROWS]

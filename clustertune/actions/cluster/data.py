@@ -31,13 +31,13 @@ from clustertune.collections import (
 )
 from clustertune.core.model import (
     ORDER,
+    CollectionInfo,
     Goal,
     Key,
     Layout,
     Load,
-    Member,
     Notify,
-    Recut,
+    Rechunk,
     Result,
     Shuffle,
     View,
@@ -45,7 +45,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import names_text
 from clustertune.monitor import inquiry
 from clustertune.planner import grouping
-from clustertune.planner.layouts import homes
+from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
 
 
@@ -109,8 +109,8 @@ class DataActions:
             self._found[given.label] = found
         return self._found[given.label]
 
-    def _member(self, x: inputs.Given, found: _Found) -> Member:
-        member = inputs.member(
+    def _collection(self, x: inputs.Given, found: _Found) -> CollectionInfo:
+        info = inputs.describe(
             x,
             found.keys,
             found.futures is not None,
@@ -118,18 +118,18 @@ class DataActions:
             self._values.conversion(x, self.goal),
         )
         return replace(
-            member,
-            ours=x.label in self._ours,
+            info,
+            made_here=x.label in self._ours,
             shared=x.label in self._shared,
-            aside=self._remainder_rows if x.label in self.remainder else 0,
+            remainder=self._remainder_rows if x.label in self.remainder else 0,
             derived=found.derived,
             embedded=found.embedded,
         )
 
-    def _layouts(self, members: tuple[Member, ...]) -> tuple[Layout, ...]:
-        rest = iter(members)
+    def _layouts(self, infos: tuple[CollectionInfo, ...]) -> tuple[Layout, ...]:
+        rest = iter(infos)
         return tuple(
-            Layout(label=g.label, members=tuple(next(rest) for _ in g.given))
+            Layout(label=g.label, collections=tuple(next(rest) for _ in g.given))
             for g in self.given.groups
         )
 
@@ -154,9 +154,9 @@ class DataActions:
         # making the graph takes a while, and must not block the event loop
         graph = await asyncio.to_thread(loading.build, lazy)
         judge = None
-        if load.room is not None:
+        if load.free_memory is not None:
             labels = [x.label for x in lazy]
-            judge = partial(refuse_overfull, labels, load.room)
+            judge = partial(refuse_overfull, labels, load.free_memory)
         futures = await self._computing.partitions(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
         made = await asyncio.to_thread(make)
@@ -173,7 +173,7 @@ class DataActions:
         self._ours.update(now)
         self._shared = (self._shared - now.keys()) | set(shared)
 
-    async def recut(self, recut: Recut, notify: Notify) -> Result:
+    async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions on their workers; release old ones if requested.
 
         Tasks are bound to their workers until all have ended. If a worker is lost or
@@ -182,7 +182,7 @@ class DataActions:
         """
         given = {x.label: x.collection for x in self.given}
         old = {c.label: self._found[c.label].futures or [] for c in recut.cuts}
-        lent = {x for x in recut.freed if x not in self._ours or x in self._shared}
+        lent = {x for x in recut.released if x not in self._ours or x in self._shared}
         kept = [c.label for c in recut.cuts if c.label in self._shared - lent]
         others = {k: f.futures or () for k, f in self._found.items() if k not in lent}
         mine = [f for label in lent for f in old[label]]
@@ -201,7 +201,7 @@ class DataActions:
                     [futures[k] for k in graph.partitions[cut.label]],
                 )
                 for cut in recut.cuts
-                if cut.label in recut.freed
+                if cut.label in recut.released
             ]
 
             async def release() -> None:
@@ -211,12 +211,12 @@ class DataActions:
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
-            if recut.aside:
+            if recut.remainder:
                 more = cutting.set_aside(recut, given, graph, futures)
                 self.remainder = {
                     k: _joined(x, self.remainder.get(k)) for k, x in more.items()
                 }
-                self._remainder_rows += recut.aside
+                self._remainder_rows += recut.remainder
             await self._computing.settle(
                 list(futures.values()),
                 notify,
@@ -237,7 +237,7 @@ class DataActions:
         sent = cutting.sent(graph)
         return Result(
             nbytes=await inquiry.received(self.client, sent),
-            said=_kept_text(kept),
+            details=_kept_text(kept),
         )
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
@@ -254,7 +254,7 @@ class DataActions:
         if first and numbers is not None and ORDER not in given:
             self.given = self.given.with_companion(ORDER, numbers)
         # whole partitions in another order are the futures that the caller holds
-        whole = shuffle.whole is not None
+        whole = shuffle.partition_order is not None
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
         self._replace(made, callers | (made.keys() & self._shared if whole else set()))
         sent = shuffling.sent(graph)
@@ -280,25 +280,27 @@ class DataActions:
     async def size_groups(self, view: View) -> None:
         """Make group sizes, partitioned and placed like the group ids."""
         for layout in view.layouts:
-            member = grouping.member_of(layout)
-            if member is None:
+            info = grouping.collection_of(layout)
+            if info is None:
                 continue
-            assert member.contents is not None
-            sizes = [partition["counts"] for partition in member.contents.partitions]
-            home = homes(layout, len(view.now.workers)).tolist()
+            assert info.contents is not None
+            sizes = [partition["counts"] for partition in info.contents.partitions]
+            home = home_workers(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
-            graph = graphs.constants(member.label, sizes, workers)
+            graph = graphs.constants(info.label, sizes, workers)
             futures = await self._computing.partitions(
                 graph, lambda *_: None, "counting"
             )
-            first: Any = graph.partitions[member.label][0]
+            first: Any = graph.partitions[info.label][0]
             chunks = (tuple(map(len, sizes)),)
             made = da.Array(futures, first[0], chunks, dtype=np.int64)
-            self.group_sizes[member.label] = made
+            self.group_sizes[info.label] = made
 
     def tell_rows(self, view: View) -> None:
         """Set the known rows of arrays to the counted rows."""
-        rows = {m.label: m.rows for x in view.layouts for m in x.members if m.loaded}
+        rows = {
+            m.label: m.rows for x in view.layouts for m in x.collections if m.loaded
+        }
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
 

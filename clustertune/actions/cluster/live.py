@@ -22,20 +22,20 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.actions.cluster.workers import WorkerActions
 from clustertune.collections import inputs
 from clustertune.core.model import (
+    CollectionInfo,
     Goal,
     Key,
-    Member,
     Moves,
     Notify,
     Release,
     Result,
     View,
-    land,
+    attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.monitor import inquiry, monitor, overhead
-from clustertune.planner.layouts import homes
+from clustertune.planner.layouts import home_workers
 from clustertune.remote import keys
 
 #: statuses of workers that can be restarted, or that another plan restarts
@@ -119,7 +119,7 @@ class LiveCluster(WorkerActions, DataActions):
         await monitor.open_door(self.client, identity)
         self._lease.opened = True
         kept = await self._last_partitions()
-        self.goal = replace(self.goal, workers=wanted, kept=kept)
+        self.goal = replace(self.goal, workers=wanted, previous_shape=kept)
 
     async def _last_partitions(self) -> tuple[int, int] | None:
         """Rows and partitions of the previous fit, if the workload keeps them."""
@@ -141,20 +141,20 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def look(self, notify: Notify) -> View:
         """Read cluster and data; wait for submitted tasks first."""
-        members: list[Member] = []
+        collections: list[CollectionInfo] = []
         futures: list[Any] = []
         for x in self.given:
             found = await self._partitions(x)
-            members.append(self._member(x, found))
+            collections.append(self._collection(x, found))
             futures += found.futures or ()
         renew = self._claims.renew if self._claims else None
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # actions followed that look
-            await inquiry.hear(self.client)
+            await inquiry.refresh_memory(self.client)
         self._looked = True
         snapshot, seen = await monitor.look(
-            self.client, members, by_task=self.options.read_spilled
+            self.client, collections, by_task=self.options.read_spilled
         )
         self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_partitions(m) for m in seen):
@@ -164,7 +164,7 @@ class LiveCluster(WorkerActions, DataActions):
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
             snapshot, seen = await monitor.look(
-                self.client, members, by_task=self.options.read_spilled
+                self.client, collections, by_task=self.options.read_spilled
             )
         layouts = self._layouts(seen)
         if self.options.values and self._computes:
@@ -177,7 +177,7 @@ class LiveCluster(WorkerActions, DataActions):
             )
         runs = None
         if self.options.held_data:
-            snapshot = await inquiry.with_burdens(
+            snapshot = await inquiry.with_held_data(
                 self.client, snapshot, self.options.limit
             )
             snapshot = await inquiry.with_work(self.client, snapshot)
@@ -186,7 +186,7 @@ class LiveCluster(WorkerActions, DataActions):
             snapshot = await inquiry.with_least_memory(self.client, snapshot)
         if self.options.holdings:
             holdings = await inquiry.holdings(self.client, self.options.kept)
-            snapshot = replace(snapshot, holdings=holdings)
+            snapshot = replace(snapshot, key_groups=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
     async def overhead(self, view: View) -> float | None:
@@ -213,7 +213,7 @@ class LiveCluster(WorkerActions, DataActions):
             tell,
             ended,
             workers=list(moves.workers),
-            ceilings=list(moves.ceilings),
+            ceilings=list(moves.process_limits),
             moves=[
                 (keys.pack(m.keys), np.asarray(m.targets, dtype=np.int64).tobytes())
                 for m in moves.moves
@@ -224,7 +224,7 @@ class LiveCluster(WorkerActions, DataActions):
             return _moved(await job)
         except BaseException as error:
             if ended and ended[0]["finished"]:
-                land(error, _moved(ended[0]))
+                attach_result(error, _moved(ended[0]))
             raise
 
     async def stay(self, view: View) -> None:
@@ -239,13 +239,13 @@ class LiveCluster(WorkerActions, DataActions):
             "release_keys",
             owner=self.client.id,
             prefix=release.prefix,
-            kept=keys.pack(release.kept),
+            kept=keys.pack(release.excluded),
             others=release.include_other_clients,
-            together=list(release.together),
+            together=list(release.all_prefixes),
         )
         said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
         said += f"; unpublished {names_text(names)}" if names else ""
-        return Result(nbytes=0, said=said, count=count)
+        return Result(nbytes=0, details=said, count=count)
 
     # --- end --------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ def _moved(state: Mapping[str, Any]) -> Result:
     reasons += [state["error"]] if state["error"] else []
     return Result(
         nbytes=state["nbytes"],
-        undone="; ".join(reasons),
+        not_done="; ".join(reasons),
         count=state["total"] - sum(state["left"].values()) - state["waiting"],
     )
 
@@ -279,10 +279,10 @@ def _places(view: View) -> list[tuple[Any, bytes]]:
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
             continue
-        home = homes(layout, len(view.now.workers))
+        home = home_workers(layout, len(view.now.workers))
         known = np.flatnonzero(home >= 0)
-        for member in layout.members:
-            packed = keys.pack([member.keys[i] for i in known.tolist()])
+        for collection in layout.collections:
+            packed = keys.pack([collection.keys[i] for i in known.tolist()])
             found.append((packed, home[known].tobytes()))
     return found
 
@@ -293,11 +293,11 @@ def _can_compute(statuses: Iterable[str]) -> bool:
     return not found or "running" in found
 
 
-def _is_missing_partitions(member: Member) -> bool:
-    """Whether a loaded member has a key without a holder."""
-    if not member.loaded or member.holders is None:
+def _is_missing_partitions(collection: CollectionInfo) -> bool:
+    """Whether a loaded collection has a key without a holder."""
+    if not collection.loaded or collection.holders is None:
         return False
-    return not np.bincount(member.holders[0], minlength=len(member.keys)).all()
+    return not np.bincount(collection.holders[0], minlength=len(collection.keys)).all()
 
 
 def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:

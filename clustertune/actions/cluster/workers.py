@@ -17,13 +17,13 @@ from clustertune.core.model import (
     Bounds,
     Drop,
     Key,
-    Measured,
+    MeasuredMemory,
     Notify,
     Restart,
     Result,
-    Size,
     Trim,
-    land,
+    WorkerSize,
+    attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
@@ -109,11 +109,13 @@ class WorkerActions:
         cluster = self.client.cluster
         was = await managers.bounds(cluster)
         if not isinstance(was, tuple):
-            return Result(undone=f"{type(cluster).__name__} does not scale adaptively")
-        await managers.adapt(cluster, bounds.least, bounds.most)
+            return Result(
+                not_done=f"{type(cluster).__name__} does not scale adaptively"
+            )
+        await managers.adapt(cluster, bounds.minimum, bounds.maximum)
         if self.bounds is None:
             self.bounds = was
-        return Result(nbytes=0, said=_bounds_text(*was))
+        return Result(nbytes=0, details=_bounds_text(*was))
 
     async def put_bounds_back(self) -> None:
         """Restore the bounds from before :meth:`adapt`.
@@ -144,14 +146,16 @@ class WorkerActions:
         managers.resized(self.client.cluster, restart.id, restart.size)
         await monitor.look(self.client, [])  # approves the new process for code
         other = await _differences(self.client, back, restart.size)
-        undone = "; ".join(filter(None, [result.undone, other]))
-        return replace(result, undone=undone, said=f"{result.said}; {restart.size}")
+        undone = "; ".join(filter(None, [result.not_done, other]))
+        return replace(
+            result, not_done=undone, details=f"{result.details}; {restart.size}"
+        )
 
     async def _restart(self, restart: Restart, notify: Notify) -> tuple[Result, str]:
         """Return the result, and the address of a resized process."""
         identity = await monitor.identify(self.client)
         ids = {a: monitor.worker_id(a, e) for a, e in identity["workers"].items()}
-        others = {a: i for a, i in ids.items() if i in restart.ceilings}
+        others = {a: i for a, i in ids.items() if i in restart.process_limits}
         verb = "closing" if restart.retire else "restarting"
         what = f"{verb} worker {names_text([restart.id])}"
         away = () if restart.retire else (restart.id,)
@@ -167,7 +171,7 @@ class WorkerActions:
                 address=restart.address,
                 collections=self._pack(restart.collections),
                 workers=list(others),
-                ceilings=[restart.ceilings[i] for i in others.values()],
+                ceilings=[restart.process_limits[i] for i in others.values()],
                 wait=restart.wait,
                 timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
                 retire=restart.retire,
@@ -178,7 +182,9 @@ class WorkerActions:
                 state = await job
             except BaseException as error:
                 if ended:
-                    land(error, self._restarted(restart, ended[0], ids, before))
+                    attach_result(
+                        error, self._restarted(restart, ended[0], ids, before)
+                    )
                 raise
         if restart.retire and not state["error"]:
             await managers.retired(self.client.cluster, restart.id)
@@ -193,7 +199,7 @@ class WorkerActions:
         try:
             nbytes = await inquiry.process_memory(self.client, state["address"])
         except BaseException as error:
-            land(error, result)
+            attach_result(error, result)
             raise
         measured = tuple(replace(m, after=nbytes) for m in result.measured)
         return replace(result, measured=measured)
@@ -208,18 +214,18 @@ class WorkerActions:
         """The result of a restart, from the last state of its job."""
         if not state["finished"]:
             goes_on = f"the scheduler goes on after this call: {state['doing']}"
-            return Result(nbytes=state["nbytes"], undone=goes_on, count=0)
+            return Result(nbytes=state["nbytes"], not_done=goes_on, count=0)
         way = "away" if restart.retire else "away and back"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])
-        measured = Measured(
+        measured = MeasuredMemory(
             worker=restart.id, before=before, after=None, keys=state["keys"]
         )
         return Result(
             nbytes=state["nbytes"],
-            undone=undone,
-            said=said,
+            not_done=undone,
+            details=said,
             count=int(finished),
             lost=state["lost"],
             unchanged=not finished and state["unchanged"],
@@ -249,7 +255,7 @@ class WorkerActions:
             unchanged = not state["began"]
             return Result(
                 nbytes=0,
-                undone=printable(state["error"], longest=500),
+                not_done=printable(state["error"], longest=500),
                 count=0 if unchanged else None,
                 lost=0 if unchanged else state["keys"],
                 unchanged=unchanged,
@@ -257,7 +263,7 @@ class WorkerActions:
         nbytes = bytes_text(state["nbytes"])
         return Result(
             nbytes=0,
-            said=f"{plural(state['keys'], 'key')} ({nbytes}) dropped",
+            details=f"{plural(state['keys'], 'key')} ({nbytes}) dropped",
             count=len(drop.workers),
             lost=state["keys"],
         )
@@ -286,14 +292,14 @@ class WorkerActions:
                 continue
             before, after, asked = answer
             measured.append(
-                Measured(worker=trim.workers[address], before=before, after=after)
+                MeasuredMemory(worker=trim.workers[address], before=before, after=after)
             )
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
         return Result(
             nbytes=0,
-            undone="; ".join(undone),
-            said="; ".join(said),
+            not_done="; ".join(undone),
+            details="; ".join(said),
             count=len(said),
             measured=tuple(measured),
         )
@@ -331,7 +337,7 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
         "memory_limit": size.memory_limit,
         "env": dict(size.env) or None,
     }
-    line, most = restart.lines
+    line, most = restart.lowered_limits
     return {
         "change": ship.pickled(process.change),
         "settle": ship.pickled(process.settle),
@@ -341,7 +347,7 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
     }
 
 
-async def _differences(client: Client, address: str, size: Size) -> str:
+async def _differences(client: Client, address: str, size: WorkerSize) -> str:
     """Differences between a restarted worker and its wanted size, as text."""
     answers = await ship.on_workers(
         client,

@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune.core import plugins
-from clustertune.core.model import Size, Unknown
+from clustertune.core.model import Unknown, WorkerSize
 from clustertune.errors import ScaleError
 from clustertune.integrations.managers import (
     coiled,
@@ -129,7 +129,7 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
     await adapter.adapt(cluster, minimum, maximum)
 
 
-def resized(cluster: Any, id: str | int, size: Size) -> None:
+def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
     """Tell the cluster object the size that one of its workers has."""
     own = getattr(find(cluster), "resized", None)
     if own is not None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from clustertune.core.model import Size
+from clustertune.core.model import WorkerSize
 from clustertune.core.wording import plural
 from clustertune.integrations.managers.adapter import is_instance, settled
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
@@ -54,7 +54,7 @@ async def state(cluster: Any) -> str:
     )
 
 
-def resized(cluster: Any, id: str | int, size: Size) -> None:
+def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
     """Give later jobs the size of this worker, times the workers of a job."""
     # all jobs, job_script() and scale(cores=...) share this dict
     options, each = cluster._job_kwargs, _per_job(cluster)

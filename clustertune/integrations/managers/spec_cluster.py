@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed.deploy.spec import SpecCluster
 
-from clustertune.core.model import Size
+from clustertune.core.model import WorkerSize
 from clustertune.errors import ScaleError
 from clustertune.integrations.managers.adapter import settled
 
@@ -76,7 +76,7 @@ async def state(cluster: SpecCluster) -> str:
     )
 
 
-def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
+def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
     """Start this worker with this size, and new workers too once all have it."""
     specs = cluster.worker_spec
     if "options" not in specs.get(id, {}):
@@ -86,7 +86,7 @@ def resized(cluster: SpecCluster, id: str | int, size: Size) -> None:
         cluster.new_spec = _with(cluster.new_spec, size)
 
 
-def _with(spec: Mapping[str, Any], size: Size) -> dict[str, Any]:
+def _with(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
     if size.nthreads is not None:

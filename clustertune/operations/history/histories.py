@@ -100,12 +100,12 @@ def _of_last_cluster(records: Records, kind: str, end: str) -> list[Record]:
 
 
 def _leaks(runs: Records) -> Iterator[Leak]:
-    left: dict[str | int, list[rules.Left]] = defaultdict(list)
+    left: dict[str | int, list[rules.MemoryAfterRun]] = defaultdict(list)
     limits: dict[str | int, int | None] = {}
     for n, run in enumerate(runs):
         for m in run.memory:
             if m.idle is not None:
-                left[m.worker].append(rules.Left(n, m.idle, m.managed or 0))
+                left[m.worker].append(rules.MemoryAfterRun(n, m.idle, m.managed or 0))
                 limits[m.worker] = m.limit
     for worker, seen in left.items():
         limit = limits[worker]

@@ -61,7 +61,7 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         status=report.status,
         workload=report.workload if layout else "",
         rows=summary.rows if summary else None,
-        columns=layout.members[0].columns if layout else None,
+        columns=layout.collections[0].columns if layout else None,
         partitions=summary.partitions if summary else None,
         nbytes=summary.nbytes if summary else None,
         findings=_named(report.found),

@@ -281,7 +281,7 @@ def _terms(
 ) -> dict[str, Any]:
     """The request without its times: plain values, and code for approved nannies."""
     approved = monitor.known(request.client).addresses
-    layouts = (m.keys for x in view.layouts for m in x.members if m.loaded)
+    layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     condition = request.condition
     return {
         "owner": request.client.id,

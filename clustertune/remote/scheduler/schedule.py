@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertune.core.rules import ENOUGH, Left, alike, step
+from clustertune.core.rules import ENOUGH, MemoryAfterRun, alike, step
 from clustertune.remote.scheduler.state import id_of, training_workers
 
 MAX_FAILURES = 3  # failures in a row after which a schedule ends
@@ -214,11 +214,11 @@ def _has_leak(
         )
     growing: dict[Any, None] = {}
     for group in groups:
-        left: dict[Any, list[Left]] = {}
+        left: dict[Any, list[MemoryAfterRun]] = {}
         for n, run in enumerate(runs[i] for i in group):
             managed = dict(run.get("managed", ()))
             for worker, nbytes in run["floors"]:
-                found = Left(n, nbytes, managed.get(worker, 0))
+                found = MemoryAfterRun(n, nbytes, managed.get(worker, 0))
                 left.setdefault(worker, []).append(found)
         for worker, ws in workers.items():
             limit = ws.memory_limit or 0

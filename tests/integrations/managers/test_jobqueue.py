@@ -11,7 +11,7 @@ from dask_jobqueue.local import LocalCluster, LocalJob
 from distributed import Client, wait
 
 import clustertune
-from clustertune.core.model import Size
+from clustertune.core.model import WorkerSize
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import jobqueue
@@ -130,13 +130,13 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
 def test_what_later_jobs_are_given(jobs: Any) -> None:
     """Cores and memory of all workers of a job, and lines before its command."""
     cluster, _ = jobs(job_script_prologue=["module load python"])
-    size = Size(nthreads=3, memory_limit=2 << 30, env={"A": "b c"})
+    size = WorkerSize(nthreads=3, memory_limit=2 << 30, env={"A": "b c"})
     for _ in range(2):
         managers.resized(cluster, "any", size)
     script = cluster.job_script()
     assert "--nthreads 3 --memory-limit 2.00GiB --nworkers 2" in script
     assert script.count("module load python\nexport A='b c'\n") == 1
-    managers.resized(cluster, "any", Size(env={"A": "d"}))
+    managers.resized(cluster, "any", WorkerSize(env={"A": "d"}))
     assert "export A='b c'\nexport A=d\n" in cluster.job_script()
 
 
