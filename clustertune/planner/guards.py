@@ -272,7 +272,7 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{whose(found)}: {OTHERS}"
+    return OTHERS  # the summary of the step names the owners
 
 
 def drop_takes_from_nobody(step: Step, view: View) -> str | None:
