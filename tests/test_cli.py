@@ -621,7 +621,7 @@ def test_asking(
     result = CliRunner().invoke(main, ["trim", nannies.scheduler_address], input=answer)
     assert "Go on?" in result.stderr
     assert result.exit_code == {"y\n": 0, "n\n": 4, "": 130}[answer]
-    assert ("MiB to" in result.stdout) is (answer == "y\n")
+    assert ("trimmed 2 of 2 workers" in result.stdout) is (answer == "y\n")
 
 
 def test_what_cannot_be_restarted(cluster: LocalCluster) -> None:

@@ -67,7 +67,7 @@ def _step(args: Release, own: list[Holding], others: list[Holding]) -> Step:
     summary = f"release {plural(count, 'key')} named {prefix} ({nbytes_text(shown)})"
     if others and going == own and own:
         summary += f"; {sum(h.keys for h in others):,} more stay, which {whose(others)}"
-    elif others:
+    elif others and going:  # a guard refuses the others, and names them
         summary += (
             f", some of which {whose(others)}" if own else f", which {whose(others)}"
         )

@@ -21,9 +21,13 @@ MAX_WIDTH = 100  # columns of text
 MIN_WIDTH = 40  # narrower terminals wrap the lines themselves
 MAX_LABEL = 12  # characters
 MIN_COLUMN = 4  # characters of a table's column
+MAX_UNBROKEN = 24  # characters of a cell that HTML does not wrap
 GAP = 2  # columns between the columns of a table, and of indentation
 
 BAR_COLOURS = ("#a0a0a0", "#4c78a8")  # before, after
+LEGEND = (
+    '<div style="opacity:0.75;font-size:smaller">Bars: grey before, blue after.</div>'
+)
 #: a page that loads nothing, whatever text is in it
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -35,6 +39,7 @@ PAGE = """<!DOCTYPE html>
 <style>
 body {{ font-family: sans-serif; margin: 2em; max-width: 75em; }}
 td, th {{ padding: 0.2em 0.8em; text-align: left; vertical-align: top; }}
+h4 {{ margin-bottom: 0.3em; }}
 </style>
 </head>
 <body>
@@ -189,7 +194,7 @@ def _item_html(item: Item) -> str:
         for text in item.details
     )
     return (
-        f'<div style="margin:0.3em 0"><b>{_prose(item.label)}</b> '
+        f'<div style="margin:0.3em 0"><strong>{_prose(item.label)}</strong> '
         f"{_prose(item.text)}{details}</div>"
     )
 
@@ -201,12 +206,11 @@ def _prose(text: str) -> str:
 
 def _table_html(table: Table) -> str:
     head = "".join(f"<th>{escape(x)}</th>" for x in table.header).replace("\n", " ")
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{_cell_html(c)}</td>' for c in row)}</tr>"
-        for row in table.rows
-    )
+    rows = "".join(f"<tr>{''.join(map(_cell_html, row))}</tr>" for row in table.rows)
     title = f'<div style="margin:0.6em 0 0.2em">{_prose(table.title)}</div>'
-    return f"{title if table.title else ''}<table><tr>{head}</tr>{rows}</table>"
+    legend = LEGEND if any(len(c.bars) > 1 for row in table.rows for c in row) else ""
+    title = title if table.title else ""
+    return f"{title}<table><tr>{head}</tr>{rows}</table>{legend}"
 
 
 def _cell_html(cell: Cell) -> str:
@@ -216,4 +220,5 @@ def _cell_html(cell: Cell) -> str:
         f'width:{100 * min(1.0, max(0.0, bar)):.0f}%"></div>'
         for bar, colour in zip(cell.bars, colours, strict=True)
     )
-    return f"{_prose(cell.text)}{bars}"
+    style = ' style="white-space:nowrap"' if len(cell.text) <= MAX_UNBROKEN else ""
+    return f"<td{style}>{_prose(cell.text)}{bars}</td>"

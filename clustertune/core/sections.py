@@ -28,6 +28,7 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    workers_text,
 )
 
 MAX_STEPS = 8  # in a headline
@@ -41,7 +42,7 @@ ABOUT_TRAINING = ("", "check", "prepare")
 BY_WORKER = ("restart", "trim")
 #: parts of reasons that the table of workers already shows
 _SHOWN = re.compile(
-    r"[\d,]+ keys moved away( and back)?|lost 0"
+    r"[\d,]+ keys moved away( and back)?|lost [\d,]+( keys)?"
     r"|[\d,]+ keys? \([^)]*\) (released|dropped)"
 )
 _TRIMMED = re.compile(r"^[\d.]+ \w+ to [\d.]+ \w+ ?")
@@ -189,6 +190,7 @@ def _actions(results: Results) -> Iterator[Item | Table]:
     for need in results.needs:
         yield Item("unknown yet", need)
     if by_worker:
+        yield from _reason_items(by_worker)
         yield _steps_table(results, by_worker)
 
 
@@ -250,25 +252,39 @@ def _step_row(
         Cell(predicted(step.predicted_bytes, bytes_text) if alone else NONE),
         Cell(value_text(step.seconds if alone and executed else None, seconds_text)),
         Cell(predicted(step.predicted_seconds, seconds_text) if alone else NONE),
-        Cell(_outcome(step, worker)),
+        Cell(_outcome(step)),
     )
 
 
-def _outcome(step: Done, worker: str | int) -> str:
-    """Return the result of a step for one worker, and the reason if there is one."""
+def _outcome(step: Done) -> str:
     if step.status == "planned":
         return step.summary if _alone(step) else f"to be {step.verb}"
-    own, reasons = f"worker {names_text([worker])}: ", []
+    result = step.verb if step.status == "done" else step.status
+    return f"{result}; lost {plural(step.lost, 'key')}" if step.lost else result
+
+
+def _reason_items(steps: Sequence[Done]) -> Iterator[Item]:
+    """Return the reasons of steps by worker, equal ones in one line."""
+    groups: dict[tuple[str, str], list[str | int]] = {}
+    for step in steps:
+        for worker in step.workers:
+            if reason := _reason(step, worker):
+                groups.setdefault((step.status, reason), []).append(worker)
+    for (status, reason), workers in list(groups.items())[:MAX_STEPS]:
+        yield Item(status, f"{workers_text(workers)}: {reason}")
+    if len(groups) > MAX_STEPS:
+        yield Item("more", plural(len(groups) - MAX_STEPS, "reason"))
+
+
+def _reason(step: Done, worker: str | int) -> str:
+    """Return the parts of a reason that are about a worker or about all."""
+    own, parts = f"worker {names_text([worker])}: ", []
     for part in step.reason.split("; "):
         if part.startswith(own):
-            reasons.append(_TRIMMED.sub("", part.removeprefix(own)))
+            parts.append(_TRIMMED.sub("", part.removeprefix(own)))
         elif not (step.action == "trim" and part.startswith("worker ")):
-            reasons.append(part)
-    reason = _unshown("; ".join(filter(None, reasons)))
-    lost = f"lost {plural(step.lost, 'key')}" if step.lost else ""
-    details = [reason, "" if lost in reason else lost]
-    result = step.verb if step.status == "done" else step.status
-    return ": ".join(filter(None, [result, "; ".join(filter(None, details))]))
+            parts.append(part)
+    return _unshown("; ".join(filter(None, parts)))
 
 
 # --- cost -----------------------------------------------------------------------------

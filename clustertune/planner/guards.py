@@ -272,7 +272,7 @@ def release_takes_from_nobody(step: Step, view: View) -> str | None:
     found = [h for h in view.now.holdings or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return OTHERS  # the summary of the step names the owners
+    return f"data which {whose(found)}; {OTHERS}"
 
 
 def drop_takes_from_nobody(step: Step, view: View) -> str | None:
