@@ -173,7 +173,7 @@ def records():
         times["checks"].append(perf_counter() - start)
         start = perf_counter()
         before = (summarize(layout, view),)
-        report = Report(status="looked", seconds=1.0, found=found, before=before)
+        report = Report(status="checked", seconds=1.0, found=found, before=before)
         str(report), report._repr_html_(), report.to_json()
         times["report"].append(perf_counter() - start)
     return {name: median(values) for name, values in times.items()}

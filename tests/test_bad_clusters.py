@@ -286,7 +286,7 @@ async def test_hostile_names(c: Any, s: Any) -> None:
             assert all(x.isprintable() or x == "\n" for x in text), text
         for report in reports:
             assert "<script" not in report._repr_html_()
-            assert json.loads(report.to_json())["status"] == "looked"
+            assert json.loads(report.to_json())["status"] == "checked"
         assert json.loads(json.dumps([asdict(e) for e in watched.events]))
         await other.close()
 

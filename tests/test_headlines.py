@@ -56,9 +56,11 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     client, data, gate, tasks = start(local_cluster, busy=1)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
-    line = last(report, "did: ")
+    line = last(report, "action: ")
     _, second = names(report)
-    begin = f"did: restarted 1 of 2 workers; skipped {second}: 1 task still runs after"
+    begin = (
+        f"action: restarted 1 of 2 workers; skipped {second}: 1 task still runs after"
+    )
     assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [(s.count, s.total, s.lost) for s in report.steps] == [(1, 1, 0), (0, 1, 0)]
@@ -74,9 +76,11 @@ def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
     client, data, gate, tasks = start(local_cluster, busy=0)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
-    line = last(report, "did: ")
+    line = last(report, "action: ")
     first, second = names(report)
-    begin = f"did: restarted 1 of 2 workers; skipped {first}: 1 task still runs after"
+    begin = (
+        f"action: restarted 1 of 2 workers; skipped {first}: 1 task still runs after"
+    )
     assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [s.status for s in report.steps] == ["skipped", "done"]
@@ -105,9 +109,9 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     report = restarting.result
     assert isinstance(report, Report), report
     assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
-    line = last(report, "did: ")
+    line = last(report, "action: ")
     begin = (
-        f"did: restarted 1 of 2 workers; skipped {workers[address]['name']}: it went"
+        f"action: restarted 1 of 2 workers; skipped {workers[address]['name']}: it went"
     )
     assert line.startswith(begin)
     assert line.endswith("; lost 6 keys")  # five of them are computed again
@@ -134,7 +138,7 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     report = restarting.result
     assert isinstance(report, Report), report
     assert [(s.status, s.lost) for s in report.steps] == [("skipped", 1)], str(report)
-    assert last(report, "did: ").endswith("lost 1 key")
+    assert last(report, "action: ").endswith("lost 1 key")
     assert client.run(os.getpid)[first] == pids[first]
     gate.set()
     wait(tasks)
@@ -151,9 +155,11 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
     report = clustertune.restart_workers(client, wait="0.3s")
-    line = last(report, "did: ")
+    line = last(report, "action: ")
     first, second = names(report)
-    begin = f"did: restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
+    begin = (
+        f"action: restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
+    )
     assert line.startswith(begin)
     assert f"; skipped {second}: 1 task still runs after" in line
     assert line.endswith("; lost 0 keys")
@@ -195,11 +201,11 @@ def test_every_operation_counts(local_cluster: Any) -> None:
         ),
     }
     for text, report in done.items():
-        assert last(report, "did: ") == f"did: {text}"
+        assert last(report, "action: ") == f"action: {text}"
     data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
     wait(data)
     report = clustertune.release_data(client, "more")
-    assert last(report, "did: ") == "did: released 10 keys"
+    assert last(report, "action: ") == "action: released 10 keys"
 
 
 @pytest.mark.parametrize("how", ["^C", "ended", "killed"])

@@ -186,7 +186,7 @@ EVIL = "\x1b[2J<script>\r\n\u202e"
 BAD = Finding(severity=Severity.warning, message=EVIL, check="uneven_rows")
 SICK = Inspection(
     address=EVIL,
-    report=Report(status="looked", seconds=1.0, found=(BAD,)),
+    report=Report(status="checked", seconds=1.0, found=(BAD,)),
     features=(
         Feature(subject="workers", works=True, detail=EVIL),
         Feature(subject="dashboard", works=None, detail="3.10"),

@@ -15,7 +15,8 @@ import pytest
 from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
-from clustertune.core.report import Report, WorkerMemory
+from clustertune.core.report import Report
+from clustertune.core.results import WorkerMemory
 from tests.processes import until
 
 MEMORY = {f"distributed.worker.memory.{k}": v for k, v in (("pause", 0.9),)}

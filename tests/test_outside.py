@@ -157,7 +157,7 @@ async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
         done = await clustertune.run_playbook(
             c, "our-night", settings=rest, progress=False
         )
-    assert [step.status for step in done.steps] == ["done", "looked"]
+    assert [step.status for step in done.steps] == ["done", "checked"]
     (step,) = done.steps[0].report.steps
     assert (step.action, step.status) == ("trim_small", "done")
     events = [event for _, event in await c.get_events("clustertune")]
@@ -173,7 +173,7 @@ async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) 
     module.propose = lambda findings, view: [1 / 0]
     rest = {"settle": "0s"}
     done = await clustertune.run_playbook(c, path, settings=rest, progress=False)
-    assert [step.status for step in done.steps] == ["failed", "looked"]
+    assert [step.status for step in done.steps] == ["failed", "checked"]
     assert "the action trim_small failed: ZeroDivisionError" in done.steps[0].reason
 
 

@@ -115,7 +115,7 @@ def test_checks_need_no_consent(cluster: LocalCluster) -> None:
     result = run("run", "observe", cluster.scheduler_address, "-f", "json")
     assert result.exit_code == 0
     data = json.loads(result.stdout)
-    assert [step["status"] for step in data["steps"]] == ["looked"]
+    assert [step["status"] for step in data["steps"]] == ["checked"]
     level = ["--fail-on", "info"]
     assert run("run", "observe", cluster.scheduler_address, *level).exit_code == 1
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import fields, replace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.core.counts import Done
+from clustertune.core import rendering
+from clustertune.core.counts import Done, carried_out, planned
 from clustertune.core.model import (
     Finding,
     MeasuredMemory,
@@ -27,18 +30,14 @@ from clustertune.core.model import (
     Trim,
 )
 from clustertune.core.report import (
-    HEADLINES,
     SCHEMA_VERSION,
-    LayoutSummary,
     Report,
-    WorkerShare,
-    carried_out,
     findings_html,
+    findings_text,
     headlines,
-    memory_rows,
-    planned,
-    to_html,
 )
+from clustertune.core.results import LayoutSummary, WorkerShare, WorkerState
+from clustertune.core.sections import ABOUT_REQUEST
 from clustertune.operations.journal import Journal, memory_of
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
@@ -67,6 +66,19 @@ def report_of(*workers: Any, data: Any = None, **how: Any) -> Report:
     return journal.report(journal.status(how.get("dry_run", False)), 2.0)
 
 
+def titles(report: Report) -> list[str]:
+    """The titles of the sections, in order."""
+    return [line for line in str(report).splitlines() if line and line[0] != " "]
+
+
+def step_of(status: str) -> Done:
+    return carried_out(Outcome(step=STEP, status=status, seconds=1.0, nbytes=1024))
+
+
+def restart_of(id: int) -> Restart:
+    return Restart(id=id, address="", ceilings={}, wait=1.0)
+
+
 def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Finding:
     return Finding(severity=severity, message=message, check=check, remedy="mend it")
 
@@ -81,12 +93,14 @@ def test_a_thousand_steps_are_no_line() -> None:
         status="planned", seconds=9.0, steps=tuple(planned(Plan(steps=tuple(steps))))
     )
     line = headlines(report)[0]
-    assert line.startswith("would do: restart worker 0; then restart worker 1; then ")
-    assert line.endswith("restart worker 7; then 992 more")
+    assert line.startswith(
+        "action: would restart worker 0; then would restart worker 1; then "
+    )
+    assert line.endswith("would restart worker 7; then 992 more")
     assert "restart worker 999" in str(report)
     done = tuple(carried_out(Outcome(step=s, status="done")) for s in steps)
     report = replace(report, status="done", steps=done)
-    assert headlines(report)[0] == "did: carried out 1,000 of 1,000 rebalance steps"
+    assert headlines(report)[0] == "action: carried out 1,000 of 1,000 rebalance steps"
 
 
 def test_steps_of_older_reports_are_counted() -> None:
@@ -94,7 +108,7 @@ def test_steps_of_older_reports_are_counted() -> None:
     step = carried_out(Outcome(step=STEP, status="done"))
     old = replace(step, verb="", noun="", total=None)
     report = Report(status="done", seconds=1.0, steps=(old, old))
-    assert headlines(report)[0] == "did: carried out 2 steps"
+    assert headlines(report)[0] == "action: carried out 2 steps"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
                 step=replace(
                     STEP,
                     action="restart",
-                    args=Restart(id=i, address="", process_limits={}, wait=1.0),
+                    args=restart_of(i),
                 ),
                 status=status,
                 reason=reason,
@@ -129,40 +143,47 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
         for i, (status, reason, lost) in enumerate(outcomes)
     )
     report = Report(status="left", seconds=1.0, steps=steps)
-    assert headlines(report)[0] == f"did: {text}"
+    assert headlines(report)[0] == f"action: {text}"
     failed = replace(report, status="failed", error="interrupted")
     assert headlines(failed)[-1] == f"failed: interrupted; {text}"
 
 
 def test_nothing_to_do() -> None:
-    """Where all is well one line says so, and no table of steps follows."""
+    """One headline says so, and the report has no cost."""
     report = report_of(data=layout([10] * 4, [0, 1, 0, 1]))
-    assert headlines(report)[-1] == "nothing to do (2 s)"
-    assert "Steps" not in str(report)
+    assert headlines(report)[0] == "nothing to do (2 s)"
+    assert titles(report) == ["Problems", "Actions", "Workers", "Information"]
+    assert str(report).startswith(
+        "Problems\n  none\n\nActions\n  none  nothing to do\n"
+    )
     assert report.status == "fine"
 
 
-def test_wrong_done_cost() -> None:
-    """What was wrong, what was done and what it cost are a line each, in this order."""
+def test_problem_action_cost() -> None:
+    """Problem, action and cost are a line each, and information is last."""
     lines = headlines(report_of())
-    begins = [line.partition(":")[0] for line in lines[1:]]
-    assert begins == ["wrong", "did", "cost"]
-    assert lines[0].startswith("The data and its copies fit one machine")
-    assert lines[3] == "cost: 2 s, 1.7 KiB moved"
+    begins = [line.partition(":")[0] for line in lines]
+    assert begins == ["problem", "action", "cost", "info"]
+    assert lines[3].startswith("info: The data and its copies fit one machine")
+    assert lines[2] == "cost: 2 s, 1.7 KiB moved"
 
 
 def test_a_dry_run() -> None:
-    """A dry run says what would be done, and neither cost nor what is left."""
+    """A dry run has neither cost nor remaining problems, and no measured time."""
     report = report_of(dry_run=True)
-    begins = [line.partition(":")[0] for line in headlines(report)[1:]]
-    assert begins == ["wrong", "would do"]
-    assert "planned" in str(report)
+    begins = [line.partition(":")[0] for line in headlines(report)]
+    assert begins == ["problem", "action", "info"]
+    text = str(report)
+    assert "planned" in text
+    assert "predicted" in text
+    assert "measured" not in text
+    assert "2 s" not in text
 
 
 def test_what_a_dry_run_needs_to_know() -> None:
-    """What is not known before loading is named."""
+    """Facts that are unknown before loading are named."""
     text = str(report_of(data=layout([10] * 4, None), dry_run=True))
-    assert "To plan further it needs\nrows, bytes and holders of X, y" in text
+    assert "unknown yet  rows, bytes and holders of X, y" in text
 
 
 def test_a_failure() -> None:
@@ -176,15 +197,93 @@ def test_a_failure() -> None:
 
 
 def test_what_is_left() -> None:
-    """What is still wrong is said, once, and how many findings there were."""
+    """The first remaining problem has a line, and problems are counted."""
     found = tuple(finding(Severity.warning, f"wrong {i}") for i in range(3))
     report = Report(status="left", seconds=1.0, found=found, left=found[1:])
     assert headlines(report) == [
-        "wrong: wrong 0 (and 2 more findings)",
-        "left: wrong 1",
+        "problem: wrong 0 (and 2 more problems)",
+        "remaining: wrong 1",
     ]
     two = replace(report, found=found[:2])
-    assert headlines(two)[0] == "wrong: wrong 0 (and 1 more finding)"
+    assert headlines(two)[0] == "problem: wrong 0 (and 1 more problem)"
+    same = replace(report, found=found[1:], steps=(step_of("done"),))
+    assert headlines(same)[0] == "problem: wrong 1 (and 1 more problem)"
+    assert headlines(same)[-1] == "remaining: 2 problems (uneven_rows)"
+
+
+def test_each_finding_is_shown_once() -> None:
+    """Fixed problems, remaining problems and information have their own sections."""
+    found = [finding(Severity.warning, f"problem {i}", f"check{i}") for i in range(3)]
+    hint = finding(Severity.info, "a hint", "one_machine")
+    new = finding(Severity.critical, "a new problem", "new")
+    report = Report(
+        status="left",
+        seconds=1.0,
+        call="prepare",
+        found=(*found, hint),
+        left=(found[2], new, hint),
+        steps=(step_of("done"),),
+    )
+    text = str(report)
+    order = ["Problems", "Actions", "Cost", "Remaining problems", "Information"]
+    assert titles(report) == order
+    for f in (*found, new, hint):
+        assert text.count(f.message) == 1
+    parts = re.split(rf"^({'|'.join(order)})$", text, flags=re.MULTILINE)[1:]
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert "problem 0 (check0; fixed)" in sections["Problems"]
+    assert "problem 1 (check1; fixed)" in sections["Problems"]
+    assert "problem 2" in sections["Remaining problems"]
+    assert "a new problem" in sections["Remaining problems"]
+    assert "a hint" in sections["Information"]
+    # a fixed problem needs no remedy
+    assert text.count("Remedy: mend it") == 3
+
+
+def test_unrelated_findings_are_one_line() -> None:
+    """A restart does not explain problems that it cannot fix."""
+    threads = finding(Severity.warning, "too many threads", "thread_count")
+    growth = finding(Severity.unknown, "unknown growth", "memory_growth")
+    memory = replace(
+        finding(Severity.warning, "much unmanaged memory", "unmanaged_memory"),
+        remedy="Run `clustertune.restart_workers(client)`.",
+    )
+    restart = replace(step_of("done"), action="restart", noun="worker", workers=(1,))
+    report = Report(
+        status="done",
+        seconds=1.0,
+        call="restart",
+        found=(threads, growth, memory),
+        left=(threads, growth),
+        steps=(restart,),
+    )
+    text = str(report)
+    assert "much unmanaged memory (unmanaged_memory; fixed)" in text
+    assert "too many threads" not in text
+    assert "2 findings that this call does not change: thread_count and memory" in text
+    again = str(replace(report, left=report.found))
+    assert "Remedy" not in again  # not the call that did not help
+    assert "much unmanaged memory (unmanaged_memory)" in again
+
+
+@pytest.mark.parametrize("status", ["done", "planned"])
+def test_no_remedy_is_the_same_call(status: str) -> None:
+    """A report of ``prepare`` does not advise to call ``prepare`` in the same way."""
+    same = "Run `X, y = clustertune.prepare(client, X, y)`, which moves partitions."
+    other = "Or name workers in `workers=`."
+    bad = replace(finding(Severity.warning, "bad"), remedy=f"{same} {other}")
+    report = Report(
+        status=status,
+        seconds=1.0,
+        call="prepare",
+        found=(bad,),
+        left=(bad,),
+        steps=(step_of(status),),
+    )
+    assert same not in str(report)
+    assert (f"Remedy: {other}" in str(report)) == (status == "done")
+    checked = replace(report, status="checked", call="check", left=(), steps=())
+    assert f"{same} {other}" in " ".join(str(checked).split())
 
 
 def test_at_most_six_lines() -> None:
@@ -205,8 +304,9 @@ def test_at_most_six_lines() -> None:
                 steps=done,
                 error=error,
             )
-            assert 3 <= len(headlines(report)) <= 6
-            assert headlines(report)[0] == "one machine would do"
+            lines = headlines(report)
+            assert 3 <= len(lines) <= 6
+            assert lines[-1 - bool(error)] == "info: one machine would do"
 
 
 def test_steps_say_what_became_of_them() -> None:
@@ -223,7 +323,8 @@ def test_steps_say_what_became_of_them() -> None:
     ]
     assert {s.predicted_bytes for s in steps} == {2048}
     text = str(Report(status="failed", seconds=1.0, steps=tuple(steps)))
-    assert "2.0 KiB, 1.5 s" in text
+    assert "2.0 KiB" in text
+    assert "1.5 s" in text
     assert "why (g)" in text
 
 
@@ -237,7 +338,7 @@ def test_unknown_values_are_shown_as_unknown() -> None:
         steps=steps,
         found=(finding(Severity.unknown, "who knows"),),
     )
-    for text in (str(report), to_html(report)):
+    for text in (str(report), report._repr_html_()):
         assert text.count("unknown") >= 3  # severity, predicted, took
         assert "0 B, " not in text
 
@@ -282,9 +383,9 @@ def test_many_workers_make_a_short_table() -> None:
     report = Report(status="fine", seconds=1.0, after=(summarize(data, seen),))
     lines = str(report).splitlines()
     assert len(lines) < 25
-    assert any(line.startswith("999 ") for line in lines)
-    assert any(line.startswith("... 988 more") for line in lines)
-    assert len(to_html(report)) < 5000
+    assert any(line.startswith("  999 ") for line in lines)
+    assert any(line.startswith("  ... 988 more") for line in lines)
+    assert len(report._repr_html_()) < 5000
 
 
 def test_few_workers_are_all_shown() -> None:
@@ -293,12 +394,12 @@ def test_few_workers_are_all_shown() -> None:
     data = layout([10] * 12, list(range(12)))
     summary = summarize(data, view(some, [data]))
     text = str(Report(status="fine", seconds=1.0, after=(summary,)))
-    rows = [line.split()[0] for line in text.splitlines() if line.startswith("w")]
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith("  w")]
     assert rows == ["worker", *(f"w{i}" for i in range(12))]
 
 
-def test_what_lies_as_it_did_is_shown_once() -> None:
-    """As after a dry run; with what has changed one sees both."""
+def test_before_and_after_are_side_by_side() -> None:
+    """One table has both; unchanged values are shown once."""
     data = layout([10] * 2, [0, 0])
     here, there = (
         (summarize(x, view([worker("w0"), worker("w1")], [x])),)
@@ -306,9 +407,34 @@ def test_what_lies_as_it_did_is_shown_once() -> None:
     )
     text = str(Report(status="planned", seconds=1.0, before=here, after=here))
     assert text.count("training data: ") == 1
-    assert "as it lies" in text
-    text = str(Report(status="done", seconds=1.0, before=here, after=there))
-    assert text.index(", before") < text.index(", after")
+    assert "->" not in text
+    states = (
+        WorkerState(
+            worker="w0",
+            data_before=2 * 2**20,
+            data_after=2**20,
+            process_before=10 * 2**20,
+            process_after=9 * 2**20,
+            limit=20 * 2**20,
+        ),
+    )
+    report = Report(
+        status="done",
+        seconds=1.0,
+        before=here,
+        after=there,
+        workers=states,
+        forecast={"w0": 15 * 2**20},
+    )
+    text = str(report)
+    assert text.count("training data: ") == 1
+    rows = [re.split(r"  +", x)[1:] for x in text.splitlines() if x.startswith("  w")]
+    assert rows[1] == ["w0", "2 -> 1", "20 -> 10", "1.7 KiB -> 880 B", *rows[1][4:]]
+    assert rows[1][4:] == ["10.0 -> 9.0 MiB", "15.0 MiB"]
+    assert rows[2][:3] == ["w1", "0 -> 1", "0 -> 10"]
+    html = report._repr_html_()
+    bars = re.findall(r"height:4px;margin-top:2px;width:(\d+)%", html)
+    assert bars[:4] == ["100", "50", "50", "45"]  # rows, then memory
 
 
 # --- untrusted text -------------------------------------------------------------------
@@ -379,7 +505,7 @@ def test_hostile_reports() -> None:
     report = Report.from_json(hostile().to_json())
     assert harmless(str(report))
     assert harmless(repr(report))
-    html = to_html(report)
+    html = report._repr_html_()
     assert harmless(html.replace("\n", ""))
     assert "<script" not in html
     assert len(headlines(report)) <= 6
@@ -400,7 +526,7 @@ def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")
     assert "of last week" not in text
-    assert to_html(report) in text
+    assert rendering.to_page(report._repr_html_()) == text.rstrip("\n")
     for markup in ("<script", "<link", "<img", "src="):
         assert markup not in text
 
@@ -512,7 +638,7 @@ def test_every_report_can_be_shown(report: Report) -> None:
     """Whatever is in it, a report has text without control characters, and HTML."""
     assert harmless(str(report))
     assert 1 <= len(headlines(report)) <= 6
-    assert to_html(report).startswith('<div class="clustertune">')
+    assert report._repr_html_().startswith('<div class="clustertune">')
 
 
 def test_a_real_report_comes_back() -> None:
@@ -520,6 +646,30 @@ def test_a_real_report_comes_back() -> None:
     report = report_of()
     assert Report.from_json(report.to_json()) == report
     assert json.loads(report.to_json())["schema_version"] == SCHEMA_VERSION == 1
+
+
+def test_json_schema() -> None:
+    """Real reports are valid, and severities are words."""
+    schema = Report.json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    for report in (report_of(), report_of(dry_run=True), hostile()):
+        data = json.loads(report.to_json())
+        jsonschema.validate(data, schema)
+        words = {f["severity"] for f in data["found"]}
+        assert words <= {"unknown", "info", "warning", "critical"}
+        assert words
+        data["found"][0]["severity"] = 2
+        with pytest.raises(jsonschema.ValidationError, match="2 is not one of"):
+            jsonschema.validate(data, schema)
+    data["found"][0]["severity"] = "bad"
+    with pytest.raises(ValueError, match=r"found\[0\]\.severity: 'bad' is not one of"):
+        Report.from_json(json.dumps(data))
+
+
+@given(reports)
+def test_every_report_is_valid(report: Report) -> None:
+    data = json.loads(report.to_json())
+    jsonschema.validate(data, Report.json_schema())
 
 
 def test_numpy_numbers_in_evidence() -> None:
@@ -542,7 +692,7 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
 def test_another_schema_version(version: object) -> None:
     """A report of another schema is refused with its version, not half understood."""
     data = json.loads(report_of().to_json()) | {"schema_version": version}
-    with pytest.raises(ValueError, match=f"schema version {version!r} .* only 1 is"):
+    with pytest.raises(ValueError, match=f"schema version {version!r} .* reads only 1"):
         Report.from_json(json.dumps(data))
 
 
@@ -576,24 +726,22 @@ def test_checks_name_the_findings_of_a_report() -> None:
     assert all(f.remedy for f in report.found)
 
 
-def test_a_look_says_that_nothing_is_wrong() -> None:
-    """It was not asked to do anything."""
-    assert headlines(Report(status="looked", seconds=0.2)) == [
-        "nothing is wrong (0.2 s)"
-    ]
+def test_a_check_without_problems() -> None:
+    """A check has nothing to do."""
+    assert headlines(Report(status="checked", seconds=0.2)) == ["no problems (0.2 s)"]
     assert headlines(Report(status="fine", seconds=0.2)) == ["nothing to do (0.2 s)"]
 
 
-@pytest.mark.parametrize("check", HEADLINES)
-def test_what_is_said_first(check: str) -> None:
-    """What the data is not prepared for, and the other side, of the last look."""
+@pytest.mark.parametrize("check", ABOUT_REQUEST)
+def test_information_about_the_request(check: str) -> None:
+    """Findings about the request itself are shown as the last look found them."""
     other = Finding(severity=Severity.warning, message="other", check="uneven_rows")
     first = Finding(severity=Severity.warning, message="before", check=check)
     last = Finding(severity=Severity.info, message="after", check=check)
     made = Report(status="done", seconds=1.0, found=(other, first), left=(last,))
     lines = headlines(made)
-    assert lines[0] == "after"
-    assert lines[1] == "wrong: other"
+    assert lines[0] == "problem: other (and 1 more problem)"
+    assert lines[-1] == "info: after"
 
 
 def test_memory_of_workers() -> None:
@@ -620,16 +768,67 @@ def test_memory_of_workers() -> None:
     ]
     rows = memory_of([seen], outcomes)
     line = int(0.7 * 4 * 2**30)
-    told = Report(status="done", seconds=1.0, memory=rows)
-    cells = [[*"01"], ["9.0 MiB", "8.0 MiB"], ["3.0 MiB", "7.0 MiB"], [*"--"]]
-    cells += [["2.8 GiB"] * 2, ["-", "5"], ["-", "2 s"]]
-    assert memory_rows(told) == [list(row) for row in zip(*cells, strict=True)]
+    steps = tuple(
+        replace(carried_out(o), action=a, verb=v, noun="worker", workers=w)
+        for o, a, v, w in zip(
+            outcomes,
+            ("trim", "restart"),
+            ("trimmed", "restarted"),
+            ((0, 1), (1,)),
+            strict=True,
+        )
+    )
+    told = Report(status="done", seconds=1.0, memory=rows, steps=steps)
+    table = [x.split("  ") for x in str(told).splitlines()]
+    cells = [[c.strip() for c in row if c] for row in table]
+    assert ["0", "9.0 MiB", "3.0 MiB", "2.8 GiB", *["-"] * 4, "trimmed"] in cells
+    assert ["1", "8.0 MiB", "7.0 MiB", "2.8 GiB", *["-"] * 4, "trimmed"] in cells
+    restarted = ["1", "7.0 MiB", "-", "2.8 GiB", "5", "2.0 KiB", "2 s", "1.5 s"]
+    assert [*restarted, "restarted"] in cells
     assert [(r.after_restart, r.keys, r.threshold) for r in rows] == [
         (None, None, line),
         (None, 5, line),
     ]
     assert Report.from_json(told.to_json()) == told
-    many = replace(told, memory=tuple(replace(rows[0], worker=i) for i in range(99)))
-    assert memory_rows(many)[6][0] == "... 87 more"
-    for text in (str(told), told._repr_html_()):
-        assert "Memory of workers" in text
+    many = replace(told, steps=(replace(steps[0], workers=tuple(range(99))),))
+    for text in (str(many), many._repr_html_()):
+        assert "... 87 more" in text
+
+
+@pytest.mark.parametrize("columns", [None, 60, 200])
+def test_width(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text has at most 100 columns, or those of the terminal."""
+    if columns is not None:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(columns))
+    for report in (hostile(), report_of(), report_of(dry_run=True)):
+        widest = max(map(len, str(report).splitlines()))
+        assert widest <= min(columns or 100, 100)
+        if columns == 60:
+            assert widest > 40
+
+
+def test_text_has_no_colour() -> None:
+    """There is nothing that ``NO_COLOR`` would have to switch off."""
+    assert "\x1b" not in str(report_of())
+
+
+def test_findings_as_text() -> None:
+    text = findings_text("Found by a check", [finding(Severity.warning, "bad")])
+    assert text.splitlines() == [
+        "Found by a check",
+        "  warning  bad (uneven_rows)",
+        "           Remedy: mend it",
+    ]
+
+
+def test_a_worker_that_was_killed_is_counted_once() -> None:
+    """The reason of a skipped restart does not repeat the number of lost keys."""
+    restart = replace(STEP, action="restart", args=restart_of(0))
+    reason = "it went away; lost 6 keys"
+    outcome = Outcome(step=restart, status="skipped", reason=reason, lost=6, count=0)
+    report = Report(status="left", seconds=1.0, steps=(carried_out(outcome),))
+    line = headlines(report)[0]
+    assert line == (
+        "action: restarted 0 of 1 worker; skipped 0: it went away; lost 6 keys"
+    )

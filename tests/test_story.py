@@ -13,7 +13,8 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune.core.model import Finding, Severity
-from clustertune.core.report import LayoutSummary, Report
+from clustertune.core.report import Report
+from clustertune.core.results import LayoutSummary
 from tests.processes import until
 from tests.test_full import leak, processes, states
 

@@ -69,7 +69,7 @@ def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
         summary += (
             f"; {sum(h.keys for h in others):,} more stay, which {owners_text(others)}"
         )
-    elif others:
+    elif others and going:  # a guard refuses the others, and names them
         summary += (
             f", some of which {owners_text(others)}"
             if own

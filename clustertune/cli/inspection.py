@@ -106,7 +106,7 @@ class Inspection:
         return int(any(f.severity >= Severity[fail_on] for f in self.report.found))
 
     def __str__(self) -> str:
-        table = tabulate(self._rows(), maxcolwidths=[24, 4, 80])
+        table = tabulate(self._rows(), maxcolwidths=[24, 4, 66])
         return f"{self.report}\n\n{self._title()}\n{table}"
 
     def _repr_html_(self) -> str:

@@ -16,7 +16,7 @@ from distributed import Client
 from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Target
-from clustertune.core import arguments
+from clustertune.core import arguments, rendering
 from clustertune.core.report import acted
 from clustertune.core.wording import printable
 from clustertune.integrations import managers
@@ -73,10 +73,10 @@ def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
 
 
 def rendered(thing: Any, form: str) -> str:
-    """Format a report or a diagnosis as text, JSON or HTML."""
+    """Format a report or a diagnosis as text, JSON or an HTML page."""
     if form == "json":
         return str(thing.to_json())
-    return str(thing._repr_html_()) if form == "html" else str(thing)
+    return rendering.to_page(thing._repr_html_()) if form == "html" else str(thing)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""What steps count, and what became of them in one line.
+"""Count what steps do, and summarize their results in one line.
 
-A headline is made of outcomes: of what was measured, never of the text of a plan.
+The line contains results only, never the text of a plan.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from clustertune.core.model import (
     Drop,
     Load,
     Moves,
+    Outcome,
+    Plan,
     Rechunk,
     Release,
     Restart,
@@ -23,9 +25,11 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import names_text, plural, printable
 
+UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 UNFINISHED = ("skipped", "partly", "failed")
-NOT_NEEDED = ("not needed",)
-MOST_REASONS = 3
+EXECUTED = ("done", "partly", "failed")
+MAX_REASONS = 3
+MAX_REASON = 200  # characters
 VERBS = {
     "rechunk": "rechunked",
     "replicate": "copied to all workers",
@@ -36,25 +40,48 @@ VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One step: what was predicted, what it took, what became of it."""
+    """One step of a report: the prediction, the measurement, the result.
+
+    Attributes
+    ----------
+    status
+        ``planned``, ``done``, ``partly``, ``skipped``, ``not needed``, ``failed`` or
+        ``refused``.
+    predicted_bytes, predicted_seconds, predicted_peak
+        Transferred bytes, duration, and the greatest rise of one worker's memory in
+        bytes; None: unknown.
+    nbytes, seconds
+        Measured bytes and duration; None: not measured.
+    verb, noun
+        The unit of the count: ``"restarted"``, ``"worker"``; empty in older reports.
+    count, total
+        The number of finished units, and of all.
+    workers
+        Ids of the workers that the step is about.
+    loses
+        Whether such a step can lose keys.
+    lost
+        The number of lost keys; None: unknown.
+    """
 
     action: str
     summary: str
     gain: str
-    status: str  # planned, done, partly, skipped, not needed, failed, refused
+    status: str
     predicted_bytes: int | None
     predicted_seconds: float | None
     at_risk: str
     nbytes: int | None = None
     seconds: float | None = None
     reason: str = ""
-    verb: str = ""  # what is counted: "restarted", "worker"; empty in older reports
+    verb: str = ""
     noun: str = ""
-    count: int | None = None  # how many of them were finished
-    total: int | None = None  # of how many
-    workers: tuple[str | int, ...] = ()  # that the step is about
-    loses: bool = False  # whether such a step may lose keys
-    lost: int | None = None  # keys; None: not known
+    count: int | None = None
+    total: int | None = None
+    workers: tuple[str | int, ...] = ()
+    loses: bool = False
+    lost: int | None = None
+    predicted_peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +91,15 @@ class Count:
     Attributes
     ----------
     verb
-        In the past tense.
+        Past participle.
     noun
         Singular.
     total
-        How many there are to be done; None: not known beforehand.
+        The number of units; None: not known before the step.
     workers
         Ids of the workers that the step is about.
     loses
-        Whether data may be lost, so that lost keys are always stated.
+        Whether data can be lost. If so, the number of lost keys is always shown.
     """
 
     verb: str
@@ -82,8 +109,11 @@ class Count:
     loses: bool = False
 
 
+# --- counting -------------------------------------------------------------------------
+
+
 def of(step: Step) -> Count:
-    """What a step counts; steps of other packages count themselves."""
+    """Return the unit of a step; steps of other packages are their own unit."""
     make = _MAKERS.get(type(step.args))
     if make is not None:
         return make(step.args, VERBS.get(step.action, step.action))
@@ -124,40 +154,111 @@ _MAKERS: Mapping[type, Callable[[Any, str], Count]] = {
 }
 
 
-def line(steps: Sequence[Done], error: str = "") -> str:
-    """What became of steps: finished, not finished and why, and lost keys.
+# --- steps of a report ----------------------------------------------------------------
 
-    Reasons that ``error`` states are not repeated.
+
+def planned(plan: Plan) -> Iterator[Done]:
+    """Return the steps of a dry run's plan, and the refused steps."""
+    yield from (_done(step, "planned") for step in plan.steps)
+    yield from refusals(plan)
+
+
+def refusals(plan: Plan) -> Iterator[Done]:
+    """Return the steps that a guard has refused."""
+    for r in plan.refused:
+        yield _done(r.step, "refused", reason=f"{r.reason} ({r.guard})")
+
+
+def carried_out(outcome: Outcome) -> Done:
+    """Return a step with its result."""
+    # a worker that ended by itself is skipped, and its keys are lost all the same
+    lost = outcome.lost or 0 if outcome.status in UNTOUCHED else outcome.lost
+    return _done(
+        outcome.step,
+        outcome.status,
+        nbytes=outcome.nbytes,
+        seconds=outcome.seconds,
+        reason=outcome.reason,
+        count=outcome.count,
+        lost=lost,
+    )
+
+
+def _done(step: Step, status: str, **result: Any) -> Done:
+    counted = of(step)
+    return Done(
+        verb=counted.verb,
+        noun=counted.noun,
+        total=counted.total,
+        workers=counted.workers,
+        loses=counted.loses,
+        action=step.action,
+        summary=step.summary,
+        gain=step.gain,
+        status=status,
+        predicted_bytes=step.price.nbytes,
+        predicted_seconds=step.price.seconds,
+        predicted_peak=step.price.peak,
+        at_risk=step.price.at_risk,
+        **result,
+    )
+
+
+# --- the line -------------------------------------------------------------------------
+
+
+def line(steps: Sequence[Done], error: str = "") -> str:
+    """Summarize results: finished and unfinished units, reasons, and lost keys.
+
+    Reasons that ``error`` contains are not repeated.
     """
+    texts = [
+        text
+        for group in _groups(steps)
+        for text in (_finished(group), *_unfinished(group, error), *_lost(group))
+    ]
+    return "; ".join([*texts, *_unfinished(steps, error, ("not needed",))])
+
+
+def totals(steps: Sequence[Done]) -> str:
+    """Summarize results as :func:`line`, but without reasons."""
+    return "; ".join(
+        text for group in _groups(steps) for text in (_finished(group), *_lost(group))
+    )
+
+
+def _groups(steps: Sequence[Done]) -> list[list[Done]]:
+    """Return the steps that have a result, by their unit."""
     groups: dict[tuple[str, str], list[Done]] = {}
     for step in steps:
         if step.status in ("done", *UNFINISHED):
             groups.setdefault((step.verb, step.noun), []).append(step)
-    texts = [text for some in groups.values() for text in _texts(some, error)]
-    return "; ".join([*texts, *_unfinished(steps, error, NOT_NEEDED)])
+    return list(groups.values())
 
 
-def _texts(steps: Sequence[Done], error: str) -> Iterator[str]:
+def _finished(steps: Sequence[Done]) -> str:
     verb, noun = steps[0].verb or "carried out", steps[0].noun or "step"
-    done = sum(_done(s) for s in steps)
+    count = sum(_finished_units(s) for s in steps)
     if any(s.total is None for s in steps):
-        yield f"{verb} {plural(done, noun)}"
-    else:
-        total = sum(s.total or 0 for s in steps)
-        yield f"{verb} {done:,} of {plural(total, noun)}"
-    yield from _unfinished(steps, error)
-    if any(s.loses for s in steps):
-        lost = f"lost {plural(sum(s.lost or 0 for s in steps), 'key')}"
-        unknown = [s for s in steps if s.lost is None]
-        which = names_text([w for s in unknown for w in s.workers]) or "some steps"
-        yield f"{lost}, unknown for {which}" if unknown else lost
+        return f"{verb} {plural(count, noun)}"
+    total = sum(s.total or 0 for s in steps)
+    return f"{verb} {count:,} of {plural(total, noun)}"
 
 
-def _done(step: Done) -> int:
-    """How many a step has finished; one that counts nothing has done all or none."""
+def _finished_units(step: Done) -> int:
+    """Return the count of a step; a step without a count has finished all or none."""
     if step.count is not None:
         return step.count
     return (step.total or 1) if step.status == "done" else 0
+
+
+def _lost(steps: Sequence[Done]) -> Iterator[str]:
+    if not any(s.loses for s in steps):
+        return
+    lost = f"lost {plural(sum(s.lost or 0 for s in steps), 'key')}"
+    unknown = [s for s in steps if s.lost is None]
+    which = names_text([w for s in unknown for w in s.workers]) or "some steps"
+    yield f"{lost}, unknown for {which}" if unknown else lost
 
 
 def _unfinished(
@@ -166,11 +267,18 @@ def _unfinished(
     reasons: dict[tuple[str, str], list[Done]] = {}
     for step in steps:
         if step.status in statuses:
-            reasons.setdefault((step.status, step.reason), []).append(step)
-    for (status, reason), some in list(reasons.items())[:MOST_REASONS]:
+            reasons.setdefault((step.status, _reason(step)), []).append(step)
+    for (status, reason), some in list(reasons.items())[:MAX_REASONS]:
         names = names_text([w for s in some for w in s.workers])
-        what = " ".join(filter(None, [status, names]))
-        known = not reason or reason in error
-        yield what if known else f"{what}: {printable(reason, longest=200)}"
-    if len(reasons) > MOST_REASONS:
-        yield f"{len(reasons) - MOST_REASONS} more reasons"
+        text = " ".join(filter(None, [status, names]))
+        known = not reason or reason in error or some[0].reason in error
+        yield text if known else f"{text}: {printable(reason, longest=MAX_REASON)}"
+    if len(reasons) > MAX_REASONS:
+        yield f"{len(reasons) - MAX_REASONS} more reasons"
+
+
+def _reason(step: Done) -> str:
+    """Return the reason without the number of lost keys, which the line ends with."""
+    parts = step.reason.split("; ")
+    repeated = f"lost {step.lost or 0:,} keys"
+    return "; ".join(part for part in parts if not (step.loses and part == repeated))

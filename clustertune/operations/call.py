@@ -171,7 +171,7 @@ class Run:
 
     def __init__(self, call: Call):
         self.call = call
-        self.journal = Journal()
+        self.journal = Journal(call=call.name)
         self.settings = checks.configured()
         self._progress = Progress(call.progress)
         self.notify: Notify = self._progress.notify

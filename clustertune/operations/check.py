@@ -26,6 +26,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client
+from clustertune.operations.journal import states_of
 from clustertune.planner import goals, layouts, suitability
 from clustertune.remote.scheduler.survey import MOST
 
@@ -189,9 +190,11 @@ async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
 
 def _report(view: View, found: tuple[Finding, ...], seconds: float) -> Report:
     return Report(
-        status="looked",
+        status="checked",
         seconds=seconds,
+        call="check",
         found=found,
         before=tuple(layouts.summarize(layout, view) for layout in view.layouts),
+        workers=states_of((view,)),
         notes=() if view.now.survey is None or view.now.survey.complete else (CUT,),
     )

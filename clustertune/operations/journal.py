@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from clustertune.core import report
+from clustertune.core import counts
 from clustertune.core.counts import Done
 from clustertune.core.model import (
     Finding,
@@ -20,7 +20,8 @@ from clustertune.core.model import (
     Trim,
     View,
 )
-from clustertune.core.report import Report, WorkerMemory
+from clustertune.core.report import Report
+from clustertune.core.results import LayoutSummary, WorkerMemory, WorkerState
 from clustertune.planner import forecast, layouts
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import process_limit
@@ -28,20 +29,21 @@ from clustertune.planner.memory import process_limit
 
 @dataclass
 class Journal:
-    """Written while a call runs, in order; readable at any moment."""
+    """The record of a running call, in order; a report can be made at any moment."""
 
+    call: str = ""  # such as "prepare"
     views: list[View] = field(default_factory=list)
     findings: list[tuple[Finding, ...]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
     def add(self, view: View, found: tuple[Finding, ...]) -> None:
-        """Note what a look has shown."""
+        """Record a view and its findings."""
         self.views.append(view)
         self.findings.append(found)
 
     def continued(self, now: View) -> View:
-        """The view, with what this run has done before it."""
+        """Return the view with the effects of earlier steps of this call."""
         return replace(
             now,
             goal=self._goal(now.goal),
@@ -50,7 +52,7 @@ class Journal:
         )
 
     def _goal(self, goal: Goal) -> Goal:
-        """The goal without the parts that this run has finished."""
+        """Return the goal without the parts that this call has finished."""
         begun = [o.step for o in self.outcomes if o.seconds is not None]
         args = [step.args for step in begun]
         first = self.views[0].layouts[:1] if self.views else ()
@@ -68,12 +70,12 @@ class Journal:
         )
 
     def _given(self, now: View) -> int | None:
-        """Partitions of the training data before this run has cut any."""
+        """Return the partitions of the training data before this call cut any."""
         first = next(iter((self.views or [now])[0].layouts), None)
         return None if first is None else first.collections[0].n_partitions
 
     def _replaced(self, now: View) -> dict[str | int, int]:
-        """Bytes, by worker, of given partitions that this call has replaced."""
+        """Return the bytes by worker of given partitions that were replaced."""
         found: Counter[str | int] = Counter()
         if now.goal.release_inputs:
             return found
@@ -93,7 +95,7 @@ class Journal:
         return found
 
     def stop(self) -> None:
-        """Note the steps of the last plan that were not begun when a call ended."""
+        """Record the steps of the last plan that had not begun when the call ended."""
         if not self.outcomes or not self.plans:
             return
         begun = {id(o.step) for o in self.outcomes}
@@ -104,7 +106,7 @@ class Journal:
         ]
 
     def status(self, dry_run: bool) -> str:
-        """The status of a ``prepare`` that did not fail."""
+        """Return the status of a ``prepare`` that did not fail."""
         last = self.plans[-1]
         if dry_run:
             return "planned"
@@ -118,13 +120,14 @@ class Journal:
         return "done" if self.outcomes else "fine"
 
     def report(self, status: str, seconds: float, error: str = "") -> Report:
-        """The report of the call so far."""
+        """Return the report of the call so far."""
         views, found = self.views, self.findings
         # a call that is limited to some steps does not prepare for a workload
         whole = views and not views[0].goal.permitted
         return Report(
             status=status,
             seconds=seconds,
+            call=self.call,
             workload=views[0].goal.workload.name if whole else "",
             error=error,
             found=found[0] if found else (),
@@ -135,32 +138,54 @@ class Journal:
             needs=self.plans[-1].needs if self.plans else (),
             forecast=forecast.peaks(views[-1]) if views else {},
             memory=memory_of(views, self.outcomes),
+            workers=states_of(views),
             notes=tuple(self._notes(status)),
         )
 
     def _notes(self, status: str) -> Iterator[str]:
-        """Running work that a plan would interrupt, or that made it skip steps."""
+        """Return notes about running tasks that interfere with planned steps."""
         skipped = any(o.status == "skipped" for o in self.outcomes)
         if status == "planned" or skipped:
             yield from dict.fromkeys(n for plan in self.plans for n in plan.notes)
 
     def _steps(self, status: str) -> Iterator[Done]:
-        yield from (report.carried_out(outcome) for outcome in self.outcomes)
+        yield from (counts.carried_out(outcome) for outcome in self.outcomes)
         if status == "planned":
-            yield from report.planned(self.plans[-1])
+            yield from counts.planned(self.plans[-1])
         elif self.plans:
-            yield from report.refusals(self.plans[-1])
+            yield from counts.refusals(self.plans[-1])
 
 
-def _summaries(view: View) -> tuple[report.LayoutSummary, ...]:
+def _summaries(view: View) -> tuple[LayoutSummary, ...]:
     return tuple(layouts.summarize(layout, view) for layout in view.layouts)
+
+
+def states_of(views: Sequence[View]) -> tuple[WorkerState, ...]:
+    """Return the memory of each worker in the first and in the last view."""
+    if not views:
+        return ()
+    before = {w.id: w for w in views[0].now.workers}
+    after = {w.id: w for w in views[-1].now.workers}
+    return tuple(
+        WorkerState(
+            worker=id,
+            data_before=before[id].managed if id in before else None,
+            data_after=after[id].managed if id in after else None,
+            process_before=before[id].process if id in before else None,
+            process_after=after[id].process if id in after else None,
+            limit=worker.memory_limit,
+        )
+        for id, worker in (before | after).items()
+    )
 
 
 def memory_of(
     views: Sequence[View], outcomes: Sequence[Outcome]
 ) -> tuple[WorkerMemory, ...]:
-    """Memory of each worker that a step has measured, in the order of the steps."""
-    lines = {w.id: process_limit(w) or None for view in views for w in view.now.workers}
+    """Return the memory of each worker that a step measured, in the order of steps."""
+    thresholds = {
+        w.id: process_limit(w) or None for view in views for w in view.now.workers
+    }
     rows: dict[str | int, WorkerMemory] = {}
     for outcome in outcomes:
         for m in outcome.measured:
@@ -169,7 +194,7 @@ def memory_of(
                 before=m.before,
                 after_trim=None,
                 after_restart=None,
-                threshold=lines.get(m.worker),
+                threshold=thresholds.get(m.worker),
                 keys=None,
                 seconds=None,
             )
@@ -184,7 +209,7 @@ def memory_of(
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error in a report."""
+    """Return the text of an error for a report."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         return "interrupted"
     return str(error) or type(error).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.core import arguments, report
+from clustertune.core import arguments, counts
 from clustertune.core.model import Finding, Notify, Plan, Restart, Severity, Step, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
@@ -317,7 +317,7 @@ def _other_steps(stored: StoredPlan, plan: Plan) -> Iterator[str]:
     """How the steps of a plan differ from those of the stored one."""
     planned = [s for s in stored.steps if s.status == "planned"]
     was = [(s.action, s.summary) for s in planned if s.action != PUBLISH]
-    now = [(s.action, s.summary) for s in report.planned(plan) if s.status == "planned"]
+    now = [(s.action, s.summary) for s in counts.planned(plan) if s.status == "planned"]
     if was == now:
         return
     refused = {r.step.summary: f": {r.reason}" for r in plan.refused}

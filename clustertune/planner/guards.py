@@ -279,7 +279,7 @@ def release_spares_other_clients(step: Step, view: View) -> str | None:
     found = [h for h in view.now.key_groups or () if h.prefix == prefix]
     if any(h.alone for h in found):
         return None
-    return f"{owners_text(found)}: {OTHERS}"
+    return f"data which {owners_text(found)}; {OTHERS}"
 
 
 def drop_spares_other_clients(step: Step, view: View) -> str | None:

@@ -27,7 +27,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.report import LayoutSummary, WorkerShare
+from clustertune.core.results import LayoutSummary, WorkerShare
 
 Targets = npt.NDArray[np.intp] | Int64s
 """For each partition, the index of a worker of the snapshot."""

@@ -152,7 +152,7 @@ async def test_a_saved_report_needs_no_network(tmp_path):
     async with chromium(offline=True) as tab:
         await tab.look_at(file.as_uri())
         await tab.shows(
-            f"wrong: {EVIL}", "Found", "training data: 2 partitions, 100 rows"
+            f"warning {EVIL}", "Problems", "training data: 2 partitions, 100 rows"
         )
         assert tab.complaints == []
         await tab.picture(pictures(tmp_path) / "report-light.png")

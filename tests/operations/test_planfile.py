@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
-from clustertune.core.report import LayoutSummary, Report, WorkerShare
+from clustertune.core.report import Report
+from clustertune.core.results import LayoutSummary, WorkerShare
 from clustertune.errors import RefusedError
 from clustertune.operations.planfile import VERBS, Call, StoredPlan, checked
 from clustertune.planner import verification
@@ -111,7 +112,7 @@ def test_as_text() -> None:
     first, second, *_ = str(stored()).splitlines()
     assert first == "plan: restart(workers=[0, 'b'], wait=60.0)"
     assert "2 workers; expires at 1970-01-01 " in second
-    assert "would do: restart worker 0" in str(stored())
+    assert "restart worker 0" in str(stored())
     assert "restart worker 0" in stored()._repr_html_()
 
 

@@ -17,6 +17,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import restart
+from clustertune.core.counts import planned
 from clustertune.core.model import (
     Finding,
     HeldData,
@@ -26,7 +27,7 @@ from clustertune.core.model import (
     Severity,
     View,
 )
-from clustertune.core.report import Report, planned
+from clustertune.core.report import Report
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.operations import events, execution
 from clustertune.operations.journal import Journal

@@ -176,7 +176,7 @@ class StepResult:
     line
         File and line.
     status
-        ``looked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
+        ``checked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
         run), ``skipped`` (the condition is not met, or unknown), ``refused`` (nothing
         was changed), ``left`` (done in part), ``failed``, or ``not begun`` (an earlier
         step failed).
@@ -202,7 +202,7 @@ class StepResult:
         """The result in one line."""
         if self.reason:
             return self.reason
-        if self.status == "looked":
+        if self.status == "checked":
             number = Counter(str(f.severity) for f in self.found)
             order = ("critical", "warning", "unknown", "info")
             shown = [f"{number[s]} {s}" for s in order if number[s]]
@@ -296,7 +296,7 @@ class PlaybookResult:
         latest = {
             name: tuple(f for f in step.found if f.check == name)
             for step in self.steps
-            if step.status == "looked"
+            if step.status == "checked"
             for name in step.checks
         }
         return tuple(f for found in latest.values() for f in found)
@@ -329,8 +329,8 @@ class PlaybookResult:
         parts = [f"<p>{escape(self._headline())}</p>", table]
         for i, step in enumerate(self.steps):
             inner = "" if step.report is None else step.report._repr_html_()
-            if step.status == "looked" and step.found:
-                inner = report.findings_text(step.found, "html")
+            if step.status == "checked" and step.found:
+                inner = report.findings_html("Findings", step.found)
             if inner:
                 title = escape(f"steps[{i}]: {printable(step.step)}")
                 parts.append(f"<details><summary>{title}</summary>{inner}</details>")
@@ -366,9 +366,9 @@ class PlaybookResult:
         )
         for i, step in enumerate(self.steps):
             shown = [f for f in step.found if f.severity is not Severity.info]
-            if step.status == "looked" and shown:
+            if step.status == "checked" and shown:
                 title = f"Found by steps[{i}], {printable(step.step)}"
-                yield f"{title}\n{report.findings_text(shown)}"
+                yield report.findings_text(title, shown)
 
     def _rows(self) -> list[list[str]]:
         return [

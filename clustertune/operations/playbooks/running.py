@@ -386,7 +386,7 @@ class PlaybookRun:
     async def _check(self, step: Step) -> StepResult:
         names = {n for word in step.check for n in matching_checks(word)}
         found = tuple(f for f in await self._findings() if f.check in names)
-        return _result(step, "looked", checks=tuple(sorted(names)), found=found)
+        return _result(step, "checked", checks=tuple(sorted(names)), found=found)
 
     async def _do(self, step: Step) -> StepResult:
         if (early := self._without_data(step)) is not None:

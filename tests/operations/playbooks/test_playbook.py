@@ -77,7 +77,7 @@ def result(*statuses: str, **what: Any) -> PlaybookResult:
     ("statuses", "status", "code"),
     [
         ((), "fine", 0),
-        (("looked", "skipped"), "fine", 0),
+        (("checked", "skipped"), "fine", 0),
         (("done", "fine"), "done", 0),
         (("done", "failed", "not begun"), "failed", 5),
         (("refused", "not begun"), "refused", 4),
@@ -100,7 +100,7 @@ def test_last_findings_count() -> None:
     def looked(severity: Severity | None) -> StepResult:
         found = () if severity is None else (finding("a", severity),)
         return StepResult(
-            step="check a", line="f:1", status="looked", checks=("a",), found=found
+            step="check a", line="f:1", status="checked", checks=("a",), found=found
         )
 
     def code(*steps: StepResult, **options: Any) -> int:
@@ -121,7 +121,7 @@ def test_results_are_escaped() -> None:
     """Untrusted text is harmless on a terminal and on a page."""
     odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
     step = StepResult(
-        step="check a", line="f:1", status="looked", checks=("a",), found=(odd,)
+        step="check a", line="f:1", status="checked", checks=("a",), found=(odd,)
     )
     failed = StepResult(step="trim", line="f:2", status="failed", reason="\x1b<b>")
     shown = PlaybookResult(playbook="<i>", seconds=1, steps=(step, failed))

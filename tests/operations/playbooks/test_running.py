@@ -37,7 +37,7 @@ async def test_before_and_after_training(c: Any, s: Any, a: Any, b: Any) -> None
         "planned",
         "planned",
         "planned",
-        "looked",
+        "checked",
     ]
     assert plan.exit_status() == 0
     assert not s.tasks
@@ -110,11 +110,11 @@ async def test_between_runs_and_memory_rescue(c: Any, s: Any, *nannies: Any) -> 
     values = {"steps[1].holds": "1s", "steps[2].holds": "1s", "settle": "1s"}
     done = await clustertune.run_playbook(c, "between-runs", settings=values)
     assert [step.status for step in done.steps] == [
-        "looked",
+        "checked",
         "done",
         "skipped",
         "skipped",
-        "looked",
+        "checked",
     ]
     assert done.steps[0].found
     assert "unknown: whether memory grows" in done.steps[3].reason
@@ -214,7 +214,7 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     values = {"on_failure": "continue", "settle": 0}
     done = await clustertune.run_playbook(c, file, X, settings=values)
     found = [(step.status, step.reason) for step in done.steps]
-    statuses = ["refused", "failed", "refused", "failed", "done", "refused", "looked"]
+    statuses = ["refused", "failed", "refused", "failed", "done", "refused", "checked"]
     assert [status for status, _ in found] == statuses, str(done)
     assert "no data in memory has the prefix no-such-keys" in found[1][1]
     assert "n_workers=5" in found[2][1]

@@ -1,0 +1,429 @@
+"""Decide what a report shows: sections for the renderers, and headlines (pure).
+
+The order is: problems, actions, cost, remaining problems, workers, information, and the
+error of a call that failed. Each fact has one place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from clustertune.core import counts, tables
+from clustertune.core.counts import EXECUTED, Done
+from clustertune.core.model import Finding, Severity
+from clustertune.core.rendering import Cell, Item, Section, Table
+from clustertune.core.results import Results, WorkerMemory, WorkerState
+from clustertune.core.tables import (
+    NONE,
+    bars,
+    compact,
+    predicted,
+    value_text,
+)
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
+
+MAX_STEPS = 8  # in a headline
+MAX_HEADLINES = 6
+
+#: checks about the request itself; their findings have a line of their own
+ABOUT_REQUEST = ("unnamed_workload", "one_machine")
+#: calls that are about data and training, so that all findings are relevant
+ABOUT_TRAINING = ("", "check", "prepare")
+#: actions with one row for each worker
+BY_WORKER = ("restart", "trim")
+#: parts of reasons that the table of workers already shows
+_SHOWN = re.compile(
+    r"[\d,]+ keys moved away( and back)?|lost [\d,]+( keys)?"
+    r"|[\d,]+ keys? \([^)]*\) (released|dropped)"
+)
+_TRIMMED = re.compile(r"^[\d.]+ \w+ to [\d.]+ \w+ ?")
+
+
+def sections(results: Results) -> list[Section]:
+    """Return the sections of a report, without empty ones."""
+    findings = _Findings.of(results)
+    by_worker = any(map(_by_worker, results.steps))
+    content: dict[str, Sequence[Item | Table]] = {
+        "Problems": list(_problems(results, findings)),
+        "Actions": list(_actions(results)),
+        "Cost": list(_cost(results)),
+        "Remaining problems": [_item(results, f) for f in findings.remaining],
+        "Workers": list(tables.of_workers(results, memory=not by_worker)),
+        "Information": list(_information(results, findings)),
+        "Error": [Item("failed", results.error)] if results.error else [],
+    }
+    return [Section(title, tuple(parts)) for title, parts in content.items() if parts]
+
+
+def of_findings(title: str, found: Sequence[Finding]) -> Section:
+    """Return a section with findings and their remedies."""
+    return Section(title, tuple(_finding_item(f, f.remedy) for f in found))
+
+
+# --- findings -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """The findings of a report by their place; a finding has one place."""
+
+    problems: tuple[Finding, ...]  # of the first look, without the remaining ones
+    remaining: tuple[Finding, ...]  # problems of the last look after changes
+    information: tuple[Finding, ...]
+    unrelated: tuple[Finding, ...]  # the call does not change them
+    fixed: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, results: Results) -> _Findings:
+        before, after = results.found, results.left
+        final = results.status not in ("checked", "planned")
+        compared = final and (results.changed or after != before)
+        latest = after if compared else before
+        was, now = set(map(_identity, before)), set(map(_identity, after))
+
+        def related(f: Finding) -> bool:
+            changed = compared and _identity(f) not in was & now
+            names_call = f"clustertune.{results.call}" in f.remedy
+            general = results.call in ABOUT_TRAINING
+            return general or changed or names_call or f.severity is Severity.critical
+
+        def problem(f: Finding) -> bool:
+            unsure = f.severity is Severity.unknown and results.status == "left"
+            return related(f) and (f.severity > Severity.info or unsure)
+
+        remaining = tuple(f for f in after if problem(f)) if compared else ()
+        shown = {f.message for f in remaining}
+        return cls(
+            problems=tuple(f for f in before if problem(f) and f.message not in shown),
+            remaining=remaining,
+            information=tuple(f for f in latest if related(f) and not problem(f)),
+            unrelated=tuple(f for f in latest if not related(f)),
+            fixed=tuple(f for f in before if compared and _identity(f) not in now),
+        )
+
+
+def _identity(finding: Finding) -> tuple[object, ...]:
+    """Return what stays the same when the numbers in a message change."""
+    return finding.check, finding.subject
+
+
+def _problems(results: Results, findings: _Findings) -> Iterator[Item]:
+    for finding in findings.problems:
+        if finding in findings.fixed:
+            yield _finding_item(finding, "", "; fixed")
+        else:
+            yield _item(results, finding)
+    others = findings.remaining or findings.unrelated or results.error
+    if results.call in ABOUT_TRAINING and not (findings.problems or others):
+        yield Item("none", "")
+
+
+def _item(results: Results, finding: Finding) -> Item:
+    return _finding_item(finding, _useful_remedy(results, finding))
+
+
+def _finding_item(finding: Finding, remedy: str, state: str = "") -> Item:
+    check = f" ({finding.check}{state})" if finding.check else ""
+    return Item(
+        str(finding.severity),
+        f"{finding.message}{check}",
+        (f"Remedy: {remedy}",) if remedy else (),
+    )
+
+
+def _useful_remedy(results: Results, finding: Finding) -> str:
+    """Return the remedy without sentences that advise to repeat the same call."""
+    if results.status == "checked" or not results.call:
+        return finding.remedy
+    same = re.compile(rf"clustertune\.{re.escape(results.call)}\w*\(client(, X, y)?\)")
+    if results.status == "planned" and same.search(finding.remedy):
+        return ""  # the planned steps are the remedy
+    sentences = re.split(r"(?<=[.;]) ", finding.remedy)
+    return " ".join(text for text in sentences if not same.search(text))
+
+
+def _information(results: Results, findings: _Findings) -> Iterator[Item]:
+    for finding in findings.information:
+        yield _item(results, finding)
+    if findings.unrelated:
+        checks = list(dict.fromkeys(f.check for f in findings.unrelated))
+        others = plural(len(findings.unrelated), "finding")
+        yield Item(
+            "unrelated",
+            f"{others} that this call does not change: {names_text(checks, most=8)} "
+            "(see `check`)",
+        )
+    for note in results.notes:
+        yield Item("note", note)
+
+
+# --- steps ----------------------------------------------------------------------------
+
+
+def _by_worker(step: Done) -> bool:
+    return (
+        step.action in BY_WORKER and step.noun == "worker" and step.status != "refused"
+    )
+
+
+def _actions(results: Results) -> Iterator[Item | Table]:
+    if results.status == "fine":
+        yield Item("none", "nothing to do")
+    by_worker = [s for s in results.steps if _by_worker(s)]
+    for step in results.steps:
+        # the error of a refused call describes the refused steps
+        known = step.status == "refused" and step.summary in results.error
+        if not (_by_worker(step) or known):
+            yield Item(step.status, step.summary, tuple(_details(step, results.error)))
+    total = counts.totals([s for s in results.steps if s.loses or _by_worker(s)])
+    if total:
+        yield Item("total", total)
+    for need in results.needs:
+        yield Item("unknown yet", need)
+    if by_worker:
+        yield from _reason_items(by_worker)
+        yield _steps_table(results, by_worker)
+
+
+def _details(step: Done, error: str) -> Iterator[str]:
+    known = step.gain.removesuffix(" of memory") in step.summary
+    if step.gain and not known and step.status in ("planned", "done"):
+        yield f"Gain: {step.gain}"
+    reason = _unshown(step.reason)
+    if reason and reason not in error:
+        yield f"Reason: {reason}"
+
+
+def _unshown(reason: str) -> str:
+    """Return the parts of a reason that no other line shows."""
+    parts = reason.split("; ")
+    return "; ".join(part for part in parts if not _SHOWN.fullmatch(part))
+
+
+def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
+    """Return a table of workers that were restarted or trimmed."""
+    memory = {m.worker: m for m in results.memory}
+    states = {w.worker: w for w in results.workers}
+    rows = [
+        _step_row(step, worker, memory.get(worker), states.get(worker))
+        for step in steps
+        for worker in step.workers
+    ]
+    header = (
+        *("worker", "memory\nbefore", "memory\nafter", "threshold", "keys"),
+        *("bytes\nmoved", "bytes\npredicted", "seconds", "seconds\npredicted"),
+        "outcome",
+    )
+    return compact(header, rows)
+
+
+def _step_row(
+    step: Done,
+    worker: str | int,
+    memory: WorkerMemory | None,
+    state: WorkerState | None,
+) -> tuple[Cell, ...]:
+    before = memory.before if memory else state.process_before if state else None
+    after = threshold = keys = None
+    if memory is not None:
+        trims = step.action == "trim"
+        after = memory.after_trim if trims else memory.after_restart
+        threshold, keys = memory.threshold, None if trims else memory.keys
+        if not trims and memory.after_trim is not None:
+            before = memory.after_trim
+    alone = len(step.workers) == 1
+    executed = step.status in EXECUTED
+    return (
+        Cell(names_text([worker])),
+        Cell(value_text(before, bytes_text), bars(threshold, before)),
+        Cell(value_text(after, bytes_text), bars(threshold, after)),
+        Cell(value_text(threshold, bytes_text)),
+        Cell(value_text(keys, "{:,}".format)),
+        Cell(value_text(step.nbytes if alone and executed else None, bytes_text)),
+        Cell(predicted(step.predicted_bytes, bytes_text) if alone else NONE),
+        Cell(value_text(step.seconds if alone and executed else None, seconds_text)),
+        Cell(predicted(step.predicted_seconds, seconds_text) if alone else NONE),
+        Cell(_outcome(step)),
+    )
+
+
+def _outcome(step: Done) -> str:
+    if step.status == "planned":
+        return step.summary if _alone(step) else f"to be {step.verb}"
+    result = step.verb if step.status == "done" else step.status
+    return f"{result}; lost {plural(step.lost, 'key')}" if step.lost else result
+
+
+def _reason_items(steps: Sequence[Done]) -> Iterator[Item]:
+    """Return the reasons of steps by worker, equal ones in one line."""
+    groups: dict[tuple[str, str], list[str | int]] = {}
+    for step in steps:
+        for worker in step.workers:
+            if reason := _reason(step, worker):
+                groups.setdefault((step.status, reason), []).append(worker)
+    for (status, reason), workers in list(groups.items())[:MAX_STEPS]:
+        yield Item(status, f"{workers_text(workers)}: {reason}")
+    if len(groups) > MAX_STEPS:
+        yield Item("more", plural(len(groups) - MAX_STEPS, "reason"))
+
+
+def _reason(step: Done, worker: str | int) -> str:
+    """Return the parts of a reason that are about a worker or about all."""
+    own, parts = f"worker {names_text([worker])}: ", []
+    for part in step.reason.split("; "):
+        if part.startswith(own):
+            parts.append(_TRIMMED.sub("", part.removeprefix(own)))
+        elif not (step.action == "trim" and part.startswith("worker ")):
+            parts.append(part)
+    return _unshown("; ".join(filter(None, parts)))
+
+
+# --- cost -----------------------------------------------------------------------------
+
+
+def _cost(results: Results) -> Iterator[Item | Table]:
+    if results.changed:
+        yield Item("total", _total_cost(results))
+    yield from _predicted_cost([s for s in results.steps if _alone(s)])
+    if risks := _risks(results):
+        yield Item("would lose", risks)
+    steps = [s for s in results.steps if not _alone(s) and _has_cost(s)]
+    if steps:
+        yield _cost_table(steps)
+
+
+def _alone(step: Done) -> bool:
+    """Whether the table of workers has the cost of a step."""
+    return _by_worker(step) and len(step.workers) == 1
+
+
+def _has_cost(step: Done) -> bool:
+    if step.status == "planned":
+        free = step.predicted_bytes == 0 and not step.predicted_peak
+        return not free or step.predicted_seconds is not None
+    return step.status in EXECUTED
+
+
+def _predicted_cost(steps: Sequence[Done]) -> Iterator[Item]:
+    """Return the prediction for all steps of a table of workers."""
+    nbytes = [s.predicted_bytes for s in steps if s.predicted_bytes is not None]
+    peaks = [s.predicted_peak for s in steps if s.predicted_peak]
+    parts = [f"{bytes_text(sum(nbytes))} moved"] if len(nbytes) == len(steps) else []
+    if peaks:
+        rise = bytes_text(max(peaks))
+        parts.append(f"the memory of a worker rises by at most {rise} meanwhile")
+    if steps and parts:
+        yield Item("predicted", "; ".join(parts))
+
+
+def _total_cost(results: Results) -> str:
+    moved = sum(s.nbytes or 0 for s in results.steps)
+    return f"{seconds_text(results.seconds)}, {bytes_text(moved)} moved"
+
+
+def _risks(results: Results) -> str:
+    """Return the data that planned steps would lose."""
+    if results.status != "planned":
+        return ""
+    risks = [s.at_risk for s in results.steps if not s.at_risk.startswith("nothing")]
+    return _in_turn(risks)
+
+
+def _cost_table(steps: Sequence[Done]) -> Table:
+    rows = [
+        (
+            Cell(s.action),
+            Cell(predicted(s.predicted_bytes, bytes_text)),
+            Cell(_measured(s, s.nbytes, bytes_text)),
+            Cell(predicted(s.predicted_seconds, seconds_text)),
+            Cell(_measured(s, s.seconds, seconds_text)),
+            Cell(value_text(s.predicted_peak, bytes_text)),
+        )
+        for s in steps
+    ]
+    header = (
+        *("action", "bytes moved:\npredicted", "\nmeasured"),
+        *("seconds:\npredicted", "\nmeasured", "memory rise of a worker:\npredicted"),
+    )
+    return compact(header, rows)
+
+
+def _measured(step: Done, value: float | None, text: Callable[[float], str]) -> str:
+    return NONE if step.status == "planned" else predicted(value, text)
+
+
+# --- headlines ------------------------------------------------------------------------
+
+
+def headlines(results: Results) -> list[str]:
+    """Return at most six lines: problem, action, cost, remaining, info.
+
+    The last line is the error, because people look there after ^C.
+    """
+    account = counts.line(results.steps, results.error)
+    lines = [
+        *_problem_lines(results, account),
+        *(f"info: {message}" for message in _about_request(results)),
+    ]
+    notes = [f"note: {note}" for note in results.notes]
+    failed = [_failure(results.error, account)] if results.error else []
+    most = max(0, MAX_HEADLINES - len(notes) - len(failed))
+    return [printable(line) for line in (*lines[:most], *notes, *failed)]
+
+
+def _problem_lines(results: Results, account: str) -> Iterator[str]:
+    findings = _Findings.of(results)
+    first_look = {f.message for f in results.found}
+    found = (*findings.problems, *findings.remaining)
+    problems = [f for f in found if f.message in first_look]
+    first = problems[0].message if problems else ""
+    if first and first not in results.error:
+        more = plural(len(problems) - 1, "more problem")
+        yield f"problem: {first}{f' (and {more})' if len(problems) > 1 else ''}"
+    planned = [f"would {s.summary}" for s in results.steps if s.status == "planned"]
+    if planned:
+        yield f"action: {_in_turn(planned)}"
+    if account and not results.error:
+        yield f"action: {account}"
+    if risks := _risks(results):
+        yield f"cost: would lose {risks}"
+    if account:
+        yield f"cost: {_total_cost(results)}"
+    if problems and results.status == "fine":
+        yield f"action: none ({seconds_text(results.seconds)})"
+    remaining = findings.remaining
+    if remaining and results.status != "failed":
+        same = remaining[0].message == first
+        names = list(dict.fromkeys(f.check for f in remaining))
+        count = f"{plural(len(remaining), 'problem')} ({names_text(names)})"
+        yield f"remaining: {count if same else remaining[0].message}"
+    unsettled = results.status == "left" and (problems or remaining)
+    if not (planned or account or results.error or problems or unsettled):
+        nothing = "no problems" if results.status == "checked" else "nothing to do"
+        yield f"{nothing} ({seconds_text(results.seconds)})"
+
+
+def _about_request(results: Results) -> Iterator[str]:
+    """Return the last messages about the request itself that are no problem."""
+    latest = results.left or results.found
+    shown = {f.check: f.message for f in latest if f.severity is Severity.info}
+    return (shown[check] for check in ABOUT_REQUEST if check in shown)
+
+
+def _failure(error: str, account: str) -> str:
+    return f"failed: {error}; {account}" if account else f"failed: {error}"
+
+
+def _in_turn(texts: Sequence[str]) -> str:
+    """Return the first texts, and the number of the others."""
+    more = [f"{len(texts) - MAX_STEPS:,} more"] if len(texts) > MAX_STEPS else []
+    return "; then ".join([*texts[:MAX_STEPS], *more])

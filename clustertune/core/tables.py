@@ -1,0 +1,165 @@
+"""Make tables of workers for a report, and the cells of tables (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from clustertune.core.rendering import Cell, Table
+from clustertune.core.results import (
+    LayoutSummary,
+    Results,
+    WorkerShare,
+    WorkerState,
+)
+from clustertune.core.wording import bytes_text, names_text
+
+MAX_ROWS = 12  # of a table of workers: the first and the last
+NONE = "-"  # in a cell
+
+# --- workers --------------------------------------------------------------------------
+
+
+def of_workers(results: Results, *, memory: bool) -> Iterator[Table]:
+    """Return what workers hold before and after the call, one table per layout.
+
+    Without layouts, and with ``memory``, return a table of their memory.
+    """
+    states = {w.worker: w for w in results.workers}
+    after = results.after or results.before
+    pairs = {s.label: s for s in results.before}
+    for number, summary in enumerate(after):
+        if summary.workers:
+            before = pairs.get(summary.label, summary)
+            yield _layout_table(
+                before,
+                summary,
+                {} if number else states,
+                {} if number else results.forecast,
+            )
+    if memory and results.workers and not after:
+        yield _memory_table(results.workers)
+
+
+def _layout_table(
+    before: LayoutSummary,
+    after: LayoutSummary,
+    states: Mapping[str | int, WorkerState],
+    forecast: Mapping[str | int, int],
+) -> Table:
+    was = {w.worker: w for w in before.workers or after.workers}
+    now = {w.worker: w for w in after.workers}
+    known: dict[str | int, WorkerShare] = {**was, **now}
+    ids = list(known)
+    if len(ids) > MAX_ROWS:  # show the fullest and the emptiest workers
+        ids.sort(key=lambda id: -known[id].share)
+    largest = max((w.rows for w in chain(was.values(), now.values())), default=0)
+
+    def row(id: str | int) -> tuple[Cell, ...]:
+        a, b = was.get(id), now.get(id)
+        rows = (a.rows if a else None, b.rows if b else None)
+        partitions = (a.partitions if a else None, b.partitions if b else None)
+        nbytes = (a.nbytes if a else None, b.nbytes if b else None)
+        return (
+            Cell(names_text([id])),
+            Cell(change(*partitions, "{:,}".format)),
+            Cell(change(*rows, "{:,}".format), bars(largest, *rows)),
+            Cell(change(*nbytes, bytes_text)),
+            _process_cell(states.get(id)),
+            Cell(value_text(forecast.get(id), bytes_text)),
+        )
+
+    header = (
+        *("worker", "partitions", "rows", "bytes", "process memory"),
+        "peak in the fit,\npredicted",
+    )
+    return compact(header, [row(id) for id in ids], _layout_title(before, after))
+
+
+def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
+    was = before if before.loaded else after
+
+    def changed(name: str, text: Callable[[float], str]) -> str:
+        return change(getattr(was, name), getattr(after, name), text, "unknown")
+
+    parts = [
+        f"{changed('partitions', '{:,}'.format)} partitions",
+        f"{changed('rows', '{:,}'.format)} rows",
+        changed("nbytes", bytes_text),
+    ]
+    if was.imbalance is not None and after.imbalance is not None:
+        share = changed("imbalance", "{:.2f}".format)
+        parts.append(f"fullest worker {share} times its share of rows")
+    if was.separated or after.separated:
+        parts.append(f"{changed('separated', '{:,}'.format)} pairs separated")
+    return f"{after.label}: {', '.join(parts)}"
+
+
+def _process_cell(state: WorkerState | None) -> Cell:
+    if state is None:
+        return Cell(NONE)
+    memory = (state.process_before, state.process_after)
+    return Cell(change(*memory, bytes_text), bars(state.limit, *memory))
+
+
+def _memory_table(workers: Sequence[WorkerState]) -> Table:
+    rows = [
+        (
+            Cell(names_text([w.worker])),
+            Cell(change(w.data_before, w.data_after, bytes_text)),
+            _process_cell(w),
+            Cell(bytes_text(w.limit) if w.limit else "none"),
+        )
+        for w in workers
+    ]
+    header = ("worker", "data in memory", "process memory", "memory limit")
+    return compact(header, rows)
+
+
+# --- cells ----------------------------------------------------------------------------
+
+
+def value_text(value: float | None, text: Callable[[float], str]) -> str:
+    """Format a value; a dash for None."""
+    return NONE if value is None else text(value)
+
+
+def predicted(value: float | None, text: Callable[[float], str]) -> str:
+    """Format a value; ``unknown`` for None."""
+    return "unknown" if value is None else text(value)
+
+
+def change(
+    before: float | None,
+    after: float | None,
+    text: Callable[[float], str],
+    unknown: str = NONE,
+) -> str:
+    """Return ``50.4 -> 16.8 MiB``, or one value if both are the same as text."""
+    was, now = (unknown if n is None else text(n) for n in (before, after))
+    if was == now:
+        return now
+    number, _, unit = was.partition(" ")
+    return f"{number if now.endswith(f' {unit}') else was} -> {now}"
+
+
+def bars(most: float | None, *values: float | None) -> tuple[float, ...]:
+    """Return the known values as fractions of ``most``; none if that is unknown."""
+    known = [v for v in values if v is not None]
+    return tuple(v / most for v in known) if most else ()
+
+
+def compact(
+    header: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], title: str = ""
+) -> Table:
+    """Make a table without empty columns; of many rows the first and the last."""
+    columns = [
+        i for i in range(len(header)) if any(row[i].text != NONE for row in rows)
+    ]
+    kept = [tuple(row[i] for i in columns) for row in rows]
+    if len(kept) > MAX_ROWS:
+        half = MAX_ROWS // 2
+        more = Cell(f"... {len(kept) - 2 * half:,} more")
+        gap = (more, *[Cell("")] * (len(columns) - 1))
+        kept = [*kept[:half], gap, *kept[-half:]]
+    return Table(tuple(header[i] for i in columns), tuple(kept), title)
