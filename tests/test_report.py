@@ -76,7 +76,7 @@ def step_of(status: str) -> Done:
 
 
 def restart_of(id: int) -> Restart:
-    return Restart(id=id, address="", ceilings={}, wait=1.0)
+    return Restart(id=id, address="", process_limits={}, wait=1.0)
 
 
 def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Finding:
