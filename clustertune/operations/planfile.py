@@ -47,11 +47,11 @@ NEVER = {
     "allow_any_env",  # a file must not set variables that run code
     "client",
     "dry_run",
-    "estimator",
     "keep",
     "progress",
     "reason",
     "X",
+    "_only",  # set by playbooks
     "y",
 }
 
