@@ -76,7 +76,7 @@ keys, and files of more than 64 KiB are refused. Durations and sizes have Dask's
 `30s`, `2 minutes`, `4 GiB`. All mistakes are reported before anything is done, each
 with its line:
 
-    between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: persist,
+    between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: load,
     rebalance, rechunk, release, resize, restart, scale, trim (did you mean restart?)
 
 **A step with `check`** runs checks and reports their findings. It takes names of
