@@ -1,7 +1,7 @@
-"""Write the page of the actions, made from their docstrings.
+"""Write the page of the actions from their docstrings.
 
-``python -m docs.make_actions``, in the project's folder; a test compares what this
-makes with the file.
+Run ``python -m docs.make_actions`` in the project's folder. A test compares the file
+with the output.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ HEAD = """# Actions
 
 <!-- made by docs/make_actions.py from the docstrings of the actions: edit those -->
 
-What clustertune can do to a cluster. An action proposes steps, each with its price:
-bytes that travel, seconds, memory, and what is at risk. Guards forbid what would not be
-safe as things are now; that is asked when a step is planned, and again just before it
-is carried out. A report has the name of the action for each step.
+An action is one kind of change to a cluster. It proposes steps, with their predicted
+bytes, seconds, memory and risk. Guards refuse unsafe steps, when a step is planned and
+again just before it is carried out. Reports have the name of the action for each step.
 
-`prepare` takes the first phase that has anything to do, looks again, and goes on:
+`prepare` carries out the first phase with steps, reads the cluster again, and goes on:
 """
 TABLE = """
-| action | what it does | taken by |
+| action | effect | used by |
 |---|---|---|
 """
-#: by action what takes it besides ``prepare`` and playbooks
+#: public calls by action, except ``prepare`` and playbooks
 CALLS = {
-    "drop": "`restart(drop_data=True)`",
-    "release": "`release`",
-    "restart": "`restart`, `resize`, `schedule_restart`",
+    "drop": "`restart_workers(drop_data=True)`",
+    "release": "`release_data`",
+    "restart": "`restart_workers`, `resize_workers`, `schedule_restart`",
     "retire": "`scale`",
     "scale": "`scale`",
     "adapt": "`scale`",
-    "trim": "`trim`",
+    "trim": "`trim_memory`, `restart_workers(if_needed=True)`",
 }
 
 
 def page() -> str:
-    """All actions, as a page of the documentation."""
+    """Return the page of the documentation."""
     modules = actions.available()
     order = ", ".join(f"*{phase}*" for phase in PHASES)
     texts = {name: inspect.getdoc(module) or "" for name, module in modules.items()}

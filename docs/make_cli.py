@@ -1,4 +1,4 @@
-"""Write the page of the command line, made from the commands.
+"""Write the page of the command line from the commands.
 
 Run ``python -m docs.make_cli`` in the project's folder. A test compares the file with
 the commands.

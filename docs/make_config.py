@@ -1,7 +1,7 @@
-"""Write the page of the configuration, made from the defaults and their schema.
+"""Write the page of the configuration from the defaults and their schema.
 
-``python -m docs.make_config``, in the project's folder; a test compares what this
-makes with the file.
+Run ``python -m docs.make_config`` in the project's folder. A test compares the file
+with the output.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ The page of [checks](checks.md) explains them.
 
 
 def page() -> str:
-    """All settings, as a page of the documentation."""
+    """Return the page of the documentation."""
     known = yaml.safe_load(defaults())["clustertune"]
     kinds = yaml.safe_load(schema())["properties"]["clustertune"]["properties"]
     checks, its_kinds = known.pop("checks"), kinds.pop("checks")["properties"]

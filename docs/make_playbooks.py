@@ -25,7 +25,7 @@ their findings. It needs no Python:
     clustertune playbooks                              list playbooks
     clustertune playbooks between-runs                 print one
     clustertune run between-runs ADDRESS --dry-run     show what it would do now
-    clustertune run between-runs ADDRESS               show the plan, ask, carry it out
+    clustertune run between-runs ADDRESS               show the plan, ask, run it
     clustertune run before-training --dataset X --dataset y --yes ADDRESS
 
 From Python, it takes your collections:
@@ -76,7 +76,7 @@ keys, and files of more than 64 KiB are refused. Durations and sizes have Dask's
 `30s`, `2 minutes`, `4 GiB`. All mistakes are reported before anything is done, each
 with its line:
 
-    between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: persist,
+    between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: load,
     rebalance, rechunk, release, resize, restart, scale, trim (did you mean restart?)
 
 **A step with `check`** runs checks and reports their findings. It takes names of
@@ -84,10 +84,10 @@ checks, words of their names (`memory` means all below that have this word), or 
 
 **A step with `do`** carries out an action.
 
-- `when` names a [check](checks.md). The step is done if the check finds something at
-  least as bad as `at_least` (`info`, `warning`, `critical`; by default `warning`). If
-  the check cannot decide (`unknown`), the step is skipped, and the result has the
-  reason.
+- `when` names a [check](checks.md). The step is carried out if the check has a finding
+  of at least the severity `at_least` (`info`, `warning`, `critical`; by default
+  `warning`). If the check cannot decide (`unknown`), the step is skipped, and the
+  result has the reason.
 - `holds`: the check must find it for this long, on the same workers. If the condition
   ends earlier, the step is skipped.
 - `with`: arguments of the action. `workers: named` means the workers that the condition
@@ -144,8 +144,9 @@ SHIPPED = """
 
 `between-runs` and `memory-rescue` restart workers only
 [if needed](workers.md#only-workers-that-need-it-if_needed). They trim the workers that
-a condition names, and restart those still above a threshold. `memory_growth` needs
-three runs. It restarts a worker if the next run would exceed a threshold.
+a condition names, and restart the workers that are still above a threshold.
+`memory_growth` needs three runs. It restarts a worker if the next run would exceed a
+threshold.
 
 """
 

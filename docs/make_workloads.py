@@ -1,7 +1,7 @@
-"""Write the page of the workloads, with tables made from their profiles.
+"""Write the page of the workloads, with tables from their profiles.
 
-``python -m docs.make_workloads``, in the project's folder; a test compares what this
-makes with the file.
+Run ``python -m docs.make_workloads`` in the project's folder. A test compares the file
+with the output.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HEAD = """# Workloads
 
 <!-- made by docs/make_workloads.py from the profiles of the workloads: edit those -->
 
-A workload is what one training library needs of the data's layout. It is chosen by the
-estimator, an instance or a class, or by name; without either it is `generic`:
+A workload describes the needs of one training library. `estimator=` chooses it: an
+instance, a class, or the name of a workload. Without it the workload is `generic`:
 
 ```python
 X, y = clustertune.prepare(client, X, y, estimator=model)
@@ -29,50 +29,49 @@ X, y = clustertune.prepare(client, X, y, estimator="xgboost_dmatrix")
 ```
 
 Parameters of an estimator count: `DaskXGBRegressor(tree_method="approx")` is
-`xgboost_dmatrix`. Of a scikit-learn `Pipeline` the last step decides. A search for
-parameters, and an estimator that trains without Dask, is refused; the error says what
-to do instead.
+`xgboost_dmatrix`. For a scikit-learn `Pipeline` the last step decides. Grid searches,
+and estimators that train without Dask, are refused with a message that names the fix.
 
 """
 
 MEMORY = """
-Memory is the peak of the fit on a worker, as a multiple of the bytes of its share of
-the data, eval sets included; the data itself is part of it. Where intermediate results
-are of a partition at a time, it is of the partitions that `prepare` makes, and the
-forecast in the report is of the partitions that there are: fewer and larger ones take
-more. To it comes the process, which has some 150 to 450 MiB once it has imported such
-a library.
+The next table has the peak memory of the fit on a worker, as a multiple of the bytes of
+its share of the data with eval sets. The data itself is included. The memory of the
+process is not: a worker's process with an imported library and no data. If intermediate
+results belong to one partition at a time, the multiple is for the partitions that
+`prepare` makes. The forecast in a report is for the partitions that exist; larger ones
+need more.
 
 """
 
 OWN = """
 ## Adding one
 
-A package of your own adds a workload by a module and an entry point;
-[Contributing](contributing.md#a-workload) has one, whole. The module has a `PROFILE`,
-whose fields are described in `clustertune/core/profiles.py`, and where it needs them
+Your own package adds a workload with a module and an entry point;
+[Contributing](contributing.md#a-workload) has a complete example. The module has a
+`PROFILE`, with the fields that `clustertune/core/profiles.py` describes. Optional
+functions are
 
-- `matches(estimator)`: whether it is meant, by an instance or a class. Without it the
-  workload is taken by name. Those of clustertune come first, so yours cannot take their
-  estimators;
-- `profile_for(estimator)`: another profile of that name, where parameters change what
-  is needed;
-- `fit_kwargs(handed)` and `estimator_params(handed)`: what `fit` and the estimator
-  are to get.
+- `matches(estimator)`: whether an instance or a class belongs to this workload. Without
+  it, the workload is chosen by name only. Workloads of clustertune are tried first;
+- `profile_for(estimator)`: another profile of the same name, if parameters change the
+  needs;
+- `fit_kwargs(handed)` and `estimator_params(handed)`: arguments of `fit`, and
+  parameters of the estimator.
 """
 
 
 def page() -> str:
-    """All workloads, as a page of the documentation."""
+    """Return the page of the documentation."""
     workloads = libraries.available()
     profiles = [w.profile for w in workloads.values()]
     taken = [p for p in profiles if not p.refused]
     parts = [
         HEAD,
-        _table(taken, {"needs": _needs, "takes beside X and y": _takes}),
+        _table(taken, {"needs": _needs, "also takes": _takes}),
         "\n",
         MEMORY,
-        _table(taken, {"float32": _single, "float64": _double, "figures": _source}),
+        _table(taken, {"float32": _single, "float64": _double, "source": _source}),
         "\n",
         *(_section(name, inspect.getdoc(w)) for name, w in workloads.items()),
         OWN,
@@ -97,8 +96,8 @@ def _section(name: str, text: str | None) -> str:
 
 def _needs(p: Profile) -> str:
     needs = {
-        "data that is loaded before": p.persist,
-        "exactly as many rows on every worker": p.exact_rows,
+        "loaded data": p.persist,
+        "exactly the same number of rows on every worker": p.exact_rows,
         "rows of a group together": p.groups == "together",
         "rows of a group together, groups in order": p.groups == "sorted",
         "every class on every worker (classifiers)": p.needs_all_classes is not False,
@@ -107,7 +106,7 @@ def _needs(p: Profile) -> str:
         "rows in random order": p.random_order is True,
         "the same categories everywhere": p.categories,
         "arrays": p.kinds == ("array",),
-        "as many partitions as in the last run": p.keeps_partitions,
+        "the same number of partitions as in the last run": p.keeps_partitions,
         f"partitions of at most {bytes_text(p.max_partition_bytes)}": True,
     }
     return "; ".join(text for text, applies in needs.items() if applies)

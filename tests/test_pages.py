@@ -350,7 +350,7 @@ NOT_HERE = {
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
     "--cluster": "a manager is needed",
-    "reset": "a manager is needed",
+    "recreate": "a manager is needed",
     "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",

@@ -7,7 +7,7 @@ import difflib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -23,10 +23,12 @@ from clustertune.cli import examples
 from clustertune.cli.options import Target, on_a_cluster
 from clustertune.cli.running import (
     format_option,
+    once,
     rendered,
     run,
     seconds_of,
     told,
+    told_usage,
     typed,
 )
 from clustertune.core.model import Severity, Unknown, WorkerSnapshot
@@ -40,6 +42,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries, managers
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.operations import check as checking
+from clustertune.operations import publishing
 from clustertune.operations.watch import Monitor
 from clustertune.remote import versions
 
@@ -132,26 +135,39 @@ class Inspection:
     epilog=examples(
         "clustertune check tcp://10.0.0.5:8786",
         "clustertune check --workload xgboost --fail-on warning -f json",
+        "clustertune check --dataset X --dataset y --workload xgboost",
     )
 )
 @on_a_cluster()
 @format_option
+@click.option(
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once, help="Also "
+    "check this published data set: first X, then y, then others. Reading it runs code "
+    "of its publisher."
+)  # fmt: skip
 @_workload
 @click.option(
     "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
     default="critical", show_default=True, help="Exit with code 1 if a finding has at "
     "least this severity."
 )  # fmt: skip
-def check(target: Target, form: str, workload: str | None, fail_on: str) -> None:
+def check(
+    target: Target,
+    form: str,
+    datasets: tuple[str, ...],
+    workload: str | None,
+    fail_on: str,
+) -> None:
     """Check this cluster for problems that slow down or break training.
 
     The result also lists versions of all sides, and which features of clustertune work
     on the cluster. Exit code 1 if `clustertune prepare` would not work there.
     """
-    found = run(target, partial(inspect, workload=_known_workload(workload)))
+    inspecting = partial(inspect, datasets=datasets, workload=_known_workload(workload))
+    found = run(target, lambda client: told_usage(inspecting(client)))
     click.echo(rendered(found, form))
-    if found.datasets:
-        command = target.command("clustertune prepare --dataset NAME --dry-run")
+    if found.datasets and not datasets:
+        command = target.command("clustertune check --dataset NAME")
         names = names_text(found.datasets)
         click.echo(
             f"to check the rows of published data ({names}): {command}", err=True
@@ -159,11 +175,34 @@ def check(target: Target, form: str, workload: str | None, fail_on: str) -> None
     sys.exit(found.exit_code(fail_on))
 
 
-async def inspect(client: Client, workload: str | None = None) -> Inspection:
-    """Read versions without sending code; if they allow it, run all checks."""
+async def inspect(
+    client: Client, datasets: Sequence[str] = (), workload: str | None = None
+) -> Inspection:
+    """Read versions without sending code; if they allow it, run all checks.
+
+    Parameters
+    ----------
+    client
+        A connected asynchronous client.
+    datasets
+        Names of published data to check: X, y, and others with the same rows.
+    workload
+        The library that will train.
+
+    Raises
+    ------
+    ValueError
+        A data set does not exist.
+    RefusedError
+        A data set is not one collection, or cannot be read here.
+    IncompleteError
+        Partitions of a data set are gone.
+    TimedOutError
+        The scheduler did not answer in time.
+    """
     try:
         reading = _read(client)
-        identity, sides, datasets = await asyncio.wait_for(reading, TIMEOUT)
+        identity, sides, published = await asyncio.wait_for(reading, TIMEOUT)
     except asyncio.TimeoutError:
         raise TimedOutError(
             f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
@@ -179,7 +218,9 @@ async def inspect(client: Client, workload: str | None = None) -> Inspection:
         )
     )
     try:
-        diagnosed: Any = checking.check(client, estimator=workload)
+        await monitor.open_door(client, identity)  # before data sets are unpickled
+        data = await publishing.present(client, datasets)
+        diagnosed: Any = checking.check(client, *data, estimator=workload)
         report: Report = await diagnosed
         snapshot, _ = await monitor.look(client, [])
         features += [_placing(snapshot.workers), _limits(snapshot.workers)]
@@ -190,7 +231,7 @@ async def inspect(client: Client, workload: str | None = None) -> Inspection:
         address=identity["address"],
         report=report,
         features=tuple(features),
-        datasets=tuple(name for name in datasets if isinstance(name, str)),
+        datasets=tuple(name for name in published if isinstance(name, str)),
     )
 
 

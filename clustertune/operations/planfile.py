@@ -52,6 +52,7 @@ NEVER = {
     "progress",
     "reason",
     "X",
+    "_only",  # set by playbooks
     "y",
 }
 

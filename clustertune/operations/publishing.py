@@ -350,6 +350,26 @@ async def collections(client: Client, names: Sequence[str]) -> list[Any]:
     return found
 
 
+async def present(client: Client, names: Sequence[str]) -> list[Any]:
+    """Read published collections whose partitions are all there.
+
+    Raises
+    ------
+    ValueError
+        A data set does not exist.
+    RefusedError
+        A data set is not a collection, or cannot be unpickled here.
+    IncompleteError
+        Partitions are gone.
+    """
+    if not names:
+        return []
+    gone = await monitor.ask(client, "note_names", owner=client.id, names=[*names])
+    found = await collections(client, names)
+    _refuse_gone(gone)
+    return found
+
+
 async def _read(client: Client, name: str) -> Any:
     try:
         with _unlogged():
