@@ -159,7 +159,7 @@ def run(
     *arguments: str,
     tries: int = MOST_TRIES,
 ) -> list[dict[str, float]]:
-    """Run all variants in each round, each in a process of its own.
+    """Run all variants in each round, each in its own process.
 
     A variant is ``script --variant NAME arguments...``; the last line that it prints is
     a JSON object of figures. Their names get the variant's name as a prefix. A round
