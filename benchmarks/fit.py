@@ -10,7 +10,7 @@ with different boundaries). Models are compared with a fit in one process on the
 rows. Predicted bytes are compared with the workers' transfer logs, forecast peaks with
 the peak resident memory of the workers, and predicted seconds with all rounds.
 
-Options: `--library xgboost,kmeans`, `--layout even,half`, `--pairs 6`, `--scale 0.5`
+Options: `--library xgboost,kmeans`, `--layout even,half`, `--pairs 6`, `--scale 1`
 (fraction of the rows). `ddp` needs PyTorch.
 """
 

@@ -7,7 +7,7 @@ All rows are on the first of two workers, in eight partitions. `prepared` calls
 minimise the same function with an L2 penalty, with their own stopping rules. dask-glm's
 `admm` divides the penalty by the number of partitions.
 
-Options: `--rounds 1`, `--scale 0.5` (fraction of the rows).
+Options: `--rounds 1`, `--scale 1` (fraction of the rows).
 """
 
 from __future__ import annotations
