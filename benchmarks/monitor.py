@@ -182,8 +182,8 @@ def main():
     for name, (what, most, unit) in AIMS.items():
         found = measure.interval([r[name] for r in rounds])
         headline = name in ("live.look", "live.block")
-        what = what.replace("all workers", f"all {given.workers:,} workers")
-        measure.compare(what, found, at_most=most, unit=unit, headline=headline)
+        title = what.replace("all workers", f"all {given.workers:,} workers")
+        measure.compare(title, found, at_most=most, unit=unit, headline=headline)
 
 
 if __name__ == "__main__":
