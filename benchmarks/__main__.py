@@ -140,6 +140,7 @@ class Result:
     versions: Mapping[str, str]
     output: str
     code: str  # digest of clustertune's code
+    script: str = ""  # digest of the script
     comparisons: Sequence[Mapping[str, Any]] = ()  # as of measure.Comparison
 
 
@@ -180,20 +181,21 @@ def run(benchmark: Benchmark, arguments: Sequence[str]) -> Result:
         versions=versions(),
         # XGBoost prints the rank of each worker
         output="\n".join(x for x in lines if "got rank" not in x).strip("\n"),
-        code=digest(),
+        code=digest(CODE),
+        script=digest(HERE / benchmark.script),
         comparisons=comparisons,
     )
 
 
-def digest(folder: Path = CODE) -> str:
-    """Digest of clustertune's code without comments and docstrings."""
+def digest(code: Path) -> str:
+    """Digest of a file or folder without comments and docstrings."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(code.rglob("*.py")) if code.is_dir() else [code]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
-        name = path.relative_to(folder).as_posix()
+        name = path.relative_to(code).as_posix()
         found.update(f"{name}\0{ast.dump(tree)}\0".encode())
     return found.hexdigest()[:12]
 
@@ -277,13 +279,14 @@ def _how_to_run(known: Sequence[Benchmark], results: Mapping[str, Result]) -> st
 
 In a clone with the `test` extra installed, on a machine without other work:
 
-    python -m benchmarks             all, in about one hour
+    python -m benchmarks             all, in about one hour (estimated)
     python -m benchmarks --quick     with little data, to find errors
     python -m benchmarks --only restart,fit-xgboost
 
 The results on this page took {total / 60:.0f} minutes in all ({when}). Each section
-has the command of its run. The options in force now use less data and fewer rounds.
-Digests of clustertune's code: {", ".join(codes)}.
+has the command of its run. Earlier versions of the scripts had more data and rounds.
+They ran each variant of a fit on its own cluster unless the rows were even. Digests of
+clustertune's code: {", ".join(codes)}.
 """
 
 
@@ -292,14 +295,17 @@ def _section(
 ) -> str:
     doc = ast.get_docstring(ast.parse((HERE / script).read_text())) or ""
     title, _, text = doc.partition("\n")
-    anchors = "\n".join(f"({b.name})=" for b in of_script)
+    anchors = "\n\n".join(f"({b.name})=" for b in of_script)
     parts = [f"{anchors}\n## {title.rstrip('.')}\n{text}\n"]
     rows = []
     for b in of_script:
         result = results[b.name]
         ended = f", ended with status {result.status}" if result.status else ""
         link = f"[output](../benchmarks/results/{b.name}.json)"
-        parts.append(f"- `{result.command}`, {result.seconds:.0f} s{ended}: {link}")
+        old = result.script != digest(HERE / script)
+        version = ", by an earlier version of the script" if old else ""
+        facts = f"{result.seconds:.0f} s{version}{ended}"
+        parts.append(f"- `{result.command}`, {facts}: {link}")
         rows += [
             [b.title, c["what"], c["value"], c["aim"], _met(c)]
             for c in result.comparisons
@@ -327,7 +333,7 @@ def store(name: str, result: Result) -> None:
 
 
 def is_stale(result: Result | None) -> bool:
-    return result is None or result.status != 0 or result.code != digest()
+    return result is None or result.status != 0 or result.code != digest(CODE)
 
 
 # --- the command line -----------------------------------------------------------------
