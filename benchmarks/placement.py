@@ -25,7 +25,7 @@ KINDS = (
     "all on one worker",
     "after scale-up",
     "random",
-    "pairs apart",
+    "separated pairs",
     "replicas",
     "threads differ",
     "tight budgets",
@@ -47,7 +47,7 @@ def layout(kind, generator):
     elif kind == "after scale-up":
         where = partition * max(1, int(workers * generator.uniform(0.2, 0.95))) // size
     held = (partition, where, everything)
-    if kind == "pairs apart":
+    if kind == "separated pairs":
         other = generator.integers(0, workers, size)
         other = np.where(generator.random(size) < 0.5, where, other)
         held = (partition, where, x_bytes), (partition, other, y_bytes)
@@ -245,7 +245,7 @@ def plan_many(kind, partitions=100_000, workers=1_000):
     if kind == "after scale-up":
         where = partition * (workers // 2) // partitions
     held = (partition, where, nbytes)
-    if kind == "pairs apart":
+    if kind == "separated pairs":
         held = (
             np.tile(partition, 2),
             generator.integers(0, workers, 2 * partitions),
@@ -261,7 +261,7 @@ def plan_many(kind, partitions=100_000, workers=1_000):
 
 def time_many(repeats):
     """Seconds to plan 100,000 partitions on 1,000 workers, as an interval by layout."""
-    for kind in ("after scale-up", "random", "pairs apart", "tight budgets"):
+    for kind in ("after scale-up", "random", "separated pairs", "tight budgets"):
         rows, held, weights, sizes = plan_many(kind)
         seconds = []
         for _ in range(repeats):

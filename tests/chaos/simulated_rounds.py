@@ -189,7 +189,7 @@ def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
     # faults after the last look are not in the report
     for text in verification.problems(first, last):
         foreseen = not ("bytes" in text and injected & UNFORESEEN)
-        # pairs may stay apart if only some steps were requested
+        # pairs may stay separated if only some steps were requested
         if foreseen and not ("separated" in text and last.goal.only):
             yield text
     for x in last.layouts:
@@ -197,7 +197,7 @@ def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
             continue
         apart = int(layouts.apart(x, len(last.now.workers)).sum())
         if apart:
-            yield f"{x.label}: {apart} pairs are still apart"
+            yield f"{x.label}: {apart} pairs are still separated"
     yield from _worse(injected, first, last)
 
 
