@@ -1,7 +1,7 @@
-"""A scheduler in a process of its own, and hundreds of real workers in one other.
+"""A scheduler in its own process, and hundreds of real workers in another process.
 
-They share a core, so what workers answer is slow, and what the scheduler does is not.
-Its event loop tells how long it was kept from other work.
+The workers share one core, so their answers are slow. The scheduler is not affected:
+its longest gap between two turns of the event loop is measured.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 import psutil
 from distributed import Client
 
-START = 900  # seconds for all workers to come
-TURN = 0.002  # seconds between two turns of what listens for gaps
-LIMIT = 64 * 2**30  # bytes of a worker; all have one process, which is large
-QUIET = {  # hundreds of workers in one process would do nothing else
+START = 900  # seconds until all workers are connected
+TURN = 0.002  # seconds between two turns of the task that measures gaps
+LIMIT = 64 * 2**30  # memory limit of a worker; all share one large process
+QUIET = {  # background work that would fill a process with hundreds of workers
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "30s",
-    # each look lists the open files of all
+    # each run lists the open files of all workers
     "distributed.admin.system-monitor.interval": "1h",
     "distributed.admin.tick.interval": "5s",
 }
@@ -39,7 +39,7 @@ def crowd(n_workers: int) -> Iterator[tuple[Client, list[psutil.Process]]]:
         file = Path(folder) / "scheduler.json"
         options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
         begin = [sys.executable, "-m", "dask", "scheduler", *options]
-        # where it finds this module: Dask sends functions of a module by name
+        # Dask sends functions by module name, so the scheduler must find this file
         here = str(Path(__file__).parent)
         started = [_start([*begin, "--scheduler-file", str(file)], here)]
         try:
@@ -50,7 +50,7 @@ def crowd(n_workers: int) -> Iterator[tuple[Client, list[psutil.Process]]]:
             started.append(_start(command, folder))
             with Client(address) as client:
                 client.wait_for_workers(n_workers, timeout=START)
-                client.run_on_scheduler(_listen, turn=TURN)
+                client.run_on_scheduler(_measure_gaps, turn=TURN)
                 yield client, [psutil.Process(p.pid) for p in started]
         finally:
             for process in reversed(started):
@@ -68,7 +68,7 @@ def _start(command: list[str], folder: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)
 
 
-def _listen(dask_scheduler: Any, turn: float) -> None:
+def _measure_gaps(dask_scheduler: Any, turn: float) -> None:
     import asyncio
     from time import perf_counter
 
@@ -91,12 +91,12 @@ def _take_longest(dask_scheduler: Any) -> float:
 
 
 async def _work(address: str, count: int) -> None:
-    """Run workers until this process is ended."""
+    """Run workers until this process is terminated."""
     import gc
 
     from distributed import Worker
 
-    gc.disable()  # each collection calls back all of them
+    gc.disable()  # each collection runs a callback of every worker
 
     options: dict[str, Any] = {"nthreads": 1, "memory_limit": LIMIT, "dashboard": False}
     every = [Worker(address, name=i, **options) for i in range(count)]

@@ -1,8 +1,9 @@
-"""What the dashboard page costs a scheduler: CPU time of one update, with one reader.
+"""CPU time of an update of the dashboard page, for one open page.
 
-No cluster is needed: a scheduler is given the states of workers that do not exist, with
-memory that changes at each update, and what an update would send is encoded as Bokeh's
-server does. ``python benchmarks/dashboard.py [WORKERS ...]``
+No cluster runs. A scheduler gets the states of simulated workers, whose memory changes
+at each update. The update is encoded as Bokeh's server does.
+
+Usage: `python benchmarks/dashboard.py [WORKERS ...]`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bokeh.protocol import Protocol
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.scheduler import WorkerState, heartbeat_interval
+from measure import compare
 
 from clustertune.dashboard.page import Page
 from clustertune.remote.keys import pack
@@ -46,7 +48,7 @@ def add_workers(scheduler, n):
 
 
 def change(scheduler, some, share):
-    """What heartbeats of a second bring: from all workers only where they are few."""
+    """Change the workers whose heartbeats arrive within a second."""
     for ws in scheduler.workers.values():
         if some.random() > share:
             continue
@@ -62,8 +64,8 @@ async def measure(n):
     ) as scheduler:
         some = random.Random(0)
         add_workers(scheduler, n)
-        resident = ClustertunePlugin(scheduler)
-        showing = PageData(scheduler, resident)
+        plugin = ClustertunePlugin(scheduler)
+        page_data = PageData(scheduler, plugin)
         facts = {
             "workers": {
                 a: [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
@@ -81,19 +83,19 @@ async def measure(n):
                 }
             ],
         }
-        showing.keep(facts)
+        page_data.keep(facts)
         page, document, events, protocol = Page(), Document(), [], Protocol()
         page.add_to(document)
         document.on_change(events.append)
         making = drawing = sending = sent = 0.0
         for update in range(UPDATES + 2):
-            if update == 2:  # the first ones draw all that stays
+            if update == 2:  # the first updates draw the whole page
                 making = drawing = sending = sent = 0.0
             change(scheduler, some, 1.0 if update < 2 else 1 / heartbeat_interval(n))
-            resident.runs.totals.append((float(update), n * GIB, n * GIB // 2))
+            plugin.runs.totals.append((float(update), n * GIB, n * GIB // 2))
             begin = process_time()
-            showing.made = 0.0
-            state = showing.look()
+            page_data.made = 0.0
+            state = page_data.look()
             made = process_time()
             page.update(state)
             drawn = process_time()
@@ -104,10 +106,10 @@ async def measure(n):
             done = process_time()
             making, drawing = making + made - begin, drawing + drawn - made
             sending += done - drawn
-            if showing.counting is not None:
-                await showing.counting
+            if page_data.counting is not None:
+                await page_data.counting
         begin = process_time()
-        await showing._count()  # noqa: SLF001 - what is measured
+        await page_data._count()  # noqa: SLF001
         counting = process_time() - begin
         del scheduler.workers
         scheduler.workers = {}
@@ -115,7 +117,7 @@ async def measure(n):
 
 
 def main(numbers):
-    print(f"ms of CPU for an update, mean of {UPDATES}; one reader")
+    print(f"ms of CPU for an update, mean of {UPDATES}; one open page")
     print("workers  state  page  patch   sum  % of a core at 1 s  KiB   count (10 s)")
     for n in numbers:
         making, drawing, sending, sent, counting = asyncio.run(measure(n))
@@ -125,9 +127,11 @@ def main(numbers):
             f" {total * 1e3:5.1f} {total * 100:19.2f} {sent / 1024:4.0f}"
             f" {counting * 1e3:8.1f} ms of {2 * PARTITIONS} keys"
         )
+        what = f"update of the page with {n:,} workers, CPU"
+        compare(what, total * 1e3, unit=" ms", headline=n == max(numbers))
 
 
 if __name__ == "__main__":
-    # it would look at the workers that there are not
+    # work stealing would contact the simulated workers
     dask.config.set({"distributed.scheduler.work-stealing": False})
     main([int(x) for x in sys.argv[1:]] or [4, 60, 400, 1000])

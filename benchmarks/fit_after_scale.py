@@ -1,10 +1,12 @@
-"""XGBoost after 1 -> 2 workers: as users do it, with rebalance, and with prepare.
+"""XGBoost after a scale-up from one to two workers.
 
-Beside them: data that lay evenly from the start, and one process without Dask.
+X and y are in memory on one worker when the second one joins. `naive` fits at once,
+`rebalance` calls `client.rebalance` before, and `prepare` calls `clustertune.prepare`
+before. `even` loads the data on two workers from the start, and `one_process` fits
+without Dask on two threads. Each variant has its own cluster, warmed up with a fit on
+few rows.
 
-Run: ``python benchmarks/fit_after_scale.py [--rounds 8]``. Every variant has a cluster
-of its own; workers have trained once on a few rows before, so that no variant pays for
-imports. Aims: naive/prepared >= 1.75 and prepared/even <= 1.05.
+Options: `--rounds 6`, `--rows 1000000`, `--columns 50`, `--partitions 20`.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ import numpy as np
 import xgboost as xgb
 import xgboost.dask as dxgb
 from distributed import Client, wait
-from measure import cluster, machine, ratios, run, show, workers_of
+from measure import cluster, compare, machine, ratios, run, show, workers_of
 
 import clustertune
 
 VARIANTS = ("naive", "rebalance", "prepare", "even", "one_process")
 PARAMETERS = {"tree_method": "hist", "objective": "binary:logistic", "max_depth": 6}
-TREES = 100
+TREES = 50
 
 
 def blocks(n_rows: int, n_columns: int, n_partitions: int) -> tuple[da.Array, da.Array]:
-    """Numbers with a signal in them, made on the workers, the same in every variant."""
+    """Random rows with a signal, the same in every variant."""
     rng = da.random.default_rng(7)
     rows = n_rows // n_partitions
     X = rng.standard_normal(
@@ -44,7 +46,7 @@ def blocks(n_rows: int, n_columns: int, n_partitions: int) -> tuple[da.Array, da
 
 
 def warm_up(client: Client) -> None:
-    """Import XGBoost on all workers; train on a partition of noise on each."""
+    """Import XGBoost on all workers, and train on a few rows."""
     addresses = list(workers_of(client))
     X = da.random.random((200 * len(addresses), 4), chunks=(200, 4))
     y = (X[:, 0] > 0.5).astype("f4")
@@ -64,7 +66,7 @@ def _pin(
 
 
 def fit(client: Client, X: da.Array, y: da.Array) -> dict[str, float]:
-    """Core train on a DaskQuantileDMatrix, as the scikit-learn classes do."""
+    """Train on a DaskQuantileDMatrix, as the scikit-learn classes do."""
     start = perf_counter()
     matrix = dxgb.DaskQuantileDMatrix(client, X, y)
     dxgb.train(client, PARAMETERS, matrix, TREES)
@@ -118,7 +120,7 @@ def one_process(size: tuple[int, int, int]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--variant", choices=VARIANTS)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
@@ -128,8 +130,8 @@ def main() -> None:
     if chosen.variant:
         print(json.dumps(variant(chosen.variant, size)))
         return
-    print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.partitions} parts, "
-          f"hist, {TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
+    print(f"{chosen.rows:,} x {chosen.columns} float32, {chosen.partitions} partitions,"
+          f" hist, {TREES} trees; {machine()}, xgboost {xgb.__version__}")  # fmt: skip
     chosen_sizes = dict(zip(("rows", "columns", "partitions"), size, strict=True))
     sizes = [f"--{k}={v}" for k, v in chosen_sizes.items()]
     rounds = run(sys.argv[0], VARIANTS, chosen.rounds, *sizes)
@@ -141,20 +143,19 @@ def main() -> None:
         | {"prepare.before": "prepare itself (s)"}
         | {f"{n}.fullest": f"rows on the fullest, {n}" for n in VARIANTS[:4]},
     )
-    wanted = ratios(rounds, "naive.fit", "prepare.fit")
+    compare(
+        "prepare and fit / fit",
+        ratios(rounds, "prepare.total", "naive.fit"),
+        headline=True,
+    )
+    gained = ratios(rounds, "naive.fit", "prepare.fit")
+    compare("fit / fit after prepare", gained, at_least=1.75)
     even = ratios(rounds, "prepare.fit", "even.fit")
-    print(f"naive / prepared: {wanted}  aim >= 1.75: {_met(wanted.low >= 1.75)}")
-    print(f"prepared / even: {even}  aim <= 1.05: {_met(even.high <= 1.05)}")
-    for over, under in (
-        ("rebalance.fit", "naive.fit"),
-        ("prepare.total", "naive.fit"),
-        ("one_process.fit", "prepare.fit"),
-    ):
-        print(f"{over} / {under}: {ratios(rounds, over, under)}")
-
-
-def _met(good: bool) -> str:
-    return "met" if good else "NOT met"
+    compare("fit after prepare / fit on even rows", even, at_most=1.05)
+    rebalanced = ratios(rounds, "rebalance.fit", "naive.fit")
+    compare("fit after client.rebalance / fit", rebalanced)
+    alone = ratios(rounds, "one_process.fit", "prepare.fit")
+    compare("fit in one process / fit after prepare", alone)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,13 @@
-"""Logistic regression by several solvers, on data as it came and after ``prepare``.
+"""Logistic regression with several solvers, without and with `prepare`.
 
-    python benchmarks/glm.py [--rounds 3] [--scale 1]
+All rows are on the first of two workers, in eight partitions. `prepared` calls
+`prepare` before the fit, and its seconds count; `naive` does not. `proximal_grad` and
+`admm` are solvers of dask-glm; the other three are the examples of `docs/training.md`.
+`LogisticRegression` and `SGDClassifier` of scikit-learn run in one process. All
+minimise the same function with an L2 penalty, with their own stopping rules. dask-glm's
+`admm` divides the penalty by the number of partitions.
 
-The table of an article about convex optimisation on Dask, at a twentieth of its size:
-rows of 15 numbers, an L2 penalty, no intercept. All solvers minimise the same function,
-and stop by rules of their own: how far each is from the smallest value that any has
-reached stands beside its seconds. One figure differs by intention: dask-glm's ``admm``
-divides the penalty by the number of partitions.
-
-``naive``: eight partitions, which all lie on the first of two workers, as after a
-scale-up. ``prepared``: the same, given to ``prepare``, whose seconds count. Partitions
-stay as they are, since with other ones ADMM would fit another model.
-``alone``: scikit-learn in one process.
-
-``proximal_grad`` and ``admm`` are dask-glm's; ``gradient_descent``, ``newton`` and
-``our_admm`` are the examples of ``docs/training.md``, as they are printed there.
+Options: `--rounds 1`, `--scale 1` (fraction of the rows).
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ import numpy as np
 from dask_glm.estimators import LogisticRegression
 from distributed import Client
 from layouts import Table, half, load
-from measure import cluster, interval, machine, ratios, run
+from measure import cluster, compare, interval, machine, ratios, run
 from tabulate import tabulate
 
 import clustertune
@@ -48,45 +41,45 @@ PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 Fit = Callable[[Client, Any, Any], Any]
 
 
-def of_the_page() -> dict[str, Any]:
-    """What the examples define, run as one module."""
-    code: dict[str, Any] = {"__name__": "of_the_page"}
+def examples() -> dict[str, Any]:
+    """The names that the examples of the page define."""
+    code: dict[str, Any] = {"__name__": "examples"}
     blocks = r"<!-- glm: \w+ -->\n```python\n(.*?)```"
     for block in re.findall(blocks, PAGE.read_text(), flags=re.DOTALL):
         exec(block, code)
     return code
 
 
-def theirs(solver: str) -> LogisticRegression:
+def dask_glm(solver: str) -> LogisticRegression:
     return LogisticRegression(
         solver=solver, regularizer="l2", lamduh=PENALTY, fit_intercept=False
     )
 
 
-def by_them(solver: str) -> Fit:
-    return lambda client, X, y: theirs(solver).fit(X, y).coef_
+def fit_dask_glm(solver: str) -> Fit:
+    return lambda client, X, y: dask_glm(solver).fit(X, y).coef_
 
 
-def by_us(name: str) -> Fit:
-    example = of_the_page()[name]
+def fit_example(name: str) -> Fit:
+    example = examples()[name]
     return lambda client, X, y: example(client, X, y, penalty=PENALTY)
 
 
 def our_admm(client: Client, X: Any, y: Any) -> Any:
-    """ADMM with a rho that grows with the rows of a partition, or it takes too long."""
+    """Fit ADMM with a rho in proportion to the rows of a partition."""
     rho = X.chunks[0][0] / 10
-    return of_the_page()["admm"](client, X, y, penalty=PENALTY, rho=rho)
+    return examples()["admm"](client, X, y, penalty=PENALTY, rho=rho)
 
 
-#: name, what fits, what ``prepare`` is told
+#: by name: the fit, and the arguments of ``prepare``
 SOLVERS: dict[str, tuple[Fit, dict[str, Any]]] = {
     "proximal_grad": (
-        by_them("proximal_grad"),
-        {"estimator": theirs("proximal_grad")},
+        fit_dask_glm("proximal_grad"),
+        {"estimator": dask_glm("proximal_grad")},
     ),
-    "admm": (by_them("admm"), {"estimator": theirs("admm")}),
-    "gradient_descent": (by_us("gradient_descent"), {}),
-    "newton": (by_us("newton"), {}),
+    "admm": (fit_dask_glm("admm"), {"estimator": dask_glm("admm")}),
+    "gradient_descent": (fit_example("gradient_descent"), {}),
+    "newton": (fit_example("newton"), {}),
     "our_admm": (our_admm, {}),
 }
 VARIANTS = ("naive", "prepared", "alone")
@@ -160,7 +153,7 @@ def objective(table: Table, w: Any) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--variant")
@@ -189,9 +182,12 @@ def main() -> None:
             "objective above the best")  # fmt: skip
     print(tabulate(shown, headers=head, disable_numparse=True))
     for solver in SOLVERS:
-        gained = ratios(rounds, f"naive.{solver}.seconds", f"prepared.{solver}.seconds")
-        print(f"naive / prepared, {solver}: {gained}")
-    print(f"idle {interval([r['idle'] for r in rounds])} of all CPU time")
+        found = ratios(rounds, f"prepared.{solver}.seconds", f"naive.{solver}.seconds")
+        compare(
+            f"{solver}: prepare and fit / fit",
+            found,
+            headline=solver == "proximal_grad",
+        )
 
 
 def line(

@@ -1,17 +1,11 @@
-"""Grid searches over forests: ours, plain joblib on Dask, and one machine without it.
+"""Grid searches over random forests with `joblib_backend`.
 
-    python benchmarks/gridsearch.py [--rounds 4] [--case small,middle]
+`GridSearchCV` over random forests behind a scaler, with two workers of one thread.
+`ours` uses `joblib_backend(client, X, y)`; `dask` uses joblib's own backend; `scatter`
+does too, with `scatter=[X, y]`. `threads` and `processes` run without Dask. Each case
+is warmed up with a search over few rows. Scores must be equal in all variants.
 
-A search over random forests behind a scaler, in float32 and with cross-validation, and
-the best one fitted again on all rows, as ``GridSearchCV`` does; two workers of one
-thread, and as many threads or processes without Dask. Each variant has a process, and
-a cluster, of its own and goes through all cases; each case is warmed up with a search
-over a few rows. Scores must be the same in all variants.
-
-``ours``: ``joblib_backend(client, X, y)``.
-``dask``: ``parallel_config("dask")``; joblib scatters what it sends.
-``scatter``: ``parallel_config("dask", scatter=[X, y])``.
-``threads``, ``processes``: joblib's own, in and below this process.
+Options: `--rounds 6`, `--case small,middle` (also `trees` and `large`).
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ import joblib
 import sklearn
 from distributed import Client
 from layouts import Table
-from measure import cluster, interval, machine, ratios, run
+from measure import cluster, compare, interval, machine, ratios, run
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -46,14 +40,14 @@ FEW = 2000  # rows of the warm-up
 
 @dataclass(frozen=True)
 class Case:
-    """Data of so many rows, and a search: depths of forests, folds."""
+    """The size of the data, and the forests and folds of the search."""
 
     rows: int
     columns: int
     trees: int
     depths: tuple[int, ...]
     folds: int
-    sample: float | None = None  # share of the rows that each tree sees
+    sample: float | None = None  # fraction of the rows of each tree
 
     @property
     def table(self) -> Table:
@@ -62,7 +56,7 @@ class Case:
     @property
     def title(self) -> str:
         fits = len(self.depths) * self.folds
-        return f"{self.table.nbytes / 1e6:.0f} MB, {fits} fits of {self.trees} trees"
+        return f"{self.table.nbytes / 1e6:.1f} MB, {fits} fits of {self.trees} trees"
 
 
 CASES = {
@@ -126,7 +120,7 @@ def variant(name: str, cases: list[str]) -> dict[str, float]:
 
 
 def seconds(name: str, client: Client | None, case: Case, rows: int) -> Any:
-    """Of the search with all that it needs, and the best score."""
+    """Seconds of the search with its preparation, and the best score."""
     X, y = case.table.make(0, rows)
     model = search(case)
     start = perf_counter()
@@ -140,8 +134,8 @@ def seconds(name: str, client: Client | None, case: Case, rows: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--case", default=",".join(CASES))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--case", default="small,middle")
     parser.add_argument("--tries", type=int, default=4)
     parser.add_argument("--variant")
     chosen = parser.parse_args()
@@ -159,7 +153,7 @@ def main() -> None:
     rounds = run(sys.argv[0], names, chosen.rounds, given, tries=chosen.tries)
     for case in cases:
         scores = {r[f"{name}.{case}.score"] for r in rounds for name in names}
-        assert len(scores) == 1, f"{case}: other scores, {scores}"
+        assert len(scores) == 1, f"{case}: scores differ, {scores}"
         rows = [
             [
                 name,
@@ -173,9 +167,9 @@ def main() -> None:
         for r in rounds:
             r[f"best.{case}"] = min(r[f"dask.{case}"], r[f"scatter.{case}"])
         best = ratios(rounds, f"ours.{case}", f"best.{case}")
-        met = "met" if best.high <= MOST else "NOT met"
-        print(f"{case}, ours / joblib's own on Dask: {best}  aim <= {MOST}: {met}\n")
-    print(f"idle {interval([r['idle'] for r in rounds])} of all CPU time")
+        what = f"{CASES[case].title}: ours / the faster of joblib's on Dask"
+        compare(what, best, at_most=MOST, headline=True)
+        print()
 
 
 if __name__ == "__main__":

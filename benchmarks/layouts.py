@@ -1,8 +1,7 @@
-"""Training data as it lies before a fit: the same rows in partitions of any kind,
-anywhere.
+"""Training data in different partitions on different workers.
 
-A row depends on its number alone, so that every layout, and one process without Dask,
-trains on the same ones.
+A row depends only on its number, so all layouts, and one process without Dask, train on
+the same rows.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import numpy as np
 from distributed import Client, futures_of, wait
 from measure import workers_of
 
-BLOCK = 1000  # rows that are made together
-TINY = 1000  # partitions of all rows
-HUGE = 3  # partitions of all rows
+BLOCK = 1000  # rows made from one seed
+TINY = 1000  # partitions
+HUGE = 3  # partitions
 
-Shares = Sequence[float]  # of the rows, in any unit
+Shares = Sequence[float]  # relative sizes of partitions
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers with a signal in them."""
+    """Random rows with a signal for the label."""
 
     rows: int
     columns: int
@@ -37,7 +36,7 @@ class Table:
         return self.rows * (self.columns + 1) * np.dtype(self.dtype).itemsize
 
     def make(self, start: int, stop: int) -> tuple[Any, Any]:
-        """X and y from one row to another; there are rows beyond the last one."""
+        """X and y of a range of rows, which may exceed the table."""
         first, last = start // BLOCK, -(-stop // BLOCK)
         made = [self._block(number) for number in range(first, last)]
         X, y = (np.concatenate(parts) for parts in zip(*made, strict=True))
@@ -54,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Layout:
-    """Into what partitions X and y are cut, and which worker has each."""
+    """Sizes of the partitions of X and y, and the worker of each."""
 
     X: Shares
     y: Shares
@@ -62,14 +61,14 @@ class Layout:
 
 
 def even(partitions: int, n_workers: int) -> Layout:
-    """As many rows in all partitions, which lie on the workers in turns."""
+    """Equal partitions, on the workers in turns."""
     return Layout(
         [1] * partitions, [1] * partitions, [i % n_workers for i in range(partitions)]
     )
 
 
 def skewed(partitions: int, n_workers: int) -> Layout:
-    """Give every partition more rows than the one before, and workers equal numbers."""
+    """Growing partitions, in equal numbers on the workers."""
     shares = list(range(1, partitions + 1))
     return Layout(
         shares, shares, [i * n_workers // partitions for i in range(partitions)]
@@ -77,24 +76,24 @@ def skewed(partitions: int, n_workers: int) -> Layout:
 
 
 def tiny(partitions: int, n_workers: int) -> Layout:
-    """Partitions so many that each is hardly any work."""
+    """Many small partitions."""
     return even(TINY, n_workers)
 
 
 def huge(partitions: int, n_workers: int) -> Layout:
-    """Partitions so few that they cannot lie evenly."""
+    """Three large partitions, which two workers cannot share evenly."""
     return even(HUGE, n_workers)
 
 
 def misaligned(partitions: int, n_workers: int) -> Layout:
-    """As many rows on each worker and as many partitions of X and y, but other rows."""
+    """X and y with equally many partitions but different boundaries."""
     where = even(partitions, n_workers).workers
     shares = [1.5 if i // n_workers % 2 else 0.5 for i in range(partitions)]
     return Layout(shares, [1] * partitions, where)
 
 
 def half(partitions: int, n_workers: int) -> Layout:
-    """All on half of the workers, as after a scale-up."""
+    """All rows on half of the workers, as after a scale-up."""
     return even(partitions, n_workers // 2)
 
 
@@ -106,7 +105,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
 def load(
     client: Client, table: Table, layout: Layout, *, labels: bool = True
 ) -> list[Any]:
-    """X, and y, made on the workers that shall hold them."""
+    """X, and y, loaded on the workers of the layout."""
     addresses = list(workers_of(client))
     where = [addresses[i] for i in layout.workers]
     X = da.map_blocks(
@@ -141,12 +140,12 @@ def _partition(table: Table, member: int, block_info: Any = None) -> Any:
 
 
 def partitions(collection: Any) -> list[Any]:
-    """Futures in the order of the rows."""
+    """Futures of the partitions, in row order."""
     return sorted(futures_of(collection), key=lambda future: future.key[1])
 
 
 def holders(client: Client, collection: Any) -> list[tuple[str, ...]]:
-    """Who holds each partition."""
+    """Holders of each partition."""
     futures = partitions(collection)
     found = client.who_has(futures)
     return [tuple(found[f.key]) for f in futures]

@@ -11,56 +11,53 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import dask
-import dask.array as da
 import numpy as np
 from distributed import Client
 from layouts import Table, holders, partitions
-from threadpoolctl import threadpool_limits
 
-HELD_OUT = 20_000  # rows on which models are judged, beyond those they trained on
-NOTHING = SimpleNamespace(fit_kwargs={}, estimator_params={})  # is handed over
+HELD_OUT = 20_000  # other rows, on which models are judged
+NO_ARGUMENTS = SimpleNamespace(fit_kwargs={}, estimator_params={})  # of the recipe
 
 
 class Library(ABC):
-    """A fit of a standard size, or of a fraction of it."""
+    """A fit on a standard number of rows, or a fraction of it."""
 
     size: tuple[int, int] = (1_000_000, 50)
     dtype = "f4"
-    partitions = 8  # that its user chooses, for two workers
-    labels = True  # whether it takes y
+    partitions = 8  # of the recipe, for two workers
+    labels = True  # whether fit takes y
     judged = "log loss of other rows"
-    #: by how much, as a fraction, a model on a cluster may be worse or better than in
-    #: one process; what makes them differ is said where it is not rounding alone
+    #: allowed relative difference to the model of one process; subclasses with more
+    #: than rounding errors give the reason
     tolerance = 1e-6
-    #: what is given to ``prepare`` beside the data and the estimator
-    wanted: Mapping[str, Any] = {}
+    #: further arguments of ``prepare``
+    options_of_prepare: Mapping[str, Any] = {}
 
     def __init__(self, scale: float):
         rows, columns = self.size
-        unit = 2 * self.partitions  # so that halves of even partitions are whole rows
+        unit = 2 * self.partitions  # halves of even partitions are whole rows
         parts = max(1, round(rows * scale / unit))
         self.table = Table(parts * unit, columns, self.dtype)
 
     @abstractmethod
     def estimator(self) -> Any:
-        """What is fitted, and given to ``prepare``."""
+        """The estimator, for ``fit`` and for ``prepare``."""
 
-    def fit(self, client: Client, X: Any, y: Any, handed: Any) -> Any:
-        """What is to be judged afterwards, small."""
-        model = self.estimator().set_params(**handed.estimator_params)
-        return self.result(model.fit(X, y, **handed.fit_kwargs))
+    def fit(self, client: Client, X: Any, y: Any, prepared: Any) -> Any:
+        """The fitted model, reduced to what is judged."""
+        model = self.estimator().set_params(**prepared.estimator_params)
+        return self.result(model.fit(X, y, **prepared.fit_kwargs))
 
     def result(self, model: Any) -> Any:
         return model
 
     @abstractmethod
     def alone(self) -> Any:
-        """A function that fits the same rows in this process, with all its cores."""
+        """A function that fits the same rows in this process with all cores."""
 
     @abstractmethod
     def judge(self, fitted: Any) -> float:
-        """How good it is: the smaller the better."""
+        """The loss of a model: smaller is better."""
 
     def all_rows(self) -> tuple[Any, Any]:
         return self.table.make(0, self.table.rows)
@@ -75,7 +72,7 @@ def log_loss(chance: Any, y: Any) -> float:
 
 
 class XGBoost(Library):
-    """Bins are of a sketch that workers merge, so a few rows fall into others."""
+    """Workers merge sketches of the bins, so a few rows fall into other bins."""
 
     tolerance = 0.01
     options: Mapping[str, Any] = {
@@ -105,11 +102,7 @@ class XGBoost(Library):
 
 
 class LightGBM(Library):
-    """Every feature is binned by the rows of one worker.
-
-    Workers exchange sums at every split, whatever the number of rows: with half as many
-    rows and twice as many leaves, two workers took 0.81 of the time of one.
-    """
+    """Every feature is binned by the rows of one worker."""
 
     size = (2_000_000, 50)
     tolerance = 0.01
@@ -135,61 +128,8 @@ class LightGBM(Library):
         return log_loss(fitted.predict(X), y)
 
 
-class _Linear(Library):
-    """Logistic regression of dask-glm: a tenth of the rows of an article about it."""
-
-    size = (800_000, 15)
-    dtype = "f8"
-    judged = "objective"
-    options: Mapping[str, Any]
-
-    @property
-    def wanted(self) -> Mapping[str, Any]:  # type: ignore[override]
-        return {"rechunk": self.partitions}
-
-    def estimator(self) -> Any:
-        from dask_glm.estimators import LogisticRegression
-
-        return LogisticRegression(fit_intercept=False, regularizer="l1", **self.options)
-
-    def result(self, model: Any) -> Any:
-        return model.coef_
-
-    def alone(self) -> Any:
-        X, y = self.all_rows()
-        rows = self.table.rows // self.partitions
-        X, y = da.from_array(X, (rows, -1)), da.from_array(y, rows)
-
-        def fit() -> Any:
-            threads = dask.config.set(scheduler="threads", num_workers=2)
-            with threads, threadpool_limits(1):  # of BLAS, as below a nanny
-                return self.estimator().fit(X, y).coef_
-
-        return fit
-
-    def judge(self, fitted: Any) -> float:
-        X, y = self.all_rows()
-        score = X @ fitted
-        loss = np.logaddexp(0, score).sum() - y @ score
-        return float(loss + self.estimator().lamduh * np.abs(fitted).sum())
-
-
-class Admm(_Linear):
-    """Its coefficients depend on the number of partitions, so all have as many."""
-
-    partitions = 80
-    options = {"solver": "admm", "max_iter": 10}  # noqa: RUF012
-
-
-class Proximal(_Linear):
-    options = {"solver": "proximal_grad", "tol": 1e-8}  # noqa: RUF012
-
-
 class KMeans(Library):
-    """From the same centres, as many steps.
-
-    Between two steps dask-ml waits for a result, whatever the number of rows.
-    """
+    """The same initial centres and number of steps."""
 
     size = (500_000, 50)
     dtype = "f8"
@@ -225,10 +165,7 @@ class KMeans(Library):
 
 
 class Predict(Library):
-    """A forest of 20 MB predicts all rows; how far it is off is compared.
-
-    With half as many rows that took 2 s, of which preparing was a fifth.
-    """
+    """A forest of 20 MB predicts all rows; the errors are compared."""
 
     size = (1_000_000, 100)
     partitions = 16
@@ -249,8 +186,8 @@ class Predict(Library):
 
         return ParallelPostFit(self.model)
 
-    def fit(self, client: Client, X: Any, y: Any, handed: Any) -> Any:
-        model = self.estimator().set_params(**handed.estimator_params)
+    def fit(self, client: Client, X: Any, y: Any, prepared: Any) -> Any:
+        model = self.estimator().set_params(**prepared.estimator_params)
         return ((model.predict(X) - y) ** 2).mean().compute()
 
     def alone(self) -> Any:
@@ -267,30 +204,26 @@ class Predict(Library):
 
 
 class Ddp(Library):
-    """PyTorch, one rank on each worker that has rows, each with the rows there.
+    """PyTorch, one rank on each worker that holds rows.
 
-    All take as many steps, as many as the rank with fewest rows can, or they would
-    wait for each other for ever. Batches are of other rows than in one process.
-
-    Gradients travel at every step, so the step has to be worth it: with batches of 512
-    rows two ranks took 0.76 of the time of one, and 1.35 with a network of 64 units and
-    batches of 256.
+    All ranks take as many steps as the rank with the fewest rows can. So with uneven
+    rows the recipe trains on fewer of them. Batches differ from those in one process.
     """
 
     size = (300_000, 100)
     tolerance = 0.05
     epochs = 3
-    batch = 1024  # rows, on each of two ranks
+    batch = 1024  # rows on each of two ranks
 
     def estimator(self) -> Any:
         return network(self.table.columns)
 
-    def fit(self, client: Client, X: Any, y: Any, handed: Any) -> Any:
-        of_rank = defaultdict(list)
+    def fit(self, client: Client, X: Any, y: Any, prepared: Any) -> Any:
+        rows_of_rank = defaultdict(list)
         places = zip(holders(client, X), partitions(X), partitions(y), strict=True)
         for rows, (held, *pair) in zip(X.chunks[0], places, strict=True):
-            of_rank[held[0]].append((rows, pair))
-        fewest = min(sum(n for n, _ in parts) for parts in of_rank.values())
+            rows_of_rank[held[0]].append((rows, pair))
+        fewest = min(sum(n for n, _ in parts) for parts in rows_of_rank.values())
         with TemporaryDirectory() as folder:
             ranks = [
                 client.submit(
@@ -300,12 +233,12 @@ class Ddp(Library):
                     epochs=self.epochs,
                     batch=self.batch,
                     rank=rank,
-                    n_ranks=len(of_rank),
-                    meet=str(Path(folder, "store")),
+                    n_ranks=len(rows_of_rank),
+                    store=str(Path(folder, "store")),
                     workers=[address],
                     pure=False,
                 )
-                for rank, (address, parts) in enumerate(of_rank.items())
+                for rank, (address, parts) in enumerate(rows_of_rank.items())
             ]
             return client.gather(ranks)[0]
 
@@ -344,10 +277,10 @@ def train(
     batch: int,
     rank: int = 0,
     n_ranks: int = 1,
-    meet: str = "",
+    store: str = "",
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Weights of a network, trained on partitions together with the other ranks."""
+    """Train a network together with the other ranks; return its weights."""
     from datetime import timedelta
 
     import torch
@@ -355,21 +288,21 @@ def train(
     torch.set_num_threads(threads)
     rows, labels = (torch.from_numpy(np.concatenate(parts)) for parts in (X, y))
     model = network(rows.shape[1])
-    how = {"steps": steps, "epochs": epochs, "batch": batch, "seed": rank}
-    if not meet:
-        _learn(model, rows, labels, **how)
+    options = {"steps": steps, "epochs": epochs, "batch": batch, "seed": rank}
+    if not store:
+        _learn(model, rows, labels, **options)
     else:
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"file://{meet}",
+            init_method=f"file://{store}",
             rank=rank,
             world_size=n_ranks,
             timeout=timedelta(seconds=60),
         )
         try:
             parallel = torch.nn.parallel.DistributedDataParallel
-            _learn(parallel(model), rows, labels, **how)
-            # a rank that ends before the others sometimes hangs while it does
+            _learn(parallel(model), rows, labels, **options)
+            # a rank that ends before the others sometimes hangs
             torch.distributed.barrier()
         finally:
             torch.distributed.destroy_process_group()
@@ -402,8 +335,6 @@ def _learn(
 LIBRARIES: dict[str, type[Library]] = {
     "xgboost": XGBoost,
     "lightgbm": LightGBM,
-    "admm": Admm,
-    "proximal": Proximal,
     "kmeans": KMeans,
     "predict": Predict,
     "ddp": Ddp,

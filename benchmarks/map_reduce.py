@@ -1,23 +1,15 @@
-"""Sums with parameters: ours against what one writes by hand, on 4 workers.
+"""Sums over many items with `map_reduce`, on four workers.
 
-    python benchmarks/map_reduce.py [--size middle large] [--pairs 16]
+Each item returns an array as large as the parameters, which change at every call as in
+training. `plain` sends the parameters with each task and adds the gathered results.
+`scatter` scatters the parameters to all workers. `delayed` adds pairs in a tree of
+`dask.delayed`. `by_hand` runs one batch for each thread and joins the results in a tree
+of tasks. `alone` is one process without Dask. All variants run in three rounds on one
+cluster. Ours and the fastest of the hand-written variants then alternate. `tiny` has
+almost no work, so it measures the overhead of a call.
 
-Each size has a cluster, on which all variants take turns; a round is repeated if others
-used the machine meanwhile. A figure is the mean over the calls of a short loop, with
-parameters that are others in each, as when training. All variants run in a few rounds;
-then the best of those that are written by hand and ours run alternately, in ``--pairs``
-short ones. What a client's first call takes is measured with new clients.
-
-A sum has as many items as fill 1.6 GB with their results, and parameters are as large
-as one result; ``tiny`` shows what a call takes beside its work. All take 6 minutes
-on 2 CPUs. ``--scale 10`` divides the numbers in a result, for a quick try.
-
-``plain``: parameters go with each task, results are gathered and added here.
-``scatter``: parameters are scattered to all workers, results gathered.
-``as_completed``: the same, and results are added as they come.
-``delayed``: scattered, and a tree of ``dask.delayed`` adds pairs.
-``by_hand``: scattered, a batch for each thread, and a tree of tasks joins them.
-``alone``: one process without Dask.
+Options: `--size middle large tiny` (also `small`), `--pairs 8`, `--scale 10` (divides
+the size of results).
 """
 
 from __future__ import annotations
@@ -33,16 +25,8 @@ from typing import Any
 
 import dask
 import numpy as np
-from distributed import Client, as_completed
-from measure import (
-    MOST_FOREIGN,
-    Interval,
-    alternate,
-    cluster,
-    interval,
-    machine,
-    ratios,
-)
+from distributed import Client
+from measure import alternate, cluster, compare, interval, machine, ratios
 from tabulate import tabulate
 
 from clustertune.training import map_reduce
@@ -50,7 +34,7 @@ from clustertune.training import map_reduce
 
 @dataclass(frozen=True)
 class Case:
-    """So many items whose results have so many numbers; calls in a loop."""
+    """Number of items, size of a result, and calls in a loop."""
 
     items: int
     size: int
@@ -65,7 +49,7 @@ CASES = {
 }
 ROUNDS = 3  # of all variants
 FIRST = 6  # new clients
-HANDS = ("scatter", "as_completed", "delayed", "by_hand")
+HAND_WRITTEN = ("scatter", "delayed", "by_hand")
 
 Work = Callable[[Client, int, Any], Any]
 
@@ -104,14 +88,6 @@ def scatter(client: Client, n: int, w: Any) -> Any:
     return add(client.gather(futures))
 
 
-def completed(client: Client, n: int, w: Any) -> Any:
-    total = np.zeros_like(w)
-    futures = client.map(f, range(n), w=scattered(client, w), pure=False)
-    for _, part in as_completed(futures, with_results=True):
-        total += part
-    return total
-
-
 def delayed(client: Client, n: int, w: Any) -> Any:
     there = scattered(client, w)
     parts = [dask.delayed(f, pure=False)(i, there) for i in range(n)]
@@ -142,7 +118,6 @@ def alone(client: Client, n: int, w: Any) -> Any:
 VARIANTS: dict[str, Work] = {
     "plain": plain,
     "scatter": scatter,
-    "as_completed": completed,
     "delayed": delayed,
     "by_hand": by_hand,
     "ours": ours,
@@ -150,7 +125,7 @@ VARIANTS: dict[str, Work] = {
 }
 
 
-# --- what is measured -----------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------
 
 _numbers = count(1)
 
@@ -165,7 +140,7 @@ def loop(client: Client, case: Case, name: str, calls: int) -> float:
         found = VARIANTS[name](client, case.items, w)
         taken += perf_counter() - start
         expected = number * sum(i % 7 for i in range(case.items))
-        assert found[0] == found[-1] == expected, "another sum"
+        assert found[0] == found[-1] == expected, "wrong sum"
     return taken / calls
 
 
@@ -175,73 +150,51 @@ def first(started: Any, case: Case, name: str) -> float:
         return loop(client, case, name, 1)
 
 
-def measured(case: Case, n_workers: int, n_pairs: int) -> None:
+def measure_case(name: str, case: Case, n_workers: int, n_pairs: int) -> None:
     with cluster(n_workers) as client:
         for work in VARIANTS.values():
             work(client, 2 * n_workers, np.ones(case.size))
         run = partial(loop, client, case)
-        # the slow ones take most of the time: once is enough
-        every = {name: partial(run, name, 1) for name in VARIANTS}
+        # slow variants: one call for each round
+        every = {v: partial(run, v, 1) for v in VARIANTS}
         rounds = alternate(every, ROUNDS, tries=1)
-        best = min(HANDS, key=lambda name: median([r[name] for r in rounds]))
+        best = min(HAND_WRITTEN, key=lambda v: median([r[v] for r in rounds]))
         two = ("ours", best)
-        loops = {name: partial(run, name, case.calls) for name in two}
+        loops = {v: partial(run, v, case.calls) for v in two}
         pairs = alternate(loops, n_pairs, tries=2)
-        firsts = {name: partial(first, client.cluster, case, name) for name in two}
+        firsts = {v: partial(first, client.cluster, case, v) for v in two}
         begun = alternate(firsts, FIRST, tries=2)
-    show(rounds, pairs, begun, best, sized=case != CASES["tiny"])
+    show(name, rounds, pairs, begun, best)
 
 
 Rounds = Sequence[Mapping[str, float]]
 
 
-def show(
-    rounds: Rounds, pairs: Rounds, begun: Rounds, best: str, *, sized: bool
-) -> None:
+def show(name: str, rounds: Rounds, pairs: Rounds, begun: Rounds, best: str) -> None:
     rows = [
-        [
-            name,
-            str(interval([r[name] for r in rounds])),
-            str(ratios(rounds, name, "ours")),
-        ]
-        for name in VARIANTS
+        [v, str(interval([r[v] for r in rounds])), str(ratios(rounds, v, "ours"))]
+        for v in VARIANTS
     ]
     head = "variant", "seconds [95 %]", "times ours [95 %]"
     print(tabulate(rows, headers=head, disable_numparse=True))
-    for title, found in {"a call of a loop": pairs, "a first call": begun}.items():
-        print(f"{title}: ours {interval([r['ours'] for r in found])} s")
-        said(f"ours / {best}", ratios(found, "ours", best), found, most=1.05)
-    if sized:
-        said("plain / ours", ratios(rounds, "plain", "ours"), rounds, least=10)
+    calls = {"call in a loop": pairs, "first call of a client": begun}
+    for title, found in calls.items():
+        print(f"{title}: {interval([r['ours'] for r in found])} s")
+        what = f"{name}, {title}: ours / {best}, the fastest by hand"
+        ratio = ratios(found, "ours", best)
+        compare(what, ratio, at_most=1.05, headline=found is pairs and name == "middle")
+    if name != "tiny":
+        ratio = ratios(rounds, "plain", "ours")
+        compare(f"{name}: parameters with each task / ours", ratio, at_least=10)
     print(flush=True)
-
-
-def said(
-    title: str,
-    found: Interval,
-    rounds: Rounds,
-    *,
-    most: float | None = None,
-    least: float | None = None,
-) -> None:
-    """Print a ratio, whether the whole interval meets the aim, and the conditions."""
-    good = found.low >= least if most is None else found.high <= most
-    aim = f"aim >= {least}" if most is None else f"aim <= {most}"
-    met = "met" if good else "NOT met"
-    print(f"  {title}: {found}  {aim}: {met} ({conditions(rounds)})")
-
-
-def conditions(rounds: Rounds) -> str:
-    """What others did meanwhile."""
-    disturbed = sum(r["foreign"] > MOST_FOREIGN for r in rounds)
-    idle = median([r["idle"] for r in rounds])
-    return f"idle {idle:.0%}, {disturbed} of {len(rounds)} disturbed"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=CASES, nargs="+", default=list(CASES))
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument(
+        "--size", choices=CASES, nargs="+", default=["middle", "large", "tiny"]
+    )
+    parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--scale", type=int, default=1)
     chosen = parser.parse_args()
@@ -249,7 +202,7 @@ def main() -> None:
     for name in chosen.size:
         case = replace(CASES[name], size=max(1, CASES[name].size // chosen.scale))
         print(f"{name}: {case.items:,} results of {case.size * 8 / 1e6:g} MB")
-        measured(case, chosen.workers, chosen.pairs)
+        measure_case(name, case, chosen.workers, chosen.pairs)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How the benchmarks measure: interleaved rounds, paired ratios, and a quiet machine.
+"""How the benchmarks measure: interleaved rounds and paired ratios.
 
-Each round runs every variant once, in an order that rotates, so that a machine that
-gets slower or faster meets all of them alike; only ratios within a round are compared.
-A round in which anything else used the machine is thrown away and run again.
+Each round runs every variant once, in rotating order. A machine that becomes slower
+affects all variants, because only ratios within a round are compared. A round in which
+other processes used the machine is run again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -31,19 +31,20 @@ from tabulate import tabulate
 if TYPE_CHECKING:
     from distributed import Client
 
-# what is measured is nobody's history
+# benchmark runs do not belong in the user's history
 dask.config.set({"clustertune.history.enabled": False})
 
-MOST_FOREIGN = 0.08  # share of all CPU time that others may have used in a round
+MOST_FOREIGN = 0.08  # fraction of CPU time that other processes may use in a round
 MOST_TRIES = 4  # of one round
-ORPHANS = "orphans"  # a figure: CPU seconds of processes that a variant has not awaited
-LOOK = 0.2  # seconds between two looks at them
+ORPHANS = "orphans"  # CPU seconds of processes that a variant did not wait for
+ORPHAN_INTERVAL = 0.2  # seconds between two reads of their CPU time
+RECORD = "CLUSTERTUNE_BENCHMARK_RECORD"  # variable with the path of the results
 
 
 @contextmanager
 def cluster(n_workers: int, **options: Any) -> Iterator[Client]:
     """A client of worker processes on this machine, of one thread and 4 GiB each."""
-    # not above: some benchmarks measure what importing takes
+    # imported here: some benchmarks measure the import time
     from distributed import Client, LocalCluster
 
     usual = {
@@ -59,9 +60,9 @@ def cluster(n_workers: int, **options: Any) -> Iterator[Client]:
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
-    """What the scheduler says of each worker, by address.
+    """The scheduler's information about each worker, by address.
 
-    Not ``client.scheduler_info()``, in which the client puts no workers now and then.
+    ``client.scheduler_info()`` sometimes has no workers.
     """
     found: dict[str, dict[str, Any]] = client.sync(
         client.scheduler.identity, n_workers=-1
@@ -82,10 +83,9 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Median and distribution-free interval of at least 95 %, from order statistics.
+    """Median and distribution-free 95 % interval, from order statistics.
 
-    With fewer than six values no such interval exists; then it is the whole range, and
-    its true confidence is lower.
+    Fewer than six values have no such interval. Then the interval is their range.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -97,13 +97,59 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def _at_most(k: int, n: int) -> float:
-    """Chance that at most k of n values lie below the median."""
+    """Probability that at most k of n values are below the median."""
     return sum(math.comb(n, i) for i in range(k + 1)) / 2**n
 
 
 def ratios(rounds: Sequence[Mapping[str, float]], over: str, under: str) -> Interval:
     """The interval of the paired ratio of two figures."""
     return interval([r[over] / r[under] for r in rounds])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One result of a benchmark, as the documentation shows it."""
+
+    what: str
+    value: str
+    aim: str = ""
+    met: bool | None = None  # None: without an aim
+    headline: bool = False  # whether the first table of the page has it
+
+    def __str__(self) -> str:
+        if self.met is None:
+            return f"{self.what}: {self.value}"
+        met = "met" if self.met else "NOT met"
+        return f"{self.what}: {self.value}, aim {self.aim}: {met}"
+
+
+def compare(
+    what: str,
+    value: Interval | float | str,
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    unit: str = "",
+    met: bool | None = None,
+    headline: bool = False,
+) -> None:
+    """Print and record a result. An aim is met if the whole interval meets it."""
+    low, high = (
+        (value.low, value.high) if isinstance(value, Interval) else (value, value)
+    )
+    aim = ""
+    if at_most is not None:
+        aim, met = f"<= {at_most:g}{unit}", high <= at_most
+    elif at_least is not None:
+        aim, met = f">= {at_least:g}{unit}", low >= at_least
+    elif met is not None:
+        aim = "all"
+    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    found = Comparison(what, f"{shown}{unit}", aim, met, headline)
+    print(found, flush=True)
+    if RECORD in os.environ:
+        with Path(os.environ[RECORD]).open("a") as file:
+            file.write(f"{json.dumps(asdict(found), ensure_ascii=False)}\n")
 
 
 def run(
@@ -113,11 +159,11 @@ def run(
     *arguments: str,
     tries: int = MOST_TRIES,
 ) -> list[dict[str, float]]:
-    """Run all variants in each round, each as a process of its own.
+    """Run all variants in each round, each in its own process.
 
-    A variant is ``script --variant NAME arguments...``; its last line is a JSON object
-    of figures. They come back prefixed with the variant's name, with the ``idle`` and
-    ``foreign`` shares of the round's CPU time.
+    A variant is ``script --variant NAME arguments...``; the last line that it prints is
+    a JSON object of figures. Their names get the variant's name as a prefix. A round
+    also has the fractions of CPU time that were ``idle`` and ``foreign``.
     """
     rounds: list[dict[str, float]] = []
     while len(rounds) < n_rounds:
@@ -129,7 +175,7 @@ def run(
             print(
                 f"round {len(rounds) + 1}: idle {figures['idle']:.0%}, others "
                 f"{figures['foreign']:.1%}"
-                + ("" if quiet else f", not quiet (try {attempt + 1})"),
+                + ("" if quiet else f", too many others (try {attempt + 1})"),
                 flush=True,
             )
             if quiet:
@@ -144,11 +190,10 @@ def alternate(
     *,
     tries: int = MOST_TRIES,
 ) -> list[dict[str, float]]:
-    """Run all variants in each round, in this process and its children that live on.
+    """Run all variants in each round, in this process and on the same cluster.
 
-    For variants that are as short as a second: starting a cluster for each would take
-    longer than all rounds. A variant returns its figure; the rest is as with
-    :func:`run`.
+    For variants of about a second, for which starting clusters would take too long. A
+    variant returns its figure; the rest is as in :func:`run`.
     """
     names, rounds = list(variants), []
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -172,7 +217,7 @@ def _used(processes: Sequence[psutil.Process]) -> float:
 
 
 def _shares(start: float, busy: float, ours: float) -> dict[str, float]:
-    """Of all CPU time since then: what nobody used, and what neither did ``ours``."""
+    """Fractions of CPU time since ``start``: unused, and used by other processes."""
     total = (perf_counter() - start) * (os.cpu_count() or 1)
     busy = _busy() - busy
     return {
@@ -195,11 +240,10 @@ def _round(
 
 
 def _figures(command: Sequence[str], name: str) -> dict[str, float]:
-    """What a variant has printed last.
+    """The figures that a variant printed last.
 
-    Python before 3.14 can abort in its own end, when a daemon thread meets C++ code
-    there ("exception not rethrown", CPython issue 87135): by then the figures are
-    printed, and count.
+    Python before 3.14 can abort at exit when a daemon thread runs C++ code ("exception
+    not rethrown", CPython issue 87135). The figures are printed before that.
     """
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -211,29 +255,29 @@ def _figures(command: Sequence[str], name: str) -> dict[str, float]:
 
 
 def _busy() -> float:
-    """CPU seconds used so far by anybody; what a neighbour of the machine stole too."""
+    """CPU seconds used so far by all processes, with time stolen by other machines."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
 
 def _children() -> float:
-    """CPU seconds of the children that have ended, and of theirs."""
+    """CPU seconds of ended child processes and their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 @contextmanager
 def orphans() -> Iterator[dict[str, float]]:
-    """What processes below this one use, if nobody is going to wait for them: the
-    system counts them as anybody's. The figure is there at the end.
+    """CPU seconds of child processes that this process does not wait for.
 
-    They come and go, so they are looked at all the time.
+    The system counts them as foreign. The figure is set at the end. Processes start and
+    end during the block, so their times are read repeatedly.
     """
     used: dict[int, float] = {}
     over = Event()
 
     def watch() -> None:
-        while not over.wait(LOOK):
+        while not over.wait(ORPHAN_INTERVAL):
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     used[process.pid] = _used([process])
@@ -250,19 +294,19 @@ def orphans() -> Iterator[dict[str, float]]:
 
 
 def reset_peak() -> None:
-    """Let :func:`peak` count from here on."""
+    """Restart the measurement of :func:`peak`."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """Bytes of memory that this process has had at most, as the kernel keeps them."""
+    """Largest resident memory of this process in bytes, from the kernel."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (x for x in lines if x.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
 def show(rounds: Sequence[Mapping[str, float]], figures: Mapping[str, str]) -> None:
-    """Print median and interval of single figures, by name in the rounds."""
+    """Print median and interval of figures, with their titles."""
     rows = [
         [title, str(interval([r[name] for r in rounds]))]
         for name, title in figures.items()
@@ -271,7 +315,7 @@ def show(rounds: Sequence[Mapping[str, float]], figures: Mapping[str, str]) -> N
 
 
 def machine() -> str:
-    """What was measured on, without names."""
+    """CPUs, memory and Python version."""
     memory = psutil.virtual_memory().total / 2**30
     return (
         f"{os.cpu_count()} CPUs, {memory:.0f} GiB, Python {platform.python_version()}"

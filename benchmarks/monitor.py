@@ -1,16 +1,11 @@
-"""What it costs to look at a large cluster: time, bytes, the scheduler's event loop.
+"""The cost of a `Monitor` on a large cluster.
 
-The workers are real, and of one process (so their own answers are slow; a look asks
-them nothing). Partitions of the given data are real keys on the workers; foreign keys
-are entered in the scheduler only.
+Many real workers run in one process. The given data has 100,000 real keys. One million
+keys of another client exist only on the scheduler. A task in the scheduler's event loop
+wakes every 2 ms and measures the longest gap, with and without looks. CPU is measured
+with one look a second and without, in turns.
 
-Longest block: a task in the scheduler's event loop that wakes every 2 ms notes the
-longest gap, while looks go on and while they do not. CPU: seconds of the scheduler's
-process, with one look a second and without, in turn. The records are views of 10,000
-workers that never were; what checks and reports take for them.
-
-Run: ``python benchmarks/monitor.py [--rounds 3]``, about ten minutes. The aims, and
-whether they are met, are printed at the end.
+Options: `--rounds 1`, `--workers 300` (1,000 workers take about ten minutes).
 """
 
 import argparse
@@ -21,19 +16,17 @@ from time import perf_counter, sleep
 import measure
 import numpy as np
 from crowd import crowd, longest_turn
-from tabulate import tabulate
 
-WORKERS, PARTITIONS, FOREIGN = 1000, 100_000, 1_000_000
-RECORDS = 10_000
+WORKERS, PARTITIONS, FOREIGN = 300, 100_000, 1_000_000
 LOOKS = 11
-SPAN = 6.0  # seconds of each measurement of CPU
-PAIRS = 4  # of such measurements
+SPAN = 6.0  # seconds of a CPU measurement
+PAIRS = 4  # CPU measurements
 
 # --- live -----------------------------------------------------------------------------
 
 
 async def enter_foreign(dask_scheduler, count):
-    """Keys of another client, of which only the scheduler knows."""
+    """Add keys of another client that exist only on the scheduler."""
     import asyncio
 
     addresses = list(dask_scheduler.workers)
@@ -49,11 +42,11 @@ async def enter_foreign(dask_scheduler, count):
 
 def live(n_workers, n_partitions, n_foreign):
     with crowd(n_workers) as (client, processes):
-        return looked(client, processes[0], n_partitions, n_foreign)
+        return measure_looks(client, processes[0], n_partitions, n_foreign)
 
 
 def partitions(client, count):
-    """An array of so many small partitions, spread over all workers."""
+    """An array of small partitions on all workers."""
     import dask.array as da
 
     name, futures = "given", {}
@@ -63,7 +56,7 @@ def partitions(client, count):
     return da.Array(futures, name, ((4,) * count,), dtype="f8")
 
 
-def looked(client, process, n_partitions, n_foreign):
+def measure_looks(client, process, n_partitions, n_foreign):
     from distributed.protocol import dumps
 
     import clustertune
@@ -116,13 +109,12 @@ def looked(client, process, n_partitions, n_foreign):
     figures["holders"] = holders()
     figures["block_partitions"] = longest(holders)
     before = figures["look"]
-    if n_foreign:
-        client.run_on_scheduler(enter_foreign, count=n_foreign)
-        figures["look_foreign"] = timed([])
-        figures["foreign_ratio"] = figures["look_foreign"] / before
-        figures["holders_foreign"] = holders()
-        figures["block_foreign"] = longest(lambda: timed([]))
-        figures["cpu_foreign"], _ = cpu(client, process)
+    client.run_on_scheduler(enter_foreign, count=n_foreign)
+    figures["look_foreign"] = timed([])
+    figures["foreign_ratio"] = figures["look_foreign"] / before
+    figures["holders_foreign"] = holders()
+    figures["block_foreign"] = longest(lambda: timed([]))
+    figures["cpu_foreign"], _ = cpu(client, process)
     start = perf_counter()
     clustertune.check(client, timeout="5 minutes")
     figures["check"] = perf_counter() - start
@@ -130,7 +122,7 @@ def looked(client, process, n_partitions, n_foreign):
 
 
 def cpu(client, process):
-    """Share of a core that the scheduler uses more when it is looked at each second."""
+    """Additional fraction of a core of one look a second, and the fraction without."""
     import clustertune
 
     def used(work):
@@ -143,92 +135,55 @@ def cpu(client, process):
     idle = [used(lambda: sleep(SPAN))]
     more = []
     for _ in range(PAIRS):
-        with clustertune.Monitor(
-            client, interval=1
-        ):  # its first look is another matter
+        with clustertune.Monitor(client, interval=1):  # without its first look
             watched = used(lambda: sleep(SPAN))
         idle.append(used(lambda: sleep(SPAN)))
         more.append(watched - (idle[-2] + idle[-1]) / 2)
     return median(more), median(idle)
 
 
-# --- records --------------------------------------------------------------------------
-
-
-def records():
-    from clustertune import checks, testing
-    from clustertune.core.report import Report
-    from clustertune.planner.layouts import summarize
-
-    rows, where = [1000] * PARTITIONS, [i % RECORDS for i in range(PARTITIONS)]
-    some = [
-        testing.worker(i, host=f"10.0.{i // 250}.{i % 250}") for i in range(RECORDS)
-    ]
-    layout = testing.layout(rows, where)
-    view = testing.view(some, [layout], survey=testing.survey())
-    times = {"checks": [], "report": []}
-    for _ in range(3):
-        start = perf_counter()
-        found = checks.run(view)
-        times["checks"].append(perf_counter() - start)
-        start = perf_counter()
-        before = (summarize(layout, view),)
-        report = Report(status="checked", seconds=1.0, found=found, before=before)
-        str(report), report._repr_html_(), report.to_json()
-        times["report"].append(perf_counter() - start)
-    return {name: median(values) for name, values in times.items()}
-
-
 # --- all ------------------------------------------------------------------------------
 
-AIMS = {  # figure: (what it is, most, unit)
-    "large.look": ("look at 1,000 workers", 0.5, "s"),
-    "large.block": ("longest block of the scheduler by looks", 0.05, "s"),
-    "large.block_partitions": ("the same, with 1e5 partitions asked for", 0.05, "s"),
-    "large.block_foreign": ("the same, with 1e6 foreign keys", 0.05, "s"),
-    "large.cpu": ("of a core more, at a look a second", 0.01, ""),
-    "large.cpu_foreign": ("the same, with 1e6 foreign keys", 0.01, ""),
-    "large.foreign_ratio": ("look with 1e6 foreign keys / without", 1.25, ""),
+AIMS = {  # by figure: title, largest value, unit
+    "live.look": ("look at all workers", 0.5, " s"),
+    "live.block": ("longest gap of the scheduler's event loop with looks", 0.05, " s"),
+    "live.block_partitions": ("the same, with holders of 100,000 keys", 0.05, " s"),
+    "live.block_foreign": ("the same, with 1,000,000 other keys", 0.05, " s"),
+    "live.cpu": ("fraction of a core for one look a second", 0.01, ""),
+    "live.cpu_foreign": ("the same, with 1,000,000 other keys", 0.01, ""),
+    "live.foreign_ratio": ("look with / without 1,000,000 other keys", 1.25, ""),
 }
 OTHERS = {
-    "large.first": "first look: versions, resident, what workers know, s",
-    "large.block_idle": "longest block without looks, s",
-    "large.holders": "holders of 1e5 partitions, s",
-    "large.holders_foreign": "the same with 1e6 foreign keys, s",
-    "large.identity_mb": "identity of 1,000 workers, MB",
-    "large.answer_mb": "the resident's answer, MB",
-    "large.partitions_mb": "the same with 1e5 partitions, MB",
-    "large.cpu_idle": "share of a core that the scheduler uses without looks",
-    "large.check": "check of 1,000 workers (in one process), s",
-    "small.look": "look at 100 workers, s",
-    "small.first": "first look at 100 workers, s",
-    "records.checks": "checks of 10,000 workers and 1e5 partitions, s",
-    "records.report": "summary and report of it in three forms, s",
+    "live.first": "first look, s",
+    "live.block_idle": "longest gap without looks, s",
+    "live.holders": "holders of 100,000 keys, s",
+    "live.holders_foreign": "the same, with 1,000,000 other keys, s",
+    "live.identity_mb": "identity of all workers, MB",
+    "live.answer_mb": "answer of the scheduler plugin, MB",
+    "live.partitions_mb": "the same with holders of 100,000 keys, MB",
+    "live.cpu_idle": "fraction of a core that the scheduler uses without looks",
+    "live.check": "check of all workers, s",
 }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--variant", choices=["small", "large", "records"])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--variant", choices=["live"])
     given = parser.parse_args()
     if given.variant:
-        figures = {
-            "small": lambda: live(100, 10_000, 0),
-            "large": lambda: live(WORKERS, PARTITIONS, FOREIGN),
-            "records": records,
-        }[given.variant]()
-        print(json.dumps(figures))
-    else:
-        rounds = measure.run(__file__, ["small", "large", "records"], given.rounds)
-        print(measure.machine())
-        measure.show(rounds, OTHERS)
-        rows = []
-        for name, (what, most, unit) in AIMS.items():
-            found = measure.interval([r[name] for r in rounds])
-            met = "met" if found.high < most else "NOT met"
-            rows.append([what, f"{found} {unit}", f"< {most} {unit}", met])
-        print(tabulate(rows, headers=["aim", "median [95 %]", "wanted", ""]))
+        print(json.dumps(live(given.workers, PARTITIONS, FOREIGN)))
+        return
+    workers = f"--workers={given.workers}"
+    rounds = measure.run(__file__, ["live"], given.rounds, workers)
+    print(f"{given.workers:,} workers; {measure.machine()}")
+    measure.show(rounds, OTHERS)
+    for name, (what, most, unit) in AIMS.items():
+        found = measure.interval([r[name] for r in rounds])
+        headline = name in ("live.look", "live.block")
+        title = what.replace("all workers", f"all {given.workers:,} workers")
+        measure.compare(title, found, at_most=most, unit=unit, headline=headline)
 
 
 if __name__ == "__main__":

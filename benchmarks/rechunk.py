@@ -1,22 +1,14 @@
-"""X and y to other partitions after 2 -> 4 workers: ours, and each way that Dask has.
+"""Rechunk X and y after a scale-up from two to four workers.
 
-Run: ``python benchmarks/rechunk.py [--rounds 8] [--case big]``; ``--scale 10`` divides
-the rows, for a quick try. Two workers hold everything, then two join them. Every
-variant has a cluster of its own, warmed up alike.
+Two workers hold all rows, then two more join. Ours is `prepare(rechunk=...)`. The
+others are Dask's `rechunk` with `tasks` and `p2p`, and `repartition` for DataFrames.
+Dask's variants are timed twice: `bare` until the new partitions exist, and `end` until
+they are placed as ours are (even rows, X with its y), which a second call of `prepare`
+does. `held` keeps the old partitions to the end, `released` frees them. Bytes are those
+of the loopback interface. Peaks are resident memory above the start of each worker.
 
-``held``: somebody keeps the old partitions to the end; ``released``: nobody does,
-Dask's variants delete them as soon as the new ones are asked for.
-
-Dask's ways are timed twice. ``bare``: until the new partitions are there, wherever
-that is. ``end``: until they lie as ours do, rows even within 5 %, every X_i with its
-y_i, one holder each. Dask has nothing that does this, so our own ``prepare`` does it
-there too, forbidden to cut: the fairest rival that can be had. Between the two the
-clock stands.
-
-Bytes are what crossed the loopback interface, protocol and all other local traffic
-too. The bound is the fewest that can give the end state with the rows in their order.
-Peaks are of resident memory, above what each worker had at the start, so for a source
-above what it held, and also told in final shares: a quarter of all bytes.
+Options: `--rounds 6`, `--case big` (also `tiny`, `article`, `frame`), `--scale 2`
+(divides the rows).
 """
 
 from __future__ import annotations
@@ -46,7 +38,7 @@ import numpy as np
 import pandas as pd
 import psutil
 from distributed import Client, futures_of, wait
-from measure import Interval, cluster, interval, machine, ratios, run, workers_of
+from measure import cluster, compare, interval, machine, ratios, run, workers_of
 from tabulate import tabulate
 
 import clustertune
@@ -57,13 +49,13 @@ Rounds = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Case:
-    """Rows in old partitions, to be cut or joined to new ones."""
+    """Rows, old partitions and new partitions."""
 
     columns: int
     old: int
     new: int
     frame: bool = False
-    in_turn: bool = False  # partitions on the sources by turns; else each has one half
+    in_turn: bool = False  # old partitions on the workers in turns; else in halves
     rows: int = 1_000_000
 
     @property
@@ -76,11 +68,10 @@ class Case:
 
     @property
     def bound(self) -> float:
-        """Half of the rows leave the sources, as each new worker ends with a quarter.
+        """Fewest bytes that reach the end state with the rows in order.
 
-        By turns, both sources hold parts of every new partition. Then the other half
-        moves too, but for the larger part of each partition, which may stay where it
-        is.
+        Half of the rows move to the new workers. If old partitions are in turns on both
+        old workers, the smaller part of each other new partition moves too.
         """
         parts = self.old // self.new
         return self.nbytes / 2 * (1 + (parts // 2 / parts if self.in_turn else 0))
@@ -94,12 +85,12 @@ class Case:
         return [f"{m}_{i}" for i in INPUTS for m in ("ours", *self.rivals)]
 
     def divided(self, by: int) -> Case:
-        """With fewer rows, so many that all partitions stay alike."""
+        """The case with fewer rows in equal partitions."""
         common = math.lcm(self.old, self.new)
         return replace(self, rows=max(1, self.rows // common // by) * common)
 
 
-WHOLE = {"rechunk": False, "progress": False}  # whole partitions move, none is cut
+WHOLE = {"rechunk": False, "progress": False}  # moves whole partitions
 INPUTS = ("held", "released")
 CASES = {
     "big": Case(100, 10, 80),
@@ -113,7 +104,7 @@ CASES = {
 
 
 def load(client: Client, case: Case, addresses: Sequence[str]) -> list[Any]:
-    """X, and y that can be told from it, made on the workers that shall hold them."""
+    """X, and y computed from it, on the given workers."""
     rows, n = case.rows // case.old, len(addresses)
     if case.frame:
         names = [f"x{i}" for i in range(case.columns)]
@@ -145,19 +136,19 @@ def partitions(collection: Any) -> list[Any]:
 
 
 def holders(client: Client, collections: Sequence[Any]) -> list[list[set[str]]]:
-    """By collection, who holds each partition."""
+    """Holders of each partition, by collection."""
     found = client.who_has(futures_of(list(collections)))
     return [[set(found[f.key]) for f in partitions(c)] for c in collections]
 
 
 def fullest(client: Client, collections: Sequence[Any]) -> float:
-    """Rows on the worker that has most, over a quarter of all; labels are checked too.
+    """Rows on the fullest worker over a quarter of all rows; checks the labels too.
 
-    It may leave copies behind, so it is the last thing to be done.
+    It may leave replicas, so it runs last.
     """
     where = holders(client, collections[:1])[0]
     counts = client.gather(client.map(_rows, *map(partitions, collections), pure=False))
-    assert -1 not in counts, "rows have other rows' labels"
+    assert -1 not in counts, "rows have the labels of other rows"
     held: Counter[str] = Counter()
     for workers, rows in zip(where, counts, strict=True):
         held.update(dict.fromkeys(workers, rows))
@@ -174,7 +165,7 @@ def _rows(X: Any, y: Any) -> int:
 def rechunk(
     client: Client, method: str, old: list[Any], case: Case, *, release: bool
 ) -> list[Any]:
-    """New partitions, loaded; nobody but ``old`` may hold the old ones."""
+    """Load new partitions; only ``old`` may hold the old ones."""
     if method == "ours":
         return list(clustertune.prepare(client, *old, rechunk=case.new,
                     release_inputs=release, progress=False))  # fmt: skip
@@ -190,19 +181,19 @@ def rechunk(
 
 
 def warm_up(client: Client, case: Case, addresses: Sequence[str]) -> None:
-    """Imports, connections between all workers, the resident, each method once."""
+    """Import, connect all workers, and use each method once."""
     made = [client.submit(np.ones, 1000, workers=[a], pure=False) for a in addresses]
     wait([client.submit(len, made, workers=[a], pure=False) for a in addresses])
     few = replace(case, rows=1600, columns=4, old=8, new=16)
     for method in case.rivals:
         old = load(client, few, addresses)
         rechunk(client, method, old, few, release=False)
-    fresh = replace(few, columns=5)  # other keys than what ``old`` still holds
+    fresh = replace(few, columns=5)  # keys that ``old`` does not hold
     rechunk(client, "ours", load(client, fresh, addresses[:2]), few, release=False)
 
 
 def _settle() -> int:
-    """Return freed memory, which new partitions would fill; return the process id."""
+    """Return freed memory to the system; return the process id."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     return os.getpid()
@@ -210,7 +201,7 @@ def _settle() -> int:
 
 @contextmanager
 def peaks(pids: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Bytes by which each process rose above its start, by worker; filled meanwhile."""
+    """Increase of resident memory by worker, updated during the block."""
     processes = {w: psutil.Process(pid) for w, pid in pids.items()}
     start = {w: p.memory_info().rss for w, p in processes.items()}
     risen, done = dict.fromkeys(pids, 0), Event()
@@ -230,7 +221,7 @@ def peaks(pids: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 def clocked(work: Callable[[], list[Any]]) -> tuple[list[Any], float, int]:
-    """What came of the work, its seconds, and the bytes that crossed the loopback."""
+    """Result, seconds, and loopback bytes of some work."""
     before, start = _loopback(), perf_counter()
     result = work()
     return result, perf_counter() - start, _loopback() - before
@@ -252,7 +243,7 @@ def variant(name: str, case: Case) -> Figures:
         everyone = [*sources, *receivers]
         warm_up(client, case, everyone)
         client.run(_settle)
-        sleep(0.5)  # what that set going has an end
+        sleep(0.5)  # let background work end
         with peaks(client.run(_settle)) as risen:
             new, seconds, nbytes = clocked(
                 lambda: rechunk(client, method, old, case, release=inputs == "released")
@@ -278,14 +269,14 @@ def variant(name: str, case: Case) -> Figures:
 def state(
     client: Client, new: Sequence[Any], workers: Sequence[str], prefix: str = ""
 ) -> Figures:
-    """How many partitions lie on each worker, pairs together, and copies to spare."""
+    """Partitions by worker, unseparated pairs, and surplus replicas."""
     X, y = holders(client, new)
-    told = {
+    found = {
         f"partitions_{i}": sum(w in held for held in X) for i, w in enumerate(workers)
     }
-    told["pairs"] = sum(a == b for a, b in zip(X, y, strict=True))
-    told["copies"] = sum(len(held) - 1 for held in [*X, *y])
-    return {prefix + k: v for k, v in told.items()}
+    found["pairs"] = sum(a == b for a, b in zip(X, y, strict=True))
+    found["copies"] = sum(len(held) - 1 for held in [*X, *y])
+    return {prefix + k: v for k, v in found.items()}
 
 
 # --- all of them ----------------------------------------------------------------------
@@ -299,10 +290,10 @@ def tables(rounds: Rounds, case: Case) -> None:
     def peak(figure: str) -> str:
         return f"{cell(figure, 1e6, '.0f')} = {cell(figure, case.share)}"
 
-    def lie(prefix: str) -> str:
+    def placed(prefix: str) -> str:
         names = [*(f"partitions_{i}" for i in range(4)), "pairs"]
-        told = [f"{median(r[prefix + n] for r in rounds):.0f}" for n in names]
-        return f"{'/'.join(told[:4])}, {told[4]}"
+        counts = [f"{median(r[prefix + n] for r in rounds):.0f}" for n in names]
+        return f"{'/'.join(counts[:4])}, {counts[4]}"
 
     cost, found = [], []
     for v in case.variants:
@@ -310,7 +301,9 @@ def tables(rounds: Rounds, case: Case) -> None:
         mb = [cell(f"{v}.{k}_bytes", 1e6, ".0f") for k in ("bare", "end")]
         cost.append([v, *seconds, *mb])
         rose = [peak(f"{v}.{k}") for k in ("source", "receiver")]
-        found.append([v, *rose, lie(f"{v}.bare_"), lie(f"{v}."), cell(f"{v}.fullest")])
+        found.append(
+            [v, *rose, placed(f"{v}.bare_"), placed(f"{v}."), cell(f"{v}.fullest")]
+        )
     head = "variant", "bare (s)", "end (s)", "bare (MB)", "end (MB)"
     print(tabulate(cost, headers=head, disable_numparse=True), end="\n\n")
     head = "variant", "source's peak (MB = shares)", "receiver's peak"
@@ -319,43 +312,39 @@ def tables(rounds: Rounds, case: Case) -> None:
 
 
 def judge(rounds: list[Figures], case: Case) -> None:
-    """Against the aims; a ratio of times is paired with the faster rival of a round."""
-
-    def aim(title: str, found: Interval, most: float) -> None:
-        print(f"{title}: {found}  aim <= {most}: {_met(found.high <= most)}")
-
-    def over(figure: str, unit: float) -> Interval:
-        return interval([r[figure] / unit for r in rounds])
-
+    """Compare with the aims, and in each round with the faster variant of Dask."""
     for how in INPUTS:
         for r in rounds:
             r["rival"] = min(r[f"{m}_{how}.end"] for m in case.rivals)
         found = ratios(rounds, f"ours_{how}.end", "rival")
-        aim(f"ours / the faster of Dask's, to the end, {how}", found, 1)
-        aim(f"bytes / bound, {how}", over(f"ours_{how}.end_bytes", case.bound), 1.05)
+        what = f"ours / the faster of Dask's, to the same end state, inputs {how}"
+        compare(what, found, at_most=1, headline=how == "released")
+        moved = interval([r[f"ours_{how}.end_bytes"] / case.bound for r in rounds])
+        compare(f"moved bytes / fewest possible, inputs {how}", moved, at_most=1.05)
     for who, most in {"source": 0.25, "receiver": 1.25}.items():
-        found = over(f"ours_released.{who}", case.share)
-        aim(f"{who}'s peak above its start / final share, released", found, most)
-    wrong = [v for v in case.variants for r in rounds
-             if r[f"{v}.fullest"] > 1.05 or r[f"{v}.copies"]
-             or r[f"{v}.pairs"] != case.new]  # fmt: skip
-    print(f"the same end state in all: {_met(not wrong)} {', '.join(wrong)}")
-
-
-def _met(good: bool) -> str:
-    return "met" if good else "NOT met"
+        peaks = [r[f"ours_released.{who}"] / case.share for r in rounds]
+        what = f"peak memory of a {who} / its final rows, inputs released"
+        compare(what, interval(peaks), at_most=most)
+    wrong = [
+        v
+        for v in case.variants
+        for r in rounds
+        if r[f"{v}.fullest"] > 1.05 or r[f"{v}.copies"] or r[f"{v}.pairs"] != case.new
+    ]
+    good, total = len(case.variants) - len(set(wrong)), len(case.variants)
+    compare("variants with the same end state", f"{good} of {total}", met=not wrong)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--case", choices=CASES, default="big")
-    parser.add_argument("--scale", type=int, default=1)
+    parser.add_argument("--scale", type=int, default=2)
     parser.add_argument("--variant")
     chosen = parser.parse_args()
     case = CASES[chosen.case].divided(chosen.scale)
     if chosen.variant:
-        # Dask warns that it ignores what pins the frames; it does not, as load checks
+        # Dask warns that it ignores these annotations, but it does not
         warnings.filterwarnings("ignore", "Dask annotations")
         logging.getLogger("distributed.shuffle").setLevel(logging.ERROR)
         print(json.dumps(variant(chosen.variant, case)))

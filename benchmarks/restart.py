@@ -1,19 +1,13 @@
-"""Restarting workers without loss, beside what Dask offers.
+"""Restart all workers without losing data.
 
-Four workers with persisted data that can be computed again and scattered values that
-cannot. Each variant ends with all workers new and all data there, as far as it can:
+Four workers hold persisted data, and 40 scattered values that no task can compute
+again. Ours is `clustertune.restart_workers(client, X)`; `pairs` is the same with
+`max_unavailable=2`. `reload` is `client.restart()`, after which the data is loaded
+again. `workers` calls `client.restart_workers` for one worker after the other.
+`lifetime` uses Dask's `--lifetime-restart`. Each variant ends when all workers are new
+and the data is complete, except for lost scattered values.
 
-- ours: `clustertune.restart_workers(client, X)`
-- pairs: the same, with two workers away at a time (`max_unavailable=2`)
-- reload: `client.restart()`, then the data is loaded again
-- workers: `client.restart_workers` of all, one after the other, then what was lost is
-  computed again
-- lifetime: workers that end after a while and return, as `--lifetime` does
-
-Lost are keys that were in memory before and, right after the restart, were nowhere:
-computed ones have to be computed again, scattered ones are gone.
-
-Run: ``python benchmarks/restart.py [--rounds 3] [--mb 2000]``, a few minutes.
+Options: `--rounds 6`, `--mb 500`.
 """
 
 import argparse
@@ -39,7 +33,7 @@ def source(mb):
 
 
 def lost(dask_scheduler, since):
-    """Keys that went with a worker, by the scheduler's own events."""
+    """Keys that were lost with workers, from the scheduler's events."""
     computed = scattered = 0
     for when, event in dask_scheduler.get_events("all"):
         if (
@@ -77,8 +71,10 @@ def variant(name, mb):
         traffic = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         since, start = time.time(), perf_counter()
         if name in ("ours", "pairs"):
-            away = {"max_unavailable": 1 if name == "ours" else 2}
-            report = clustertune.restart_workers(client, X, progress=False, **away)
+            unavailable = {"max_unavailable": 1 if name == "ours" else 2}
+            report = clustertune.restart_workers(
+                client, X, progress=False, **unavailable
+            )
             assert report.status == "done", str(report)
         elif name == "reload":
             client.restart()
@@ -104,9 +100,9 @@ def variant(name, mb):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mb", type=int, default=2000)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--variant")
     given = parser.parse_args()
     if given.variant:
@@ -115,15 +111,23 @@ def main():
     names = ["ours", "pairs", "reload", "workers", "lifetime"]
     rounds = measure.run(__file__, names, given.rounds, "--mb", str(given.mb))
     print(measure.machine())
-    figures = {"seconds": "s", "mb": "MB sent", "computed": "lost, computed again",
-               "scattered": "lost for good"}  # fmt: skip
+    figures = {"seconds": "s", "mb": "MB sent", "computed": "lost keys, computed again",
+               "scattered": "lost keys, gone"}  # fmt: skip
     measure.show(
         rounds,
         {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()},
     )
     for name in names[1:]:
         ratio = measure.ratios(rounds, "ours.seconds", f"{name}.seconds")
-        print(f"ours / {name}: {ratio}")
+        measure.compare(f"seconds, ours / {name}", ratio, headline=name == "reload")
+    for name in names:
+        lost_keys = measure.interval([r[f"{name}.scattered"] for r in rounds])
+        measure.compare(
+            f"keys that {name} lost for good",
+            lost_keys,
+            at_most=0 if name == "ours" else None,
+            headline=name == "ours",
+        )
 
 
 if __name__ == "__main__":

@@ -1,23 +1,14 @@
-"""How looking, planning, moving and restarting grow with workers and partitions.
+"""Growth of seconds and memory with the number of workers and partitions.
 
-Four parts, each for several sizes:
+`records` runs checks, plans and reports in the client's process, on simulated clusters
+of up to 10,000 workers and one million partitions. `turns` runs a real scheduler with
+simulated workers and keys, and measures the longest turn of its event loop. `live` has
+real workers in one process and the scheduler in another. `restarts` restarts real
+workers with nannies. Growth is the exponent e of seconds ~ size^e between the last two
+sizes: 1 is linear. Memory is what Python and NumPy allocate in a stage.
 
-- records: views of clusters that never were, of up to 10,000 workers and 1e6
-partitions,
-  through everything that is decided and said in the client's process; CPU seconds
-- turns: a real scheduler in whose tables so many workers and keys are entered, for what
-  the resident does in its event loop: CPU seconds, and those of the longest turn
-- live: so many real workers in one process, a scheduler in another; looked at, checked,
-  and prepared after half of them came. They share one core: what they answer is slow,
-  and many are not checked, since that takes 25 ms of each of them
-- restarts: a rolling restart of real workers with nannies
-
-Growth is the exponent e of seconds ~ size^e between the last two sizes: 1 is linear.
-Peak memory is what Python and NumPy allocate during a stage, of a run by itself.
-
-Run: ``python benchmarks/scale.py [PART ...] [--sizes 10 100 1000]``, six minutes for
-all. A size that takes more than ``--most`` seconds is the last one of its part. The
-aims, and whether they are met, are printed at the end.
+Usage: `python benchmarks/scale.py [PART ...] [--sizes 10 100]`. `--most` is the number
+of seconds after which a part has no larger size.
 """
 
 import argparse
@@ -36,30 +27,30 @@ from time import perf_counter, process_time, time
 import numpy as np
 import psutil
 from crowd import crowd, longest_turn
-from measure import cluster, machine, workers_of
+from measure import cluster, compare, machine, workers_of
 from tabulate import tabulate
 
 EACH = 100  # partitions for each worker
-LIVE_EACH = 20  # the same of real workers, and in a scheduler alone
-ON_HOST = 16  # workers
+LIVE_EACH = 20  # partitions for each worker in live and turns
+ON_HOST = 16  # workers on a host
 GIB = 2**30
 SIZES = {
     "records": [100, 1000, 10_000],
     "turns": [100, 1000, 10_000],
-    "live": [10, 30, 100, 300],
+    "live": [10, 100],
     "restarts": [2, 4, 8],
 }
-DIAGNOSED = 100  # workers of one process that answer within a diagnosis's patience
-FIRST = 0.001  # seconds below which growth says nothing
-LINEAR = 1.25  # exponent up to which it counts as linear: n log n, and caches
-TURN, AT = 50, 1000  # milliseconds of a turn that are too long, at so many workers
+CHECKED = 100  # most workers of one process that answer a check in time
+FIRST = 0.001  # seconds below which growth is not computed
+LINEAR = 1.25  # exponent that still counts as linear: n log n, and caches
+TURN, AT = 50, 1000  # milliseconds allowed for a turn, number of workers
 
 
 # --- records --------------------------------------------------------------------------
 
 
 class Records:
-    """Views of a cluster after a scale-up: data on half of its workers."""
+    """Views of a simulated cluster with data on half of its workers."""
 
     def __init__(self, n_workers):
         from clustertune import testing
@@ -80,7 +71,7 @@ class Records:
                 host_memory=16 * ON_HOST * GIB,
                 managed=int(n),
                 process=int(n) + GIB // 4,
-                held_data=testing_burden(int(n)),
+                held_data=burden(int(n)),
                 details=testing.details(),
             )
             for i, n in enumerate(held)
@@ -89,14 +80,14 @@ class Records:
                   for run in range(5)]  # fmt: skip
         self.runs = testing.runs(*floors)
         self.layout = testing.layout(self.rows, self.old)
-        self.view = self.seen(self.layout)
-        self.after = self.seen(testing.layout(self.rows, self.new))
+        self.view = self.view_of(self.layout)
+        self.after = self.view_of(testing.layout(self.rows, self.new))
         X, y = self.layout.collections
         shifted = np.roll(y.rows, 1)
         other = replace(y, rows=shifted, nbytes=shifted * 8)
-        self.misaligned = self.seen(replace(self.layout, collections=(X, other)))
+        self.misaligned = self.view_of(replace(self.layout, collections=(X, other)))
 
-    def seen(self, *layouts):
+    def view_of(self, *layouts):
         from clustertune import testing
 
         return testing.view(
@@ -104,14 +95,14 @@ class Records:
         )
 
 
-def testing_burden(nbytes):
+def burden(nbytes):
     from clustertune.core.model import HeldData
 
     return HeldData(keys=200, unique=200, nbytes=nbytes, scattered=0, actors=0)
 
 
 def stages(case):
-    """By name what is timed."""
+    """The timed functions by name."""
     from clustertune import actions, checks
     from clustertune.actions import restart
     from clustertune.core.model import Outcome, Plan
@@ -143,7 +134,7 @@ def stages(case):
     )
     wrong = checks.run(case.misaligned)
     known = actions.available()
-    said = answers(case)
+    raw = answers(case)
     steps = list(restart.steps(view, {w.id for w in view.now.workers}))
     state = make(**columns(case))
     page = Page()
@@ -165,16 +156,16 @@ def stages(case):
         made = journal.report("done", 1.0)
         return len(str(made)), len(made._repr_html_()), len(made.to_json())
 
-    def panel():
+    def update_page():
         page.update(other)
         page.update(state)
 
     return {
-        "read a snapshot": lambda: monitor.read(*said),
+        "read a snapshot": lambda: monitor.read(*raw),
         "checks": lambda: checks.run(view),
         "checks, no memory limits": lambda: checks.run(unlimited),
         "plan a move": lambda: planner.make_plan(found, view, known),
-        "plan a cut": lambda: planner.make_plan(
+        "plan a rechunk": lambda: planner.make_plan(
             wrong, case.misaligned, actions.available()
         ),
         "plan and guard restarts of all": restarts,
@@ -187,13 +178,13 @@ def stages(case):
             reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]
         ),
         "summary": lambda: layouts.summarize(case.layout, view),
-        "what the panel is told": lambda: page_facts.facts(view, found),
-        "panel: two updates": panel,
+        "facts for the page": lambda: page_facts.facts(view, found),
+        "page: two updates": update_page,
     }
 
 
 def answers(case):
-    """What scheduler, resident and workers say, as it arrives."""
+    """Raw answers of scheduler, plugin and workers."""
     workers = {
         w.address: {
             "name": w.id,
@@ -225,10 +216,10 @@ def columns(case):
     from clustertune.operations.page_facts import facts
     from clustertune.planner.layouts import shares
 
-    told = facts(case.view, ())["workers"]
+    known_facts = facts(case.view, ())["workers"]
     rows = [
         (w.id, w.address, w.host, "running", 0.5, w.nthreads, w.memory_limit,
-         w.process, w.managed, 0, *told[w.address])
+         w.process, w.managed, 0, *known_facts[w.address])
         for w in case.workers
     ]  # fmt: skip
     hosts = [(h, ON_HOST, ON_HOST, 16.0) for h in {w.host for w in case.workers}]
@@ -248,7 +239,7 @@ def columns(case):
 
 
 def records(n_workers):
-    """Seconds (the least of three) and MiB of each stage."""
+    """Seconds (least of three runs) and MiB of each stage."""
     figures = {}
     for name, run in stages(Records(n_workers)).items():
         seconds = math.inf
@@ -270,8 +261,8 @@ def records(n_workers):
 # --- turns ----------------------------------------------------------------------------
 
 
-async def entered(scheduler, n_workers):
-    """Workers and keys of which only the scheduler knows."""
+async def add_workers_and_keys(scheduler, n_workers):
+    """Add simulated workers and keys to a scheduler."""
     from distributed.core import Status
     from distributed.scheduler import WorkerState
 
@@ -317,8 +308,8 @@ async def turns_of(n_workers):
     async with Scheduler(
         host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0"
     ) as s:
-        await entered(s, n_workers)
-        resident = ClustertunePlugin(s)
+        await add_workers_and_keys(s, n_workers)
+        plugin = ClustertunePlugin(s)
         packed = [
             pack([(name, i) for i in range(n_workers * LIVE_EACH)]) for name in "Xy"
         ]
@@ -347,45 +338,45 @@ async def turns_of(n_workers):
 
         async def emptied():
             work = WorkerRestart(
-                s, resident.manager, addresses[0], Places(packed),
+                s, plugin.manager, addresses[0], Places(packed),
                 dict.fromkeys(addresses[1:], int(0.7 * 16 * GIB)), 1, 1,
             )  # fmt: skip
             return await work.evacuation.assign(worker)
 
-        schedules = resident.schedules
+        schedules = plugin.schedules
         work = {
-            "look at workers": lambda: resident.look([]),
-            "look with holders of partitions": lambda: resident.look(packed),
+            "look at workers": lambda: plugin.look([]),
+            "look with holders of partitions": lambda: plugin.look(packed),
             "held data of all workers": lambda: held_data(s, addresses),
-            "what a worker holds, to where": emptied,
+            "targets for the keys of a worker": emptied,
             "obstacles of a scheduled restart": lambda: schedules._obstacle(  # noqa: SLF001
                 one,
                 schedules._workers(one),  # noqa: SLF001
             ),
             "its condition": lambda: now(schedules._is_met, one),  # noqa: SLF001
             "watch of runs": lambda: now(
-                resident.runs.note,
+                plugin.runs.note,
                 time(),
                 False,
                 runs.measured(s),
             ),
-            "take what the panel is told": lambda: now(resident.page_data.keep, facts),
-            "page state": lambda: now(resident.page_data._make),
-            "count rows for the page": resident.page_data._count,  # noqa: SLF001
+            "store facts for the page": lambda: now(plugin.page_data.keep, facts),
+            "page state": lambda: now(plugin.page_data._make),
+            "count rows for the page": plugin.page_data._count,  # noqa: SLF001
         }
         for name, begin in work.items():
-            if name == "count rows for the page" and not resident.page_data.keys:
-                continue  # of so many partitions a client tells nothing
+            if name == "count rows for the page" and not plugin.page_data.keys:
+                continue  # no facts for so many partitions
             figures[name] = await turn(begin)
             print(f"  {name}: {figures[name]}", file=sys.stderr)
-        await resident.close()
+        await plugin.close()
         s.running.clear()
         s.workers.clear()
     return figures
 
 
 async def turn(begin):
-    """CPU seconds of some work, and the most of them between two turns of others."""
+    """CPU seconds of some work, and of its longest turn of the event loop."""
     longest, going = 0.0, True
 
     async def tick():
@@ -410,7 +401,7 @@ async def turn(begin):
 def turns(n_workers):
     import dask
 
-    # it would look at the workers that there are not
+    # work stealing would contact the simulated workers
     with dask.config.set({"distributed.scheduler.work-stealing": False}):
         return asyncio.run(turns_of(n_workers))
 
@@ -419,7 +410,7 @@ def turns(n_workers):
 
 
 def given(client, n_workers):
-    """X and y of small partitions, on half of the workers."""
+    """X and y in small partitions on half of the workers."""
     import dask.array as da
 
     addresses = list(workers_of(client))
@@ -453,12 +444,12 @@ def live(n_workers):
 
         quietly = {"progress": False, "timeout": "20 minutes"}
         long = {"timeout": "10 minutes"}
-        diagnosed = n_workers <= DIAGNOSED
-        if diagnosed:
+        checked = n_workers <= CHECKED
+        if checked:
             timed("first check", lambda: clustertune.check(client, **long))
             timed("check", lambda: clustertune.check(client, **long))
         X, y = given(client, n_workers)
-        if diagnosed:
+        if checked:
             timed("check with data", lambda: clustertune.check(client, X, y, **long))
         dry = partial(clustertune.prepare, client, X, y, dry_run=True, **quietly)
         timed("first prepare, dry run", dry)
@@ -472,7 +463,7 @@ def live(n_workers):
         X, y = ready
         again = partial(clustertune.prepare, client, X, y, rechunk=False, **quietly)
         assert timed("prepare again", again).report.status == "fine"
-        # these have no nannies: all that comes before a restart, and the refusals
+        # without nannies only a dry run is possible
         rest = partial(
             clustertune.restart_workers, client, X, y, dry_run=True, progress=False
         )
@@ -519,7 +510,7 @@ PARTS: dict[str, Callable[[int], dict[str, dict[str, float]]]] = {
 
 
 def growth(sizes, values):
-    """The exponent between the last two sizes; nothing where both are too short."""
+    """The exponent between the last two sizes; empty if they are too short."""
     known = [(n, v) for n, v in zip(sizes, values, strict=True) if v is not None]
     if len(known) < 2 or known[-2][1] < FIRST:
         return ""
@@ -528,7 +519,7 @@ def growth(sizes, values):
 
 
 def aims(part, results):
-    """What is wanted of a part, with what was found."""
+    """Aims of a part: title, value and largest allowed value."""
     sizes = list(results)
     slopes = {
         name: growth(sizes, [results[n].get(name, {}).get("s") for n in sizes])
@@ -537,7 +528,7 @@ def aims(part, results):
     known = {name: float(slope) for name, slope in slopes.items() if slope}
     if part in ("records", "turns") and known:
         worst = max(known, key=known.__getitem__)
-        yield f"{part}: growth of seconds, the worst ({worst})", known[worst], LINEAR
+        yield f"{part}: largest exponent of growth ({worst})", known[worst], LINEAR
     turned = {
         name: figures["longest turn, ms"]
         for name, figures in results.get(AT, {}).items()
@@ -545,11 +536,11 @@ def aims(part, results):
     }
     if turned:
         worst = max(turned, key=turned.__getitem__)
-        yield f"longest turn, ms, at {AT:,} workers ({worst})", turned[worst], TURN
+        yield f"longest turn at {AT:,} workers, ms ({worst})", turned[worst], TURN
 
 
 def show(part, results):
-    """A table of a part: a row for each stage and unit, a column for each size."""
+    """Print a table: a row for each stage and unit, a column for each size."""
     sizes = list(results)
     rows = []
     for name in results[sizes[0]]:
@@ -570,10 +561,12 @@ def main():
     chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(PARTS[chosen.one[0]](int(chosen.one[1]))), flush=True)
-        # without the interpreter's own end, which threads that are left can abort
+        # exit at once: remaining threads can abort the interpreter's exit
         os._exit(0)
     if wrong := set(chosen.parts) - PARTS.keys():
-        parser.error(f"there is no part {', '.join(wrong)}: choose {', '.join(PARTS)}")
+        parser.error(
+            f"unknown parts {', '.join(wrong)}: choose from {', '.join(PARTS)}"
+        )
     print(machine())
     wanted = []
     for part in chosen.parts or PARTS:
@@ -581,7 +574,7 @@ def main():
         for size in chosen.sizes or SIZES[part]:
             print(f"{part}, {size:,} workers", file=sys.stderr)
             start = perf_counter()
-            # a process of its own: nobody's memory is left in it
+            # in its own process, without memory of earlier sizes
             done = subprocess.run(
                 [sys.executable, __file__, "--one", part, str(size)],
                 check=True,
@@ -594,8 +587,7 @@ def main():
         show(part, results)
         wanted += aims(part, results)
     for what, value, most in wanted:
-        met = "met" if value <= most else "NOT met"
-        print(f"{what}: {value:.3g} <= {most:g}: {met}")
+        compare(what, float(value), at_most=most, headline="turns" not in what)
 
 
 if __name__ == "__main__":

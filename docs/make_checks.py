@@ -191,29 +191,22 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": "number", "minimum": 0}
 
 
-FAULTS_HEAD = """# Faults that the checks find
-
-<!-- made by docs/make_checks.py from tests/recordings and tests/test_recordings.py -->
-
-## No false alarms
-
-Recordings of real, healthy clusters (`python -m tests.record`). The checks may give no
+TESTED = ROOT / "docs" / "how-it-is-tested.md"
+TESTED_MARK = "<!-- the rest of this page is made by docs/make_checks.py -->\n"
+HEALTHY = """
+Recordings of real, healthy clusters (`python -m tests.record`). The checks give no
 warning for them.
 
 """
-FAULTS_TEXT = """
-## Seeded faults
-
-Each fault is a change of one of these recordings. `tests/test_faults_seen.py` puts
-faults into live clusters: memory that fills, leaks or is counted twice, processes that
-hang, threads, disks, versions, tasks. `tests/test_bad_clusters.py` has clusters that
-answer garbage or try to harm.
+SEEDED = """
+Each fault below is a change of one of these recordings. `tests/test_faults_seen.py`
+puts faults into live clusters.
 
 """
 
 
-def faults() -> str:
-    """The false-alarm and fault tables."""
+def tested() -> str:
+    """The page about tests, with tables of false alarms and seeded faults."""
     from tests import test_recordings as tests
 
     healthy = []
@@ -236,18 +229,21 @@ def faults() -> str:
         worst = max(f.severity for f in found_now if f.check == name)
         seeded.append([what, cluster.replace("_", " "), f"`{name}`", str(worst)])
     columns = ["cluster", "workers", "warnings", "info", "unknown"]
+    text, mark, _ = TESTED.read_text().partition(TESTED_MARK)
     return (
-        FAULTS_HEAD
+        text
+        + mark
+        + HEALTHY
         + tabulate(healthy, headers=columns, tablefmt="github")
         + "\n"
-        + FAULTS_TEXT
+        + SEEDED
         + tabulate(seeded, headers=["fault", "in", "found by", "as"], tablefmt="github")
         + "\n"
     )
 
 
 FILES = {
-    "docs/faults.md": faults,
+    "docs/how-it-is-tested.md": tested,
     "docs/checks.md": page,
     "clustertune/clustertune.yaml": defaults,
     "clustertune/clustertune-schema.yaml": schema,

@@ -1,8 +1,9 @@
-"""The benchmarks are all run, and their page has what they found."""
+"""All benchmarks run, and their page has the results."""
 
 from __future__ import annotations
 
 import ast
+import json
 import runpy
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-PARTS = {"__main__", "crowd", "layouts", "libraries", "measure"}  # of others
+PARTS = {"__main__", "crowd", "layouts", "libraries", "measure"}  # no benchmarks
 
 main = runpy.run_path(str(FOLDER / "__main__.py"))
 
@@ -25,28 +26,21 @@ def test_every_benchmark_is_run() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.stem)
 def test_each_runs_alone(path: Path) -> None:
-    """As a script it finds what lies beside it, and no package that is around it."""
+    """A script imports modules of its folder, and no package."""
     tree = ast.walk(ast.parse(path.read_text()))
     named = {n.module for n in tree if isinstance(n, ast.ImportFrom)}
     assert not any((name or "").startswith("benchmarks") for name in named)
 
 
-def test_the_page_has_what_they_found() -> None:
-    """After a run: ``python -m benchmarks``; after a change of it: ``... --page``."""
-    assert main["PAGE"].read_text() == main["page"](main["kept"]())
+def test_the_page_is_current() -> None:
+    """After a change of the page: ``python -m benchmarks --page``."""
+    assert main["PAGE"].read_text() == main["page"](main["load_results"]())
 
 
-@pytest.mark.parametrize(
-    ("line", "met"),
-    [
-        ("ours / recipe 0.65 [0.63, 0.7] <= 0.7: met", [True]),
-        ("ours / recipe 0.65 [0.63, 0.71] <= 0.7: NOT met", [False]),
-        ("median 132 ms   met", [True]),
-        ("metal: 3", []),
-    ],
-)
-def test_aims(line: str, met: list[bool]) -> None:
-    assert [found for _, found in main["aims_of"](line)] == met
+COMPARISONS = [
+    {"what": "a", "value": "0.5", "aim": "<= 1", "met": True, "headline": True},
+    {"what": "b", "value": "3", "aim": "<= 2", "met": False, "headline": False},
+]
 
 
 def result(**known: Any) -> Any:
@@ -57,33 +51,66 @@ def result(**known: Any) -> Any:
         "status": 0,
         "machine": "2 CPUs",
         "versions": {"dask": "1"},
-        "output": "a <= 1: met",
+        "output": "",
         "code": "0a1b",
+        "comparisons": COMPARISONS,
     }
     return main["Result"](**facts | known)
 
 
-def test_what_falls_short_is_said_first() -> None:
+def test_results_come_first() -> None:
+    """Headlines are in the first table, all results in the section, with the status."""
     name = main["BENCHMARKS"][0].name
-    ran = result(status=3, output="a <= 1: met\nb <= 2: NOT met")
-    page = main["page"]({name: ran})
-    assert "1 of 2" in page
-    assert page.index(f"    {name}: b <= 2: NOT met") < page.index(f"({name})=")
-    assert "ended with status 3" in page
+    page = main["page"]({name: result(status=3)})
+    first, _, section = page.partition(f"({name})=")
+    assert "| a | 0.5 | <= 1 | yes |" in first
+    assert "| b | 3 |" not in first
+    assert "1 of all 2 aims are met" in first
+    assert "| b | 3 | <= 2 | **no** |" in section
+    assert "by an earlier version of the script, ended with status 3" in section
+    script = main["digest"](FOLDER / main["BENCHMARKS"][0].script)
+    page = main["page"]({name: result(script=script)})
+    assert "earlier version of the script," not in page.partition(f"({name})=")[2]
+    assert f"(../benchmarks/results/{name}.json)" in section
 
 
 def test_which_code_ran() -> None:
-    """One line where it was one code; else which benchmark ran on which."""
+    """All benchmarks on one code, or the benchmarks of each."""
     first, second = (b.name for b in main["BENCHMARKS"][:2])
     page = main["page"]({first: result(), second: result(began="2026-01-03 01:00 UTC")})
-    assert "All: of clustertune's code `0a1b`, 2026-01-02 to 2026-01-03.\n" in page
+    assert "(2026-01-02 to 2026-01-03)" in page
+    assert "`0a1b` (all)." in page
     page = main["page"]({first: result(), second: result(code="ffff")})
-    assert f"`{first}`: of clustertune's code `0a1b`, 2026-01-02.\n" in page
-    assert f"`{second}`: of clustertune's code `ffff`, 2026-01-02.\n" in page
+    assert f"`0a1b` ({first}), `ffff` (all others)." in page
 
 
-def test_the_code_by_its_digest(tmp_path: Path) -> None:
-    """Which changes with a name as with a letter, and not with what is said of it."""
+def test_comparisons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole interval must meet an aim; results are printed and recorded."""
+    monkeypatch.setenv("CLUSTERTUNE_BENCHMARK_RECORD", str(tmp_path / "record"))
+    with monkeypatch.context() as m:
+        m.syspath_prepend(str(FOLDER))
+        measure = runpy.run_path(str(FOLDER / "measure.py"))
+    found = measure["Interval"](0.65, 0.63, 0.71)
+    measure["compare"]("a / b", found, at_most=0.7)
+    measure["compare"]("a / b", found, at_least=0.6, headline=True)
+    measure["compare"]("rows", "2 of 3", met=False)
+    measure["compare"]("seconds", 1.5, unit=" s")
+    assert capsys.readouterr().out.splitlines() == [
+        "a / b: 0.65 [0.63, 0.71], aim <= 0.7: NOT met",
+        "a / b: 0.65 [0.63, 0.71], aim >= 0.6: met",
+        "rows: 2 of 3, aim all: NOT met",
+        "seconds: 1.5 s",
+    ]
+    lines = (tmp_path / "record").read_text().splitlines()
+    recorded = [json.loads(line) for line in lines]
+    assert [x["met"] for x in recorded] == [False, True, False, None]
+    assert [x["headline"] for x in recorded] == [False, True, False, False]
+
+
+def test_digest_of_the_code(tmp_path: Path) -> None:
+    """It depends on names and code, not on comments and docstrings."""
     digest = main["digest"]
     (tmp_path / "a.py").write_text("1")
     found = [digest(tmp_path)]
@@ -97,20 +124,20 @@ def test_the_code_by_its_digest(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_what_is_stale() -> None:
-    """What has no result, a failed one, or one of other code."""
+def test_stale_results() -> None:
+    """A missing or failed result, or one of other code, is stale."""
     is_stale = main["is_stale"]
     assert is_stale(None)
     assert is_stale(result())
-    assert is_stale(result(code=main["digest"](), status=1))
-    assert not is_stale(result(code=main["digest"]()))
+    assert is_stale(result(code=main["digest"](main["CODE"]), status=1))
+    assert not is_stale(result(code=main["digest"](main["CODE"])))
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [
         (["--only", "restart", "--quick", "--", "--help"], "--mb MB"),
-        (["--only", "nonsense"], "nonsense: known are fit_after_scale"),
+        (["--only", "nonsense"], "unknown nonsense: choose from fit_after_scale"),
         (["--", "--rounds=1"], "name it with --only"),
     ],
 )

@@ -45,7 +45,6 @@ NAMED = {"prepare": "published data sets", "release": "prefixes of keys"}
 #: arguments that `apply` sets itself, or that a file cannot contain
 NEVER = {
     "allow_any_env",  # a file must not set variables that run code
-    "_only",
     "client",
     "dry_run",
     "keep",

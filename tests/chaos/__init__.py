@@ -1,4 +1,4 @@
-"""Chaos, soak and fuzz: what nobody thought of, drawn from seeds.
+"""Random tests from seeds: faults in simulated and real clusters, a soak, and fuzzing.
 
-``python -m tests.chaos --help``. A short form of each runs with the other tests.
+``python -m tests.chaos --help`` lists the commands. A short form runs with the tests.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos``: long forms of what runs with the tests."""
+"""``python -m tests.chaos``: long runs of the random tests."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ import click
 import dask
 from distributed.utils import get_mp_context
 
-from tests.chaos.rounds import Log, carry_out, seeds
+from tests.chaos.rounds import Log, play_all, seeds
 
 _state = click.option(
     "--state", type=click.Path(dir_okay=False, path_type=Path), help="File to which "
-    "each round is appended; a later call goes on after its last seed."
+    "each round is appended. A later call continues after its last seed."
 )  # fmt: skip
-_seed = click.option("--seed", type=int, help="Play this one alone.")
-_first = click.option("--first", type=int, help="The first seed.")
-_minutes = click.option("--minutes", type=float, default=0.0, help="For so long.")
-_rounds = click.option("--rounds", type=int, default=0, help="So many, at most.")
+_seed = click.option("--seed", type=int, help="Play only the round of this seed.")
+_first = click.option("--first", type=int, help="First seed.")
+_minutes = click.option(
+    "--minutes", type=float, default=0.0, help="Time limit in minutes."
+)
+_rounds = click.option(
+    "--rounds", type=int, default=0, help="Largest number of rounds."
+)
 
 
 @click.group()
 def main() -> None:
-    """Chaos in memory and on live clusters, a soak, and fuzz."""
+    """Run random tests: clusters with faults, a soak, and fuzzing."""
     dask.config.set({"clustertune.history.enabled": False})
     dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
     for name in ("distributed", "tornado", "clustertune"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _ended(log: Log) -> None:
-    """Say what became of all of it; with exit code 1 if anything is broken."""
+def _finish(log: Log) -> None:
+    """Print the summary, and exit with code 1 if a round is broken."""
     click.echo(str(log))
     if log.path is not None:
         path = log.path.with_suffix(".summary.json")
@@ -45,7 +49,7 @@ def _ended(log: Log) -> None:
     sys.exit(1 if log.broken else 0)
 
 
-def _choice(
+def _chosen_seeds(
     log: Log, seed: int | None, first: int | None, rounds: int, minutes: float
 ) -> Any:
     if seed is not None:
@@ -55,17 +59,17 @@ def _choice(
     return seeds(log, first=first, rounds=rounds, minutes=minutes)
 
 
-def _telling(play: Callable[[int], Any]) -> Callable[[int], Any]:
-    def tell(seed: int) -> Any:
+def _printing(play: Callable[[int], Any]) -> Callable[[int], Any]:
+    def play_and_print(seed: int) -> Any:
         one = play(seed)
         click.echo(str(one))
         return one
 
-    return tell
+    return play_and_print
 
 
 def _fork_workers() -> None:
-    """Workers start in a tenth of the time; as for the tests."""
+    """Start workers from a fork server, which takes a tenth of the time."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
         preload = ["distributed", "dask.array", "dask.dataframe"]
@@ -78,16 +82,16 @@ def _fork_workers() -> None:
 @_first
 @_minutes
 @_rounds
-def pure(
+def simulated(
     state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
 ) -> None:
-    """Thousands of clusters in memory."""
-    from tests.chaos.pure import play
+    """Inject faults into simulated clusters in memory."""
+    from tests.chaos.simulated_rounds import play
 
     log = Log(state)
-    which = _choice(log, seed, first, rounds, minutes)
-    carry_out(_telling(play) if seed is not None else play, log, which)
-    _ended(log)
+    which = _chosen_seeds(log, seed, first, rounds, minutes)
+    play_all(_printing(play) if seed is not None else play, log, which)
+    _finish(log)
 
 
 @main.command()
@@ -99,15 +103,15 @@ def pure(
 def live(
     state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
 ) -> None:
-    """Real workers, killed, frozen, paused and slowed."""
+    """Inject faults into real clusters."""
     _fork_workers()
-    from tests.chaos.live import Stage, draw, play
+    from tests.chaos.live import ClusterPool, draw, play
 
     log = Log(state)
-    which = _choice(log, seed, first, rounds, minutes)
-    with Stage() as stage:
-        carry_out(_telling(lambda n: play(draw(n), stage, log)), log, which)
-    _ended(log)
+    which = _chosen_seeds(log, seed, first, rounds, minutes)
+    with ClusterPool() as pool:
+        play_all(_printing(lambda n: play(draw(n), pool, log)), log, which)
+    _finish(log)
 
 
 @main.command()
@@ -116,39 +120,46 @@ def live(
 @_first
 @_minutes
 @_rounds
-def rescue(
+def low_memory(
     state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
 ) -> None:
-    """Real workers that are full, paused, or have data on disk."""
+    """Restart real workers that are full, paused, or have spilled keys."""
     _fork_workers()
-    from tests.chaos.live import Stage, play
-    from tests.chaos.rescue import Rescue, draw
+    from tests.chaos.live import ClusterPool, play
+    from tests.chaos.low_memory import FilledWorkers, draw
 
     log = Log(state)
-    which = _choice(log, seed, first, rounds, minutes)
-    with Stage() as stage:
-        carry_out(_telling(lambda n: play(draw(n), stage, log, Rescue)), log, which)
-    _ended(log)
+    which = _chosen_seeds(log, seed, first, rounds, minutes)
+    with ClusterPool() as pool:
+        play_all(
+            _printing(lambda n: play(draw(n), pool, log, FilledWorkers)), log, which
+        )
+    _finish(log)
 
 
 @main.command()
 @click.option("--rounds", default=50, show_default=True)
 def soak(rounds: int) -> None:
-    """Train, leak, restart, and again."""
+    """Repeat training, a memory leak and a restart."""
     _fork_workers()
     from tests.chaos.soak import soak
 
-    _, wrong = soak(rounds, click.echo)
-    click.echo("\n".join(wrong) or "memory is flat, and the data was whole each time")
-    sys.exit(1 if wrong else 0)
+    _, problems = soak(rounds, click.echo)
+    click.echo("\n".join(problems) or "memory is flat, and the data is complete")
+    sys.exit(1 if problems else 0)
 
 
 @main.command()
-@click.option("--inputs", default=1_000_000, show_default=True, help="In all.")
+@click.option(
+    "--inputs",
+    default=1_000_000,
+    show_default=True,
+    help="Number of inputs of all targets.",
+)
 @click.option("--processes", default=2, show_default=True)
-@click.option("--target", "names", multiple=True, help="Only this one.")
-@click.option("--seed", type=int, help="Read this input of one target alone.")
-@click.option("--keep", is_flag=True, help="Keep that input in the corpus.")
+@click.option("--target", "names", multiple=True, help="Fuzz only this target.")
+@click.option("--seed", type=int, help="Read only this input of one target.")
+@click.option("--keep", is_flag=True, help="Add that input to the corpus.")
 @_state
 def fuzz(
     inputs: int,
@@ -158,12 +169,14 @@ def fuzz(
     keep: bool,
     state: Path | None,
 ) -> None:
-    """Many inputs for everything that reads any."""
+    """Feed random inputs to every parser."""
     from tests.chaos import fuzz
     from tests.chaos.targets import TARGETS
 
     if unknown := set(names) - TARGETS.keys():
-        raise click.UsageError(f"{unknown}: there are {', '.join(TARGETS)}")
+        raise click.UsageError(
+            f"unknown targets {unknown}; choose from {', '.join(TARGETS)}"
+        )
     if seed is not None:
         (name,) = names
         if keep:
@@ -172,9 +185,9 @@ def fuzz(
         click.echo(repr(data))
         TARGETS[name].read(data)
         return
-    tally = fuzz.run(list(names or TARGETS), inputs, processes, state)
-    click.echo(str(tally))
-    sys.exit(1 if tally.findings else 0)
+    result = fuzz.run(list(names or TARGETS), inputs, processes, state)
+    click.echo(str(result))
+    sys.exit(1 if result.findings else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows whose values tell their number, so that whatever became of them can be seen."""
+"""Data whose values are computed from row numbers, so that errors can be seen."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ GROUP = 5  # rows
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Row-aligned collections that can be computed again, anywhere unless bound."""
+    """Row-aligned collections that can be recomputed."""
 
     seed: int
     kind: str  # "array" or "dataframe"
     rows: int
     columns: int
     partitions: int
-    other_partitions: int  # of y and rows; as many as X has: cut alike
-    place: str  # "lazy", "one" (all on one worker), "anywhere"
-    bound: bool = False  # to the addresses of the workers that are there at first
+    other_partitions: int  # of y and rows; if equal, boundaries match
+    place: str  # "lazy", "one" worker, or "anywhere"
+    bound: bool = False  # to the addresses of the first workers
 
 
 def draw(rng: Random, seed: int) -> Spec:
@@ -45,7 +45,7 @@ def draw(rng: Random, seed: int) -> Spec:
 
 @dataclass
 class Data:
-    """The collections: features, classes, and the number of each row."""
+    """The collections: features, classes and row numbers."""
 
     spec: Spec
     X: Any
@@ -57,7 +57,7 @@ class Data:
 
 
 def make(spec: Spec, client: Client) -> Data:
-    """Load it as the spec says; what is lazy stays so."""
+    """Make the collections, and load them unless they are lazy."""
     features, classes, numbers = _functions(spec)
     if spec.kind == "array":
         edges = (
@@ -96,7 +96,7 @@ def make(spec: Spec, client: Client) -> Data:
 
 
 def _functions(spec: Spec) -> tuple[Any, Any, Any]:
-    """Of numbers of rows; closures, which need not be importable elsewhere."""
+    """Features, classes and numbers of rows, as closures."""
     seed, width = spec.seed, spec.columns
 
     def features(rows: Any) -> Any:
@@ -131,7 +131,7 @@ def _sizes(rows: int, partitions: int) -> tuple[int, ...]:
 
 
 def wrong(spec: Spec, values: tuple[Any, Any, Any], *, ordered: bool) -> list[str]:
-    """What is wrong with X, y and numbers of rows that came back from a cluster."""
+    """Problems of X, y and row numbers that came back from a cluster."""
     X, y, rows = (np.asarray(v) for v in values)
     features, classes, _ = _functions(spec)
     found = []
@@ -139,10 +139,10 @@ def wrong(spec: Spec, values: tuple[Any, Any, Any], *, ordered: bool) -> list[st
     if not np.array_equal(numbers, np.arange(spec.rows)):
         found.append(
             f"{len(rows)} rows, {len(set(rows.tolist()))} different; {spec.rows} were "
-            "given" + (", in their order" if ordered else "")
+            "given" + (" in order" if ordered else "")
         )
     if not np.array_equal(y, classes(rows)):
-        found.append("labels are not those of their rows")
+        found.append("rows have the labels of other rows")
     if X.shape != (len(rows), spec.columns) or not np.allclose(X, features(rows)):
-        found.append("features are not those of their rows")
+        found.append("rows have the features of other rows")
     return found

@@ -1,7 +1,7 @@
-"""Fuzz: many inputs for everything that reads any, in this process.
+"""Fuzzing: random inputs for every parser, in this process.
 
-What comes out is an error of those that a target allows, or a finding: another error,
-more than a second, or more memory than there may be.
+A parser may raise the errors that its target allows. Any other error, more than two
+seconds, or more memory than the limit is a finding.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.chaos.targets import CORPUS, TARGETS, Target
 
 CHUNK = 500  # inputs that a process reads at a time
 SLOW = 2.0  # seconds of CPU for one input
-HANGS = 30  # seconds after which it is stopped
-MEMORY = 8 * 2**30  # bytes of addresses of a process
+HANGS = 30  # seconds after which one input is stopped
+MEMORY = 8 * 2**30  # address space of a process in bytes
 
 
 class HangError(BaseException):
@@ -37,17 +37,17 @@ class HangError(BaseException):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one input has brought out."""
+    """An error or a slow run, with its input."""
 
     target: str
     seed: int
-    what: str  # the same for inputs that bring out the same
+    what: str  # equal for equal findings
     detail: str
 
 
 @dataclass
-class Tally:
-    """How many inputs were read, and what was found."""
+class FuzzResult:
+    """Counts of inputs, and the findings."""
 
     read: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Tally:
     findings: dict[str, Finding] = field(default_factory=dict)
     times: Counter[str] = field(default_factory=Counter)  # by finding
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: FuzzResult) -> None:
         for mine, theirs in (
             (self.read, other.read),
             (self.refused, other.refused),
@@ -72,7 +72,7 @@ class Tally:
         return json.dumps({**data, "findings": found}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Tally:
+    def from_json(cls, text: str) -> FuzzResult:
         data = json.loads(text)
         found = {k: Finding(**v) for k, v in data.pop("findings").items()}
         counters: dict[str, Any] = {k: Counter(v) for k, v in data.items()}
@@ -93,23 +93,23 @@ class Tally:
         return "\n".join(lines)
 
 
-def fuzz(target: Target, first: int, count: int) -> Tally:
-    """Read the inputs of these numbers."""
-    tally, start = Tally(), perf_counter()
+def fuzz(target: Target, first: int, count: int) -> FuzzResult:
+    """Read the inputs of consecutive seeds."""
+    result, start = FuzzResult(), perf_counter()
     with _limits():
         for seed in range(first, first + count):
             refused, finding = attempt(target, target.input(seed), seed)
-            tally.read[target.name] += 1
-            tally.refused[target.name] += refused
+            result.read[target.name] += 1
+            result.refused[target.name] += refused
             if finding is not None:
-                tally.findings.setdefault(finding.what, finding)
-                tally.times[finding.what] += 1
-    tally.seconds[target.name] += perf_counter() - start
-    return tally
+                result.findings.setdefault(finding.what, finding)
+                result.times[finding.what] += 1
+    result.seconds[target.name] += perf_counter() - start
+    return result
 
 
 def attempt(target: Target, data: bytes, seed: int = -1) -> tuple[bool, Finding | None]:
-    """Read one input: whether it was refused as it should be, or what was found."""
+    """Read one input: whether it was refused with an allowed error, or the finding."""
     begin = process_time()
     refused, error = False, None
     signal.setitimer(signal.ITIMER_REAL, HANGS)
@@ -135,7 +135,7 @@ def attempt(target: Target, data: bytes, seed: int = -1) -> tuple[bool, Finding 
 
 
 def _place(error: BaseException) -> str:
-    """Where in the package it came from."""
+    """File and line of the package that raised an error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/clustertune/" in f.filename] or frames
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
@@ -143,7 +143,7 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _limits() -> Iterator[None]:
-    """What hangs is stopped, and what takes all memory has none."""
+    """Limit the seconds and the memory of one input."""
 
     def stop(*_: Any) -> None:
         raise HangError
@@ -158,35 +158,37 @@ def _limits() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _chunk(name: str, first: int, count: int) -> Tally:
+def _chunk(name: str, first: int, count: int) -> FuzzResult:
     os.nice(0)
     sys.setrecursionlimit(1000)
     return fuzz(TARGETS[name], first, count)
 
 
-def run(names: list[str], inputs: int, processes: int, state: Path | None) -> Tally:
-    """Read so many inputs in all, with those that were read before; tell how far."""
-    tally = Tally()
+def run(
+    names: list[str], inputs: int, processes: int, state: Path | None
+) -> FuzzResult:
+    """Read inputs until their number is reached, in addition to those of ``state``."""
+    result = FuzzResult()
     if state is not None and state.exists():
-        tally = Tally.from_json(state.read_text())
+        result = FuzzResult.from_json(state.read_text())
     total = sum(TARGETS[n].share for n in names)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for name in sorted(names, key=lambda n: -TARGETS[n].share):  # the quick ones
+        for name in sorted(names, key=lambda n: -TARGETS[n].share):  # short ones last
             wanted = round(inputs * TARGETS[name].share / total)
-            firsts = range(tally.read[name], wanted, CHUNK)
+            firsts = range(result.read[name], wanted, CHUNK)
             works = [
                 pool.submit(_chunk, name, first, min(CHUNK, wanted - first))
                 for first in firsts
             ]
-            for work in works:  # in order, so that the next begin is known
-                tally.add(work.result())
+            for work in works:  # in order, so a later run knows the next seed
+                result.add(work.result())
                 if state is not None:
-                    state.write_text(tally.to_json())
-    return tally
+                    state.write_text(result.to_json())
+    return result
 
 
 def keep(target: Target, seed: int) -> Path:
-    """Keep an input in the corpus, from where others are made and which tests read."""
+    """Add an input to the corpus, which tests read and new inputs are made from."""
     folder = CORPUS / target.name
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{seed}.txt"

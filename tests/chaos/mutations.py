@@ -1,4 +1,4 @@
-"""Inputs that are almost right: what people mistype, and what nobody would type."""
+"""Almost valid inputs: typing errors and extreme values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-#: values and texts that programs stumble over
+#: values and texts that often break programs
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3.5, -0.0, 1e-320, 1e308, -1e308, 2**31, 2**63),
     *(10**19, 10**30, 10**320, float("inf"), float("-inf"), float("nan")),
@@ -27,7 +27,7 @@ ODD: tuple[Any, ...] = (
         "nan%",
         "inf%",
     ),
-    *("../../etc/passwd", "~nobody/x", "null", "true", "!!python/none", "&a", "*a"),
+    *("../../etc/passwd", "~root/x", "null", "true", "!!python/none", "&a", "*a"),
     *("auto", "fit", "named", "given", "array", "float32", "O", "V9", "i8,f4", "M8[Y]"),
     *([], {}, [[]], [None], {"": None}, {"x": {"y": [0]}}),
 )
@@ -36,7 +36,7 @@ TEXTS = tuple(x for x in ODD if isinstance(x, str))
 
 
 def odd(rng: Random) -> Any:
-    """A value that nobody expects; also a deep one, or a long one."""
+    """Draw an unexpected value, a deep one, or a long one."""
     chance = rng.random()
     if chance < 0.02:
         deep: Any = 0
@@ -51,7 +51,7 @@ def odd(rng: Random) -> Any:
 
 
 def tree(rng: Random, data: Any, words: Sequence[str]) -> Any:
-    """The same data but for a few places."""
+    """Change a few places of nested data."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         path = rng.choice(list(paths(data)))
         data = put(data, path, _changed(rng, at(data, path), words))
@@ -59,7 +59,7 @@ def tree(rng: Random, data: Any, words: Sequence[str]) -> Any:
 
 
 def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place of nested data, as the keys that lead to it."""
+    """Every place in nested data, as the path of keys to it."""
     yield path
     if len(path) > DEEPEST:
         return
@@ -72,14 +72,14 @@ def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def at(data: Any, path: tuple[Any, ...]) -> Any:
-    """What is in that place."""
+    """The value at a place."""
     for key in path:
         data = data[key]
     return data
 
 
 def put(data: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The data with another value in that place."""
+    """The data with another value at a place."""
     if not path:
         return value
     first, *rest = path
@@ -91,16 +91,16 @@ def put(data: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def _changed(rng: Random, data: Any, words: Sequence[str]) -> Any:
     if isinstance(data, dict) and data and rng.random() < 0.6:
-        return _of_mapping(rng, data, words)
+        return _changed_mapping(rng, data, words)
     if isinstance(data, list) and data and rng.random() < 0.6:
-        return _of_list(rng, data, words)
+        return _changed_list(rng, data, words)
     if isinstance(data, (int, float)) and rng.random() < 0.4:
-        return _of_number(rng, data)
+        return _changed_number(rng, data)
     return _other(rng, words)
 
 
-def _of_mapping(rng: Random, data: dict[str, Any], words: Any) -> Any:
-    """Without a key, with another name for it, or with another value."""
+def _changed_mapping(rng: Random, data: dict[str, Any], words: Any) -> Any:
+    """Remove a key, rename it, or replace its value."""
     key, how = rng.choice(list(data)), rng.random()
     if how < 0.33:
         return {k: v for k, v in data.items() if k != key}
@@ -109,21 +109,21 @@ def _of_mapping(rng: Random, data: dict[str, Any], words: Any) -> Any:
     return {**data, rng.choice((key, *words)): _other(rng, words)}
 
 
-def _of_list(rng: Random, data: list[Any], words: Any) -> Any:
-    """Without an item, with one twice, or with another before it."""
+def _changed_list(rng: Random, data: list[Any], words: Any) -> Any:
+    """Remove an item, repeat it, or insert another one."""
     i, how = rng.randrange(len(data)), rng.random()
     if how < 0.33:
         return data[:i] + data[i + 1 :]
     return [*data[:i], data[i] if how < 0.6 else _other(rng, words), *data[i:]]
 
 
-def _of_number(rng: Random, number: float) -> Any:
+def _changed_number(rng: Random, number: float) -> Any:
     factor = rng.choice((-1, 0, 2, 1e9, 1e18, 1e-9, 1e300))
     if rng.random() >= 0.7:
         return str(number)
     try:
         return number * factor
-    except OverflowError:  # of an int that no float can hold
+    except OverflowError:  # an int too large for a float
         return -number
 
 
@@ -132,7 +132,7 @@ def _other(rng: Random, words: Sequence[str]) -> Any:
 
 
 def text(rng: Random, data: bytes, others: Sequence[bytes], words: Any) -> bytes:
-    """The same bytes but for a few places."""
+    """Change a few places of a text."""
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         data = _MUTATIONS[rng.randrange(len(_MUTATIONS))](rng, data, others, words)
     return data
@@ -167,7 +167,7 @@ def _insert(rng: Random, data: bytes, _: Any, words: Sequence[str]) -> bytes:
 
 
 def _token(rng: Random, data: bytes, _: Any, words: Sequence[str]) -> bytes:
-    """One of the texts between spaces is another one."""
+    """Replace one word."""
     parts = data.split(b" ")
     word = rng.choice((*words, *TEXTS)).encode(errors="surrogatepass")
     parts[rng.randrange(len(parts))] = word
@@ -175,7 +175,7 @@ def _token(rng: Random, data: bytes, _: Any, words: Sequence[str]) -> bytes:
 
 
 def _line(rng: Random, data: bytes, *_: Any) -> bytes:
-    """Two lines change places, or one is in another column."""
+    """Swap two lines, or indent one."""
     lines = data.split(b"\n")
     i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
     if rng.random() < 0.5:
@@ -194,7 +194,7 @@ _MUTATIONS = (_flip, _cut, _end, _repeat, _insert, _token, _line, _splice)
 
 
 def dumped(data: Any) -> bytes:
-    """As JSON, with what JSON cannot say of numbers as Python writes it."""
+    """Data as JSON, with infinity and nan as Python writes them."""
     try:
         return json.dumps(data).encode()
     except (RecursionError, ValueError):

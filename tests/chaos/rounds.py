@@ -1,6 +1,6 @@
-"""What became of rounds: a line of JSON each, in a file that a later call goes on with.
+"""Results of rounds, one line of JSON each, in a file that a later call continues.
 
-A round is drawn from its seed alone, so a seed is all that it takes to see it again.
+A round depends only on its seed, so the same seed plays the same round.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tabulate import tabulate
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round, as it went."""
+    """The result of one round."""
 
     seed: int
     action: str
-    outcome: str  # as of a report, or the kind of error that came out
+    outcome: str  # status of the report, or type of the error
     seconds: float
-    faults: tuple[tuple[str, str], ...] = ()  # what happened, and during which phase
-    broken: tuple[str, ...] = ()  # invariants, each with what was seen
+    faults: tuple[tuple[str, str], ...] = ()  # kind and phase
+    broken: tuple[str, ...] = ()  # violated invariants
     notes: str = ""
 
     def __str__(self) -> str:
-        struck = ", ".join(f"{kind} in {phase}" for kind, phase in self.faults)
+        injected = ", ".join(f"{kind} in {phase}" for kind, phase in self.faults)
         text = (
-            f"seed {self.seed}: {self.action}; {struck or 'no fault'}; "
+            f"seed {self.seed}: {self.action}; {injected or 'no fault'}; "
             f"{self.outcome} in {self.seconds:.1f} s"
         )
         return text + "".join(f"\n  BROKEN: {line}" for line in self.broken)
@@ -39,7 +39,7 @@ class Round:
 
 @dataclass
 class Log:
-    """Rounds so far; those of a file are read, and new ones appended to it."""
+    """All rounds; read from a file if there is one, and appended to it."""
 
     path: Path | None = None
     rounds: list[Round] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Log:
         return [r for r in self.rounds if r.broken]
 
     def summary(self) -> dict[str, Any]:
-        """Counts of everything that rounds say."""
+        """Counts of operations, outcomes and faults."""
         faults = [f for r in self.rounds for f in r.faults]
         return {
             "rounds": len(self.rounds),
@@ -88,10 +88,10 @@ class Log:
             tabulate(found[name].items(), headers=[name, "times"])
             for name in ("actions", "outcomes", "faults")
         ]
-        hits = Counter((phase, kind) for r in self.rounds for kind, phase in r.faults)
+        counts = Counter((phase, kind) for r in self.rounds for kind, phase in r.faults)
         rows = [
-            [phase, *(hits[phase, kind] or "" for kind in found["faults"])]
-            for phase in sorted({phase for phase, _ in hits})
+            [phase, *(counts[phase, kind] or "" for kind in found["faults"])]
+            for phase in sorted({phase for phase, _ in counts})
         ]
         phases = tabulate(rows, headers=["phase hit", *found["faults"]])
         parts = [head, *tables, phases, *map(str, self.broken)]
@@ -99,17 +99,17 @@ class Log:
 
 
 def seeds(log: Log, *, first: int | None, rounds: int, minutes: float) -> Iterator[int]:
-    """The next seeds, until there were so many or the time is over (0: no limit)."""
-    begin = log.next_seed if first is None else first
+    """The next seeds, up to a number of rounds or minutes (0: no limit)."""
+    start = log.next_seed if first is None else first
     end = monotonic() + 60 * minutes
-    seed = begin
-    while (not rounds or seed < begin + rounds) and (not minutes or monotonic() < end):
+    seed = start
+    while (not rounds or seed < start + rounds) and (not minutes or monotonic() < end):
         yield seed
         seed += 1
 
 
-def carry_out(play: Callable[[int], Round], log: Log, which: Iterable[int]) -> None:
-    """Play the rounds of these seeds, and keep what became of them."""
+def play_all(play: Callable[[int], Round], log: Log, which: Iterable[int]) -> None:
+    """Play the rounds of these seeds, and log the results."""
     for seed in which:
         log.add(play(seed))
 

@@ -1,4 +1,4 @@
-"""A soak: train, leak, restart, and again; memory must stay flat and the data whole."""
+"""A soak: repeat training, a leak and a restart; memory must stay flat."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import clustertune
 from clustertune import training
 from tests.chaos.data import Spec, make, wrong
 
-LEAK = 8 * 2**20  # bytes that each task leaves behind
-TASKS = 4  # that leak, in a round
-WARM = 5  # rounds in which libraries are loaded and caches filled
-FLAT = 24 * 2**20  # bytes by which the last rounds may be above the first: noise
+LEAK = 8 * 2**20  # bytes that each task leaks
+TASKS = 4  # leaking tasks in a round
+WARM_UP = 5  # rounds that are not compared
+NOISE = 24 * 2**20  # bytes by which the last rounds may exceed the first
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lap:
-    """After one round."""
+class SoakRound:
+    """Measurements after one round."""
 
     number: int
     client: int  # bytes of this process
     workers: int  # bytes of all workers together
-    leaked: int  # bytes that they had before the restart
+    leaked: int  # bytes of all workers before the restart
     open_files: int  # of this process
     threads: int
     wrong: tuple[str, ...]
@@ -45,8 +45,8 @@ class Lap:
         return text + "".join(f"\n  WRONG: {line}" for line in self.wrong)
 
 
-def soak(rounds: int, tell: Callable[[str], Any]) -> tuple[list[Lap], list[str]]:
-    """Train and restart so often; what each round was like, and what is wrong."""
+def soak(rounds: int, echo: Callable[[str], Any]) -> tuple[list[SoakRound], list[str]]:
+    """Train and restart repeatedly; return the rounds and the problems."""
     spec = Spec(
         seed=1, kind="array", rows=20_000, columns=20, partitions=8, other_partitions=8,
         place="anywhere",
@@ -61,14 +61,14 @@ def soak(rounds: int, tell: Callable[[str], Any]) -> tuple[list[Lap], list[str]]
         data = make(spec, client)
         X, y, rows = clustertune.prepare(client, *data, progress=False)
         del data
-        laps = []
+        rounds_done = []
         for number in range(rounds):
-            laps.append(_lap(number, client, spec, (X, y, rows)))
-            tell(str(laps[-1]))
-    return laps, problems(laps)
+            rounds_done.append(_soak_round(number, client, spec, (X, y, rows)))
+            echo(str(rounds_done[-1]))
+    return rounds_done, problems(rounds_done)
 
 
-def _lap(number: int, client: Client, spec: Spec, collections: Any) -> Lap:
+def _soak_round(number: int, client: Client, spec: Spec, collections: Any) -> SoakRound:
     X, y, rows = collections
     weights = _train(client, X, y)
     leaking = client.map(_leaking(), range(TASKS), pure=False)
@@ -83,10 +83,10 @@ def _lap(number: int, client: Client, spec: Spec, collections: Any) -> Lap:
         found.append(f"the restart is {report.status}: {report}")
     again = _train(client, X, y)
     if not np.array_equal(weights, again):
-        found.append("the same data trains another model after the restart")
+        found.append("training on the same data gives another model after the restart")
     gc.collect()
     own = psutil.Process()
-    return Lap(
+    return SoakRound(
         number=number,
         client=own.memory_info().rss,
         workers=_workers(client),
@@ -98,7 +98,7 @@ def _lap(number: int, client: Client, spec: Spec, collections: Any) -> Lap:
 
 
 def _train(client: Client, X: da.Array, y: da.Array) -> Any:
-    """Least squares: exact sums of whole numbers, so the same data gives the same."""
+    """Fit least squares; integer sums are exact, so equal data gives equal weights."""
 
     def moments(x: Any, t: Any) -> tuple[Any, Any]:
         return x.T @ x, x.T @ t
@@ -113,7 +113,7 @@ def _leaking() -> Callable[[int], None]:
     def leak(i: int) -> None:
         import builtins
 
-        kept = builtins.__dict__.setdefault("chaos_kept", [])
+        kept = builtins.__dict__.setdefault("soak_leak", [])
         kept.append(bytearray(os.urandom(1) * nbytes))
 
     return leak
@@ -128,19 +128,19 @@ def _workers(client: Client) -> int:
     return sum(client.run(resident).values())
 
 
-def problems(laps: list[Lap]) -> list[str]:
-    """Data that was not whole, and what grows."""
-    found = [f"round {lap.number}: {text}" for lap in laps for text in lap.wrong]
-    calm = laps[WARM:]
-    if len(calm) < 6:
+def problems(rounds_done: list[SoakRound]) -> list[str]:
+    """Wrong data, and memory, files or threads that grow."""
+    found = [f"round {one.number}: {text}" for one in rounds_done for text in one.wrong]
+    steady = rounds_done[WARM_UP:]
+    if len(steady) < 6:
         return found
-    part = len(calm) // 3
-    for name, most in (("client", FLAT), ("workers", FLAT), ("open_files", 6),
+    third = len(steady) // 3
+    for name, allowed in (("client", NOISE), ("workers", NOISE), ("open_files", 6),
                        ("threads", 6)):  # fmt: skip
         first, last = (
-            median(getattr(lap, name) for lap in some)
-            for some in (calm[:part], calm[-part:])
+            median(getattr(one, name) for one in some)
+            for some in (steady[:third], steady[-third:])
         )
-        if last > first + most:
+        if last > first + allowed:
             found.append(f"{name} grew from {first:,.0f} to {last:,.0f}")
     return found

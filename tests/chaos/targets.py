@@ -1,7 +1,7 @@
-"""Everything that reads what somebody typed or wrote, each as a function of bytes.
+"""The parsers of clustertune, each as a function of bytes.
 
-A target says which errors may come out of it: those that its callers turn into a line
-for the user. Anything else is a finding.
+A target lists the errors that its parser may raise: callers show them as one line. Any
+other error is a finding.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ CORPUS = Path(__file__).parents[1] / "corpus"
 
 @dataclass(frozen=True)
 class Target:
-    """One reader.
+    """One parser.
 
     Attributes
     ----------
     read
-        Given an input; may raise what is allowed.
+        Parses an input.
     allowed
-        Errors that its callers tell the user.
+        Errors that the parser may raise.
     starts
-        Inputs that are right, from which others are made.
+        Valid inputs, from which others are made.
     draw
-        Makes an input of those.
+        Makes a random input from valid ones.
     share
-        Of all inputs.
+        Fraction of all inputs.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Target:
 
     @cached_property
     def seeds(self) -> tuple[bytes, ...]:
-        """Right inputs, and what was kept of earlier findings."""
+        """Valid inputs, and inputs of earlier findings."""
         kept = sorted((CORPUS / self.name).glob("*"))
         return (*self.starts(), *(p.read_bytes() for p in kept))
 
@@ -80,7 +80,7 @@ class Target:
         return tuple(self.words())
 
     def input(self, seed: int) -> bytes:
-        """The input of that number."""
+        """Make the input of a seed."""
         return self.draw(Random(f"{self.name} {seed}"), self)
 
 
@@ -93,7 +93,7 @@ def _as_text(rng: Random, target: Target) -> bytes:
 
 
 def _as_tree(rng: Random, target: Target) -> bytes:
-    """As text, or as the data that it says."""
+    """Change an input as text, or as the data that it contains."""
     start = rng.choice(target.seeds)
     if rng.random() < 0.4:
         return mutations.text(rng, start, target.seeds, target.dictionary)
@@ -116,7 +116,7 @@ def parsed(text: bytes) -> Any:
 
 
 def _read_playbook(data: bytes) -> None:
-    """With values from the command line, now and then."""
+    """Load a playbook, now and then with values from the command line."""
     read = library.load(data, "fuzz.yaml")
     for step in read.steps:
         str(step)
@@ -165,11 +165,11 @@ def _read_plan(data: bytes) -> None:
 
 
 def _plans() -> list[bytes]:
-    """One for each verb, of what a dry run on a small cluster has said."""
+    """Plans of several verbs, from dry runs on a small cluster."""
     from tests.operations.test_planfile import stored
 
     calls = [
-        Call(verb="prepare", names=("X", "y"), options={"estimator": "xgboost"}),
+        Call(verb="prepare", names=("X", "y"), options={"rechunk": 8}),
         Call(verb="scale", options={"n_workers": 3}),
         Call(verb="release", names=("sum",), options={}),
         Call(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),
@@ -178,7 +178,7 @@ def _plans() -> list[bytes]:
 
 
 def _draw_plan(rng: Random, target: Target) -> bytes:
-    """Often with a digest that is right, so that what is in it is looked at."""
+    """Change a plan, often with a valid digest, so its content is parsed."""
     data = _as_tree(rng, target)
     if rng.random() < 0.3:
         return data
@@ -212,11 +212,11 @@ def _reports() -> list[bytes]:
 
 
 def _read_config(data: bytes) -> None:
-    """A file of Dask's configuration, or variables of the environment."""
+    """Read a file of Dask's configuration, or environment variables."""
     try:
         found = yaml.safe_load(data)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError):
-        return  # Dask says so itself
+        return  # Dask reports it
     if not isinstance(found, dict):
         return
     if isinstance(found.get("env"), dict):
@@ -234,7 +234,7 @@ def _read_config(data: bytes) -> None:
 
 
 def _tolerant(read: Callable[[], Any], allowed: Any) -> None:
-    """One of several readers may refuse; the others are asked, too."""
+    """Call one of several parsers; it may refuse the input."""
     try:
         read()
     except allowed:
@@ -259,17 +259,17 @@ def _config_words() -> list[str]:
 
 # --- the command line -----------------------------------------------------------------
 
-#: what would begin something on this machine, or ask somebody on the network
-_ELSEWHERE = re.compile(r"^(gateway|coiled|kubernetes):.|://(?!127\.0\.0\.1:9$)")
-_LEFT_OUT = {"demo"}
+#: arguments that would start processes or use the network
+_NETWORK = re.compile(r"^(gateway|coiled|kubernetes):.|://(?!127\.0\.0\.1:9$)")
+_NOT_FUZZED = {"demo"}
 
 
 def _read_arguments(data: bytes) -> None:
-    """A command that may end in all ways but with a traceback."""
+    """Run a command, which must not end with a traceback."""
     words = json.loads(data)
-    if any(_ELSEWHERE.search(w) for w in words) or _LEFT_OUT & set(words):
+    if any(_NETWORK.search(w) for w in words) or _NOT_FUZZED & set(words):
         return
-    # nobody answers; and whoever runs in this process afterwards waits as long as ever
+    # no scheduler answers, so do not wait for one; restored for later tests
     with (
         patch.object(running, "CONNECT", 0.02),
         dask.config.set({"scheduler-address": None}),
@@ -310,7 +310,7 @@ def _value(rng: Random, kind: click.ParamType) -> str:
 def _text(rng: Random) -> str:
     value = mutations.odd(rng)
     text = value if isinstance(value, str) else dumped(value).decode()
-    # as the system hands arguments over: bytes without a zero, of whatever encoding
+    # arguments are bytes without a zero byte, in any encoding
     data = text.replace("\0", "").encode(errors="surrogatepass")
     return os.fsdecode(data)
 
@@ -326,7 +326,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
     for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
-        if name not in _LEFT_OUT:
+        if name not in _NOT_FUZZED:
             found.append(((name,), command))
         if isinstance(command, click.Group):
             inner = click.Context(command)
@@ -353,7 +353,7 @@ def _command_words() -> list[str]:
 
 
 def _read_history(data: bytes) -> None:
-    """A file of any content: a database, or one whose records are what JSON says."""
+    """Read a history: any bytes, or a database with random records."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history.sqlite"
         if data.startswith(b"SQLite"):
@@ -373,7 +373,7 @@ def _read_history(data: bytes) -> None:
 
 
 def _with_records(path: Path, data: bytes) -> None:
-    """A right file, but for what is in the column of data."""
+    """Write a valid database with the given text as its records."""
     try:
         records = json.loads(data)
     except (ValueError, RecursionError):
@@ -411,7 +411,7 @@ def _histories() -> list[bytes]:
 
 
 def _draw_history(rng: Random, target: Target) -> bytes:
-    """Of a database mostly the pages that hold something."""
+    """Change the bytes of a database, or the records in it."""
     if rng.random() < 0.3:
         return mutations.text(rng, target.seeds[0], target.seeds, target.dictionary)
     rows = parsed(target.seeds[1])
@@ -442,7 +442,7 @@ def _read_condition(data: bytes) -> None:
 
 
 def _read_argument(data: bytes) -> None:
-    """The text, and what YAML makes of it, as each kind of argument."""
+    """Parse a text, and its JSON value, as each kind of argument."""
     text = data.decode(errors="replace")
     values: list[Any] = [text]
     try:

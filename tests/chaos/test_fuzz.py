@@ -1,4 +1,4 @@
-"""A short form of fuzz, and all inputs that were kept."""
+"""A short fuzzing run, and the inputs of earlier findings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chaos import mutations
-from tests.chaos.fuzz import Tally, attempt, fuzz
+from tests.chaos.fuzz import FuzzResult, attempt, fuzz
 from tests.chaos.mutations import dumped
 from tests.chaos.targets import CORPUS, TARGETS, Target, parsed
 
@@ -15,16 +15,16 @@ INPUTS = 60
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_input_brings_out_another_error(name: str) -> None:
-    """Whatever is read, what comes out is said to the user, in time."""
-    tally = fuzz(TARGETS[name], 0, INPUTS)
-    assert not tally.findings, str(tally)
-    assert tally.read[name] == INPUTS
+def test_random_inputs_raise_allowed_errors_only(name: str) -> None:
+    """No other error, in time."""
+    result = fuzz(TARGETS[name], 0, INPUTS)
+    assert not result.findings, str(result)
+    assert result.read[name] == INPUTS
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_once(name: str) -> None:
-    """Inputs that have brought something out, and right ones, which are not refused."""
+def test_earlier_findings(name: str) -> None:
+    """The corpus is read without findings, and valid inputs are not refused."""
     target = TARGETS[name]
     for data in target.starts():
         assert attempt(target, data) == (False, None)
@@ -34,7 +34,7 @@ def test_what_was_found_once(name: str) -> None:
 
 
 def trees(words: tuple[str, ...]) -> st.SearchStrategy[object]:
-    """Data of the words that a file has, whatever stands where."""
+    """Nested data of the words of a format."""
     known = st.sampled_from(words)
     leaves = st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), known
@@ -49,8 +49,8 @@ def trees(words: tuple[str, ...]) -> st.SearchStrategy[object]:
 @pytest.mark.parametrize("name", ["playbooks", "plans", "reports", "config", "history"])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_whatever_stands_where(name: str, data: st.DataObject) -> None:
-    """Right but for one place, at which there is anything at all."""
+def test_one_random_place(name: str, data: st.DataObject) -> None:
+    """Valid inputs with one random value."""
     target = TARGETS[name]
     start = parsed(target.starts()[-1])
     paths = list(mutations.paths(start))
@@ -60,8 +60,8 @@ def test_whatever_stands_where(name: str, data: st.DataObject) -> None:
     assert finding is None, finding
 
 
-def test_another_error_is_a_finding() -> None:
-    """With the place that it came from, and the input."""
+def test_other_errors_are_findings() -> None:
+    """With the line that raised it, and the input."""
 
     def read(data: bytes) -> None:
         raise KeyError(data)
@@ -76,8 +76,8 @@ def test_another_error_is_a_finding() -> None:
         draw=target.draw,
         share=1,
     )
-    tally = fuzz(other, 0, 3)
-    (finding,) = tally.findings.values()
-    assert tally.times[finding.what] == 3
+    result = fuzz(other, 0, 3)
+    (finding,) = result.findings.values()
+    assert result.times[finding.what] == 3
     assert "KeyError at test_fuzz.py" in finding.what
-    assert Tally.from_json(tally.to_json()) == tally
+    assert FuzzResult.from_json(result.to_json()) == result

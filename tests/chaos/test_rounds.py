@@ -1,10 +1,10 @@
-"""The log of rounds: a later call goes on after an earlier one."""
+"""The log of rounds: a later call continues an earlier one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.chaos.rounds import Log, Round, carry_out, seeds
+from tests.chaos.rounds import Log, Round, play_all, seeds
 
 
 def one(seed: int) -> Round:
@@ -20,10 +20,10 @@ def one(seed: int) -> Round:
     )
 
 
-def test_a_later_call_goes_on(tmp_path: Path) -> None:
-    """With the next seed, and counts of all."""
+def test_a_later_call_continues(tmp_path: Path) -> None:
+    """It starts with the next seed, and counts all rounds."""
     path = tmp_path / "rounds.jsonl"
-    carry_out(one, Log(path), seeds(Log(path), first=None, rounds=2, minutes=0))
+    play_all(one, Log(path), seeds(Log(path), first=None, rounds=2, minutes=0))
     log = Log(path)
     assert log.rounds == [one(0), one(1)]
     assert list(seeds(log, first=None, rounds=3, minutes=0)) == [2, 3, 4]
@@ -34,6 +34,6 @@ def test_a_later_call_goes_on(tmp_path: Path) -> None:
     assert "BROKEN: X had 3 rows" in str(log)
 
 
-def test_the_time_is_over() -> None:
-    """Without a number of rounds it ends with the minutes."""
+def test_time_limit() -> None:
+    """Without a number of rounds, the time limit ends the run."""
     assert list(seeds(Log(), first=0, rounds=0, minutes=1e-9)) == []

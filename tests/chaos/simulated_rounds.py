@@ -1,4 +1,4 @@
-"""Chaos in memory: thousands of drawn cases, and what must hold after each of them."""
+"""Rounds on simulated clusters, and the invariants that hold after each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from clustertune import checks
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
-from clustertune.core.model import Severity, View, WorkerSize
+from clustertune.core.model import Layout, Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
@@ -21,36 +23,36 @@ from clustertune.operations.procedure import Procedure
 from clustertune.planner import layouts, verification
 from clustertune.planner.layouts import is_copied
 from clustertune.planner.suitability import attainable
-from tests.chaos.imagined import MIB, Case, Interrupted, Struck, draw
 from tests.chaos.rounds import Round
+from tests.chaos.simulated import MIB, Case, FaultyCluster, Interrupted, draw
 
-DISTURBING = {"kill", "pause", "fill", "join", "steal"}  # what no plan can foresee
+UNFORESEEN = {"kill", "pause", "fill memory", "add worker", "move partition"}
 
 
 def play(seed: int) -> Round:
-    """Play the case of that number, and see what holds."""
+    """Play the case of a seed, and check the invariants."""
     case = draw(seed)
-    cluster, journal, start = Struck(case), Journal(), perf_counter()
+    cluster, journal, start = FaultyCluster(case), Journal(), perf_counter()
     before = _now(cluster)
     cluster.phase = "before"
-    outcome, broken = _act(case, cluster, journal)
-    struck = tuple(cluster.hits)
-    cluster.calm()
-    broken += list(_wrong(case, cluster, journal, before, outcome))
+    outcome, broken = _call(case, cluster, journal)
+    injected = tuple(cluster.injected)
+    cluster.stop_faults()
+    broken += list(_violations(case, cluster, journal, before, outcome))
     if case.action == "prepare" and not case.dry_run and not broken:
-        broken += _again(case, cluster, before, outcome)
+        broken += _second_call(case, cluster, before, outcome)
     return Round(
         seed=seed,
         action=f"{case.action}{' (dry run)' * case.dry_run}",
         outcome=outcome,
         seconds=perf_counter() - start,
-        faults=struck,
+        faults=injected,
         broken=tuple(broken),
     )
 
 
-def _now(cluster: Struck) -> View:
-    """A look during which nothing happens."""
+def _now(cluster: FaultyCluster) -> View:
+    """The cluster as it is now, without faults."""
     faults, cluster.faults, moment = cluster.faults, {}, cluster.moment
     try:
         return asyncio.run(cluster.look(lambda *_: None))
@@ -58,8 +60,10 @@ def _now(cluster: Struck) -> View:
         cluster.faults, cluster.moment = faults, moment
 
 
-def _act(case: Case, cluster: Struck, journal: Journal) -> tuple[str, list[str]]:
-    """How it ended; and what came out of it that must not."""
+def _call(
+    case: Case, cluster: FaultyCluster, journal: Journal
+) -> tuple[str, list[str]]:
+    """The outcome of the call, and unexpected errors."""
     try:
         if case.action == "prepare":
             clock = count().__next__
@@ -79,11 +83,11 @@ def _act(case: Case, cluster: Struck, journal: Journal) -> tuple[str, list[str]]
         return type(error).__name__, []
     except Exception as error:
         lines = traceback.format_exception(error)[-3:]
-        return type(error).__name__, ["came out: " + "".join(lines)]
+        return type(error).__name__, ["unexpected error: " + "".join(lines)]
 
 
-async def _operate(case: Case, cluster: Struck, journal: Journal) -> str:
-    """Plan an operation on workers, refuse it as a whole, or carry it out."""
+async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
+    """Plan an operation on workers, and refuse or execute it."""
     order: Any = Procedure(
         client=None,  # type: ignore[arg-type]
         name=case.action,
@@ -122,11 +126,11 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
         yield scale.step(n, n + 1 + case.seed % 5)
 
 
-# --- what must hold -------------------------------------------------------------------
+# --- invariants -----------------------------------------------------------------------
 
 
-def _wrong(
-    case: Case, cluster: Struck, journal: Journal, before: View, outcome: str
+def _violations(
+    case: Case, cluster: FaultyCluster, journal: Journal, before: View, outcome: str
 ) -> Iterator[str]:
     now = _now(cluster)
     yield from verification.losses(before, now)
@@ -137,15 +141,15 @@ def _wrong(
         return
     if case.action != "prepare" or outcome not in ("fine", "done"):
         return
-    yield from _promised(cluster, journal)
+    yield from _broken_promises(cluster, journal)
     for f in journal.findings[-1]:
-        mendable = f.fixed_by and cluster.goal.allows(f.fixed_by)
-        if f.severity is Severity.critical and mendable:
-            yield f"{outcome}, and {f.check} is left: {f.message}"
+        fixable = f.fixed_by and cluster.goal.allows(f.fixed_by)
+        if f.severity is Severity.critical and fixable:
+            yield f"{outcome}, but {f.check} remains: {f.message}"
 
 
-def _rows(case: Case, cluster: Struck) -> Iterator[str]:
-    """Each row is there once, beside its own label; in its order, if none was asked."""
+def _rows(case: Case, cluster: FaultyCluster) -> Iterator[str]:
+    """Each row exists once, with its label, in its order unless another was asked."""
     for number, (old, new) in enumerate(
         zip(case.start.layouts, cluster.layouts, strict=True)
     ):
@@ -159,41 +163,54 @@ def _rows(case: Case, cluster: Struck) -> Iterator[str]:
             once = sorted(set(there)) if copied else sorted(there)
             if once != list(range(int(was.rows.sum()))):
                 yield f"{was.label} has rows {there}"
-            elif not copied and not case.start.goal.order and there != once:
+            elif not (copied or case.start.goal.order) and there not in (
+                once,
+                _sorted_by_group(case, old),
+            ):
                 yield f"{was.label} has its rows in another order: {there}"
         if new.loaded and new.aligned:
             first, *others = (cluster.contents[m.label] for m in new.collections)
             if any(other != first for other in others):
-                yield f"layout {number}: rows are beside the labels of others"
+                yield f"layout {number}: rows have the labels of other rows"
 
 
-def _promised(cluster: Struck, journal: Journal) -> Iterator[str]:
-    """What a report that says fine or done has promised."""
+def _sorted_by_group(case: Case, layout: Layout) -> list[int] | None:
+    """Rows in the order of their groups, for workloads that need whole groups."""
+    groups = [
+        case.values[m.label] for m in layout.collections if m.label.endswith("qid")
+    ]
+    if not (groups and case.start.goal.workload.groups):
+        return None
+    return np.argsort(groups[0], kind="stable").tolist()
+
+
+def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
+    """Problems after a report with status fine or done."""
     first, last = journal.views[0], journal.views[-1]
-    struck = {kind for kind, _ in cluster.hits}
-    # what comes after the last look is nobody's fault
+    injected = {kind for kind, _ in cluster.injected}
+    # faults after the last look are not in the report
     for text in verification.problems(first, last):
-        foreseen = not ("bytes" in text and struck & DISTURBING)
-        # whoever asks for a part of the work has pairs brought together later
-        if foreseen and not ("apart" in text and last.goal.permitted):
+        foreseen = not ("bytes" in text and injected & UNFORESEEN)
+        # pairs may stay separated if only some steps were requested
+        if foreseen and not ("separated" in text and last.goal.permitted):
             yield text
     for x in last.layouts:
         if not (x.loaded and x.aligned) or last.goal.permitted:
             continue
         apart = int(layouts.separated(x, len(last.now.workers)).sum())
         if apart:
-            yield f"{x.label}: {apart} pairs are apart in the end"
-    yield from _worse(struck, first, last)
+            yield f"{x.label}: {apart} pairs are still separated"
+    yield from _worse(injected, first, last)
 
 
-def _worse(struck: set[str], first: View, last: View) -> Iterator[str]:
-    """Rows are as even as they were, or as they can be."""
+def _worse(injected: set[str], first: View, last: View) -> Iterator[str]:
+    """Rows are less even than before and than possible."""
     was, now = first.layouts[0], last.layouts[0]
     known = was.loaded and was.aligned and now.loaded and now.aligned
     same = {w.id for w in first.eligible_workers} == {
         w.id for w in last.eligible_workers
     }
-    if struck or not known or not same or len(was.rows) != len(now.rows):
+    if injected or not known or not same or len(was.rows) != len(now.rows):
         return
     before, after = layouts.imbalance(was, first), layouts.imbalance(now, last)
     bound = max(before, 1 + last.goal.tolerance, attainable(now, last)) + 1e-9
@@ -201,17 +218,23 @@ def _worse(struck: set[str], first: View, last: View) -> Iterator[str]:
         yield f"the fullest worker had {before:.3f} of its share, has {after:.3f}"
 
 
-def _again(case: Case, cluster: Struck, before: View, outcome: str) -> list[str]:
-    """A second call, in peace: ends well, and where the first did, with nothing."""
+def _second_call(
+    case: Case, cluster: FaultyCluster, before: View, outcome: str
+) -> list[str]:
+    """Problems of a second call without faults; it changes nothing after a success."""
     done = len(cluster.calls)
     journal = Journal()
-    ended, broken = _act(case, cluster, journal)
+    ended, broken = _call(case, cluster, journal)
     now = _now(cluster)
     broken = [*broken, *verification.losses(before, now), *_rows(case, cluster)]
-    if outcome in ("fine", "done") and ended in ("fine", "done") and not cluster.hits:
+    if (
+        outcome in ("fine", "done")
+        and ended in ("fine", "done")
+        and not cluster.injected
+    ):
         more = [c for c in cluster.calls[done:] if not c.startswith("restart")]
         if more:
             broken.append(f"a second call did {more}")
     if ended in ("fine", "done"):
-        broken += _promised(cluster, journal)
+        broken += _broken_promises(cluster, journal)
     return [f"second call: {text}" for text in broken]

@@ -1,6 +1,6 @@
-"""What is done in a live round: clustertune's calls, with drawn arguments.
+"""The calls of a round on a real cluster, with random arguments.
 
-The same in this process and in one of its own, which can be killed.
+They run in this process, or in another one that can be killed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+import dask
 import dask.array as da
 from distributed import Client
 
@@ -19,50 +20,52 @@ from clustertune import training
 from tests.chaos.data import GROUP, Data
 
 TIMEOUT = 60.0  # seconds for each call
-LONGEST = 170.0  # seconds: a worker whose nanny is gone is waited for, for 120
+LONGEST = 170.0  # seconds of a schedule; it waits 120 for a worker without nanny
 Notify = Callable[[str, "float | None"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """What an act has come to."""
+class Result:
+    """The outcome of an operation."""
 
     status: str
-    collections: tuple[Any, ...] = ()  # X, y and rows now; none: as they were
-    remainder: tuple[Any, ...] = ()  # of these, rows that were set aside
-    ordered: bool = True  # rows are in the order in which they were given
-    separated: int = 0  # pairs that the report says are apart
+    collections: tuple[Any, ...] = ()  # X, y and rows afterwards; empty: unchanged
+    remainder: tuple[Any, ...] = ()  # the rows that were left out of each
+    ordered: bool = True  # whether rows keep their order
+    separated: int = 0  # separated pairs in the report
     wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Act:
-    """A call, and what it is given."""
+class Operation:
+    """A call and its options."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def draw(rng: Random) -> Act:
-    name = rng.choice((*ACTS, "prepare", "prepare", "restart"))
-    return Act(name=name, options=_OPTIONS.get(name, lambda _: {})(rng))
+def draw(rng: Random) -> Operation:
+    name = rng.choice((*OPERATIONS, "prepare", "prepare", "restart"))
+    return Operation(name=name, options=_OPTIONS.get(name, lambda _: {})(rng))
 
 
-def takes_workers_away(act: Act) -> bool:
-    """Whether it may be asked to: data that is bound to these cannot follow."""
-    return act.name == "scale" or "n_workers" in act.options
+def removes_workers(operation: Operation) -> bool:
+    """Whether it may remove workers, which data bound to them cannot follow."""
+    return operation.name == "scale" or "n_workers" in operation.options
 
 
-def carry_out(act: Act, client: Client, data: Data, notify: Notify) -> Done:
-    """Make the call; errors of it come out."""
-    notify(act.name, None)
-    return ACTS[act.name](client, data, dict(act.options), notify)
+def run(operation: Operation, client: Client, data: Data, notify: Notify) -> Result:
+    """Make the call, and pass its errors on."""
+    notify(operation.name, None)
+    return OPERATIONS[operation.name](client, data, dict(operation.options), notify)
 
 
 # --- prepare --------------------------------------------------------------------------
 
 
-def _some(rng: Random, chances: Mapping[str, tuple[float, tuple[Any, ...]]]) -> Any:
+def _draw_options(
+    rng: Random, chances: Mapping[str, tuple[float, tuple[Any, ...]]]
+) -> Any:
     return {
         name: rng.choice(values)
         for name, (chance, values) in chances.items()
@@ -70,9 +73,9 @@ def _some(rng: Random, chances: Mapping[str, tuple[float, tuple[Any, ...]]]) -> 
     }
 
 
-def _of_prepare(rng: Random) -> dict[str, Any]:
+def _prepare_options(rng: Random) -> dict[str, Any]:
     workloads = ("xgboost", "lightgbm", "torch_ddp", "xgboost_rank")
-    return _some(
+    return _draw_options(
         rng,
         {
             "estimator": (0.5, workloads),
@@ -84,11 +87,11 @@ def _of_prepare(rng: Random) -> dict[str, Any]:
     )
 
 
-def _of_cut(rng: Random) -> dict[str, Any]:
+def _rechunk_options(rng: Random) -> dict[str, Any]:
     return {"rechunk": rng.randint(3, 40), "release_inputs": rng.random() < 0.4}
 
 
-def _of_order(rng: Random) -> dict[str, Any]:
+def _order_options(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         return {"sort": True}
     return {
@@ -97,17 +100,19 @@ def _of_order(rng: Random) -> dict[str, Any]:
     }
 
 
-def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     qid = None
     if options.get("sort"):
         qid = _groups(data, scattered=True)
     elif options.get("estimator") == "xgboost_rank":
         qid = _groups(data, scattered=False)
-    found = clustertune.prepare(
-        client, *data, qid=qid, progress=notify, timeout=TIMEOUT, **options
-    )
+    tolerance = options.pop("tolerance", 0.05)
+    with dask.config.set({"clustertune.prepare.tolerance": tolerance}):
+        found = clustertune.prepare(
+            client, *data, qid=qid, progress=notify, timeout=TIMEOUT, **options
+        )
     after = found.report.after
-    return Done(
+    return Result(
         status=found.report.status,
         collections=tuple(found)[:3],
         remainder=tuple(found.remainder or ())[:3],
@@ -117,7 +122,7 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 
 
 def _groups(data: Data, *, scattered: bool) -> Any:
-    """Of each row; scattered ones have to be sorted."""
+    """The group of each row; scattered groups have to be sorted."""
     count = max(1, data.spec.rows // GROUP)
 
     def group(rows: Any) -> Any:
@@ -127,76 +132,80 @@ def _groups(data: Data, *, scattered: bool) -> Any:
     return made if isinstance(made, da.Array) else made.rename("qid")
 
 
-def _held(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _prepare_and_hold(
+    client: Client, data: Data, options: Any, notify: Notify
+) -> Result:
     with clustertune.prepare(
         client, *data, progress=notify, timeout=TIMEOUT, **options
     ) as (X, y, rows):
         notify("holding", None)
         total = int(client.compute(rows.sum()).result(timeout=TIMEOUT))
-    return Done(status="done", collections=(X, y, rows), wrong=_of_total(total, data))
+    return Result(
+        status="done", collections=(X, y, rows), wrong=_check_total(total, data)
+    )
 
 
-def _of_total(total: int, data: Data) -> tuple[str, ...]:
+def _check_total(total: int, data: Data) -> tuple[str, ...]:
     n = data.spec.rows
-    return () if total == n * (n - 1) // 2 else (f"the rows' numbers sum to {total}",)
+    return () if total == n * (n - 1) // 2 else (f"the row numbers sum to {total}",)
 
 
 # --- workers --------------------------------------------------------------------------
 
 
-def _restart(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _restart(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     report = clustertune.restart_workers(
-        client, *_loaded(data), progress=notify, timeout=TIMEOUT, **options
+        client, *_aligned(data), progress=notify, timeout=TIMEOUT, **options
     )
-    return Done(status=report.status)
+    return Result(status=report.status)
 
 
-def _loaded(data: Data) -> tuple[Any, ...]:
-    """What may be given as row-aligned."""
+def _aligned(data: Data) -> tuple[Any, ...]:
+    """The collections, if their partitions match."""
     return tuple(data) if data.spec.partitions == data.spec.other_partitions else ()
 
 
-def _resize(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _resize(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     report = clustertune.resize_workers(
-        client, *_loaded(data), progress=notify, timeout=TIMEOUT, **options
+        client, *_aligned(data), progress=notify, timeout=TIMEOUT, **options
     )
-    return Done(status=report.status)
+    return Result(status=report.status)
 
 
-def _scale(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _scale(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     n_workers = max(1, len(client.nthreads()) + options["by"])
     report = clustertune.scale(
-        client, n_workers, *_loaded(data), progress=notify, timeout=TIMEOUT
+        client, n_workers, *_aligned(data), progress=notify, timeout=TIMEOUT
     )
-    return Done(status=report.status)
+    return Result(status=report.status)
 
 
-def _trim(client: Client, data: Data, options: Any, notify: Notify) -> Done:
-    return Done(status=clustertune.trim_memory(client, progress=notify).status)
+def _trim(client: Client, data: Data, options: Any, notify: Notify) -> Result:
+    return Result(status=clustertune.trim_memory(client, progress=notify).status)
 
 
-def _release(client: Client, data: Data, options: Any, notify: Notify) -> Done:
-    """Of what this client has besides, everything."""
+def _release(client: Client, data: Data, options: Any, notify: Notify) -> Result:
+    """Release the other data of this client."""
     kept = list(data)
     if data.spec.place == "lazy":
         kept = client.persist(kept)
     more = client.persist(da.ones(1000, chunks=100))
     report = clustertune.release_data(client, keep=kept, progress=notify)
     del more
-    return Done(status=report.status)
+    return Result(status=report.status)
 
 
 # --- runs -----------------------------------------------------------------------------
 
 
-def _hold(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _hold(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     with clustertune.hold(client, label="chaos"):
         notify("holding", None)
         total = int(client.compute(data.rows.sum()).result(timeout=TIMEOUT))
-    return Done(status="done", wrong=_of_total(total, data))
+    return Result(status="done", wrong=_check_total(total, data))
 
 
-def _map_reduce(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _map_reduce(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     def sums(rows: Any) -> dict[str, Any]:
         import numpy as np
 
@@ -204,15 +213,15 @@ def _map_reduce(client: Client, data: Data, options: Any, notify: Notify) -> Don
         return {"count": len(values), "total": int(values.sum())}
 
     found = training.map_reduce(client, sums, data.rows)
-    wrong = _of_total(found["total"], data)
+    wrong = _check_total(found["total"], data)
     if found["count"] != data.spec.rows:
-        wrong += (f"map_reduce has seen {found['count']} rows",)
-    return Done(status="done", wrong=wrong)
+        wrong += (f"map_reduce saw {found['count']} rows",)
+    return Result(status="done", wrong=wrong)
 
 
-def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Done:
+def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     made = clustertune.schedule_restart(
-        client, *_loaded(data), idle_for="300ms", expires="40s", wait="5s"
+        client, *_aligned(data), idle_for="300ms", expires="40s", wait="5s"
     )
     end = monotonic() + LONGEST
     try:
@@ -220,9 +229,9 @@ def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Done:
             now = next(s for s in clustertune.schedules(client) if s.id == made.id)
             notify(f"schedule {now.state}", None)
             if now.ended:
-                return Done(status=f"schedule {now.state}")
+                return Result(status=f"schedule {now.state}")
             if monotonic() > end:
-                return Done(status="late", wrong=(f"a schedule never ended: {now}",))
+                return Result(status="late", wrong=(f"a schedule did not end: {now}",))
             sleep(0.1)
     except BaseException:
         made.cancel()
@@ -230,11 +239,13 @@ def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Done:
 
 
 _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
-    "prepare": _of_prepare,
-    "prepare and hold": lambda rng: _some(rng, {"estimator": (0.5, ("xgboost",))}),
-    "rechunk": _of_cut,
-    "shuffle": _of_order,
-    "rebalance": lambda _: {"only": ["rebalance"]},
+    "prepare": _prepare_options,
+    "prepare and hold": lambda rng: _draw_options(
+        rng, {"estimator": (0.5, ("xgboost",))}
+    ),
+    "rechunk": _rechunk_options,
+    "shuffle": _order_options,
+    "rebalance": lambda _: {"_only": ["rebalance"]},
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
     "resize": lambda rng: rng.choice(
         (
@@ -245,9 +256,9 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     ),
     "scale": lambda rng: {"by": rng.choice((-1, 1))},
 }
-ACTS: Mapping[str, Callable[[Client, Data, Any, Notify], Done]] = {
+OPERATIONS: Mapping[str, Callable[[Client, Data, Any, Notify], Result]] = {
     "prepare": _prepare,
-    "prepare and hold": _held,
+    "prepare and hold": _prepare_and_hold,
     "rechunk": _prepare,
     "shuffle": _prepare,
     "rebalance": _prepare,

@@ -1,7 +1,7 @@
-"""Clusters that rounds of chaos are played on, one after the other.
+"""Real clusters for rounds with faults.
 
-What a round has broken is mended before the next: workers come back with their nannies,
-and where a nanny is gone, another is started.
+A cluster is repaired between two rounds: nannies restart their workers, and killed
+nannies are replaced.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from distributed.core import Status
 from tests.processes import process, until
 
 LIMIT = "700 MiB"
-GIVEN_UP = "distributed.deploy.lost-worker-timeout"
-RUNS = (Status.running, Status.init, Status.starting)  # of nannies
+LOST_WORKER_TIMEOUT = "distributed.deploy.lost-worker-timeout"
+NANNY_RUNS = (Status.running, Status.init, Status.starting)
 ROOT = str(Path(__file__).parents[2])
 
 
-def soon(condition: Callable[[], Any], seconds: float = 30) -> bool:
-    """Whether a condition comes in time."""
+def becomes_true(condition: Callable[[], Any], seconds: float = 30) -> bool:
+    """Whether a condition becomes true in time."""
     end = monotonic() + seconds
     while not condition():
         if monotonic() > end:
@@ -37,15 +37,15 @@ def soon(condition: Callable[[], Any], seconds: float = 30) -> bool:
     return True
 
 
-class House:
-    """A cluster, its client, and another client that looks and strikes.
+class LocalWorkers:
+    """A ``LocalCluster`` whose workers are processes, and two clients.
 
     Attributes
     ----------
     client : Client
-        Of the one who uses clustertune.
+        The client that calls clustertune.
     watch : Client
-        Of who strikes, and of who looks afterwards.
+        The client that injects faults and inspects the cluster.
     """
 
     kind = "local"
@@ -64,9 +64,9 @@ class House:
             raise
 
     def open(self) -> Client:
-        # on a machine that is as busy as this one a worker is long in coming back, and
-        # would be given up by its manager, which is no fault of what is tested
-        self.stack.enter_context(dask.config.set({GIVEN_UP: "1 hour"}))
+        # on a busy machine a worker starts slowly, and the cluster object would
+        # give it up
+        self.stack.enter_context(dask.config.set({LOST_WORKER_TIMEOUT: "1 hour"}))
         cluster = LocalCluster(
             n_workers=self.n_workers,
             threads_per_worker=1,
@@ -81,7 +81,7 @@ class House:
         self.stack.close()
 
     def pids(self) -> dict[str, int]:
-        """Processes of workers, by address."""
+        """Process ids of workers, by address."""
         return {
             n.worker_address: n.pid
             for n in list(self.cluster.workers.values())
@@ -89,26 +89,26 @@ class House:
         }
 
     def nannies(self) -> list[int]:
-        """Processes of nannies that may be killed."""
+        """Process ids of nannies that may be killed."""
         return []
 
-    def mend(self) -> bool:
-        """Whether there are as many running workers as there were at first."""
+    def repair(self) -> bool:
+        """Restore the initial number of running workers; whether that succeeded."""
         workers = self.cluster.workers.items()
-        gone = [name for name, n in workers if n.status not in RUNS]
-        # else it would wait for them for a while
+        gone = [name for name, n in workers if n.status not in NANNY_RUNS]
+        # without this, the cluster object waits for them
         self.cluster.sync(self.cluster.scale_down, gone)
         self.cluster.scale(self.n_workers)
-        return soon(self._whole)
+        return becomes_true(self._is_complete)
 
-    def _whole(self) -> bool:
+    def _is_complete(self) -> bool:
         info = self.watch.sync(self.watch.scheduler.identity, n_workers=-1)["workers"]
         states = [w["status"] for w in info.values()]
         return states == ["running"] * self.n_workers
 
 
-class Outside(House):
-    """Scheduler and nannies are processes of their own, as on a real cluster."""
+class ProcessWorkers(LocalWorkers):
+    """A cluster whose scheduler and nannies are processes of their own."""
 
     kind = "outside"
 
@@ -146,8 +146,8 @@ class Outside(House):
     def nannies(self) -> list[int]:
         return [w.pid for w in self.workers if w.poll() is None]
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         for i, one in enumerate(self.workers):
             if one.poll() is not None:
                 self.workers[i] = self._worker(i)
-        return soon(self._whole, 60)
+        return becomes_true(self._is_complete, 60)

@@ -1,8 +1,8 @@
-"""Clusters and data in memory, drawn from a seed, and faults that strike them.
+"""Simulated clusters and data, drawn from a seed, with faults.
 
-Everything that the main loop can be asked for, in combinations: workers of all sizes,
-some of them paused; data that is loaded or not, torn, copied, cut elsewhere, with
-partitions without rows; groups, classes, eval sets; every workload that there is.
+The cases combine everything that the main loop supports: workers of all sizes, some of
+them paused; loaded and lazy data, replicas, separated pairs, differing boundaries,
+empty partitions; groups, classes and eval sets; all workloads.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ ACTIONS = ("prepare",) * 8 + (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a seed means."""
+    """The cluster, data, call and faults of a seed."""
 
     seed: int
     action: str
     start: View
-    values: Mapping[str, Any]  # by label, of each row
-    options: Mapping[str, Any]  # of the cluster in memory
+    values: Mapping[str, Any]  # of each row, by label
+    options: Mapping[str, Any]  # of the simulated cluster
     faults: Mapping[int, str]  # by moment
     dry_run: bool
 
 
 def draw(seed: int) -> Case:
-    """The case of that number."""
+    """Draw the case of a seed."""
     rng = Random(seed)
     action = rng.choice(ACTIONS)
     profiles = [
@@ -105,7 +105,7 @@ def draw(seed: int) -> Case:
 
 def _workers(rng: Random, nbytes: int) -> list[WorkerSnapshot]:
     count = rng.choice((1, 2, 2, 3, 3, 4, 5, 8))
-    # from far too little memory for the data to much more than enough
+    # memory limits from too low for the data to much more than needed
     limit = rng.choice((4096 * MIB, 4096 * MIB, max(64 * MIB, 2 * nbytes // count)))
     if rng.random() < 0.05:
         limit = 0
@@ -142,7 +142,7 @@ def _data(
     name: str = "training data",
 ) -> Layout:
     labels = ["X", *(["y"] if rng.random() < 0.9 else [])]
-    # what needs exact rows refuses groups before anything is looked at
+    # workloads with exact rows refuse groups
     qid = grouped is not None and (grouped or rng.random() < 0.15)
     labels += ["qid"] if qid else []
     labels += ["sample_weight"] if rng.random() < 0.2 else []
@@ -184,7 +184,7 @@ def _collection(
 
 
 def _in_blocks(made: CollectionInfo, homes: Any) -> CollectionInfo:
-    """The same, each partition in two blocks of columns."""
+    """The same member with two blocks of columns in each partition."""
     keys = tuple((made.label, i) for i in range(2 * made.n_partitions))
     twice = None if homes is None else [h for h in homes for _ in range(2)]
     again = collection(made.label, None, twice, made.total_bytes or 8, keys=keys)
@@ -198,7 +198,7 @@ def _in_blocks(made: CollectionInfo, homes: Any) -> CollectionInfo:
 
 
 def _cut(rng: Random, n_rows: int) -> list[int]:
-    """Rows of partitions: even, or anywhere, some of them without any."""
+    """Rows of partitions: even, or random, some of them empty."""
     count = rng.randint(1, 12)
     if rng.random() < 0.4:
         edges = [n_rows * i // count for i in range(count + 1)]
@@ -209,7 +209,7 @@ def _cut(rng: Random, n_rows: int) -> list[int]:
 
 
 def _homes(rng: Random, count: int, n_workers: int) -> list[list[int]]:
-    """Holders of partitions: one worker, even, random, some with replicas."""
+    """Holders of partitions: one worker, even, random, or with replicas."""
     how, first = rng.choice(("one", "even", "any", "any", "copies")), rng.randrange(64)
     found = []
     for i in range(count):
@@ -222,7 +222,7 @@ def _homes(rng: Random, count: int, n_workers: int) -> list[list[int]]:
 
 
 def _values(rng: Random, sets: list[Layout]) -> dict[str, Any]:
-    """Classes and groups of rows, sorted or not, of some of them few."""
+    """Classes and groups of rows, sorted or not."""
     found: dict[str, Any] = {}
     for x in sets:
         for m in x.collections:
@@ -238,14 +238,14 @@ def _values(rng: Random, sets: list[Layout]) -> dict[str, Any]:
     return found
 
 
-# --- what is asked for ----------------------------------------------------------------
+# --- the goal -------------------------------------------------------------------------
 
 
 def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, Any]:
     def maybe(chance: float, *values: Any) -> Any:
         return rng.choice(values) if rng.random() < chance else None
 
-    asked = {
+    wanted = {
         "n_workers": maybe(0.15, 2, 4, n_workers, "fit"),
         "persist": maybe(0.1, True, False),
         "rechunk": maybe(0.25, False, 3, 9, 24),
@@ -261,16 +261,16 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
         "seed": rng.randrange(9),
     }
-    asked = {k: v for k, v in asked.items() if v is not None}
-    if "permitted" in asked:
-        asked["permitted"] = frozenset(asked["only"])
-    if asked.get("order") == "sort" and "qid" not in {
+    wanted = {k: v for k, v in wanted.items() if v is not None}
+    if "permitted" in wanted:
+        wanted["permitted"] = frozenset(wanted["permitted"])
+    if wanted.get("order") == "sort" and "qid" not in {
         m.label for m in data.collections
     }:
-        del asked["order"]  # refused before anything is looked at
+        del wanted["order"]  # refused before the first look
     if profile.exact_rows:
-        asked["tolerance"] = 0.0  # as `prepare` has it
-    return asked
+        wanted["tolerance"] = 0.0  # as `prepare` does
+    return wanted
 
 
 def _arrival(rng: Random) -> Callable[[int, int], Any]:
@@ -287,20 +287,22 @@ def _arrival(rng: Random) -> Callable[[int, int], Any]:
 
 # --- faults ---------------------------------------------------------------------------
 
-KINDS = (
-    *("kill", "kill", "kill", "pause", "pause", "resume", "join", "fill"),
-    *("copy", "steal", "lose connection", "interrupt"),
+FAULTS = (
+    *("kill", "kill", "kill", "pause", "pause", "resume", "add worker", "fill memory"),
+    *("copy partition", "move partition", "lose connection", "interrupt"),
 )
 
 
 def _faults(rng: Random) -> dict[int, str]:
-    """None, one or a few, soon or late."""
+    """Draw up to three faults, early or late."""
     count = rng.choice((0, 1, 1, 1, 1, 2, 3))
-    return {int(10 ** rng.uniform(0, 2.3)) - 1: rng.choice(KINDS) for _ in range(count)}
+    return {
+        int(10 ** rng.uniform(0, 2.3)) - 1: rng.choice(FAULTS) for _ in range(count)
+    }
 
 
-class _Shared(MemoryCluster):
-    """One on which there are other data, too."""
+class _SharedCluster(MemoryCluster):
+    """A cluster that also holds other data."""
 
     async def look(self, notify: Notify) -> View:
         seen = await super().look(notify)
@@ -309,20 +311,20 @@ class _Shared(MemoryCluster):
         return replace(seen, snapshots=(now,))
 
 
-class Struck(_Shared):
-    """A cluster in memory that faults strike, each at its moment.
+class FaultyCluster(_SharedCluster):
+    """A simulated cluster with faults, each injected at its moment.
 
-    A moment is a key that is loaded, moved or made, and the begin and end of each thing
-    that the port does.
+    A moment is a key that is loaded, moved or made, and the start and end of each
+    method of the port.
 
     Attributes
     ----------
     phase, inside : str
-        What the port did last; what it is at now, if anything.
-    hits : list of (fault, phase)
-        What has happened.
+        The last method of the port; the method that runs, if any.
+    injected : list of (fault, phase)
+        Faults so far.
     hidden : set of str
-        Labels of collections that say nothing of their rows before they are loaded.
+        Labels of members whose rows are unknown until they are loaded.
     """
 
     def __init__(self, case: Case):
@@ -331,27 +333,27 @@ class Struck(_Shared):
         self.moment = 0
         self.phase = "before"
         self.inside = ""
-        self.hits: list[tuple[str, str]] = []
+        self.injected: list[tuple[str, str]] = []
         super().__init__(
-            case.start, fault=Struck.strike, values=case.values, **case.options
+            case.start, fault=FaultyCluster.inject, values=case.values, **case.options
         )
         lazy = [
             m.label for x in case.start.layouts for m in x.collections if not m.loaded
         ]
         self.hidden = set(lazy) if self.rng.random() < 0.5 else set()
 
-    def calm(self) -> None:
-        """Nothing happens any more."""
+    def stop_faults(self) -> None:
+        """Inject no more faults."""
         self.faults = {}
 
-    def strike(self) -> None:
+    def inject(self) -> None:
         kind = self.faults.get(self.moment)
         self.moment += 1
-        # a cut that is stopped has made nothing yet
+        # a stopped rechunk or shuffle has made nothing yet
         if kind is None or (kind in STOPS and self.inside in ("rechunk", "shuffle")):
             return
-        if _BLOWS[kind](self):
-            self.hits.append((kind, self.phase))
+        if INJECT[kind](self):
+            self.injected.append((kind, self.phase))
             if kind in STOPS:
                 raise STOPS[kind]
 
@@ -383,17 +385,17 @@ class Struck(_Shared):
 
 
 def _port(name: str) -> Any:
-    method = getattr(_Shared, name)
+    method = getattr(_SharedCluster, name)
 
-    async def call(self: Struck, *args: Any) -> Any:
+    async def call(self: FaultyCluster, *args: Any) -> Any:
         self.phase = name
-        self.strike()
+        self.inject()
         self.inside = name
         try:
             result = await method(self, *args)
         finally:
             self.inside = ""
-        self.strike()
+        self.inject()
         return result
 
     return call
@@ -403,11 +405,11 @@ for _name in (
     *("look", "load", "scale", "adapt", "rechunk", "shuffle", "move", "restart"),
     *("trim", "release"),
 ):
-    setattr(Struck, _name, _port(_name))
+    setattr(FaultyCluster, _name, _port(_name))
 
 
 class Interrupted(BaseException):
-    """Stands for ^C and the end of a time limit: no ``except Exception`` sees it."""
+    """Simulates ^C and a timeout, which ``except Exception`` does not catch."""
 
 
 STOPS: Mapping[str, BaseException] = {
@@ -416,44 +418,44 @@ STOPS: Mapping[str, BaseException] = {
 }
 
 
-def _running(c: Struck) -> list[str]:
+def _running(c: FaultyCluster) -> list[str]:
     return [a for a, w in c.workers.items() if w.running]
 
 
-def _partitions(c: Struck) -> Iterator[tuple[str, int]]:
+def _partitions(c: FaultyCluster) -> Iterator[tuple[str, int]]:
     for m in (m for x in c.layouts for m in x.collections if m.loaded):
         for i in range(len(m.keys)):
             yield m.label, i
 
 
-def _kill(c: Struck) -> bool:
+def _kill(c: FaultyCluster) -> bool:
     if len(_running(c)) < 2:
         return False
     c.kill(c.rng.choice(list(c.workers)))
     return True
 
 
-def _pause(c: Struck) -> bool:
+def _pause(c: FaultyCluster) -> bool:
     if len(_running(c)) < 2 and c.rng.random() < 0.7:
-        return False  # the last one is paused now and then, too
+        return False  # now and then, the last running worker is paused
     c.pause(c.rng.choice(list(c.workers)))
     return True
 
 
-def _resume(c: Struck) -> bool:
+def _resume(c: FaultyCluster) -> bool:
     paused = [a for a, w in c.workers.items() if not w.running]
     for address in paused[:1]:
         c.workers[address] = replace(c.workers[address], status="running")
     return bool(paused)
 
 
-def _join(c: Struck) -> bool:
+def _add_worker(c: FaultyCluster) -> bool:
     new = worker(f"late-{c.moment}", nthreads=c.rng.choice((1, 2)))
     c.workers[new.address] = new
     return True
 
 
-def _fill(c: Struck) -> bool:
+def _fill(c: FaultyCluster) -> bool:
     address = c.rng.choice(list(c.workers))
     one = c.workers[address]
     part = c.rng.uniform(0.1, 0.9)
@@ -463,9 +465,9 @@ def _fill(c: Struck) -> bool:
     return True
 
 
-def _elsewhere(c: Struck, *, copied: bool) -> bool:
+def _elsewhere(c: FaultyCluster, *, copied: bool) -> bool:
     partitions, running = list(_partitions(c)), _running(c)
-    # while partitions are made, it would be a partition of which nobody knows yet
+    # new partitions are not known until all are made
     if not partitions or not running or c.inside in ("rechunk", "shuffle"):
         return False
     label, i = c.rng.choice(partitions)
@@ -475,14 +477,14 @@ def _elsewhere(c: Struck, *, copied: bool) -> bool:
     return c.homes[label][i] != before
 
 
-_BLOWS: Mapping[str, Callable[[Struck], bool]] = {
+INJECT: Mapping[str, Callable[[FaultyCluster], bool]] = {
     "kill": _kill,
     "pause": _pause,
     "resume": _resume,
-    "join": _join,
-    "fill": _fill,
-    "copy": lambda c: _elsewhere(c, copied=True),
-    "steal": lambda c: _elsewhere(c, copied=False),
+    "add worker": _add_worker,
+    "fill memory": _fill,
+    "copy partition": lambda c: _elsewhere(c, copied=True),
+    "move partition": lambda c: _elsewhere(c, copied=False),
     "lose connection": lambda _: True,
     "interrupt": lambda _: True,
 }

@@ -1,22 +1,13 @@
-"""Restart workers that leaked memory has filled, with clustertune and with Dask alone.
+"""Restart workers whose memory is full or that are paused.
 
-Three workers with 20 MiB of keys each: scattered values, and partitions that can be
-computed again. A leak in each process then fills it:
+Three workers each hold 20 MiB of keys: scattered values, and partitions that can be
+computed again. A leak in each process then fills it above the spill threshold (`full`)
+or above the pause threshold (`paused`). Ours is `clustertune.restart_workers(client)`.
+`restart` is `client.restart()`. `workers` calls `client.restart_workers` for one worker
+after the other. A lost key was in memory before the restart and on no worker
+afterwards.
 
-- full: above the spill threshold (75 % of the memory limit)
-- paused: above the pause threshold (85 %)
-
-Each variant ends when all workers are new and run:
-
-- ours: `clustertune.restart_workers(client)`
-- restart: `client.restart()`, which drops all data
-- workers: `client.restart_workers` for all workers, one after the other
-
-A lost key was in memory before the restart, and no worker had it afterwards. Partitions
-are computed again; scattered values are gone.
-
-Run: ``python benchmarks/rescue.py [--rounds 5] [--state full|paused]``. Without
-``--state`` it measures both.
+Options: `--rounds 6`, `--state paused` (or `full`).
 """
 
 import argparse
@@ -31,7 +22,7 @@ from restart import lost
 
 WORKERS = 3
 MIB = 2**20
-LIMIT = 1024 * MIB  # of each worker
+LIMIT = 1024 * MIB  # memory limit of a worker
 SCATTERED = 30  # values of 1 MiB
 PARTITIONS = 30  # of 1 MiB
 FILLED = {"full": 0.75, "paused": 0.85}  # of the limit
@@ -40,7 +31,7 @@ DEADLINE = 60  # seconds for a state of the cluster
 
 
 def leak(fraction):
-    """Fill this process up to a fraction of the limit with memory that is no key's."""
+    """Fill this process with unmanaged memory up to a fraction of the limit."""
     import builtins
 
     import psutil
@@ -50,7 +41,7 @@ def leak(fraction):
 
 
 def memory(dask_scheduler):
-    """Process memory and state of each worker, as the scheduler knows them."""
+    """Process memory and status of each worker on the scheduler."""
     return [(w.memory.process, w.status.name) for w in dask_scheduler.workers.values()]
 
 
@@ -95,7 +86,7 @@ def variant(name, state):
         seconds = perf_counter() - start
         assert not before & set(client.run(os.getpid).values())
         computed, scattered = client.run_on_scheduler(lost, since=since)
-        if name == "restart":  # its events do not count keys
+        if name == "restart":  # Dask's events do not count these keys
             computed = PARTITIONS
             scattered = sum(f.status != "finished" for f in kept)
         most = max(nbytes for nbytes, _ in client.run_on_scheduler(memory))
@@ -108,25 +99,25 @@ def variant(name, state):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--state", choices=[*FILLED])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--state", choices=[*FILLED], default="paused")
     parser.add_argument("--variant")
     given = parser.parse_args()
     if given.variant:
         print(json.dumps(variant(given.variant, given.state)))
         return
     print(measure.machine())
-    for state in [given.state] if given.state else FILLED:
-        print(f"\n{state}:")
-        show(measure.run(__file__, NAMES, given.rounds, "--state", state))
+    show(
+        given.state, measure.run(__file__, NAMES, given.rounds, "--state", given.state)
+    )
 
 
-def show(rounds):
+def show(state, rounds):
     figures = {
         "seconds": "s",
-        "computed": "keys lost, computed again",
-        "scattered": "keys lost for good",
+        "computed": "lost keys, computed again",
+        "scattered": "lost keys, gone",
         "fullest": "fullest worker afterwards, of its limit",
     }
     measure.show(
@@ -135,7 +126,15 @@ def show(rounds):
     )
     for name in NAMES[1:]:
         ratio = measure.ratios(rounds, "ours.seconds", f"{name}.seconds")
-        print(f"ours / {name}: {ratio}")
+        measure.compare(f"{state} workers: seconds, ours / {name}", ratio)
+    for name in NAMES:
+        lost_keys = measure.interval([r[f"{name}.scattered"] for r in rounds])
+        measure.compare(
+            f"{state} workers: keys that {name} lost for good",
+            lost_keys,
+            at_most=0 if name == "ours" else None,
+            headline=name == "ours",
+        )
 
 
 if __name__ == "__main__":
