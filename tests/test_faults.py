@@ -32,13 +32,13 @@ def slowly(dask_scheduler: Any) -> None:
     move_keys = type(plugin.jobs)._move.__globals__["move_keys"]
     assert isinstance(move_keys, FunctionType)
     policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["MovePolicy"]
-    policy._launch.__globals__["MAX_KEYS"] = 2
+    policy._send.__globals__["MAX_KEYS"] = 2
 
 
 def quickly(dask_scheduler: Any) -> None:
     """Undo that: schedulers of the same process share what was shipped to one."""
     policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["MovePolicy"]
-    policy._launch.__globals__["MAX_KEYS"] = mover.MAX_KEYS
+    policy._send.__globals__["MAX_KEYS"] = mover.MAX_KEYS
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
@@ -254,4 +254,4 @@ def _gone(pid: int) -> bool:
 
 def test_the_mover_is_what_the_tests_make_slow() -> None:
     """The bound that ``slowly`` lowers is the one that the mover uses."""
-    assert "MAX_KEYS" in mover.MovePolicy._launch.__globals__
+    assert "MAX_KEYS" in mover.MovePolicy._send.__globals__

@@ -502,7 +502,7 @@ async def test_the_time_of_the_caller_ends(
     """While a worker is emptied: all is where it was, and there are no copies."""
     # slow, so that the time is too short; what was shipped in this process before has
     # given the class functions with other globals
-    monkeypatch.setitem(mover.MovePolicy._launch.__globals__, "MAX_KEYS", 2)
+    monkeypatch.setitem(mover.MovePolicy._send.__globals__, "MAX_KEYS", 2)
     await c.amm.stop()  # it would delete copies
     source, other = s.workers
     some = [np.full(10_000, i) for i in range(300)]

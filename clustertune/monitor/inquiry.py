@@ -259,7 +259,7 @@ async def with_held_data(
     memory limit that the workers are going to have.
     """
     addresses = [w.address for w in snapshot.workers]
-    found = await monitor.ask(client, "burdens", workers=addresses)
+    found = await monitor.ask(client, "held_data", workers=addresses)
     snapshot = await monitor.with_bandwidths(client, snapshot)
     workers = tuple(
         replace(

@@ -55,8 +55,8 @@ RECONNECT = 5.0  # seconds to wait for Dask to reconnect a client
 #: requests that change nothing: repeated if a connection breaks
 REPEATABLE = frozenset(
     (
-        "burdens", "holdings", "in_vain", "is_held", "list_schedules", "look", "page",
-        "past", "progress", "recall", "survey", "wanted",
+        "held_data", "holdings", "is_held", "list_schedules", "look", "page",
+        "past", "progress", "recall", "survey", "unmet_restrictions", "wanted",
     )
 )  # fmt: skip
 
@@ -265,7 +265,7 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
         The request failed in the plugin.
     """
     await _reconnected(client)
-    request = {"method": method, "asker": client.id, **arguments}
+    request = {"method": method, "client": client.id, **arguments}
     try:
         answer = await _request(client, request, again=method in REPEATABLE)
     except ClustertuneError:

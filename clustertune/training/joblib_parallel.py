@@ -251,7 +251,7 @@ def replicated(
         for future in futures:
             future.release()
         if client.status == "running":
-            _on_scheduler(client, copies.let_go, name=prefix)
+            _on_scheduler(client, copies.stop_keeping, name=prefix)
 
 
 def _on_scheduler(client: Client, function: Any, **arguments: Any) -> None:

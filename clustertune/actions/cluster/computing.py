@@ -185,7 +185,7 @@ class _Patience:
             return self.text
         self.asked = now
         packed = await asyncio.to_thread(keys.pack, partitions)
-        answer = await monitor.ask(self.client, "in_vain", keys=packed)
+        answer = await monitor.ask(self.client, "unmet_restrictions", keys=packed)
         unmet = inquiry.read_unmet(answer)
         self.text = "".join(f"; {x}" for x in unmet)
         gone = [x for x in unmet if x.kind == "worker"]

@@ -17,7 +17,7 @@ class Refused(Exception):  # noqa: N818
     """Why a worker is not restarted; its state is unchanged."""
 
 
-class NoRoom(Refused):
+class NotEnoughMemory(Refused):
     """The other workers have no room for the keys of a worker."""
 
 
@@ -105,14 +105,14 @@ class Evacuation:
         scheduler: Any,
         address: str,
         partitions: Places,
-        ceilings: Mapping[str, int],
+        process_limits: Mapping[str, int],
         parking: Parking,
         held: HeldKeys,
     ):
         self.scheduler = scheduler
         self.address = address
         self.partitions = partitions
-        self.ceilings = ceilings
+        self.process_limits = process_limits
         self.parking = parking
         self.held = held
 
@@ -130,20 +130,22 @@ class Evacuation:
             place = self.partitions.get(ts.key)
             name = (ts.key,) if place is None else place
             groups.setdefault(name, []).append(ts)
-        room = self._room(worker)
+        free_memory = self._free_memory(worker)
         # fullest last; workers without bounds take turns
-        order = [(-free, i, address) for i, (address, free) in enumerate(room.items())]
+        order = [
+            (-free, i, address) for i, (address, free) in enumerate(free_memory.items())
+        ]
         heapq.heapify(order)
         sizes = {name: sum(ts.nbytes for ts in some) for name, some in groups.items()}
         away: dict[Any, str] = {}
         async for name in in_turns(sorted(groups, key=lambda n: -sizes[n])):
             target = order[0][2] if order else None
-            if target is None or room[target] < sizes[name]:
-                raise _no_room(sizes, room)
+            if target is None or free_memory[target] < sizes[name]:
+                raise _not_enough_memory(sizes, free_memory)
             away |= {ts.key: target for ts in groups[name]}
-            room[target] -= sizes[name]
-            turn = order[0][1] + len(room)
-            heapq.heapreplace(order, (-room[target], turn, target))
+            free_memory[target] -= sizes[name]
+            turn = order[0][1] + len(free_memory)
+            heapq.heapreplace(order, (-free_memory[target], turn, target))
         self.held.copied |= copied
         self.held.note_away(away)
         return [*wanted, *away.items()]
@@ -152,12 +154,12 @@ class Evacuation:
         """Another worker that has a key and may keep it, or None."""
         running = self.scheduler.running
         for ws in ts.who_has or ():
-            other = ws.address in self.ceilings and ws.address != self.address
+            other = ws.address in self.process_limits and ws.address != self.address
             if ws is self.parking.worker or (other and ws in running):
                 return ws
         return None
 
-    def _room(self, worker: Any) -> dict[str, float]:
+    def _free_memory(self, worker: Any) -> dict[str, float]:
         """Bytes that each of the other workers can take."""
         parked = self.parking.worker
         if parked is not None:
@@ -165,7 +167,7 @@ class Evacuation:
         others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
         return {
             address: float("inf") if not most else most - process_bytes(others[address])
-            for address, most in self.ceilings.items()
+            for address, most in self.process_limits.items()
             if address in others
         }
 
@@ -200,9 +202,11 @@ class Evacuation:
         ]
 
 
-def _no_room(sizes: Mapping[Any, int], room: Mapping[str, float]) -> NoRoom:
-    free = sum(max(0.0, n) for n in room.values())
-    return NoRoom(
+def _not_enough_memory(
+    sizes: Mapping[Any, int], free_memory: Mapping[str, float]
+) -> NotEnoughMemory:
+    free = sum(max(0.0, n) for n in free_memory.values())
+    return NotEnoughMemory(
         f"the others have no room for its keys: {sum(sizes.values()):,} bytes, "
         f"{free:,.0f} bytes free below their thresholds"
     )

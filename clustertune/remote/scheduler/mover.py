@@ -1,13 +1,12 @@
-"""Moves keys between workers: copy, confirm, then drop. Runs on the scheduler.
+"""Move keys between workers: copy, confirm, then drop. Runs on the scheduler.
 
 The mover is a private Active Memory Manager with one policy. It replicates a key to its
-target, and drops it elsewhere once the scheduler knows of the new replica. The
-manager's own rules hold: it never drops the last replica, nor one that a task on that
-worker needs. Keys keep their names, so collections stay valid.
+target. When the scheduler has registered the new replica, it drops the other replicas.
+The manager never drops the last replica, nor one that a task on its worker needs. Keys
+keep their names, so collections stay valid.
 
-The default manager is paused meanwhile, because it would drop the new replica as
-surplus; but only while copies are in flight, for ``EPOCH`` and ``DRAIN`` seconds at a
-time.
+Dask's default manager could drop the new replica as surplus. It is paused while copies
+are in flight, for ``EPOCH`` and ``DRAIN`` seconds at a time.
 """
 
 from __future__ import annotations
@@ -38,32 +37,29 @@ from clustertune.remote.scheduler.state import counted_bytes
 logger = logging.getLogger("distributed.clustertune")
 
 CYCLE = 0.02  # seconds between two runs of the policy
-EPOCH = 20.0  # seconds for which the default memory manager is paused at a time,
-DRAIN = 5.0  # and further seconds in which keys in flight may arrive
+EPOCH = 20.0  # seconds in which copies start while the default manager is paused
+DRAIN = 5.0  # further seconds in which copies may arrive
 MAX_KEYS = 2000  # in flight: a cycle with 1,000 suggestions takes 4 ms
 MAX_BYTES = 512 * 2**20  # in flight, to all workers
-PATIENCE = 30.0  # seconds without progress after which open keys are given up
+PATIENCE = 30.0  # seconds without progress after which the mover gives up keys
 SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
 
 
 class ManagerHold:
-    """Pauses the default memory manager while any move holds it.
+    """Pause the default memory manager while any move runs.
 
-    Only its timer stops, so to Dask and its clients the manager still runs. If a client
-    stops the manager meanwhile, it stays stopped.
+    Only its timer stops, so Dask and its clients still report that the manager runs. If
+    a client stops the manager meanwhile, it stays stopped.
     """
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.holders = 0
-        self.timer: Any = None  # the stopped one
+        self.moves = 0  # running moves
+        self.timer: Any = None  # the stopped timer
 
     def running(self) -> bool | None:
-        """Whether the default manager runs, or is only paused here.
-
-        None if the scheduler has none.
-        """
+        """Whether the default manager runs or is paused here; None if there is none."""
         manager = self.scheduler.extensions.get("amm")
         return None if manager is None else bool(manager.running)
 
@@ -72,16 +68,16 @@ class ManagerHold:
         manager = self.scheduler.extensions.get("amm")
         return self.scheduler.periodic_callbacks.get(f"amm-{id(manager)}")
 
-    def take(self) -> None:
-        if self.holders == 0:
+    def pause(self) -> None:
+        if self.moves == 0:
             self.timer = self._running_timer()
             if self.timer is not None:
                 self.timer.stop()
-        self.holders += 1
+        self.moves += 1
 
-    def give_back(self) -> None:
-        self.holders -= 1
-        if self.holders or self.timer is None:
+    def resume(self) -> None:
+        self.moves -= 1
+        if self.moves or self.timer is None:
             return
         timer, self.timer = self.timer, None
         # a client that stops the manager removes its timer
@@ -93,44 +89,49 @@ class ManagerHold:
     async def epoch(self) -> AsyncIterator[None]:
         """Pause the manager, and block ``rebalance``, ``replicate`` and ``retire``."""
         async with self.scheduler._replica_lock(("clustertune", object())):
-            self.take()
+            self.pause()
             try:
                 yield
             finally:
-                self.give_back()
+                self.resume()
 
 
 class MovePolicy(ActiveMemoryManagerPolicy):
-    """Brings each key to its target, and drops it elsewhere.
+    """Move each key to its target.
 
-    ``wanted`` has keys and addresses of their targets. A target gets no keys above its
-    ceiling, in bytes of process memory; 0: any. Keys are dropped from ``sources`` only,
-    if given. ``shelters`` take keys though they do not run. ``waiting`` has the keys
-    that are still to do, ``flying`` the requested ones, and ``left`` counts by reason
-    the keys that were given up.
+    Parameters
+    ----------
+    wanted
+        Keys and the addresses of their targets.
+    process_limits
+        Greatest process memory of each target in bytes; 0: any.
+    sources
+        Workers that drop the keys; None: all except the target.
+    parking
+        Parking workers, which accept keys although they do not run.
     """
 
     def __init__(
         self,
         wanted: Iterable[tuple[Any, str]],
-        ceilings: dict[str, int],
+        process_limits: dict[str, int],
         sources: Collection[str] | None = None,
-        shelters: Collection[str] = (),
+        parking: Collection[str] = (),
     ):
-        self.waiting = deque(wanted)
-        self.ceilings = ceilings
+        self.queued = deque(wanted)  # keys that are not requested yet
+        self.process_limits = process_limits
         self.sources = sources
-        self.shelters = shelters
-        self.flying: dict[Any, Flight] = {}
+        self.parking = parking
+        self.requested: dict[Any, Transfer] = {}
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
         self.in_flight = 0  # bytes, to all targets
         self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
-        self.left: Counter[str] = Counter()
-        self.total = len(self.waiting)
+        self.left: Counter[str] = Counter()  # keys that were given up, by reason
+        self.total = len(self.queued)
         self.done = 0
-        self.nbytes = 0  # that travelled
-        self.stopped = False  # finally: keys in flight arrive, no more are sent
-        self.launching = True
+        self.nbytes = 0  # transferred bytes
+        self.stopped = False  # True: copies in flight arrive, no more are sent
+        self.sending = True
         self.last_progress = monotonic()
 
     def state(self) -> dict[str, Any]:
@@ -140,45 +141,45 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             "done": self.done,
             "nbytes": self.nbytes,
             "left": dict(self.left),
-            "waiting": len(self.waiting),
+            "waiting": len(self.queued),
         }
 
     @property
     def open(self) -> bool:
-        """Whether anything is left to do."""
-        return bool(self.flying) or (not self.stopped and bool(self.waiting))
+        """Whether keys are queued or in flight."""
+        return bool(self.requested) or (not self.stopped and bool(self.queued))
 
     def run(self) -> Generator[Any, Any, None]:
-        """Run one cycle: handle arrived keys, and send what there is room for."""
-        for key in list(self.flying):
-            yield from self._land(key)
-        if self.launching and not self.stopped:
-            yield from self._launch()
+        """Run one cycle: handle arrived keys, then request copies that fit."""
+        for key in list(self.requested):
+            yield from self._check_arrival(key)
+        if self.sending and not self.stopped:
+            yield from self._send()
         self._give_up_if_stuck()
 
     def requeue(self) -> None:
         """Return keys in flight to the queue; a replica that arrives is found later."""
-        for key, flight in self.flying.items():
-            self.waiting.append((key, flight.target))
-        self.flying.clear()
+        for key, transfer in self.requested.items():
+            self.queued.append((key, transfer.target))
+        self.requested.clear()
         self.inbound.clear()
         self.in_flight = 0
 
-    def _land(self, key: Any) -> Iterator[Any]:
-        flight = self.flying[key]
+    def _check_arrival(self, key: Any) -> Iterator[Any]:
+        transfer = self.requested[key]
         ts: Any = self.manager.scheduler.tasks.get(key)
-        target = self.manager.scheduler.workers.get(flight.target)
+        target = self.manager.scheduler.workers.get(transfer.target)
         if ts is None or ts.state != "memory":
             self._finish(key, "no longer in memory")
         elif not self._takes(target):
-            self._finish(key, f"{flight.target} is gone or paused")
+            self._finish(key, f"{transfer.target} is gone or paused")
         elif target not in ts.who_has:
-            if monotonic() - flight.asked > RETRY:
-                flight.asked = monotonic()
+            if monotonic() - transfer.requested_at > RETRY:
+                transfer.requested_at = monotonic()
                 yield from self._replicate(ts, target)
         else:
-            if flight.travels:
-                flight.travels = False
+            if transfer.travels:
+                transfer.travels = False
                 self.nbytes += ts.nbytes
                 self.last_progress = monotonic()
             others = self._surplus(ts, target)
@@ -188,16 +189,16 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 yield Suggestion("drop", ts, others)
 
     def _surplus(self, ts: Any, target: Any) -> set[Any]:
-        """Workers from which the key is to be dropped."""
+        """Workers that must drop the key."""
         others = ts.who_has - {target}
         if self.sources is None:
             return set(others)
         return {ws for ws in others if ws.address in self.sources}
 
-    def _launch(self) -> Iterator[Any]:
-        for _ in range(min(len(self.waiting), MAX_KEYS - len(self.flying))):
-            key, address = self.waiting.popleft()
-            if key in self.flying:  # it was given twice
+    def _send(self) -> Iterator[Any]:
+        for _ in range(min(len(self.queued), MAX_KEYS - len(self.requested))):
+            key, address = self.queued.popleft()
+            if key in self.requested:  # the caller named it twice
                 self._count_done()
                 continue
             ts: Any = self.manager.scheduler.tasks.get(key)
@@ -210,44 +211,44 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self._give_up("is an actor")
             elif target in ts.who_has and not self._surplus(ts, target):
                 self._count_done()
-            elif target not in ts.who_has and not self._room(target, ts.nbytes):
-                self.waiting.append((key, address))
+            elif target not in ts.who_has and not self._has_room(target, ts.nbytes):
+                self.queued.append((key, address))
             else:
                 travels = target not in ts.who_has
-                self.flying[key] = Flight(address, ts.nbytes, travels)
+                self.requested[key] = Transfer(address, ts.nbytes, travels)
                 if travels:
                     self.inbound[address] += ts.nbytes
                     self.in_flight += ts.nbytes
                     yield from self._replicate(ts, target)
 
     def _takes(self, target: Any) -> bool:
-        """Whether keys may be sent to a worker, which may be gone."""
+        """Whether a worker accepts keys; None is a worker that has left."""
         if target is None:
             return False
         return target in self.manager.scheduler.running or (
-            target.address in self.shelters
+            target.address in self.parking
         )
 
     def _replicate(self, ts: Any, target: Any) -> Iterator[Any]:
         if target in self.manager.scheduler.running:
             yield Suggestion("replicate", ts, {target})
-        else:  # as the manager does, but it does so for running workers only
+        else:  # the manager sends such requests only to running workers
             self.manager.scheduler.request_acquire_replicas(
                 target.address, [ts.key], stimulus_id=f"clustertune-park-{time()}"
             )
 
-    def _room(self, target: Any, nbytes: int) -> bool:
-        """Whether a key has room: only one large key may exceed the bytes in flight."""
+    def _has_room(self, target: Any, nbytes: int) -> bool:
+        """Whether a key fits; only a single key may exceed ``MAX_BYTES``."""
         if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
             return False
-        ceiling = self.ceilings.get(target.address, 0)
-        return not ceiling or self._expected(target) + nbytes <= ceiling
+        limit = self.process_limits.get(target.address, 0)
+        return not limit or self._expected(target) + nbytes <= limit
 
     def _expected(self, target: Any) -> Any:
         """Bytes of process memory once the keys in flight have arrived.
 
-        The scheduler knows the process memory as of the last heartbeat, and the sizes
-        of keys as of this moment. The larger of the two views counts.
+        The process memory is from the last heartbeat, the bytes of keys are current.
+        The larger estimate counts.
         """
         address = target.address
         managed, process = counted_bytes(target), target.memory.process
@@ -255,10 +256,10 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         return max(process, unmanaged + managed) + self.inbound[address]
 
     def _finish(self, key: Any, reason: str = "") -> None:
-        flight = self.flying.pop(key)
-        if flight.sent:
-            self.inbound[flight.target] -= flight.nbytes
-            self.in_flight -= flight.nbytes
+        transfer = self.requested.pop(key)
+        if transfer.sent:
+            self.inbound[transfer.target] -= transfer.nbytes
+            self.in_flight -= transfer.nbytes
         if reason:
             self._give_up(reason)
         else:
@@ -276,46 +277,45 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         idle = monotonic() - self.last_progress
         if not self.open or idle < PATIENCE + self.in_flight / SLOWEST:
             return
-        for key, flight in list(self.flying.items()):
-            late = "did not arrive" if flight.travels else "old copy is in use"
+        for key, transfer in list(self.requested.items()):
+            late = "did not arrive" if transfer.travels else "old copy is in use"
             self._finish(key, f"{late} for {PATIENCE:g} s or more")
-        while self.waiting and not self.stopped:
-            self.waiting.popleft()
-            self._give_up("its target has no room below its ceiling")
+        while self.queued and not self.stopped:
+            self.queued.popleft()
+            self._give_up("its target has no room below its memory limit")
 
 
-class Flight:
-    """A key in flight."""
+class Transfer:
+    """A requested copy of a key."""
 
-    __slots__ = ("asked", "nbytes", "sent", "target", "travels")
+    __slots__ = ("nbytes", "requested_at", "sent", "target", "travels")
 
     def __init__(self, target: str, nbytes: int, travels: bool):
         self.target = target
         self.nbytes = nbytes
         self.sent = travels  # its bytes count until it is done
         self.travels = travels  # until the scheduler knows of the replica
-        self.asked = monotonic()
+        self.requested_at = monotonic()
 
 
 async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> None:
-    """Run the policy until nothing is open, and pause the default manager in epochs.
+    """Run the policy until all keys are done; pause the default manager in epochs.
 
-    An epoch ends early enough to land the keys in flight. The default manager would
-    take a replica whose source is not dropped yet as surplus, and drop one of them at
-    random.
+    Copies in flight arrive before an epoch ends. Otherwise the default manager could
+    treat the source and its new replica as surplus, and drop either of them.
     """
     manager = ActiveMemoryManagerExtension(
         scheduler, policies={policy}, register=False, start=False
     )
     while policy.open:
-        waiting = monotonic()
+        started = monotonic()
         async with hold.epoch():
-            # the wait for the lock does not count as a stall; an epoch without progress
-            # does, or a blocked move would begin one epoch after the other
-            policy.last_progress += monotonic() - waiting
-            policy.launching = True
+            # the wait for the lock is no stall; an epoch without progress is one, so
+            # that a blocked move does not begin epochs without end
+            policy.last_progress += monotonic() - started
+            policy.sending = True
             await _run(manager, policy, EPOCH)
-            policy.launching = False
+            policy.sending = False
             await _run(manager, policy, DRAIN)
             if not policy.stopped:  # a stopped policy ends when nothing is in flight
                 policy.requeue()
@@ -327,14 +327,14 @@ async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> No
 async def _run(manager: Any, policy: MovePolicy, seconds: float) -> None:
     """Run cycles until nothing is open, or in flight once launching has ended."""
     end = monotonic() + seconds
-    while monotonic() < end and _goes_on(policy):
+    while monotonic() < end and _is_unfinished(policy):
         done = policy.done
         manager.run_once()
-        if _goes_on(policy):
-            # if all targets are full, 20 ms change nothing
-            busy = policy.flying or policy.done > done
+        if _is_unfinished(policy):
+            # if all targets are full, a short wait changes nothing
+            busy = policy.requested or policy.done > done
             await asyncio.sleep(CYCLE if busy else 10 * CYCLE)
 
 
-def _goes_on(policy: MovePolicy) -> bool:
-    return policy.open if policy.launching else bool(policy.flying)
+def _is_unfinished(policy: MovePolicy) -> bool:
+    return policy.open if policy.sending else bool(policy.requested)

@@ -33,14 +33,14 @@ from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.published import PublishedNames
 from clustertune.remote.scheduler.release import ClusterRestart, holdings, release
-from clustertune.remote.scheduler.replicas import Homes
+from clustertune.remote.scheduler.replicas import PreparedKeys
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.runs import Runs, measured, settled, watch_runs
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.state import is_parking, worker_id
 
 NAME = "clustertune"
-PROTOCOL = 16
+PROTOCOL = 17
 STATE = 1  # format of the state that a plugin hands over to a newer one
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 UNREADABLE = {
@@ -107,7 +107,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.jobs = Jobs(scheduler, self.manager)
         self.turn = asyncio.Lock()  # held by the restart that looks for room
         self.bindings = Bindings(scheduler)
-        self.homes = Homes(scheduler)
+        self.prepared = PreparedKeys(scheduler)
         self.names = PublishedNames(scheduler)
         self.runs = Runs()
         self.schedules = ScheduleRunner(self)
@@ -236,14 +236,14 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests ---------------------------------------------------------------------
 
-    async def handle(self, method: str, asker: str = "", **arguments: Any) -> Any:
+    async def handle(self, method: str, client: str = "", **arguments: Any) -> Any:
         """Answer a request; ``method`` is one of ``METHODS``.
 
-        ``asker`` is the client. Each request is a sign that it is alive.
+        ``client`` is the client. Each request is a sign that it is alive.
         """
         if method not in METHODS:
             raise ValueError(f"clustertune's scheduler plugin has no method {method!r}")
-        self.owners.note(asker)
+        self.owners.note(client)
         try:
             result = getattr(self, method)(**arguments)
             found = await result if asyncio.iscoroutine(result) else result
@@ -334,7 +334,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "holder": public(holder) if holder else self.holds.of_others(owner),
         }
 
-    async def burdens(self, workers: Sequence[str]) -> dict[str, list[int]]:
+    async def held_data(self, workers: Sequence[str]) -> dict[str, list[int]]:
         """The keys of these workers, and those that are unique."""
         return await survey.held_data(self.scheduler, workers)
 
@@ -346,7 +346,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """Packed keys that will not be in memory, or that the owner does not want."""
         return await survey.claims(self.scheduler, owner, keys)
 
-    async def in_vain(self, keys: Sequence[Any]) -> list[list[Any]]:
+    async def unmet_restrictions(self, keys: Sequence[Any]) -> list[list[Any]]:
         """Requirements of packed keys that no worker meets, with numbers of tasks."""
         return await unmet_of_keys(self.scheduler, unpack(keys))
 
@@ -377,11 +377,11 @@ class ClustertunePlugin(SchedulerPlugin):
             some = [(key, workers[i]) for key, i in filter(None, row)]
             wanted += some
             for key, address in some:
-                self.homes.put(key, address)
+                self.prepared.put(key, address)
             if len(wanted) % KEYS_PER_TURN < len(pairs):
                 await asyncio.sleep(0)
         self.lease.check(token)  # it may have ended meanwhile
-        self.homes.begin()
+        self.prepared.begin()
         policy = MovePolicy(wanted, dict(zip(workers, ceilings, strict=True)))
         return self.jobs.move(policy, deadline)
 
@@ -398,8 +398,8 @@ class ClustertunePlugin(SchedulerPlugin):
         self.lease.check(token)
         for packed, homes in places:
             async for key, i in in_turns(_with_targets(packed, homes)):
-                self.homes.put(key, workers[i])
-        self.homes.begin()
+                self.prepared.put(key, workers[i])
+        self.prepared.begin()
 
     def restart_worker(
         self,
@@ -573,8 +573,8 @@ def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
 
 METHODS = frozenset((
     "look", "survey", "past", "acquire", "release", "is_held", "begin_hold", "end_hold",
-    "move", "stay", "burdens", "work", "restart_worker", "holdings", "release_keys",
+    "move", "stay", "held_data", "work", "restart_worker", "holdings", "release_keys",
     "drop", "note_names", "point_names", "progress", "stop", "pin", "free_stuck",
-    "unpin", "in_vain", "wanted", "claims", "schedule", "list_schedules",
+    "unpin", "unmet_restrictions", "wanted", "claims", "schedule", "list_schedules",
     "cancel_schedule", "keep", "recall", "keep_facts", "page",
 ))  # fmt: skip

@@ -1,11 +1,12 @@
 """Replicas that Dask's memory manager keeps.
 
-The default policy of the memory manager, ``ReduceReplicas``, drops all replicas of a
-key but one, or as many as tasks wait for it. It drops those on the fullest workers. A
-policy in its place passes its suggestions on, except for replicas that are kept: all
-replicas of keys with a prefix (:func:`keep`, until the call ends or its client is
-gone), and the replica of each prepared key on the worker for which it was prepared
-(:class:`Homes`). Other replicas of these keys are dropped as before.
+Dask's policy ``ReduceReplicas`` drops all replicas of a key but one, or as many as
+tasks wait for it. It starts with the fullest workers. :class:`KeepReplicas` replaces it
+and passes its suggestions on, except for two kinds of replicas:
+
+- all replicas of keys with a prefix (:func:`keep`), until the call ends or its client
+  disconnects;
+- each prepared key's replica on its prepared worker (:class:`PreparedKeys`).
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from clustertune.remote.scheduler.state import id_of
 
 NAME = "clustertune-copies"
-KEEPING = (Status.running, Status.paused)  # of workers that keep prepared keys
+KEEPING = (Status.running, Status.paused)  # workers with these keep prepared keys
 
 
-class Keeper(Protocol):
+class ReplicaKeeper(Protocol):
     """Decides which replicas are kept."""
 
-    def kept(self, task: Any) -> set[Any]:
+    def kept_on(self, task: Any) -> set[Any]:
         """The workers whose replica of a task in memory is kept."""
 
     def any(self) -> bool:
-        """Whether anything is left to keep."""
+        """Whether any replicas are kept."""
 
 
 class KeepReplicas(ReduceReplicas):
-    """Passes on the suggestions of another policy, but drops no kept replicas."""
+    """Pass on the suggestions of another policy, but drop no kept replicas."""
 
-    def __init__(self, policy: Any, keeper: Keeper):
+    def __init__(self, policy: Any, keeper: ReplicaKeeper):
         self.policy = policy
         self.keeper = keeper
 
@@ -56,9 +57,11 @@ class KeepReplicas(ReduceReplicas):
             except StopIteration:
                 return
             answer = None
-            kept = self.keeper.kept(suggestion.ts) if suggestion.op == "drop" else None
-            if kept:
-                others = (suggestion.candidates or suggestion.ts.who_has) - kept
+            kept_on = (
+                self.keeper.kept_on(suggestion.ts) if suggestion.op == "drop" else None
+            )
+            if kept_on:
+                others = (suggestion.candidates or suggestion.ts.who_has) - kept_on
                 if not others:
                     continue
                 suggestion = Suggestion("drop", suggestion.ts, others)
@@ -71,16 +74,16 @@ class KeepReplicas(ReduceReplicas):
             self.manager.add_policy(self.policy)
 
 
-def begin(scheduler: Any, keeper: Keeper) -> None:
+def begin(scheduler: Any, keeper: ReplicaKeeper) -> None:
     """Replace each policy of the manager that drops replicas, once per keeper."""
     manager = scheduler.extensions.get("amm")
     for policy in [] if manager is None else list(manager.policies):
-        if isinstance(policy, ReduceReplicas) and not _stands_for(policy, keeper):
+        if isinstance(policy, ReduceReplicas) and not _replaces(policy, keeper):
             manager.policies.discard(policy)
             manager.add_policy(KeepReplicas(policy, keeper))
 
 
-def _stands_for(policy: Any, keeper: Keeper) -> bool:
+def _replaces(policy: Any, keeper: ReplicaKeeper) -> bool:
     while policy is not None:
         if getattr(policy, "keeper", None) is keeper:
             return True
@@ -88,7 +91,7 @@ def _stands_for(policy: Any, keeper: Keeper) -> bool:
     return False
 
 
-def end(scheduler: Any, keeper: Keeper) -> None:
+def end(scheduler: Any, keeper: ReplicaKeeper) -> None:
     """Put back the policies that the keeper's policies have replaced."""
     manager = scheduler.extensions.get("amm")
     for policy in [] if manager is None else list(manager.policies):
@@ -99,38 +102,38 @@ def end(scheduler: Any, keeper: Keeper) -> None:
 # --- prepared keys --------------------------------------------------------------------
 
 
-class Homes:
+class PreparedKeys:
     """The worker on which each prepared key stays while the scheduler knows the key.
 
-    A worker is identified by its id, which survives a restart. A key is identified by
-    its task: once the scheduler forgets the task, its entry is gone.
+    Entries have the worker's id, which survives a restart. An entry ends when the
+    scheduler forgets the task of its key.
     """
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.homes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self.workers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def begin(self) -> None:
         begin(self.scheduler, self)
 
     def any(self) -> bool:
-        return bool(self.homes)
+        return bool(self.workers)
 
     def put(self, key: Any, address: str) -> None:
         """Keep a key on the worker that holds it, or to which it will be moved."""
         ts, ws = self.scheduler.tasks.get(key), self.scheduler.workers.get(address)
         if ts is None or ws is None:
             return
-        self.homes.pop(ts, None)  # an earlier task of the same name is an equal key
-        self.homes[ts] = id_of(ws)
+        self.workers.pop(ts, None)  # an earlier task of the same name is an equal key
+        self.workers[ts] = id_of(ws)
 
-    def kept(self, task: Any) -> set[Any]:
+    def kept_on(self, task: Any) -> set[Any]:
         """The prepared worker, if it holds the key and will keep it.
 
-        Dask's ``rebalance`` drops a replica after it has made another, and asks no
-        policy: while it runs, all replicas are kept.
+        While Dask's ``rebalance`` runs, all replicas are kept, because it drops
+        replicas without a policy.
         """
-        home = self.homes.get(task)
+        home = self.workers.get(task)
         if home is None:
             return set()
         if self.scheduler._replica_lock._count:
@@ -142,9 +145,9 @@ class Homes:
 
 
 async def keep(dask_scheduler: Any, name: str, owner: str, prefix: str) -> None:
-    """Keep replicas of keys with a prefix until :func:`let_go`, or the client is gone.
+    """Keep replicas of keys with a prefix, also of later keys.
 
-    Keys that come later are kept as well.
+    :func:`stop_keeping` or the end of the client ends this.
     """
     plugin = dask_scheduler.plugins.get(NAME)
     if plugin is None:
@@ -154,11 +157,11 @@ async def keep(dask_scheduler: Any, name: str, owner: str, prefix: str) -> None:
     plugin.prefixes[name] = (owner, prefix)
 
 
-async def let_go(dask_scheduler: Any, name: str) -> None:
-    """Treat the replicas like all others again, and restore the manager's policy."""
+async def stop_keeping(dask_scheduler: Any, name: str) -> None:
+    """Stop keeping these replicas, and restore the manager's policy."""
     plugin = dask_scheduler.plugins.get(NAME)
     if plugin is not None:
-        plugin.let_go([name])
+        plugin.stop_keeping([name])
 
 
 class KeptPrefixes(SchedulerPlugin):
@@ -173,11 +176,11 @@ class KeptPrefixes(SchedulerPlugin):
     def any(self) -> bool:
         return bool(self.prefixes)
 
-    def kept(self, task: Any) -> set[Any]:
+    def kept_on(self, task: Any) -> set[Any]:
         prefixes = tuple(prefix for _, prefix in self.prefixes.values())
         return set(task.who_has) if str(task.key).startswith(prefixes) else set()
 
-    def let_go(self, names: Iterable[str]) -> None:
+    def stop_keeping(self, names: Iterable[str]) -> None:
         for name in names:
             self.prefixes.pop(name, None)
         if self.prefixes:
@@ -187,5 +190,7 @@ class KeptPrefixes(SchedulerPlugin):
             self.scheduler.remove_plugin(name=NAME)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """End the prefixes of a client that is gone."""
-        self.let_go([n for n, (owner, _) in self.prefixes.items() if owner == client])
+        """Stop keeping the prefixes of a client that disconnects."""
+        self.stop_keeping(
+            [n for n, (owner, _) in self.prefixes.items() if owner == client]
+        )

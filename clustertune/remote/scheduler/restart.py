@@ -26,7 +26,7 @@ from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
-    NoRoom,
+    NotEnoughMemory,
     Refused,
 )
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
@@ -88,7 +88,7 @@ class WorkerRestart:
         hold: ManagerHold,
         address: str,
         partitions: Places,
-        ceilings: Mapping[str, int],
+        process_limits: Mapping[str, int],
         wait: float,
         timeout: float,
         retire: bool = False,
@@ -99,7 +99,7 @@ class WorkerRestart:
         self.scheduler = scheduler
         self.hold = hold
         self.address = address
-        self.ceilings = dict(ceilings)
+        self.process_limits = dict(process_limits)
         self.wait = wait
         self.timeout = timeout
         self.retire = retire
@@ -111,12 +111,14 @@ class WorkerRestart:
         self.process: Any = None  # its state on the scheduler; each process has its own
         self.old_process: Any = None
         self.own_status = Status.running  # which ours hides from the scheduler
-        self.asked: set[Any] = set()  # keys of tasks that it was asked to hand back
+        self.requested_tasks: set[Any] = (
+            set()
+        )  # keys of tasks that it was asked to hand back
         self.doing = "waiting for its tasks to end"
         self.touched = True  # its keys were moved, or its nanny was asked
         self.held = HeldKeys(scheduler, address)
         self.evacuation = Evacuation(
-            scheduler, address, partitions, self.ceilings, self.parking, self.held
+            scheduler, address, partitions, self.process_limits, self.parking, self.held
         )
         self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
         self.nbytes = 0  # that travelled
@@ -281,8 +283,8 @@ class WorkerRestart:
         """
         stealing = self.scheduler.extensions.get("stealing")
         for ts in list(worker.processing) if stealing is not None else ():
-            if ts.key not in self.asked:
-                self.asked.add(ts.key)
+            if ts.key not in self.requested_tasks:
+                self.requested_tasks.add(ts.key)
                 stealing.move_task_request(ts, worker, NO_WORKER)
 
     def _still_busy(self, worker: Any) -> str:
@@ -311,10 +313,10 @@ class WorkerRestart:
             self._block_tasks(worker)
             if not worker.has_what:
                 break
-            wanted = await self._find_places(worker)
+            wanted = await self._assign_targets(worker)
             parked = self.parking.worker
-            shelters = () if parked is None else (parked.address,)
-            policy = MovePolicy(wanted, self.ceilings, {self.address}, shelters)
+            parking = () if parked is None else (parked.address,)
+            policy = MovePolicy(wanted, self.process_limits, {self.address}, parking)
             await self._move_away(policy)
             self.nbytes += policy.nbytes
             left = policy.left
@@ -354,7 +356,7 @@ class WorkerRestart:
                 await asyncio.wait([moving], timeout=LOOK)
                 if self.stopped or monotonic() > self.end:
                     policy.stopped = True
-                    if not policy.flying:  # it may wait for Dask's own moves
+                    if not policy.requested:  # it may wait for Dask's own moves
                         moving.cancel()
         finally:
             moving.cancel()
@@ -362,7 +364,7 @@ class WorkerRestart:
         if not moving.cancelled():
             moving.result()
 
-    async def _find_places(self, worker: Any) -> list[tuple[Any, str]]:
+    async def _assign_targets(self, worker: Any) -> list[tuple[Any, str]]:
         """A target for each key: other workers, or the parking worker.
 
         A worker that is paused or has spilled is parked first, so that its keys need
@@ -373,7 +375,7 @@ class WorkerRestart:
             why = await self._park(worker)
         try:
             return await self.evacuation.assign(worker)
-        except NoRoom as error:
+        except NotEnoughMemory as error:
             if not self.parking.may_open():
                 raise
             why = why or await self._park(worker)
@@ -451,7 +453,7 @@ class WorkerRestart:
         statuses = [Status.running]
         if self.resizing is not None:  # a process that is too small pauses
             statuses.append(Status.paused)
-        answered = asked = monotonic()
+        answered = requested_tasks = monotonic()
         while True:
             for ws in list(self.scheduler.workers.values()):
                 new = ws is not self.process and identity(ws) == who
@@ -461,8 +463,8 @@ class WorkerRestart:
             now = monotonic()
             if now > end or now - answered > SILENCE:
                 return False
-            if now - asked > ANSWER_TIMEOUT:
-                asked = now
+            if now - requested_tasks > ANSWER_TIMEOUT:
+                requested_tasks = now
                 if await self._answers(who[0]):
                     answered = monotonic()
             await asyncio.sleep(LOOK)
@@ -536,8 +538,8 @@ class WorkerRestart:
         left: Counter[str] = Counter()
         most = self.resizing.most if self.resizing is not None else 0
         for wanted, sources in ((moved, None), (copied, ())):
-            ceilings = {address: most} if most else {}
-            policy = MovePolicy(wanted, ceilings, sources, (address,))
+            process_limits = {address: most} if most else {}
+            policy = MovePolicy(wanted, process_limits, sources, (address,))
             await move_keys(self.scheduler, policy, self.hold)  # ends without progress
             self.nbytes += policy.nbytes
             left += policy.left

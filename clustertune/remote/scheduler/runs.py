@@ -37,7 +37,7 @@ SETTLE = 3.0  # seconds for which an answer waits for heartbeats after the last 
 TRAINING = ("first_valid-aggregate-", "dispatched_train-", "_train_part-", "role-")
 
 
-class Measured(NamedTuple):
+class SampledMemory(NamedTuple):
     """Memory of one worker as its last heartbeat reported it."""
 
     process: int  # bytes
@@ -45,33 +45,35 @@ class Measured(NamedTuple):
     sampled: float  # epoch seconds of the measurement, by the scheduler's clock
 
 
-Memory = Mapping[Id, Measured]
+Memory = Mapping[Id, SampledMemory]
 
 
-Left = tuple[int, int]  # unmanaged and managed bytes
+IdleMemory = tuple[int, int]  # unmanaged and managed bytes
 
 
 class Ended:
     """A run that has ended, while heartbeats may still report what it left.
 
-    ``members`` are the workers that were there. ``left`` is the least unmanaged memory
+    ``workers`` are the workers that were there. ``left`` is the least unmanaged memory
     of each from the end of this run to the end of the next: memory above the least was
     given back.
     """
 
-    def __init__(self, run: dict[str, Any], members: set[Id], left: dict[Id, Left]):
+    def __init__(
+        self, run: dict[str, Any], workers: set[Id], left: dict[Id, IdleMemory]
+    ):
         self.run = run
-        self.members = members
+        self.workers = workers
         self.left = left
         self.update_run()
 
     @property
     def pending(self) -> set[Id]:
         """Workers whose memory after the run is not known yet."""
-        return self.members - self.left.keys()
+        return self.workers - self.left.keys()
 
-    def measure(self, worker: Id, now: Left) -> None:
-        if worker in self.members:
+    def measure(self, worker: Id, now: IdleMemory) -> None:
+        if worker in self.workers:
             self.left[worker] = min(now, self.left.get(worker, now))
             self.update_run()
 
@@ -93,7 +95,9 @@ class Runs:
         self.began: float | None = None  # begin of the current run
         self.worked: float = 0.0  # time of the last work
         self.peaks: dict[Id, int] = {}
-        self.floors: dict[Id, Left] = {}  # least unmanaged memory since the last work
+        self.floors: dict[
+            Id, IdleMemory
+        ] = {}  # least unmanaged memory since the last work
         self.training: set[str] = set()  # keys of training tasks that run
         self.recent: deque[Ended] = deque(maxlen=RECENT)  # oldest first
 
@@ -184,7 +188,7 @@ class Runs:
         """
         self.floors.pop(worker, None)
         for ended in self.recent:
-            ended.members.discard(worker)
+            ended.workers.discard(worker)
             ended.left.pop(worker, None)
         for run in self.kept:
             for name in ("floors", "managed"):
@@ -232,5 +236,5 @@ def measured(scheduler: Any) -> Memory:
         now = memory_of(ws)
         # a heartbeat has the last sample of the worker, which may be older
         sampled = ws.metrics.get("time", 0.0) + ws.time_delay
-        found[id_of(ws)] = Measured(now.process, now.unmanaged, sampled)
+        found[id_of(ws)] = SampledMemory(now.process, now.unmanaged, sampled)
     return found

@@ -97,12 +97,12 @@ async def test_a_stopped_manager_stays_stopped(c, s, *workers):
 async def test_two_holds_end_with_the_last(c, s, *workers):
     """Of two moves at once, the first to end does not set the manager loose."""
     hold, timer = ManagerHold(s), manager_timer(s)
-    hold.take()
-    hold.take()
-    hold.give_back()
+    hold.pause()
+    hold.pause()
+    hold.resume()
     assert not timer.is_running()
     assert hold.running()
-    hold.give_back()
+    hold.resume()
     assert timer.is_running()
     assert s.extensions["amm"].running
 
@@ -113,7 +113,7 @@ async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.flying)
+    await until(lambda: policy.requested)
     assert await c.amm.running()
     await c.amm.stop()
     await moving
@@ -128,7 +128,7 @@ async def test_a_manager_started_during_a_move_runs(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.flying)
+    await until(lambda: policy.requested)
     await c.amm.stop()
     await c.amm.start()
     await moving
@@ -173,14 +173,14 @@ async def test_the_ceiling_of_a_target_holds(c, s, *workers):
     data = await load(c, [workers[0].address], n=10, size=100_000)
     one = s.tasks[data[0].key].nbytes
     target = s.workers[workers[1].address]
-    ceiling = target.memory.process + 3 * one + one // 2
+    limit = target.memory.process + 3 * one + one // 2
     policy = MovePolicy(
-        [(f.key, target.address) for f in data], {target.address: ceiling}
+        [(f.key, target.address) for f in data], {target.address: limit}
     )
     for _ in policy_steps(s, policy):
         pass
-    assert len(policy.flying) == 3
-    assert len(policy.waiting) == 7
+    assert len(policy.requested) == 3
+    assert len(policy.queued) == 7
 
 
 def policy_steps(s: Any, policy: MovePolicy) -> Iterable[Any]:
@@ -200,13 +200,13 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
         bound(patch, "MAX_KEYS", 5)
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
-        assert len(policy.flying) == 5
+        assert len(policy.requested) == 5
         bound(patch, "MAX_KEYS", 100)
         bound(patch, "MAX_BYTES", 3 * s.tasks[data[0].key].nbytes)
         bound(patch, "RETRY", 0.2)  # the suggestions were not carried out here
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         list(policy_steps(s, policy))
-        assert len(policy.flying) == 3
+        assert len(policy.requested) == 3
         await move_keys(s, policy, ManagerHold(s))
     assert policy.done == 30
 
@@ -256,8 +256,8 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
         await until(lambda: policy.done > 0)
         policy.stopped = True
         await moving
-    assert not policy.flying
-    assert policy.waiting
+    assert not policy.requested
+    assert policy.queued
     assert all(len(places) == 1 for places in holders(s, data))
 
 
@@ -285,7 +285,7 @@ async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.flying)
+    await until(lambda: policy.requested)
     moving.cancel()
     with suppress(asyncio.CancelledError):
         await moving
@@ -304,7 +304,7 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
         target = workers[1].address
         policy = MovePolicy([(f.key, target) for f in data], {target: 1})
         await asyncio.wait_for(move_keys(s, policy, ManagerHold(s)), 10)
-    assert policy.left == {"its target has no room below its ceiling": 3}
+    assert policy.left == {"its target has no room below its memory limit": 3}
     assert holders(s, data) == [{workers[0].address}] * 3
     assert s.extensions["amm"].running
 

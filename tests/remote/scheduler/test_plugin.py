@@ -22,7 +22,7 @@ from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler import jobs, lease, plugin
 from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin, install
-from clustertune.remote.scheduler.runs import Measured
+from clustertune.remote.scheduler.runs import SampledMemory
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -119,9 +119,9 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.keep('{"x": 1}')
     old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
     now = time()
-    old.runs.note(now - 100, True, {"w": Measured(3, 2, now - 100)})
-    old.runs.note(now - 60, False, {"w": Measured(3, 2, now - 60)})
-    old.runs.note(now - 1, True, {"w": Measured(5, 4, now - 1)})
+    old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
+    old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
+    old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
     old.note_names(c.id, ["X"])
     before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))

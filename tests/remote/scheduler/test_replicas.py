@@ -24,7 +24,7 @@ async def everywhere(c: Any, s: Any, key: str) -> Any:
 @gen_cluster(client=True, config=STILL)
 async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
     """Others are deleted as before; two that keep do not end each other."""
-    kept, other = [await everywhere(c, s, key) for key in ("kept", "other")]
+    kept_on, other = [await everywhere(c, s, key) for key in ("kept", "other")]
     manager = s.extensions["amm"]
     before = set(manager.policies)
     await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
@@ -33,8 +33,8 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
         manager.run_once()
         await async_poll_for(lambda: len(s.tasks["other"].who_has) == 1, 5)
         assert len(s.tasks["kept"].who_has) == 2
-        await ship.on_scheduler(c, replicas.let_go, name="1")
-    await ship.on_scheduler(c, replicas.let_go, name="2")
+        await ship.on_scheduler(c, replicas.stop_keeping, name="1")
+    await ship.on_scheduler(c, replicas.stop_keeping, name="2")
     assert set(manager.policies) == before
     assert replicas.NAME not in s.plugins
     manager.run_once()
@@ -72,11 +72,11 @@ async def one_left(s: Any, *names: str) -> None:
 async def test_a_prepared_key_keeps_its_place(c: Any, s: Any, a: Any, b: Any) -> None:
     """Surplus replicas are dropped elsewhere, on a fuller worker or not."""
     futures = [await everywhere(c, s, name) for name in ("on-a", "on-b", "other")]
-    homes = replicas.Homes(s)
-    homes.put("on-a", a.address)
-    homes.put("on-b", b.address)
-    homes.begin()
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("on-a", a.address)
+    prepared.put("on-b", b.address)
+    prepared.begin()
+    prepared.begin()
     assert len(s.extensions["amm"].policies) == 1
     for _ in range(2):
         await one_left(s, "on-a", "on-b", "other")
@@ -90,14 +90,14 @@ async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) ->
     future = await everywhere(c, s, "x")
     manager = s.extensions["amm"]
     before = set(manager.policies)
-    homes = replicas.Homes(s)
-    homes.put("x", a.address)
-    homes.put("unknown", a.address)
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("x", a.address)
+    prepared.put("unknown", a.address)
+    prepared.begin()
     assert set(manager.policies) != before
     del future
     await async_poll_for(lambda: "x" not in s.tasks, 5)
-    await async_poll_for(lambda: not homes.homes, 5)
+    await async_poll_for(lambda: not prepared.workers, 5)
     manager.run_once()
     assert set(manager.policies) == before
 
@@ -105,10 +105,10 @@ async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) ->
 @gen_cluster(client=True, config=STILL)
 async def test_a_later_place_counts(c: Any, s: Any, a: Any, b: Any) -> None:
     future = await everywhere(c, s, "x")
-    homes = replicas.Homes(s)
-    homes.put("x", a.address)
-    homes.put("x", b.address)
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("x", a.address)
+    prepared.put("x", b.address)
+    prepared.begin()
     await one_left(s, "x")
     assert holders(s, future.key) == {b.address}
 
@@ -120,9 +120,9 @@ async def test_a_worker_that_leaves_gives_its_keys_away(
     """Retiring moves prepared keys too; no replica is left over."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await wait(future)
-    homes = replicas.Homes(s)
-    homes.put("x", a.address)
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("x", a.address)
+    prepared.begin()
     s.extensions["amm"].start()
     await c.retire_workers([a.address], close_workers=False, remove=False)
     await c.replicate([future], workers=[b.address, d.address])
@@ -138,9 +138,9 @@ async def test_dask_rebalances_prepared_keys(
     """Between its copy and its drop no replica is dropped: the drop asks for none."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await c.replicate([future], workers=[a.address, b.address])
-    homes = replicas.Homes(s)
-    homes.put("x", a.address)
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("x", a.address)
+    prepared.begin()
     manager = s.extensions["amm"]
     async with s._replica_lock(("rebalance", object())):
         assert len(holders(s, "x")) == 2
@@ -156,16 +156,16 @@ async def test_dask_rebalances_prepared_keys(
 async def test_kept_copies_of_prepared_keys(c: Any, s: Any, a: Any, b: Any) -> None:
     """A block that keeps all replicas, and places, do not end each other."""
     future = await everywhere(c, s, "kept")
-    homes = replicas.Homes(s)
-    homes.put("kept", a.address)
-    homes.begin()
+    prepared = replicas.PreparedKeys(s)
+    prepared.put("kept", a.address)
+    prepared.begin()
     await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
-    homes.begin()
+    prepared.begin()
     manager = s.extensions["amm"]
     manager.run_once()
     await c.run(lambda: None)
     assert len(holders(s, "kept")) == 2
-    await ship.on_scheduler(c, replicas.let_go, name="1")
+    await ship.on_scheduler(c, replicas.stop_keeping, name="1")
     await one_left(s, "kept")
     assert holders(s, future.key) == {a.address}
     assert len(manager.policies) == 1

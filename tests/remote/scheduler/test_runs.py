@@ -9,7 +9,7 @@ from distributed.utils_test import captured_logger, gen_cluster
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.scheduler import runs as module
 from clustertune.remote.scheduler.lease import Holds, Owners
-from clustertune.remote.scheduler.runs import GAP, MAX_RUNS, Measured, Runs
+from clustertune.remote.scheduler.runs import GAP, MAX_RUNS, Runs, SampledMemory
 from clustertune.remote.scheduler.state import worker_id
 from tests.processes import soon
 
@@ -18,7 +18,7 @@ def told(*moments):
     """From (time, whether there was work, unmanaged memory)."""
     runs = Runs()
     for now, busy, unmanaged in moments:
-        runs.note(now, busy, {"w": Measured(unmanaged + 100, unmanaged, now)})
+        runs.note(now, busy, {"w": SampledMemory(unmanaged + 100, unmanaged, now)})
     return list(runs.kept)
 
 
@@ -82,7 +82,7 @@ def test_the_last_ones_are_kept():
 
 
 def both(now, process, unmanaged):
-    return {0: Measured(process, unmanaged, now), 1: Measured(90, 80, now)}
+    return {0: SampledMemory(process, unmanaged, now), 1: SampledMemory(90, 80, now)}
 
 
 def test_what_an_old_process_left_is_forgotten():
@@ -129,7 +129,7 @@ async def test_the_plugin_keeps_them(c, s, a, b):
     plugin = s.plugins["clustertune"]
     plugin.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()
-    plugin.runs.note(0.0, True, {0: Measured(200, 100, 0.0)})
+    plugin.runs.note(0.0, True, {0: SampledMemory(200, 100, 0.0)})
     await soon(lambda: plugin.runs.kept)
     (run,) = await inquiry.past_runs(c)
     assert set(run.floors) == {0, 1}
@@ -139,7 +139,7 @@ async def test_the_plugin_keeps_them(c, s, a, b):
 def end(runs, now, unmanaged, how, heard=None):
     """Work until now, and end the run; the last heartbeat may be older."""
     memory = {
-        "w": Measured(unmanaged + 100, unmanaged, now if heard is None else heard)
+        "w": SampledMemory(unmanaged + 100, unmanaged, now if heard is None else heard)
     }
     runs.note(now, True, memory)
     runs.end(how, memory)
@@ -149,9 +149,9 @@ def test_runs_without_a_gap():
     """The least memory until the end of the next run counts for a run."""
     runs = Runs()
     end(runs, 1.0, 10, "training")
-    runs.note(1.5, False, {"w": Measured(160, 60, 1.5)})
+    runs.note(1.5, False, {"w": SampledMemory(160, 60, 1.5)})
     end(runs, 2.0, 90, "training")
-    runs.note(2.5, False, {"w": Measured(210, 110, 2.5)})
+    runs.note(2.5, False, {"w": SampledMemory(210, 110, 2.5)})
     assert [run["floors"] for run in runs.kept] == [[("w", 60)], [("w", 110)]]
     assert [run["ended_by"] for run in runs.kept] == ["training"] * 2
     assert not runs.recent[-1].pending
@@ -161,7 +161,7 @@ def test_a_heartbeat_from_before_the_end_does_not_count():
     """The worker has no value for a run after which it sent none."""
     runs = Runs()
     end(runs, 1.0, 10, "hold", heard=0.5)
-    runs.note(1.2, False, {"w": Measured(110, 10, 0.5)})
+    runs.note(1.2, False, {"w": SampledMemory(110, 10, 0.5)})
     assert runs.recent[-1].pending == {"w"}
     end(runs, 1.3, 10, "hold", heard=0.5)
     assert [run["floors"] for run in runs.kept] == [[], []]
@@ -172,15 +172,15 @@ def test_a_late_heartbeat_counts_for_the_run_before():
     runs = Runs()
     end(runs, 1.0, 10, "training", heard=0.5)
     end(runs, 2.0, 10, "training", heard=0.5)
-    runs.note(2.2, False, {"w": Measured(130, 30, 1.5)})
-    runs.note(2.8, False, {"w": Measured(150, 50, 2.5)})
+    runs.note(2.2, False, {"w": SampledMemory(130, 30, 1.5)})
+    runs.note(2.8, False, {"w": SampledMemory(150, 50, 2.5)})
     assert [run["floors"] for run in runs.kept] == [[("w", 30)], [("w", 50)]]
 
 
 def test_a_gap_in_a_hold_ends_no_run():
     """The hold itself ends it."""
     runs = Runs()
-    memory = {"w": Measured(110, 10, 0.0)}
+    memory = {"w": SampledMemory(110, 10, 0.0)}
     runs.note(0.0, True, memory, held=True)
     runs.note(10 * GAP, False, memory, held=True)
     assert not runs.kept
