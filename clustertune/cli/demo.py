@@ -154,7 +154,8 @@ def _require_packages() -> None:
     missing = [title for name, title in titles.items() if find_spec(name) is None]
     if missing:
         raise DemoError(
-            f"not installed: {', '.join(missing)}; run pip install 'clustertune[demo]'"
+            f"the demo needs {', '.join(missing)}; run "
+            "`pip install 'clustertune[demo]'`"
         )
 
 
@@ -235,7 +236,10 @@ def read(path: str, label: str) -> Any:
             f"label={label!r} is not a column; the columns are {_listed(columns)}"
         )
     if len(columns) == 1:
-        raise DemoError(f"{label!r} is the only column, so there are no features")
+        raise DemoError(
+            f"{label!r} is the only column, so there are no features; give files with "
+            "more columns"
+        )
     odd = [
         f"{name} ({dtype})"
         for name, dtype in frame.drop(columns=label).dtypes.items()
@@ -243,8 +247,8 @@ def read(path: str, label: str) -> Any:
     ]
     if odd:
         raise DemoError(
-            f"these columns are neither numbers nor categories: {_listed(odd)}; drop "
-            "or convert them"
+            "XGBoost cannot train on columns that are neither numbers nor categories: "
+            f"{_listed(odd)}; write the files without them, or as categories"
         )
     return frame
 
@@ -306,8 +310,8 @@ def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
     absent = sum(int(part.isna().sum().compute()) for part in (y, y_valid))
     if absent:
         raise DemoError(
-            f"the label {label!r} is missing in {absent:,} of {rows:,} rows; drop "
-            "these rows"
+            f"the label {label!r} is missing in {absent:,} of {rows:,} rows; write the "
+            "files without these rows"
         )
     whole = pd.api.types.is_integer_dtype(y.dtype)
     if _is_number(y.dtype) and not whole and not pd.api.types.is_bool_dtype(y.dtype):
@@ -318,7 +322,7 @@ def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
     if not 2 <= len(found) <= MAX_CLASSES:
         raise DemoError(
             f"the label {label!r} ({y.dtype}) has {len(found):,} different values; "
-            f"2 to {MAX_CLASSES} can be told apart, or give a column of quantities"
+            f"choose a column with 2 to {MAX_CLASSES} classes, or a numeric one"
         )
     return found
 
@@ -436,7 +440,7 @@ def _verdict(without: Trial, after: Trial, preparing: float) -> str:
     ratio = without.seconds / (preparing + after.seconds)
     text = (
         f"prepare took {preparing:.1f} s; prepare and fit together were {ratio:.2f} "
-        "times as fast as the fit without."
+        "times as fast as the fit without clustertune."
     )
     n_workers = len(without.rows)
     if n_workers > CPU_COUNT:
