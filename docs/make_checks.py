@@ -59,6 +59,22 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
             "additionalProperties": False,
         },
     ),
+    "schedules": (
+        None,
+        {
+            "type": ["array", "null"],
+            "items": {"type": "object", "required": ["cron"]},
+            "description": "Restarts that the preload module schedules: arguments of "
+            "schedule_restart, with cron.",
+        },
+    ),
+    "audit": (
+        None,
+        {
+            "type": ["string", "null"],
+            "description": "File for the audit trail of the preload module, or syslog.",
+        },
+    ),
     "playbooks": (
         None,
         {

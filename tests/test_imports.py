@@ -29,6 +29,7 @@ ROOMS = (
 #: top-level modules, and the rooms to which they count
 TOP_LEVEL = {
     "__main__": "cli",
+    "preload": "cli",
     "errors": "core",
     # what tests are written with
     "testing": "cli",

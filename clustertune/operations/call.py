@@ -237,7 +237,7 @@ class Run:
             shown = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done
-        noted = events.log_call(call.client, call.name, status, journal)
+        noted = events.log_call(call.client, call.name, status, report.seconds, journal)
         await asyncio.shield(noted)
         return report
 

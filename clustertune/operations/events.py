@@ -23,6 +23,7 @@ from distributed import Client
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import printable
 from clustertune.operations.journal import Journal
+from clustertune.planner import layouts
 
 logger = logging.getLogger("clustertune")
 
@@ -33,7 +34,9 @@ MAX_STEPS = 50
 MAX_TEXT = 500  # characters
 
 
-async def log_call(client: Client, action: str, status: str, journal: Journal) -> None:
+async def log_call(
+    client: Client, action: str, status: str, seconds: float, journal: Journal
+) -> None:
     """Log a call, if it has begun any step."""
     if not journal.outcomes:
         return
@@ -52,6 +55,8 @@ async def log_call(client: Client, action: str, status: str, journal: Journal) -
         client,
         action,
         status=status,
+        seconds=seconds,
+        lost=sum(o.lost or 0 for o in journal.outcomes),
         before=_state_in(journal, 0),
         after=_state_in(journal, -1),
         steps=steps,
@@ -162,7 +167,16 @@ def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
             for x in view.layouts
             for m in x.collections
         ],
+        # of the training data; None: there is none, or its rows are unknown
+        "imbalance": _imbalance(view),
     }
+
+
+def _imbalance(view: View) -> float | None:
+    for layout in view.layouts[:1]:
+        if layout.loaded and layout.aligned:
+            return float(layouts.imbalance(layout, view))
+    return None
 
 
 def _state_in(journal: Journal, place: int) -> dict[str, Any]:

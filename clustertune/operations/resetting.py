@@ -283,7 +283,7 @@ async def _carry_out(operation: _Reset) -> Recreated:
     client = cluster.client
     if not operation.dry_run:
         await _over(client, operation, cluster.keep, report.to_json())
-        noted = (client, "reset", status, journal)
+        noted = (client, "reset", status, report.seconds, journal)
         await _over(client, operation, events.log_call, *noted)
     return Recreated(
         client=client, cluster=client.cluster, collections=collections, report=report

@@ -144,12 +144,18 @@ class Jobs:
         if event.get("action") == "remove-worker":
             self.last_event = event
 
-    def worker_removed(self, worker: str, stimulus_id: str) -> None:
-        """Report the keys that were lost with a worker, each key to one restart."""
+    def worker_removed(self, worker: str, stimulus_id: str) -> tuple[int, int]:
+        """Report the keys that were lost with a worker, each key to one restart.
+
+        Returns
+        -------
+        computed, scattered
+            The numbers of these keys.
+        """
         event, self.last_event = self.last_event, {}
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
             logger.error("clustertune cannot count the keys lost with %s", worker)
-            return
+            return 0, 0
         restarts = [
             job.work
             for job in self.kept.values()
@@ -157,7 +163,9 @@ class Jobs:
         ]
         computed = event["lost-computed-tasks"]
         scattered = event["lost-scattered-tasks"]
+        lost = len(computed), len(scattered)
         for work in restarts:
             computed, scattered = work.held.worker_removed(worker, computed, scattered)
         if restarts:
             restarts[0].held.note_others(worker, computed | scattered)
+        return lost

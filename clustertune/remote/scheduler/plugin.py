@@ -19,6 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote.keys import KEYS_PER_TURN, Places, in_turns, unpack
 from clustertune.remote.scheduler import survey
+from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
@@ -29,6 +30,7 @@ from clustertune.remote.scheduler.lease import (
     has_closed,
     public,
 )
+from clustertune.remote.scheduler.metrics import Metrics
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.published import PublishedNames
@@ -112,6 +114,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.runs = Runs()
         self.schedules = ScheduleRunner(self)
         self.page_data = PageData(scheduler, self)
+        self.metrics = Metrics(self)
         self.report = ""
         self.findings: dict[str, Any] | None = None
         self.watches: list[asyncio.Task[None]] = []
@@ -126,6 +129,7 @@ class ClustertunePlugin(SchedulerPlugin):
             self.bindings.watch(),
         )
         self.watches = [asyncio.ensure_future(watch) for watch in watches]
+        self.metrics.register()
 
     async def close(self, handed_over: bool = False) -> None:
         """End all tasks; Dask calls it when it closes, but not when it unregisters.
@@ -133,6 +137,7 @@ class ClustertunePlugin(SchedulerPlugin):
         Schedules that were handed over go on in the next plugin.
         """
         self.page_data.close()
+        self.metrics.close()
         self.owners.close()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.kept.values()]
         tasks += self.schedules.close(handed_over)
@@ -167,6 +172,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "runs": self.runs.state(),
             "showing": self.page_data.state(),
             "restarts": list(self.jobs.restarts),
+            "metrics": self.metrics.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -174,6 +180,8 @@ class ClustertunePlugin(SchedulerPlugin):
         self.report = state["report"]
         self.lease.released.extend(state["released"])
         self.jobs.restarts.extend(state.get("restarts", ()))  # older plugins have none
+        if "metrics" in state:  # older plugins have none
+            self.metrics.restore(state["metrics"])
         self.findings = state["findings"]
         clients = self.scheduler.clients
         self.names.noted = {c: n for c, n in state["names"].items() if c in clients}
@@ -198,11 +206,13 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         self.jobs.note_event(topic, msg)
+        self.metrics.note_event(topic, msg)
+        audit(topic, msg)
 
     def remove_worker(
         self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any
     ) -> None:
-        self.jobs.worker_removed(worker, stimulus_id)
+        self.metrics.note_lost(*self.jobs.worker_removed(worker, stimulus_id))
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """End the claims of a client that closes; a lost client has a grace period.

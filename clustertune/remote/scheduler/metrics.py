@@ -1,0 +1,274 @@
+"""Metrics of clustertune on the scheduler's own ``/metrics`` page, for Prometheus.
+
+Counters grow with events of the topic ``clustertune`` and with the keys that Dask
+reports as lost. Gauges are read from the scheduler plugin at each scrape. Any client
+may log events, so labels come from fixed sets, and their number is bounded.
+
+Without ``prometheus_client`` on the scheduler there are no metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from clustertune.remote.scheduler.lease import TOPIC
+
+logger = logging.getLogger("distributed.clustertune")
+
+OTHER = "other"  # the label of names that are not in the sets below
+OPERATIONS = frozenset((
+    "apply", "fit", "prepare", "recreate", "release", "resize", "restart", "save",
+    "scale", "trim",
+))  # fmt: skip
+ACTIONS = frozenset((
+    "adapt", "drop", "load", "rebalance", "rechunk", "release", "replicate", "resize",
+    "restart", "retire", "save", "scale", "shuffle", "trim",
+))  # fmt: skip
+STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
+OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))
+SEVERITIES = ("critical", "warning", "info", "unknown")
+SCHEDULES = ("waiting", "running", "done", "failed", "expired", "cancelled")
+CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
+MAX_CHECKS = 100
+MAX_STEPS = 1000  # of one event
+
+
+class Metrics:
+    """A collector of ``prometheus_client`` for one scheduler plugin."""
+
+    def __init__(self, plugin: Any):
+        self.plugin = plugin
+        self.operations: Counter[tuple[str, str]] = Counter()
+        self.operation_seconds: dict[str, float] = {}
+        self.steps: Counter[tuple[str, str]] = Counter()
+        self.moved_bytes = 0.0
+        self.imbalance: float | None = None  # of the last prepared data
+        self.lost_keys: Counter[str] = Counter()
+        self.registered = False
+
+    def register(self) -> None:
+        """Add the metrics to those of this process, if it can serve any.
+
+        A process has one set of metrics. If two schedulers share a process, only the
+        first has them.
+        """
+        try:
+            from prometheus_client import REGISTRY
+        except ImportError:
+            return
+        try:
+            REGISTRY.register(self)
+        except ValueError:
+            logger.info("another scheduler of this process has clustertune's metrics")
+            return
+        self.registered = True
+
+    def close(self) -> None:
+        """Remove the metrics from those of this process."""
+        if self.registered:
+            from prometheus_client import REGISTRY
+
+            REGISTRY.unregister(self)
+            self.registered = False
+
+    def state(self) -> dict[str, Any]:
+        """The counters as plain data, for :meth:`restore` of the next plugin."""
+        return {
+            "operations": [(*labels, n) for labels, n in self.operations.items()],
+            "operation_seconds": list(self.operation_seconds.items()),
+            "steps": [(*labels, n) for labels, n in self.steps.items()],
+            "moved_bytes": self.moved_bytes,
+            "imbalance": self.imbalance,
+            "lost_keys": list(self.lost_keys.items()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the counters of another plugin."""
+        self.operations.update({(a, b): n for a, b, n in state["operations"]})
+        self.operation_seconds.update(dict(state["operation_seconds"]))
+        self.steps.update({(a, b): n for a, b, n in state["steps"]})
+        self.moved_bytes = state["moved_bytes"]
+        self.imbalance = state["imbalance"]
+        self.lost_keys.update(dict(state["lost_keys"]))
+
+    # --- counters ---------------------------------------------------------------------
+
+    def note_event(self, topic: str, event: Any) -> None:
+        """Count the operation and the steps of a client's event."""
+        if topic != TOPIC or type(event) is not dict:
+            return
+        status, steps = event.get("status"), event.get("steps")
+        if status is None or not isinstance(steps, list | tuple):
+            return
+        action = _one_of(OPERATIONS, event.get("action"))
+        self.operations[action, _one_of(STATUSES, status)] += 1
+        seconds = self.operation_seconds.get(action, 0.0)
+        self.operation_seconds[action] = seconds + _amount(event.get("seconds"))
+        after = event.get("after")
+        if type(after) is dict and after.get("imbalance") is not None:
+            self.imbalance = _amount(after["imbalance"])
+        for step in steps[:MAX_STEPS]:
+            if type(step) is dict:
+                labels = (
+                    _one_of(ACTIONS, step.get("action")),
+                    _one_of(OUTCOMES, step.get("status")),
+                )
+                self.steps[labels] += 1
+                self.moved_bytes += _amount(step.get("nbytes"))
+
+    def note_lost(self, computed: int, scattered: int) -> None:
+        """Count keys whose only replica was on a worker that is gone."""
+        self.lost_keys["computed"] += computed
+        self.lost_keys["scattered"] += scattered
+
+    # --- a scrape ---------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics; ``prometheus_client`` calls this at each scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def counter(name: str, text: str, labels: Iterable[str], values: Any) -> Any:
+            return _filled(CounterMetricFamily, name, text, labels, values)
+
+        def gauge(name: str, text: str, labels: Iterable[str], values: Any) -> Any:
+            return _filled(GaugeMetricFamily, name, text, labels, values)
+
+        yield counter(
+            "clustertune_operations",
+            "Operations that changed the cluster, by outcome",
+            ("operation", "status"),
+            # Prometheus sees an increase only of series that were there before
+            {
+                (o, s): self.operations[o, s]
+                for o in sorted(OPERATIONS)
+                for s in STATUSES
+            }
+            | self.operations,
+        )
+        yield counter(
+            "clustertune_operation_seconds",
+            "Seconds that these operations took",
+            ("operation",),
+            {(name,): n for name, n in self.operation_seconds.items()},
+        )
+        yield counter(
+            "clustertune_steps",
+            "Steps of operations, by outcome",
+            ("action", "outcome"),
+            self.steps,
+        )
+        yield counter(
+            "clustertune_moved_bytes",
+            "Bytes that steps transferred between workers",
+            (),
+            {(): self.moved_bytes},
+        )
+        yield counter(
+            "clustertune_lost_keys",
+            "Keys whose only replica was on a worker that is gone; Dask computes "
+            "computed keys again if they are needed",
+            ("kind",),
+            {(kind,): self.lost_keys[kind] for kind in ("computed", "scattered")},
+        )
+        yield gauge(
+            "clustertune_findings",
+            "Findings of the last checks",
+            ("check", "severity"),
+            self._findings(),
+        )
+        yield gauge(
+            "clustertune_findings_timestamp_seconds",
+            "Time of the last checks; 0 before the first ones",
+            (),
+            {
+                (): _amount(
+                    (self.plugin.page_data.facts.get("findings") or {}).get("time")
+                )
+            },
+        )
+        yield gauge(
+            "clustertune_holds",
+            "Holds that protect workers during a fit",
+            (),
+            {(): len(list(self.plugin.holds.active()))},
+        )
+        yield gauge(
+            "clustertune_lease",
+            "1 while an operation changes the cluster",
+            (),
+            {(): int(self.plugin.lease.holder() is not None)},
+        )
+        states = Counter(s["state"] for s in self.plugin.schedules.listed())
+        yield gauge(
+            "clustertune_schedules",
+            "Scheduled restarts, by state",
+            ("state",),
+            {(state,): states[state] for state in SCHEDULES},
+        )
+        yield gauge(
+            "clustertune_imbalance_ratio",
+            "Rows of the fullest worker as a multiple of its share, in the training "
+            "data of the last operation",
+            (),
+            {} if self.imbalance is None else {(): self.imbalance},
+        )
+        growth = last_growth(self.plugin.runs.kept)
+        yield gauge(
+            "clustertune_unmanaged_memory_growth_bytes",
+            "Growth of unmanaged memory from one run to the next, on the worker where "
+            "it grew most",
+            (),
+            {} if growth is None else {(): growth},
+        )
+
+    def _last_findings(self) -> Mapping[str, Any]:
+        return self.plugin.page_data.facts.get("findings") or {}
+
+    def _findings(self) -> Counter[tuple[str, str]]:
+        found: Counter[tuple[str, str]] = Counter()
+        for finding in self._last_findings().get("found", ()):
+            name, severity = str(finding.get("check")), finding.get("severity")
+            if severity not in SEVERITIES:
+                continue
+            known = CHECK.fullmatch(name) and len(found) < MAX_CHECKS
+            found[name if known else OTHER, severity] += 1
+        return found
+
+
+def _filled(
+    family: Any,
+    name: str,
+    text: str,
+    labels: Iterable[str],
+    values: Mapping[tuple[str, ...], float],
+) -> Any:
+    metric = family(name, text, labels=tuple(labels))
+    for key, value in sorted(values.items()):
+        metric.add_metric(key, value)
+    return metric
+
+
+def _one_of(known: frozenset[str], name: Any) -> str:
+    return name if type(name) is str and name in known else OTHER
+
+
+def _amount(value: Any) -> float:
+    """A finite number of at least 0; anything else is 0."""
+    right = type(value) in (int, float) and 0 <= value < 2.0**63
+    return value if right else 0.0
+
+
+def last_growth(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return by how many bytes unmanaged memory grew in the last run.
+
+    It is that of the worker where it grew most, and 0 where it fell everywhere. None:
+    no worker was measured after both of the last two runs.
+    """
+    floors = [dict(map(tuple, run.get("floors", ()))) for run in list(runs)[-2:]]
+    if len(floors) < 2 or not (both := floors[0].keys() & floors[1].keys()):
+        return None
+    return float(max(0, *(floors[1][worker] - floors[0][worker] for worker in both)))

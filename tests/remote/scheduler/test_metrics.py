@@ -1,0 +1,141 @@
+"""Metrics for Prometheus: counters of events, gauges of the plugin, the page."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import dask.array as da
+import pytest
+from distributed import wait
+from distributed.utils_test import gen_cluster
+from prometheus_client.parser import text_string_to_metric_families
+from tornado.httpclient import AsyncHTTPClient
+
+import clustertune
+from clustertune.remote.scheduler import metrics
+from clustertune.remote.scheduler.lease import TOPIC
+from clustertune.remote.scheduler.metrics import Metrics, last_growth
+
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Our samples by name and label values."""
+    return {
+        (s.name, *s.labels.values()): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+        if s.name.startswith("clustertune_")
+    }
+
+
+async def scrape(scheduler: Any) -> dict[tuple[str, ...], float]:
+    url = f"http://127.0.0.1:{scheduler.http_server.port}/metrics"
+    answer = await AsyncHTTPClient().fetch(url)
+    return samples(answer.body.decode())
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scrape(c, s, a, b):
+    """The scheduler's own page has them from the first call on."""
+    X = c.persist(da.random.random((400, 2), chunks=(50, 2)), workers=[a.address])
+    await wait(X)
+    X, *_ = await clustertune.prepare(c, X)
+    await clustertune.check(c, X)
+    found = await scrape(s)
+    assert found["clustertune_operations_total", "prepare", "done"] == 1
+    assert found["clustertune_steps_total", "rebalance", "done"] == 1
+    assert found["clustertune_operation_seconds_total", "prepare"] > 0
+    assert found["clustertune_moved_bytes_total",] == 4 * 50 * 2 * 8
+    assert found["clustertune_imbalance_ratio",] == 1
+    assert found["clustertune_lease",] == found["clustertune_holds",] == 0
+    assert any(name[0] == "clustertune_findings" for name in found)
+    s.plugins["clustertune"].holds.begin(c.id, "a fit", "name")
+    assert (await scrape(s))["clustertune_holds",] == 1
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_lost_keys(c, s, a, b):
+    """Scattered keys whose only worker has gone are counted."""
+    await clustertune.check(c)
+    [future] = await c.scatter([1], workers=[a.address])
+    assert (await scrape(s))["clustertune_lost_keys_total", "scattered"] == 0
+    await a.close()
+    assert (await scrape(s))["clustertune_lost_keys_total", "scattered"] == 1
+    del future
+
+
+def counted(*events: Any) -> Metrics:
+    found = Metrics(SimpleNamespace())
+    for event in events:
+        found.note_event(TOPIC, event)
+    return found
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        "text",
+        [],
+        {},
+        {"status": "done"},
+        {"status": "done", "steps": "abc"},
+        {"status": "done", "steps": [1, None, "x"]},
+        {"action": ["x"], "status": {}, "steps": [{"action": 3, "nbytes": "much"}]},
+        {"action": "x" * 10**6, "status": "y", "steps": [{"nbytes": float("nan")}]},
+        {"status": "done", "steps": [], "seconds": -1, "after": {"imbalance": "x"}},
+    ],
+)
+def test_events_of_other_clients(event: Any) -> None:
+    """Any client may log anything: labels are from fixed sets, amounts are finite."""
+    found = counted(event)
+    assert set(found.operations) <= {
+        (metrics.OTHER, metrics.OTHER),
+        (metrics.OTHER, "done"),
+    }
+    assert set(found.steps) <= {(metrics.OTHER, metrics.OTHER)}
+    assert found.moved_bytes == 0
+    assert not any(found.operation_seconds.values())
+
+
+def test_the_next_plugin_continues() -> None:
+    """Counters never fall, even if a newer plugin replaces this one."""
+    step = {"action": "restart", "status": "done", "nbytes": 5}
+    event = {"action": "restart", "status": "left", "seconds": 2.0, "steps": [step]}
+    first = counted(event | {"after": {"imbalance": 1.5}})
+    first.note_lost(1, 2)
+    second = Metrics(SimpleNamespace())
+    second.restore(first.state())
+    assert second.state() == first.state()
+    assert second.operations["restart", "left"] == 1
+    assert second.lost_keys == {"computed": 1, "scattered": 2}
+
+
+@pytest.mark.parametrize(
+    ("floors", "growth"),
+    [
+        ([], None),
+        ([[("a", 5)]], None),
+        ([[("a", 5)], [("b", 9)]], None),
+        ([[("a", 5), ("b", 1)], [("a", 7), ("b", 9)]], 8),
+        ([[("a", 5)], [("a", 7)], [("a", 6)]], 0),
+        ([[("a", 5)], []], None),
+    ],
+)
+def test_growth_of_memory(floors: Any, growth: float | None) -> None:
+    """From one run to the next, on the worker where it is largest."""
+    assert last_growth([{"floors": f} for f in floors]) == growth
+
+
+def test_findings_have_few_labels() -> None:
+    """Names of checks that a client invents do not add series without a limit."""
+    found = [{"check": f"made_up_{i}", "severity": "info"} for i in range(1000)]
+    found += [{"check": "<b>", "severity": "info"}, {"check": "x", "severity": "bad"}]
+    facts = {"findings": {"found": found}}
+    plugin = SimpleNamespace(page_data=SimpleNamespace(facts=facts))
+    counts = Metrics(plugin)._findings()
+    assert len(counts) <= metrics.MAX_CHECKS + 1
+    assert counts[metrics.OTHER, "info"] == 1001 - metrics.MAX_CHECKS
+    assert ("x", "bad") not in counts
