@@ -58,7 +58,9 @@ whose fields are described in `clustertune/core/profiles.py`, and where it needs
 - `profile_for(estimator)`: another profile of that name, where parameters change what
   is needed;
 - `fit_kwargs(handed)` and `estimator_params(handed)`: what `fit` and the estimator
-  are to get.
+  are to get;
+- `unfit`, `awaitable_fit` and `eval_arguments`: what `clustertune.fit` needs. They are
+  described in `clustertune/integrations/libraries/workload.py`.
 """
 
 
