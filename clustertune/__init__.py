@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clustertune.dashboard.link import DashboardPage as DashboardPage
     from clustertune.dashboard.link import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
+    from clustertune.operations.fit import fit as fit
     from clustertune.operations.history.histories import History as History
     from clustertune.operations.history.histories import history as history
     from clustertune.operations.hold import hold as hold
@@ -52,6 +53,7 @@ _PUBLIC = {
     "apply_plan": "operations.planning",
     "errors": "errors",
     "check": "operations.check",
+    "fit": "operations.fit",
     "history": "operations.history.histories",
     "History": "operations.history.histories",
     "hold": "operations.hold",

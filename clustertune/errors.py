@@ -98,6 +98,9 @@ class VerificationError(ClustertuneError):
 class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
     """Prepared data has moved, or is lost."""
 
+    #: whether rows were lost, or differ from those that were prepared
+    rows_changed: bool = False
+
 
 class ItemError(ClustertuneError):
     """A function failed at an item; its error is the cause.

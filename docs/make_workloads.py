@@ -57,7 +57,9 @@ functions are
 - `profile_for(estimator)`: another profile of the same name, if parameters change the
   needs;
 - `fit_kwargs(handed)` and `estimator_params(handed)`: arguments of `fit`, and
-  parameters of the estimator.
+  parameters of the estimator;
+- `unfit`, `awaitable_fit` and `eval_arguments`: what `clustertune.fit` needs, as
+  described in `clustertune/integrations/libraries/workload.py`.
 """
 
 

@@ -127,7 +127,7 @@ def gather(
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
     evals = [
         [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
-        for i, one in enumerate(_eval_sets(eval_set))
+        for i, one in enumerate(eval_sets(eval_set))
         for named in [_with_qid(f"eval_set[{i}].", one, sizes)]
     ]
     same: dict[str, str] = {}
@@ -198,7 +198,7 @@ def _add(
         groups[position] = replace(group, given=(*group.given, *fresh))
 
 
-def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
+def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     """Return the collections of each eval set by role."""
     if eval_set is None:
         return []
@@ -219,6 +219,40 @@ def _eval_sets(eval_set: Any) -> list[dict[str, Any]]:
         named = {n: c for n, c in more.items() if c is not None}
         found.append({"X": X, "y": y, **named})
     return found
+
+
+def with_companions(
+    eval_set: Any, lists: Mapping[str, Any], names: Mapping[str, str]
+) -> Any:
+    """Return eval sets with companions that were given as one list for all sets.
+
+    Parameters
+    ----------
+    lists
+        The lists by the library's name, such as ``sample_weight_eval_set``.
+    names
+        The companion by the library's name.
+
+    Raises
+    ------
+    ValueError
+        A list does not have an item for each eval set, or a set has that companion.
+    """
+    given = {name: x for name, x in lists.items() if x is not None}
+    if not given:
+        return eval_set
+    sets = eval_sets(eval_set)
+    for name, collections in given.items():
+        companion = names[name]
+        if len(collections) != len(sets) or any(companion in one for one in sets):
+            raise ValueError(
+                f"{name}= must have one item for each pair of eval_set=, with None for "
+                f"a pair without; it has {len(collections)} for {len(sets)}. A pair "
+                f"that has its own {companion} must not get another"
+            )
+        for one, collection in zip(sets, collections, strict=True):
+            one[companion] = collection
+    return [(one.pop("X"), one.pop("y"), one) for one in sets]
 
 
 def _is_set(one: Any) -> bool:

@@ -191,15 +191,17 @@ async def _work(run: Run) -> None:
         raise VerificationError(f"looking again found: {'; '.join(wrong)}")
 
 
-async def _verify(call: Call, journal: Journal) -> Report:
+async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
     run, start = Run(call), monotonic()
     await run.cluster.open(call.workers)
-    now = suitability.chosen(await _settled(run.cluster))
+    seconds = DROP_SECONDS if settle else 0.0
+    now = suitability.chosen(await _settled(run.cluster, seconds))
     run.journal.add(now, checks.run(now, run.settings))
     # memory is not compared: other work may have taken some since
     was = verification.without_aside(journal.views[-1])
+    lost = verification.losses(was, now)
     wrong = (
-        *verification.losses(was, now),
+        *lost,
         *verification.separations(was, now),
         *verification.moves(was, now),
     )
@@ -207,14 +209,14 @@ async def _verify(call: Call, journal: Journal) -> Report:
     report = run.journal.report(status, monotonic() - start, "; ".join(wrong))
     if wrong:
         error = LayoutChanged(f"looking again found: {'; '.join(wrong)}")
-        error.report = report
+        error.report, error.rows_changed = report, bool(lost)
         raise error
     return report
 
 
-async def _settled(cluster: LiveCluster) -> View:
-    """Look until Dask's memory manager has dropped surplus replicas, or for 5 s."""
-    end = monotonic() + DROP_SECONDS
+async def _settled(cluster: LiveCluster, seconds: float) -> View:
+    """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
+    end = monotonic() + seconds
     view = await cluster.look(lambda *_: None)
     while _drops_replicas(view) and monotonic() < end:
         await asyncio.sleep(LOOK_INTERVAL)

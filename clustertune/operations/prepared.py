@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -28,7 +29,7 @@ class PrepareContext:
 
     client: Client
     prepare: Callable[[], Awaitable[Prepared]]
-    verify: Callable[[Journal], Awaitable[Report]]
+    verify: Callable[..., Awaitable[Report]]
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
     workload: Profile
     estimator: object = None
@@ -132,12 +133,16 @@ class Prepared(Block):
     def plan(self) -> tuple[Plan, ...]:
         return tuple(p for p in self._journal.plans if p.steps or p.refused)
 
-    def verify(self) -> Any:
+    def verify(self, *, settle: bool = True) -> Any:
         """Check that every partition has its rows, its companions and its worker.
 
-        This takes a fraction of a second, so call it before each fit. If a computation
-        has replicated partitions, it waits up to 5 s until Dask's memory manager has
-        dropped the replicas.
+        This takes a fraction of a second, so call it before each fit.
+
+        Parameters
+        ----------
+        settle
+            If a computation has replicated partitions, wait up to 5 s until Dask's
+            memory manager has dropped the replicas.
 
         Returns
         -------
@@ -150,7 +155,8 @@ class Prepared(Block):
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         """
-        return self._context.client.sync(self._context.verify, self._journal)
+        verify = self._context.verify
+        return self._context.client.sync(verify, self._journal, settle=settle)
 
     def apply(self) -> Any:
         """Carry out a dry run: look again, plan again, and act.
@@ -174,11 +180,17 @@ class Prepared(Block):
         predicted = max(self.report.forecast.values(), default=None)
         about = partial(noting.of_call, "fit", self._journal, self.report, time())
         self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
-        await self.hold.__aenter__()
+        try:
+            await self.hold.__aenter__()
+        except BaseException:
+            await asyncio.shield(self._context.put_bounds_back())
+            raise
 
     async def _end(self) -> None:
-        await self.hold.__aexit__(None, self._error, None)
-        await self._context.put_bounds_back()
+        try:
+            await self.hold.__aexit__(None, self._error, None)
+        finally:
+            await self._context.put_bounds_back()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._given)

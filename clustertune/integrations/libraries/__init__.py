@@ -6,7 +6,8 @@ profile and the arguments of ``fit``.
 Other packages add workloads through the entry point group ``clustertune.workloads``.
 The entry's name is the name of the profile and its value is a module. The module has a
 ``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
-``profile_for(estimator)``, ``fit_kwargs(handed)`` and ``estimator_params(handed)``.
+``profile_for(estimator)``, ``fit_kwargs(handed)`` and ``estimator_params(handed)``. It
+may have the attributes ``unfit``, ``awaitable_fit`` and ``eval_arguments``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ __all__ = [
     "available",
     "choose",
     "estimator_params",
+    "eval_arguments",
     "fit_kwargs",
     "refuse",
+    "refuse_fit",
 ]
 
 
@@ -74,6 +77,17 @@ OWN: tuple[Workload, ...] = (
 )
 
 
+#: what a workload of another package may have, as :class:`~.workload.Workload` has it
+OPTIONAL = (
+    "matches",
+    "fit_kwargs",
+    "estimator_params",
+    "unfit",
+    "awaitable_fit",
+    "eval_arguments",
+)
+
+
 class _Plugin(Workload):
     """A workload of another package, which is a module."""
 
@@ -81,7 +95,7 @@ class _Plugin(Workload):
         self.profile = module.PROFILE
         self.__doc__ = module.__doc__
         self._profile_for = getattr(module, "profile_for", None)
-        for name in ("matches", "fit_kwargs", "estimator_params"):
+        for name in OPTIONAL:
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
 
@@ -180,6 +194,42 @@ def refuse(profile: Profile, given: Collection[str]) -> None:
             f"{profile.title} learns from groups of rows; give qid=, the group of "
             "each row"
         )
+
+
+def refuse_fit(model: object, *, asynchronous: bool) -> None:
+    """Refuse a model whose ``fit`` cannot train on Dask collections with this client.
+
+    Raises
+    ------
+    TypeError
+        It is no instance of an estimator.
+    ValueError
+        No workload knows it, or its library cannot do it.
+    """
+    if model is None or isinstance(model, str | type):
+        kind = model.__name__ if isinstance(model, type) else repr(model)
+        raise TypeError(
+            f"model={kind} is no estimator that can be fitted; give an instance, such "
+            "as xgboost.dask.DaskXGBClassifier()"
+        )
+    profile = choose(model)
+    workload = available()[profile.name]
+    prefix, trains = estimators.last_step(model)
+    text = f"model={_name(trains)}"
+    if workload.unfit:
+        raise ValueError(f"{text}: {workload.unfit}")
+    if asynchronous and (prefix or not workload.awaitable_fit):
+        what = "a pipeline" if prefix else profile.title
+        raise ValueError(
+            f"{text}: fit of {what} is synchronous, and this client is asynchronous; "
+            "give a synchronous client of the same cluster: "
+            "Client(client.scheduler.address)"
+        )
+
+
+def eval_arguments(model: object) -> Mapping[str, str]:
+    """Return the companions of eval sets by argument of the model's ``fit``."""
+    return dict(available()[choose(model).name].eval_arguments)
 
 
 def fit_kwargs(profile: Profile, handed: Handed) -> dict[str, Any]:

@@ -120,6 +120,12 @@ class Predict(Workload):
     """
 
     kinds = (("dask_ml.wrappers", "ParallelPostFit"),)
+    unfit = (
+        "it fits its estimator in this process, which would fetch all data. Fit it "
+        "with a sample, as a NumPy array or pandas frame: model.fit(X_sample, "
+        "y_sample). Then prepare the data to predict: clustertune.prepare(client, X, "
+        "estimator=model)"
+    )
     profile = Profile(
         name="predict",
         title="dask-ml ParallelPostFit",

@@ -65,6 +65,10 @@ class LightGBM(Workload):
     """
 
     profile = BOOSTING
+    eval_arguments: tuple[tuple[str, str], ...] = (
+        ("eval_sample_weight", "sample_weight"),
+        ("eval_init_score", "init_score"),
+    )
 
     def matches(self, estimator: object) -> bool:
         return isa(estimator, "lightgbm.dask") and not _is_ranker(estimator)
@@ -95,6 +99,7 @@ class Rank(LightGBM):
     """
 
     profile = RANK
+    eval_arguments = (*LightGBM.eval_arguments, ("eval_group", "group"))
 
     def matches(self, estimator: object) -> bool:
         return _is_ranker(estimator)

@@ -32,6 +32,10 @@ class Mirrored(Workload):
         (module, "Model", "Functional", "Sequential")
         for module in ("keras", "tf_keras", "tensorflow.python.keras")
     )
+    unfit = (
+        "fit of Keras takes no Dask collections. Prepare the data with "
+        "clustertune.prepare, and train with clustertune.training.run_roles"
+    )
 
 
 class ParameterServers(Workload):

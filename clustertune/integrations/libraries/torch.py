@@ -30,6 +30,12 @@ class DistributedDataParallel(Workload):
         "optimiser's state are extra, four times the model with Adam",
     )
 
+    unfit = (
+        "every worker trains its own replica, and the model has no fit for Dask "
+        "collections. Prepare the data with clustertune.prepare, and train with "
+        "clustertune.training.run_roles"
+    )
+
     def matches(self, estimator: object) -> bool:
         """Exclude models of Keras, which are modules of PyTorch with that backend."""
         return super().matches(estimator) and not Mirrored().matches(estimator)

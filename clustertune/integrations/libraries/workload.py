@@ -43,6 +43,12 @@ class Workload:
     profile: Profile
     #: classes of its estimators: the module, and names in it or none for any
     kinds: tuple[tuple[str, ...], ...] = ()
+    #: why ``clustertune.fit`` refuses its estimators, and what to do; "": it fits them
+    unfit: str = ""
+    #: whether ``fit`` is awaitable if the client is asynchronous
+    awaitable_fit: bool = False
+    #: arguments of ``fit`` with one companion per eval set, and the companion's name
+    eval_arguments: tuple[tuple[str, str], ...] = ()
 
     def matches(self, estimator: object) -> bool:
         """Return whether an estimator, an instance or a class, is of this workload."""

@@ -66,6 +66,11 @@ class XGBoost(Workload):
     """
 
     profile = HIST
+    awaitable_fit = True
+    eval_arguments: tuple[tuple[str, str], ...] = (
+        ("sample_weight_eval_set", "sample_weight"),
+        ("base_margin_eval_set", "base_margin"),
+    )
 
     def matches(self, estimator: object) -> bool:
         return self._is_plain(estimator) and _makes_quantiles(estimator)
@@ -79,8 +84,10 @@ class XGBoost(Workload):
             sample_weight=handed.training.sample_weight,
             base_margin=handed.training.base_margin,
             eval_set=[(e.X, e.y) for e in handed.eval_sets] or None,
-            sample_weight_eval_set=handed.of_eval_sets("sample_weight"),
-            base_margin_eval_set=handed.of_eval_sets("base_margin"),
+            **{
+                name: handed.of_eval_sets(companion)
+                for name, companion in self.eval_arguments
+            },
         )
 
 
@@ -111,6 +118,7 @@ class Rank(XGBoost):
     """
 
     profile = RANK
+    eval_arguments = (*XGBoost.eval_arguments, ("eval_qid", "qid"))
 
     def matches(self, estimator: object) -> bool:
         return _is_ranker(estimator)
@@ -124,8 +132,7 @@ class Rank(XGBoost):
         )
 
     def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
-        groups = given(qid=handed.training.qid, eval_qid=handed.of_eval_sets("qid"))
-        return super().fit_kwargs(handed) | groups
+        return super().fit_kwargs(handed) | given(qid=handed.training.qid)
 
     def estimator_params(self, handed: Handed) -> dict[str, Any]:
         """Take partitions as they are; older releases have no such parameter."""

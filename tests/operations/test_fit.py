@@ -1,0 +1,542 @@
+"""``fit`` on real clusters: each library, arguments, errors, and data that moves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import dask_glm.estimators as dask_glm
+import dask_ml.linear_model as dask_linear
+import lightgbm as lgb
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+import xgboost.dask as dxgb
+from dask_ml.cluster import KMeans
+from dask_ml.preprocessing import StandardScaler
+from dask_ml.wrappers import Incremental, ParallelPostFit
+from distributed import Client, LocalCluster, futures_of, get_worker
+from sklearn.linear_model import SGDClassifier
+from sklearn.pipeline import make_pipeline
+
+import clustertune
+from clustertune.errors import LeaseHeldError, VerificationError
+from tests.processes import BLOCK, until, workers_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+]
+
+ROWS, PARTITIONS, GROUP = 1200, 7, 20
+TREES: dict[str, Any] = {"n_estimators": 5, "max_depth": 3}
+QUIET: dict[str, Any] = {**TREES, "verbose": -1}
+VALUES = np.random.default_rng(3).random((ROWS, 5))
+LABELS = (VALUES[:, 0] > 0.5).astype("f8")
+QID = np.arange(ROWS) // GROUP
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A client that is not the default one, so each fit has to use the given one."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address="127.0.0.1:0",
+            memory_limit="2GiB",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def data(n: int = ROWS // 3) -> tuple[Any, Any]:
+    """X and y, by default with different partitions."""
+    X = da.from_array(VALUES, chunks=(ROWS // PARTITIONS, 5))
+    return X, da.from_array(LABELS, chunks=n)
+
+
+def rows(values: Any, n: int = 250) -> Any:
+    return da.from_array(values, chunks=n)
+
+
+def fit(client: Client, model: Any, *data: Any, **options: Any) -> Any:
+    return clustertune.fit(client, model, *data, progress=False, **options)
+
+
+def by_hand(client: Client, model: Any, *data: Any, **options: Any) -> Any:
+    """The model, fitted with ``prepare`` and its own ``fit``."""
+    own = {name: options.pop(name) for name in ("classes",) if name in options}
+    p = clustertune.prepare(client, *data, estimator=model, progress=False, **options)
+    if isinstance(model, dxgb.DaskScikitLearnBase):
+        model.client = client
+    with client.as_current():
+        model.set_params(**p.estimator_params)
+        return model.fit(p.X, p.y, **p.fit_kwargs, **own)
+
+
+def predicted(model: Any) -> Any:
+    """Predictions in this process."""
+    if isinstance(model, dxgb.DaskScikitLearnBase):
+        return model.get_booster().inplace_predict(VALUES)
+    if hasattr(model, "to_local"):
+        return model.to_local().predict(VALUES)
+    if isinstance(model, KMeans):
+        return model.cluster_centers_
+    if hasattr(model, "coef_"):
+        return model.coef_
+    return np.asarray(model.predict(VALUES))
+
+
+# --- each library ---------------------------------------------------------------------
+
+GLM: dict[str, Any] = {"max_iter": 5}
+MODELS = {
+    "xgboost": lambda: dxgb.DaskXGBClassifier(**TREES),
+    "xgboost-approx": lambda: dxgb.DaskXGBRegressor(tree_method="approx", **TREES),
+    "lightgbm": lambda: lgb.DaskLGBMClassifier(**QUIET),
+    "dask-ml glm": lambda: dask_linear.LogisticRegression(
+        solver="gradient_descent", **GLM
+    ),
+    "dask-ml admm": lambda: dask_linear.LinearRegression(**GLM),
+    "dask-glm": lambda: dask_glm.LogisticRegression(solver="newton", **GLM),
+    "dask-ml kmeans": lambda: KMeans(2, init="random", random_state=0),
+    "dask-ml incremental": lambda: Incremental(
+        SGDClassifier(random_state=0), random_state=0
+    ),
+}
+OWN: dict[str, dict[str, Any]] = {
+    "dask-ml incremental": {"classes": [0.0, 1.0]},
+    # with several workers, the model depends on the order in which they connect
+    "lightgbm": {"workers": [0]},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_is_that_of_prepare_and_fit(client: Client, name: str) -> None:
+    """It is fitted in place and has a report; X and y remain usable."""
+    model, other, own = MODELS[name](), MODELS[name](), OWN.get(name, {})
+    # dask-ml's Incremental reads lazy data, which is not cut
+    X, y = data(*[ROWS // PARTITIONS] * (name == "dask-ml incremental"))
+    assert fit(client, model, X, y, **own) is model
+    by_hand(client, other, X, y, **own)
+    np.testing.assert_allclose(predicted(model), predicted(other), atol=1e-5)
+    report = model.clustertune_report_
+    assert "held for " in str(report)
+    assert report.notes[-1].startswith("held for ")
+    X, y = client.gather(client.compute([X, y]))
+    np.testing.assert_array_equal(X, VALUES)
+    np.testing.assert_array_equal(y, LABELS)
+
+
+def test_frames_and_no_labels(client: Client) -> None:
+    """A scaler of dask-ml needs X only."""
+    frame = pd.DataFrame(VALUES, columns=list("abcde"))
+    scaler = fit(client, StandardScaler(), dd.from_pandas(frame, npartitions=5))
+    np.testing.assert_allclose(np.asarray(scaler.mean_), VALUES.mean(axis=0))
+
+
+def test_a_pipeline(client: Client) -> None:
+    """The last step is fitted by this client; other steps are fitted before it."""
+    model = make_pipeline(StandardScaler(), dxgb.DaskXGBRegressor(**TREES))
+    weights = rows(VALUES[:, 1])
+    named = {"daskxgbregressor__verbose": False}
+    fit(client, model, *data(), sample_weight=weights, **named)
+    with client.as_current():
+        assert model[-1].client is client
+    scaled = (VALUES - VALUES.mean(axis=0)) / VALUES.std(axis=0)
+    alone = xgb.XGBRegressor(**TREES).fit(scaled, LABELS, sample_weight=VALUES[:, 1])
+    found = model[-1].get_booster().inplace_predict(scaled)
+    assert np.abs(found - alone.predict(scaled)).mean() < 0.02
+    assert model.clustertune_report_.workload == "xgboost"
+
+
+def test_data_in_memory_is_not_kept(client: Client) -> None:
+    """After the fit, the cluster only has the caller's data."""
+    X, y = client.persist(data())
+    own = {f.key for f in futures_of([X, y])}
+    model = fit(client, lgb.DaskLGBMRegressor(**QUIET), X, y)
+    gc.collect()
+    until(lambda: set(client.futures) == own)
+    assert model.clustertune_report_.status == "done"
+
+
+# --- arguments of the libraries -------------------------------------------------------
+
+
+def evals(model: Any) -> dict[str, float]:
+    """The last score of each eval set."""
+    found = getattr(model, "evals_result_", None) or model.evals_result()
+    return {name: next(iter(s.values()))[-1] for name, s in found.items()}
+
+
+def test_eval_sets_of_xgboost(client: Client) -> None:
+    """The training data is recognized, and lists of weights go to their eval sets."""
+    X, y = data()
+    w, v = rows(VALUES[:, 1]), rows(VALUES[:, 2], 400)
+    other = rows(VALUES[:, ::-1], 333), rows(LABELS, 500)
+    model, hand = (dxgb.DaskXGBRegressor(**TREES) for _ in range(2))
+    pairs = [(X, y), other]
+    fit(
+        client, model, X, y, sample_weight=w, eval_set=pairs,
+        sample_weight_eval_set=[w, v], verbose=False,
+    )  # fmt: skip
+    pairs = [(X, y, {"sample_weight": w}), (*other, {"sample_weight": v})]
+    by_hand(client, hand, X, y, sample_weight=w, eval_set=pairs)
+    assert evals(model) == pytest.approx(evals(hand), abs=1e-6)
+    alone = xgb.XGBRegressor(**TREES)
+    alone.fit(
+        VALUES, LABELS, sample_weight=VALUES[:, 1],
+        eval_set=[(VALUES, LABELS), (VALUES[:, ::-1], LABELS)],
+        sample_weight_eval_set=[VALUES[:, 1], VALUES[:, 2]], verbose=False,
+    )  # fmt: skip
+    assert evals(model) == pytest.approx(evals(alone), abs=0.01)
+
+
+def test_the_ranker_of_xgboost(client: Client) -> None:
+    """Its parameter for prepared groups is set during the fit only."""
+    X, y = data()
+    q = rows(QID, 311)
+    model = dxgb.DaskXGBRanker(**TREES)
+    fit(client, model, X, y, qid=q, eval_set=[(X, y)], eval_qid=[q], verbose=False)
+    assert model.allow_group_split is False
+    hand = by_hand(client, dxgb.DaskXGBRanker(**TREES), X, y, qid=q)
+    np.testing.assert_allclose(predicted(model), predicted(hand), atol=1e-5)
+    assert list(evals(model)) == ["validation_0"]
+
+
+def test_the_ranker_of_lightgbm(client: Client) -> None:
+    """It takes sizes of groups, also those of eval sets."""
+    X, y = data()
+    sizes = rows(np.full(ROWS // GROUP, GROUP), 7)
+    model = lgb.DaskLGBMRanker(**QUIET)
+    one: dict[str, Any] = {"workers": [1]}
+    pair = [(X, y)]
+    fit(client, model, X, y, group=sizes, eval_set=pair, eval_group=[sizes], **one)
+    hand = by_hand(client, lgb.DaskLGBMRanker(**QUIET), X, y, qid=rows(QID), **one)
+    np.testing.assert_allclose(predicted(model), predicted(hand), atol=1e-5)
+    assert model.client is None
+    assert list(evals(model)) == ["valid_0"]
+
+
+# --- refused before anything changes --------------------------------------------------
+
+PAIR = [tuple(rows(x) for x in (VALUES, LABELS))]
+WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ("xgboost", {}, TypeError, "model='xgboost' is no estimator"),
+    (None, {}, TypeError, "model=None is no estimator"),
+    (dxgb.DaskXGBRegressor, {}, TypeError, "model=DaskXGBRegressor is no estimator"),
+    (xgb.XGBClassifier(), {}, ValueError, "xgboost.dask.DaskXGBClassifier"),
+    (ParallelPostFit(SGDClassifier()), {}, ValueError, "fetch all data.*X_sample"),
+    (KMeans(), {"n_worker": 2}, TypeError, "KMeans.fit takes n_worker="),
+    (KMeans(), {"dry_run": True}, TypeError, "prepare.*dry_run=.*model.fit"),
+    (lgb.DaskLGBMRegressor(), {"release_inputs": True}, TypeError, "no release_inputs"),
+    (
+        lgb.DaskLGBMRegressor(),
+        {"eval_X": PAIR[0][0], "eval_y": PAIR[0][1]},
+        ValueError,
+        "eval_X= has Dask collections",
+    ),
+    (
+        dxgb.DaskXGBRegressor(),
+        {"eval_set": PAIR, "sample_weight_eval_set": []},
+        ValueError,
+        "it has 0 for 1",
+    ),
+    (
+        dxgb.DaskXGBRegressor(),
+        {
+            "eval_set": [(*PAIR[0], {"sample_weight": PAIR[0][1]})],
+            "sample_weight_eval_set": [PAIR[0][1]],
+        },
+        ValueError,
+        "must not get another",
+    ),
+    (KMeans(), {"sample_weight": PAIR[0][1]}, ValueError, "takes no sample_weight="),
+    (KMeans(), {"n_workers": 0}, ValueError, "n_workers=0"),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "error", "text"), WRONG)
+def test_wrong_arguments(
+    client: Client, model: Any, options: Any, error: Any, text: str
+) -> None:
+    before = transitions(client)
+    with pytest.raises(error, match=text):
+        fit(client, model, *data(), **options)
+    assert transitions(client) == before
+
+
+def transitions(client: Client) -> Any:
+    """How often a task has changed its state."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.transition_counter
+    )
+
+
+def test_a_model_with_another_client(client: Client) -> None:
+    """It could not use the prepared data; the fix in the message works."""
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        model = dxgb.DaskXGBRegressor(**TREES)
+        model.client = other
+        with pytest.raises(ValueError, match=r"model\.client = client"):
+            fit(client, model, *data())
+        with pytest.raises(ValueError, match="another client"):
+            fit(client, lgb.DaskLGBMRegressor(client=other), *data())
+    model.client = client
+    assert fit(client, model, *data()) is model
+
+
+# --- asynchronous clients -------------------------------------------------------------
+
+
+def test_an_asynchronous_client(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """XGBoost's models are fitted; other libraries are refused."""
+
+    async def run() -> Any:
+        address = client.scheduler.address
+        async with Client(address, asynchronous=True, set_as_default=False) as c:
+            model = dxgb.DaskXGBClassifier(**TREES)
+            assert await fit(c, model, *data()) is model
+            pipeline = make_pipeline(StandardScaler(), dxgb.DaskXGBClassifier())
+            for other in (lgb.DaskLGBMRegressor(), KMeans(), pipeline):
+                with pytest.raises(ValueError, match=r"fit of .* is synchronous"):
+                    await fit(c, other, *data())
+            with pytest.raises(xgb.core.XGBoostError) as error:
+                await fit(c, dxgb.DaskXGBRegressor(max_depth=-1), *data())
+            assert "clustertune had prepared the data: " in notes(error.value, caplog)
+            return model
+
+    model = asyncio.run(run())
+    hand = by_hand(client, dxgb.DaskXGBClassifier(**TREES), *data())
+    np.testing.assert_allclose(predicted(model), predicted(hand), atol=1e-5)
+    assert "held for " in str(model.clustertune_report_)
+
+
+# --- fits that fail -------------------------------------------------------------------
+
+
+class Mine(KMeans):
+    """A model whose fit is a function of a test."""
+
+    def __init__(self, work: Any = None):
+        super().__init__()
+        self.work = work
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        self.fitted_ = self.work(X, y)
+        return self
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "history.db"
+    with dask.config.set(
+        {"clustertune.history.enabled": True, "clustertune.history.path": str(path)}
+    ):
+        yield path
+
+
+def notes(error: BaseException, caplog: pytest.LogCaptureFixture) -> str:
+    """Notes of an error, which are in the log before Python 3.11."""
+    return "\n".join(getattr(error, "__notes__", [caplog.text]))
+
+
+def holds(client: Client) -> Any:
+    return client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.plugins["clustertune"].holds.active()
+    )
+
+
+def test_a_fit_that_raises(
+    client: Client, history: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is raised unchanged, with a note; the hold ends, the history has it."""
+    fault = ZeroDivisionError("of the model")
+
+    def work(X: Any, y: Any) -> None:
+        assert len(holds(client)) == 1
+        raise fault
+
+    model = Mine(work)
+    with pytest.raises(ZeroDivisionError) as error:
+        fit(client, model, *data())
+    assert error.value is fault
+    assert "did: loaded 2 collections" in notes(fault, caplog)
+    assert holds(client) == []
+    assert not hasattr(model, "clustertune_report_")
+    assert clustertune.last_report(client).status == "done"
+    (run,) = clustertune.history(kind="fit", path=history).records
+    assert (run.status, run.workload) == ("failed", "kmeans")
+    assert run.error == "ZeroDivisionError: of the model"
+
+
+def test_a_run_is_noted(client: Client, history: Path) -> None:
+    fit(client, dxgb.DaskXGBRegressor(**TREES), *data())
+    (run,) = clustertune.history(kind="fit", path=history).records
+    assert (run.status, run.workload, run.rows) == ("done", "xgboost", ROWS)
+
+
+def test_a_worker_that_is_killed(
+    local_cluster: Any, history: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """XGBoost's error is raised, and the data is still there."""
+    _, client = local_cluster(2)
+    first = min(workers_of(client))
+
+    def objective(label: Any, score: Any) -> tuple[Any, Any]:
+        if get_worker().address == first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return score - label, np.ones(len(score))
+
+    model = dxgb.DaskXGBRegressor(objective=objective, **TREES)
+    X, y = data()
+    # of the worker that lost its peer, or of the one that took its place
+    with pytest.raises((xgb.core.XGBoostError, ValueError)) as error:
+        fit(client, model, X, y)
+    assert "clustertune had prepared the data: " in notes(error.value, caplog)
+    (run,) = clustertune.history(kind="fit", path=history).records
+    assert run.status == "failed"
+    client.wait_for_workers(2)
+    np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
+    fit(client, dxgb.DaskXGBRegressor(**TREES), X, y)
+
+
+def test_interrupted(local_cluster: Any) -> None:
+    """After ^C, the hold has ended and adaptive scaling has its bounds."""
+    cluster, client = local_cluster(2)
+    cluster.adapt(minimum=1, maximum=3)
+    bounds: list[int] = []
+
+    def work(X: Any, y: Any) -> None:
+        bounds.append(cluster._adaptive.minimum)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(client, Mine(work), *data(), n_workers=2)
+    assert bounds == [2]
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 3)
+    assert holds(client) == []
+
+
+def test_a_hold_that_cannot_begin(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adaptive scaling gets its bounds back."""
+    monkeypatch.setattr("clustertune.operations.hold.WAIT_SECONDS", 0.3)
+    cluster, client = local_cluster(1)
+    cluster.adapt(minimum=1, maximum=3)
+    p = clustertune.prepare(client, *data(), n_workers=2, progress=False)
+    assert cluster._adaptive.minimum == 2
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        plugin = cluster.scheduler.plugins["clustertune"]
+        plugin.acquire(other.id, "a plan", "t")
+        with pytest.raises(LeaseHeldError, match="a plan"), p:
+            raise AssertionError
+        plugin.release("t")
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 3)
+
+
+# --- data that moves during the fit ---------------------------------------------------
+
+
+def test_moved_data(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """It is a warning and a note, because each row still has its label."""
+
+    def work(X: Any, y: Any) -> None:
+        client.replicate(futures_of(X), n=2)
+        keys = [f.key for f in futures_of(X)]
+        client.run_on_scheduler(drop, address=min(workers_of(client)), keys=keys)
+
+    with caplog.at_level(logging.WARNING, "clustertune"):
+        model = fit(client, Mine(work), *data())
+    assert "data moved during the fit" in caplog.text
+    report = model.clustertune_report_
+    assert "data moved during the fit" in report.notes[-1]
+    assert report.notes[-1] in str(report)
+
+
+async def drop(dask_scheduler: Any, address: str, keys: list[Any]) -> None:
+    """Drop the replicas of a worker."""
+    await dask_scheduler.delete_worker_data(
+        worker_address=address, keys=keys, stimulus_id="test"
+    )
+
+
+def test_rows_that_change(local_cluster: Any, tmp_path: Path) -> None:
+    """A file changed and a worker died, so Dask loaded other rows: that is an error."""
+    _, client = local_cluster(2)
+    file = tmp_path / "rows.npy"
+    np.save(file, VALUES)
+
+    def load() -> Any:
+        return np.load(file)
+
+    def work(X: Any, y: Any) -> str:
+        np.save(file, VALUES[:-5])
+        before = workers_of(client)
+        for pid in client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(workers_of(client)) - set(before)) == 2)
+        return "fitted"
+
+    chunk = dask.delayed(load, pure=True)()
+    X = da.from_delayed(chunk, shape=(np.nan, 5), dtype="f8")
+    model = Mine(work)
+    with pytest.raises(VerificationError, match="rows changed during the fit") as error:
+        fit(client, model, X, rechunk=False)
+    assert error.value.report is not None
+    assert model.fitted_ == "fitted"
+
+
+def test_a_cluster_that_cannot_be_verified(local_cluster: Any) -> None:
+    """The model is fitted, so that is only a note."""
+    cluster, client = local_cluster(1)
+
+    def work(X: Any, y: Any) -> str:
+        cluster.close()
+        return "fitted"
+
+    model = fit(client, Mine(work), *data())
+    assert model.fitted_ == "fitted"
+    assert "could not be verified" in model.clustertune_report_.notes[-1]
+
+
+# --- the fitted model -----------------------------------------------------------------
+
+
+def test_a_pickled_model_needs_no_clustertune(client: Client, tmp_path: Path) -> None:
+    """The report of the model is text after that; a copy keeps it."""
+    model = fit(client, lgb.DaskLGBMRegressor(**QUIET), *data())
+    file = tmp_path / "model.pickle"
+    file.write_bytes(pickle.dumps(model))
+    code = f"""{BLOCK}
+import pickle
+model = pickle.load(open(sys.argv[1], "rb"))
+print(model.clustertune_report_)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == str(model.clustertune_report_).strip()
