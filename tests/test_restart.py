@@ -386,7 +386,7 @@ async def test_one_that_is_undone_after_the_call(
         await restarting
     (line,) = stop.value.args
     assert line == (
-        "restarted 0 of 1 worker; partly 0: the scheduler goes on after this call: "
+        "restarted 0 of 1 worker; partly 0: the scheduler continues after this call: "
         "undoing what it has begun; lost 0 keys, unknown for 0"
     )
     undo.set()

@@ -22,7 +22,7 @@ from clustertune.planner.forecast import wanted_workers
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step, if a number of workers is requested and the bounds allow fewer."""
+    """Propose one step if the bounds allow fewer workers than requested."""
     wanted = wanted_workers(view)
     was = view.now.adaptive
     if wanted is not None and isinstance(was, tuple) and was[0] < wanted:
@@ -30,14 +30,14 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def exactly(view: View, n_workers: int) -> Iterator[Step]:
-    """One step, if the bounds allow another number of workers."""
+    """Return one step if the bounds allow another number of workers."""
     was = view.now.adaptive
     if isinstance(was, tuple) and was != (n_workers, n_workers):
         yield step(was, n_workers, n_workers)
 
 
 def step(was: tuple[int, float], least: int, most: float) -> Step:
-    """A step that changes the bounds."""
+    """Return a step that changes the bounds."""
     return Step(
         action="adapt",
         summary=f"set the bounds of adaptive scaling to {_text(least, most)} workers "

@@ -35,7 +35,7 @@ def steps(
     wait: float = WAIT,
     include_other_clients: bool = False,
 ) -> Iterator[Step]:
-    """One step for all workers."""
+    """Return one step for all workers."""
     workers = {w.address: w.id for w in view.now.workers}
     if not workers:
         return

@@ -41,7 +41,7 @@ from clustertune.planner.placement import AIM, place
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for all lazy collections.
+    """Propose one step for all lazy collections.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 def _amount(
     lazy: list[CollectionInfo], labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
-    """The size of the data as text; and the free memory, if the size is unknown."""
+    """Return the size of the data as text, and the free memory if it is unknown."""
     size, free = sum_bytes(lazy), _free(view)
     if not isinstance(size, Unknown):
         memory.refuse_too_much(labels, size, free)
@@ -96,7 +96,7 @@ def _amount(
 def _peak(
     lazy: list[CollectionInfo], targets: dict[str, Int64s], view: View
 ) -> int | None:
-    """Bytes that the fullest worker receives; all bytes if Dask places the data."""
+    """Return the bytes that the fullest worker receives; all if Dask places them."""
     size = sum_bytes(lazy)
     if isinstance(size, Unknown):
         return None
@@ -109,7 +109,7 @@ def _peak(
 
 
 def _key_bytes(collection: CollectionInfo) -> Int64s:
-    """Bytes of every key, in proportion to its rows."""
+    """Return the bytes of every key, in proportion to its rows."""
     total = collection_bytes(collection)
     assert collection.rows is not None
     assert isinstance(total, int)
@@ -119,13 +119,13 @@ def _key_bytes(collection: CollectionInfo) -> Int64s:
 
 
 def _free(view: View) -> Float64s:
-    """Free bytes on each worker that may hold some of the data."""
+    """Return the free bytes of each worker that may hold some of the data."""
     free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
     return free[may] if may.any() else free  # paused workers may run again
 
 
 def _room(view: View) -> Float64s:
-    """Free bytes on every worker, minus loaded data that may still move there."""
+    """Return the free bytes of every worker, minus loaded data that may move there."""
     return free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
 
 
@@ -133,7 +133,7 @@ def _room(view: View) -> Float64s:
 
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
-    """By label, the worker of every key, where rows are known."""
+    """Return by label the worker of every key of collections with known rows."""
     open_ = [m for m in layout.collections if _can_be_bound(m)]
     if not open_ or not view.eligible_workers:
         return {}
@@ -192,11 +192,11 @@ def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
         except CapacityError:
             continue  # partitions that are too large fit after they are cut
         return found.target.astype(np.int64)
-    raise AssertionError("without budgets everything has a place")
+    raise AssertionError("without budgets all data can be placed")
 
 
 def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
-    """For partitions of ``own`` rows, the worker with most of the matching rows."""
+    """Return for each partition the worker with most of the matching rows."""
     parts = chunking.parts(rows, own)
     n_workers = int(home.max()) + 1
     code, part = np.unique(parts.new * n_workers + home[parts.old], return_inverse=True)

@@ -40,7 +40,7 @@ REMEDIES = frozenset(
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each layout that is not placed as it should be.
+    """Propose one step for each layout with uneven or separated partitions.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
-    """Text: what does not fit, and how many workers would suffice."""
+    """Explain which data does not fit, and how many workers would suffice."""
     rooms = budget[layouts.weights(view) > 0]
     text = (
         f"the {layout.label} ({bytes_text(layout.nbytes)} in partitions of up to "
@@ -146,7 +146,7 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
 
 
 def _gain(layout: Layout, view: View, placement: Placement) -> str:
-    """The benefit of the move as text."""
+    """Return the benefit of the move as text."""
     before = layouts.shares(layout, view)
     idle = sum(
         s.rows

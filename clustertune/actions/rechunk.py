@@ -54,7 +54,7 @@ _FREEING = (
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each loaded layout with findings that rechunking fixes.
+    """Propose one step for each loaded layout with findings that rechunking fixes.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _best_step(
     about: list[Finding],
     taken: Float64s,
 ) -> Step | None:
-    """The best step; if that does not fit in memory, the required one.
+    """Return the best step; if it does not fit in memory, the required step.
 
     ``taken`` are bytes that other steps of this plan bring to each worker.
     """
@@ -117,7 +117,7 @@ def _best_step(
 
 
 def _made(recut: Rechunk, layout: Layout) -> Float64s:
-    """Bytes of new partitions on each worker."""
+    """Return the bytes of new partitions on each worker."""
     collections = {m.label: m for m in layout.collections}
     made = np.zeros(len(recut.workers))
     for cut in recut.cuts:
@@ -193,7 +193,7 @@ def _step(
 def _unchanged(
     layout: Layout, view: View, changed: list[CollectionInfo], target: Int64s
 ) -> Layout | None:
-    """Members that are not cut, but have to move to the new partitions."""
+    """Return the uncut collections, which have to move to the new partitions."""
     rest = tuple(m for m in layout.collections if m not in changed)
     copied = layout is not view.layouts[0] and view.goal.workload.eval_copies
     if not rest or copied or layouts.is_copied(layout):
@@ -209,7 +209,7 @@ def _moves_text(moves: Layout | None) -> str:
 
 
 def _summary(changed: list[CollectionInfo], rows: Int64s) -> str:
-    """Text: collections that are cut, and collections whose type changes."""
+    """Describe the collections that are cut or whose type changes."""
     cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
     texts = []
     if cut:
@@ -224,11 +224,11 @@ def _summary(changed: list[CollectionInfo], rows: Int64s) -> str:
 def _remainder_text(recut: Rechunk) -> str:
     if not recut.remainder:
         return ""
-    return f", the last {plural(recut.remainder, 'row')} set aside as .remainder"
+    return f", the last {plural(recut.remainder, 'row')} left out as .remainder"
 
 
 def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
-    """The parts of a collection's new partitions, without their owners."""
+    """Return the parts of a collection's new partitions, without their owners."""
     found, blocks = (
         chunking.parts(chunking.rows_of(collection), rows),
         collection.column_blocks,
@@ -248,7 +248,7 @@ def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
 
 
 def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
-    """Bytes of every part after a conversion."""
+    """Return the bytes of every part after a conversion."""
     return part_bytes(collection, cut.key, cut.stop - cut.start)
 
 
@@ -260,7 +260,7 @@ def _targets(
     taken: Float64s,
     present: Bools | None,
 ) -> tuple[Int64s, str, bool]:
-    """Workers of the new partitions, why they do not fit, and whether classes do.
+    """Return workers of new partitions, a memory shortage, and if classes fit.
 
     The second is empty if they fit. The third is whether all workers have all classes;
     ``present`` has the classes of partitions.
@@ -336,7 +336,7 @@ def _targets(
 
 
 def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
-    """Rows of the new partitions, without the remainder."""
+    """Return the rows of the new partitions, without the remainder."""
     shared = rows.copy()
     if chunking.remainder(layout, view):
         shared[-1] = 0
@@ -371,7 +371,7 @@ def _by_neighbours(
 def _where(
     cut: Cut, collection: CollectionInfo, amount: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """(new partition, worker, bytes) for every replica of every part."""
+    """Return (new partition, worker, bytes) for every replica of every part."""
     assert collection.holders is not None
     key, worker = collection.holders
     order = np.argsort(key, kind="stable")
@@ -409,7 +409,7 @@ def _budget(
     *,
     release: bool,
 ) -> Float64s:
-    """Bytes of new partitions that fit on each worker in addition to the old ones.
+    """Return the bytes of new partitions that fit on each worker beyond the old ones.
 
     Old partitions stay as long as the caller holds them. If they are released, or if
     this call has made them, they leave one by one. Then at most one old partition and
@@ -432,7 +432,7 @@ def _budget(
 
 
 def _largest(collection: CollectionInfo, n_workers: int) -> Int64s:
-    """Bytes of the largest partition on every worker."""
+    """Return the bytes of the largest partition on every worker."""
     assert collection.holders is not None
     assert collection.nbytes is not None
     result = np.zeros(n_workers, dtype=np.int64)

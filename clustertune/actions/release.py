@@ -37,7 +37,7 @@ def steps(
     *,
     include_other_clients: bool = False,
 ) -> Iterator[Step]:
-    """A step for each prefix, the one with most bytes first.
+    """Return a step for each prefix, most bytes first.
 
     Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """

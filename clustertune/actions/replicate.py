@@ -36,7 +36,7 @@ from clustertune.planner.memory import free_memory
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each eval set that is not on every worker.
+    """Propose one step for each eval set that is not on every worker.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
 def _parts(
     one: tuple[tuple[int, int, int], ...], rows: Int64s, owners: Int64s
 ) -> dict[str, Int64s]:
-    """The parts of new partitions: all rows of the original, or none."""
+    """Return the parts of new partitions: all rows of the original, or none."""
     nothing = ((one[0][0], 0, 0),)
     parts = [
         (new, key, start, stop)
@@ -123,7 +123,7 @@ def _parts(
 
 
 def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
-    """A worker that holds each key."""
+    """Return a holder of each key."""
     assert holders is not None
     found = np.full(n_keys, -1, dtype=np.int64)
     found[holders[0]] = holders[1]

@@ -31,7 +31,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator[Step]:
-    """A step for each worker beyond ``n_workers``."""
+    """Return a step for each worker beyond ``n_workers``."""
     there = [w for w in view.now.workers if w.is_counted]
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
@@ -74,6 +74,6 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Empty and close the worker."""
+    """Move the keys away and close the worker."""
     assert isinstance(step.args, Restart)
     return await cluster.restart(step.args, notify)

@@ -13,7 +13,7 @@ from clustertune.planner.forecast import wanted_workers
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step, if workers are missing."""
+    """Propose one step if workers are missing."""
     wanted = wanted_workers(view)
     # paused workers count: additional workers would not help them
     there = sum(w.is_counted for w in view.now.workers)
@@ -24,7 +24,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def step(there: int, wanted: int) -> Step:
-    """A step from one number of workers to another."""
+    """Return a step from one number of workers to another."""
     return Step(
         action="scale",
         summary=f"scale from {there} to {wanted} workers and wait for them",

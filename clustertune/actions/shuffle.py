@@ -41,7 +41,7 @@ COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for each layout whose rows need another order.
+    """Propose one step for each layout whose rows need another order.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _rows(layout: Layout, view: View) -> Step:
 
 
 def _source(collection: CollectionInfo, view: View) -> Source:
-    """A holder of each key, a running one if possible."""
+    """Return a holder of each key, a running worker if possible."""
     assert collection.holders is not None
     key, worker = collection.holders
     running = np.array([w.running for w in view.now.workers], dtype=bool)
@@ -137,7 +137,7 @@ def _source(collection: CollectionInfo, view: View) -> Source:
 
 
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
-    """Even partitions, and the random number of rows from every old one."""
+    """Return even partitions, and the random number of rows from every old one."""
     old = layout.rows
     rows = chunking.fresh(layout, view)
     rng = np.random.default_rng(view.goal.seed)
@@ -150,7 +150,7 @@ def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 
 
 def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
-    """Partitions of whole groups, and where each begins in every old one."""
+    """Return partitions of whole groups, and their first rows in every old one."""
     collection = grouping.collection_of(layout)
     assert collection is not None
     assert collection.contents is not None
@@ -176,7 +176,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 
 
 def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
-    """Workers of the new partitions, evenly; rows come from all workers.
+    """Return the workers of the new partitions, evenly.
 
     Raises
     ------

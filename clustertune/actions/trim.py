@@ -25,7 +25,7 @@ from clustertune.planner import memory
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """One step for all workers that a finding about memory names.
+    """Propose one step for all workers that a finding about memory names.
 
     Only with ``restart="auto"``, if nothing runs, and once for each worker.
     """
@@ -36,7 +36,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
-    """One step for all these workers."""
+    """Return one step for all these workers."""
     workers = [w for w in view.now.workers if w.id in ids and not w.parking]
     if workers:
         unmanaged = sum(w.unmanaged for w in workers)

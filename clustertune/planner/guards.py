@@ -115,7 +115,7 @@ def _targets(step: Step) -> list[str]:
 
 
 def targets_still_run(step: Step, view: View) -> str | None:
-    """Refuse to send partitions to a worker that is gone or paused."""
+    """Refuse to send partitions to a worker that has left or is paused."""
     workers = view.now.by_address
     addresses = _targets(step)
     away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
@@ -176,12 +176,12 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return None
     worker = view.now.by_address.get(step.args.address)
     if worker is None:
-        return f"{names_text([step.args.id])} is gone, or was restarted in the meantime"
+        return f"{names_text([step.args.id])} has left or was restarted in the meantime"
     if worker.nanny is None and not step.args.retire:
         return NO_NANNY
     burden = worker.held_data
     if burden is None:
-        return "what it holds is unknown"
+        return "its keys are unknown"
     if burden.actors:
         return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
     return _no_space(step.args, burden, worker, view) if burden.nbytes else None
@@ -290,7 +290,7 @@ def drop_spares_other_clients(step: Step, view: View) -> str | None:
     if alone:
         return f"{workers_text(alone)}: {NO_NANNY}"
     if view.now.key_groups is None:
-        return "what is in memory is unknown"
+        return "the keys in memory are unknown"
     actors = sum(
         w.held_data.actors for w in view.now.workers if w.held_data is not None
     )
@@ -299,7 +299,7 @@ def drop_spares_other_clients(step: Step, view: View) -> str | None:
     others = [h for h in view.now.key_groups if h.keys and not h.alone]
     if others and not step.args.include_other_clients:
         return (
-            f"what would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
+            f"this data would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
         )
     return None
@@ -387,12 +387,12 @@ def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
 
 
 def key_bytes_text(holdings: Collection[KeyGroup]) -> str:
-    """Return the bytes of these holdings in words."""
+    """Format the bytes of these keys."""
     return bytes_text(sum(h.nbytes for h in holdings))
 
 
 def owners_text(holdings: Collection[KeyGroup]) -> str:
-    """Return who else wants the data, in words that follow "which"."""
+    """Describe the other owners of the data, as a clause after "which"."""
     clients = sorted({c for h in holdings for c in h.others})
     published = sorted({n for h in holdings for n in h.published})
     named = {s for h in holdings for s in h.shared if s[0] != "published"}

@@ -116,7 +116,7 @@ def test_a_worker_that_goes_meanwhile_stops_it() -> None:
 
 
 def three(*changes: dict[str, Any]) -> View:
-    some = {i: {"burden": BURDEN} for i in range(3)}
+    some = {i: {"held_data": BURDEN} for i in range(3)}
     for change in changes:
         some[change["id"]] |= {k: v for k, v in change.items() if k != "id"}
     return view([worker(i, **how) for i, how in some.items()])
@@ -146,7 +146,7 @@ def test_a_step_that_is_not_safe_any_more() -> None:
     comparison.step(three(), plan.steps[0])
     with pytest.raises(ChangedError, match=r"restart worker 1; .*2 actors"):
         comparison.step(
-            three({"id": 1, "burden": replace(BURDEN, actors=2)}), plan.steps[1]
+            three({"id": 1, "held_data": replace(BURDEN, actors=2)}), plan.steps[1]
         )
 
 

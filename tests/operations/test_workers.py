@@ -17,7 +17,7 @@ from clustertune.testing import MemoryCluster, layout, view, worker
 GIB = 2**30
 
 
-def burden(**changes: Any) -> HeldData:
+def held_data(**changes: Any) -> HeldData:
     built = HeldData(keys=4, unique=3, nbytes=GIB, scattered=1, actors=0)
     return replace(built, **changes)
 
@@ -34,7 +34,7 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 def test_a_step_for_each_worker_with_its_price() -> None:
     """Its keys travel twice; the process takes as long as the last ones here."""
-    some = [worker(i, held_data=burden(), bandwidth=1e9) for i in range(3)]
+    some = [worker(i, held_data=held_data(), bandwidth=1e9) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
         "restart worker 0; 3 unreplicated keys (1.0 GiB) move to the other workers "
@@ -53,7 +53,7 @@ def test_a_step_for_each_worker_with_its_price() -> None:
 
 def test_ceilings_are_those_of_the_others() -> None:
     """As a dictionary of its own for each would say; of so many no such is made."""
-    some = [worker(i, held_data=burden()) for i in range(5)]
+    some = [worker(i, held_data=held_data()) for i in range(5)]
     found = list(restart.steps(view(some), set(range(5)), most=2))
     line = int(0.7 * 4 * GIB)
     for step, away in zip(found, [{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4}]):
@@ -66,7 +66,7 @@ def test_ceilings_are_those_of_the_others() -> None:
 def test_partitions_stay_together() -> None:
     """Keys of collections that are given go along."""
     data = layout([10, 10], [0, 1])
-    (step,) = steps(worker(0, held_data=burden()), worker(1), layouts=[data])
+    (step,) = steps(worker(0, held_data=held_data()), worker(1), layouts=[data])
     assert step.args.collections == tuple(m.keys for m in data.collections)
 
 
@@ -75,29 +75,35 @@ def test_partitions_stay_together() -> None:
     [
         ({}, {}, None),
         ({"nanny": None}, {}, "it has no nanny"),
-        ({"burden": None}, {}, "what it holds is unknown"),
-        ({"burden": burden(actors=2)}, {}, "2 actors, which cannot be moved"),
-        ({"burden": burden(nbytes=3 * GIB)}, {}, "the others have room for 2.6 GiB"),
+        ({"held_data": None}, {}, "its keys are unknown"),
+        ({"held_data": held_data(actors=2)}, {}, "2 actors, which cannot be moved"),
+        (
+            {"held_data": held_data(nbytes=3 * GIB)},
+            {},
+            "the others have room for 2.6 GiB",
+        ),
         ({}, {"process": 3 * GIB}, "the others have room for 0 B"),
         ({}, {"counted": 3 * GIB}, "the others have room for 0 B"),
         ({}, {"status": "paused"}, "no other worker runs, 1.0 GiB of keys"),
-        ({"burden": burden(nbytes=0)}, {"status": "paused"}, None),
+        ({"held_data": held_data(nbytes=0)}, {"status": "paused"}, None),
         ({}, {"memory_limit": 0}, None),
     ],
 )
 def test_guards(first: Any, second: Any, text: str | None) -> None:
     """What would lose something, or could not come back, is refused."""
-    found = refusal(worker(0, **{"burden": burden(), **first}), worker(1, **second))
+    found = refusal(
+        worker(0, **{"held_data": held_data(), **first}), worker(1, **second)
+    )
     assert (found is None) if text is None else (text in (found or ""))
 
 
 def test_a_worker_that_was_restarted_meanwhile() -> None:
     """Is not the one that was planned for."""
-    (step,) = steps(worker(0, held_data=burden()), worker(1))
-    now = view([worker(0, address="tcp://x/9", held_data=burden()), worker(1)])
+    (step,) = steps(worker(0, held_data=held_data()), worker(1))
+    now = view([worker(0, address="tcp://x/9", held_data=held_data()), worker(1)])
     no = guards.refusal(step, now)
     assert no is not None
-    assert "is gone, or was restarted" in no.reason
+    assert "has left or was restarted" in no.reason
 
 
 def named(
@@ -121,7 +127,7 @@ def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
 
 def test_what_findings_propose() -> None:
     """Workers that a finding names and that are above a line, if that would help."""
-    seen = auto(*(worker(i, held_data=burden(), process=FULL) for i in range(3)))
+    seen = auto(*(worker(i, held_data=held_data(), process=FULL) for i in range(3)))
     for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
         (step,) = proposed(restart, seen, named(check, 1))
         assert step.args.id == 1
@@ -129,10 +135,10 @@ def test_what_findings_propose() -> None:
     assert proposed(restart, seen, named("uneven_rows", 1)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
     assert proposed(restart, seen, mild) == []
-    advised = view([worker(i, held_data=burden(), process=FULL) for i in range(3)])
+    advised = view([worker(i, held_data=held_data(), process=FULL) for i in range(3)])
     assert proposed(restart, advised, named("memory_growth", 1)) == []
     assert proposed(trim, advised, named("memory_growth", 1)) == []
-    every = view([worker(i, held_data=burden()) for i in range(3)], restart=True)
+    every = view([worker(i, held_data=held_data()) for i in range(3)], restart=True)
     assert len(proposed(restart, every)) == 3
     busy = auto(worker(0, processing=1), worker(1, process=FULL))
     assert proposed(restart, busy, named("memory_growth", 1)) == []
@@ -152,7 +158,7 @@ def test_what_findings_propose() -> None:
 
 def test_the_trim_comes_first() -> None:
     """A dry run says which workers would be restarted as things are now."""
-    held = burden(nbytes=9)
+    held = held_data(nbytes=9)
     seen = auto(*(worker(i, held_data=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
     plan = planner.make_plan(found, seen, actions.available())
@@ -184,7 +190,7 @@ LEAST = 200 * 2**20
         ({"process": 2 * GIB}, GIB // 2, False),
         # data alone is above the line: it would only come back
         ({"process": FULL, "managed": FULL}, 0, False),
-        ({"process": FULL, "managed": FULL - GIB // 2, "least": GIB}, 0, False),
+        ({"process": FULL, "managed": FULL - GIB // 2, "least_memory": GIB}, 0, False),
         # but it would not be paused any more
         ({"process": int(0.9 * 4 * GIB), "managed": FULL - LEAST}, 0, True),
         # its own pause threshold is lower than it was when it was asked
@@ -196,7 +202,7 @@ LEAST = 200 * 2**20
 )
 def test_need(changes: Any, growth: int, needed: bool) -> None:
     """A restart is needed where a new process with the same keys would be below."""
-    one = worker(0, **({"least": LEAST} | changes))
+    one = worker(0, **({"least_memory": LEAST} | changes))
     assert bool(memory.restart_reason(one, growth)) == needed
     assert memory.no_restart_reason(one)
 
@@ -215,7 +221,9 @@ def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
 
 async def _restarted() -> tuple[Any, Any, Any]:
     data = layout([10, 10], [0, 1])
-    seen = view([worker(i, held_data=burden(), managed=880) for i in range(2)], [data])
+    seen = view(
+        [worker(i, held_data=held_data(), managed=880) for i in range(2)], [data]
+    )
     cluster = MemoryCluster(seen)
     (step,) = restart.steps(seen, (0,))
     result = await restart.enact(step, cluster, lambda *_: None)

@@ -72,7 +72,9 @@ async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
 def _returned(task: asyncio.Task[Any]) -> None:
     _returning.discard(task)
     if not task.cancelled() and task.exception() is not None:
-        logger.debug("clustertune could not give back: %r", task.exception())
+        logger.debug(
+            "clustertune could not release the lease or hold: %r", task.exception()
+        )
 
 
 def _instead(label: str) -> str:
@@ -168,7 +170,7 @@ class Lease:
         return await monitor.ask(self.client, method, token=self.token, **arguments)
 
     async def quietly(self, method: str, **arguments: Any) -> None:
-        """Send a request that cleans up; ignore a scheduler that is gone."""
+        """Send a request that cleans up; ignore a scheduler that has ended."""
         if self.client.status != "running" or not self.opened:
             return
         request = monitor.ask(self.client, method, **arguments)

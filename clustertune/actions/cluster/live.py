@@ -44,7 +44,7 @@ RESTARTABLE = ("running", "paused", "closing_gracefully")
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions:
-    """What a look reads in addition; the time for some grows with all keys."""
+    """Optional facts of a look; the time for some grows with all keys."""
 
     held_data: bool = False  # unreplicated keys of each worker, and past runs
     limit: int | None = None  # bytes: the future memory limit of the workers
@@ -122,7 +122,7 @@ class LiveCluster(WorkerActions, DataActions):
         self.goal = replace(self.goal, workers=wanted, previous_shape=kept)
 
     async def _last_partitions(self) -> tuple[int, int] | None:
-        """Rows and partitions of the previous fit, if the workload keeps them."""
+        """Return rows and partitions of the previous fit, if they must be kept."""
         if not self.goal.workload.keeps_partitions:
             return None
         report = await inquiry.last_report(self.client)
@@ -158,8 +158,8 @@ class LiveCluster(WorkerActions, DataActions):
         )
         self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_partitions(m) for m in seen):
-            # A worker died meanwhile. Its keys are computed again, unless their futures
-            # were finished and the scheduler has forgotten them.
+            # A worker ended. Its keys are recomputed, unless the scheduler has
+            # forgotten their tasks.
             await self._claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
@@ -201,16 +201,16 @@ class LiveCluster(WorkerActions, DataActions):
     # --- act --------------------------------------------------------------------------
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
-        """Have the scheduler plugin move keys; cancelled, it lands bytes in flight."""
+        """Have the scheduler plugin move keys; copies in flight always arrive."""
 
-        def tell(state: Mapping[str, Any]) -> None:
+        def show(state: Mapping[str, Any]) -> None:
             done = state["done"] / max(1, state["total"])
             notify(f"moving {state['total']} keys", done)
 
         ended: list[dict[str, Any]] = []
         job = self._lease.job(
             "move",
-            tell,
+            show,
             ended,
             workers=list(moves.workers),
             ceilings=list(moves.process_limits),
@@ -250,7 +250,7 @@ class LiveCluster(WorkerActions, DataActions):
     # --- end --------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Send no more requests: the scheduler is gone, and the lease with it."""
+        """Send no more requests, because the scheduler and the lease have ended."""
         self._lease.opened = False
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
@@ -261,7 +261,7 @@ class LiveCluster(WorkerActions, DataActions):
 
 
 def _moved(state: Mapping[str, Any]) -> Result:
-    """The result of a move, from its last state."""
+    """Return the result of a move from its last state."""
     reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
     if state["waiting"]:
         reasons.append(f"{state['waiting']} keys: the move was stopped before them")
@@ -274,7 +274,7 @@ def _moved(state: Mapping[str, Any]) -> Result:
 
 
 def _places(view: View) -> list[tuple[Any, bytes]]:
-    """Packed keys of loaded, aligned data, and the index of each key's worker."""
+    """Return packed keys of loaded, aligned data, and the index of each worker."""
     found = []
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
@@ -335,7 +335,7 @@ def _named(
 
 
 def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
-    """Why no task can run, and a fix."""
+    """Explain why no task can run, with a fix."""
     shown = printable(", ".join(sorted(statuses))) or "none"
     fix = "start one, or wait: client.wait_for_workers(1)"
     if "paused" in statuses:

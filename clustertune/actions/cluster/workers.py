@@ -193,7 +193,7 @@ class WorkerActions:
         return await self._measured(result, state), back
 
     async def _measured(self, result: Result, state: Mapping[str, Any]) -> Result:
-        """The result with the memory of the new process after its keys returned."""
+        """Add the memory of the new process after its keys returned."""
         if not state["address"]:
             return result
         try:
@@ -211,10 +211,10 @@ class WorkerActions:
         ids: Mapping[str, str | int],
         before: int | None,
     ) -> Result:
-        """The result of a restart, from the last state of its job."""
+        """Return the result of a restart from the last state of its job."""
         if not state["finished"]:
-            goes_on = f"the scheduler goes on after this call: {state['doing']}"
-            return Result(nbytes=state["nbytes"], not_done=goes_on, count=0)
+            continues = f"the scheduler continues after this call: {state['doing']}"
+            return Result(nbytes=state["nbytes"], not_done=continues, count=0)
         way = "away" if restart.retire else "away and back"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
@@ -271,7 +271,7 @@ class WorkerActions:
     # --- memory -----------------------------------------------------------------------
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
-        """Have workers collect garbage and return free memory."""
+        """Have workers collect garbage and return unused memory to their hosts."""
         approved = monitor.known(self.client).addresses
         answers = await ship.on_workers(
             self.client,
@@ -306,13 +306,13 @@ class WorkerActions:
 
 
 def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:
-    """Keys that a restart has lost or computed again, and why."""
+    """Yield the numbers of lost and recomputed keys of a restart, with reasons."""
     if lost := state["lost"]:
         ended = [ids.get(address, address) for address in state["ended"]]
         why = f" with worker {names_text(ended)}, which ended meanwhile"
         yield f"lost {lost:,} keys{why if ended else ''}"
     if again := state["again"]:
-        yield f"{plural(again, 'key')} computed again, because their workers ended"
+        yield f"{plural(again, 'key')} recomputed, because their workers ended"
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:
@@ -348,7 +348,7 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
 
 
 async def _differences(client: Client, address: str, size: WorkerSize) -> str:
-    """Differences between a restarted worker and its wanted size, as text."""
+    """Describe how a restarted worker differs from its requested size."""
     answers = await ship.on_workers(
         client,
         process.started_with,

@@ -1,4 +1,4 @@
-"""Tasks that wait for certain workers: bindings of ours, and unmet requirements.
+"""Tasks that wait for certain workers: our bindings, and unmet restrictions.
 
 A binding by annotations outlives its task: if the task is computed again after its
 worker was lost, it waits for that worker without an end. Even a task that may run
@@ -18,7 +18,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.remote.keys import Run, in_turns, unpack
+from clustertune.remote.keys import KeyRange, in_turns, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Bindings:
         self.kept: dict[str, set[Any]] = {}  # keys
         self.ending: set[asyncio.Task[int]] = set()
 
-    async def unknown(self, runs: Sequence[Run]) -> set[Any]:
-        """The packed keys that the scheduler does not know.
+    async def unknown(self, runs: Sequence[KeyRange]) -> set[Any]:
+        """Return the packed keys that the scheduler does not have.
 
         A graph binds only new tasks. Known tasks, and their bindings, belong to an
         earlier graph.
@@ -49,13 +49,13 @@ class Bindings:
         return {key async for key in in_turns(unpack(runs)) if key not in tasks}
 
     def keep(self, keys: set[Any]) -> str:
-        """Remember keys of tasks before they are bound; return the name of the set."""
+        """Record keys of tasks before they are bound; return the name of the set."""
         name = uuid4().hex
         self.kept[name] = keys
         return name
 
     async def free_stuck(self, name: str) -> int:
-        """Unbind tasks whose worker is gone or paused; return their number.
+        """Unbind tasks whose worker has left or is paused; return their number.
 
         A paused worker keeps its tasks and does not start them, even tasks that are not
         bound: Dask takes no short tasks from it. The tasks that ours depend on count as
@@ -106,7 +106,7 @@ class Bindings:
         return bool(bound) and not bound & self.scheduler.workers.keys()
 
     async def _unbind(self, keys: Iterable[Any]) -> int:
-        """Undo bindings; return how many tasks waited for that."""
+        """Undo bindings; return how many tasks waited because of them."""
         waiting = {}
         async for key in in_turns(list(keys)):
             ts = self.scheduler.tasks.get(key)
@@ -126,7 +126,7 @@ class Bindings:
 
 
 async def bound_to(scheduler: Any, address: str) -> set[Any]:
-    """Keys of the tasks that are bound to a worker's address."""
+    """Return the keys of the tasks that are bound to a worker's address."""
     return {
         ts.key
         async for ts in in_turns(list(scheduler.tasks.values()))
@@ -157,7 +157,7 @@ async def follow(
 
 
 def start_waiting(scheduler: Any, tasks: Collection[Any]) -> None:
-    """Start those of the tasks that wait for a worker."""
+    """Start the tasks that wait for a worker."""
     # the last recommendation is carried out first
     order = sorted(tasks, key=attrgetter("priority"), reverse=True)
     waiting = [ts.key for ts in order if ts in scheduler.unrunnable]
@@ -178,7 +178,7 @@ def unbind(task: Any) -> None:
 
 
 def _leads_to(task: Any, keys: set[Any]) -> bool:
-    """Whether it is one of these tasks, or one of them depends on its result."""
+    """Whether a task is one of these tasks or one of their dependencies."""
     seen, todo = {task}, [task]
     while todo and len(seen) <= MAX_DEPENDENTS:
         ts = todo.pop()
@@ -198,12 +198,12 @@ def _leads_to(task: Any, keys: set[Any]) -> bool:
 
 
 async def unmet_summary(scheduler: Any) -> list[list[Any]]:
-    """Unmet requirements of waiting tasks: kind, names, number of tasks."""
+    """Return unmet restrictions of waiting tasks: kind, names, number of tasks."""
     return await _unmet(scheduler, list(islice(scheduler.unrunnable, MAX_TASKS)))
 
 
 async def unmet_of_keys(scheduler: Any, keys: Iterable[Any]) -> list[list[Any]]:
-    """Unmet requirements of keys and of the tasks that they depend on."""
+    """Return unmet restrictions of keys and of their dependencies."""
     if not scheduler.unrunnable:
         return []
     todo = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
@@ -229,7 +229,7 @@ async def _unmet(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:
 
 
 def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
-    """Addresses and hosts to which a task is bound, and resources that it needs."""
+    """Return the restrictions of a task: addresses, hosts and resources."""
     strict = not task.loose_restrictions
     return (
         frozenset((strict and task.worker_restrictions) or ()),
@@ -241,7 +241,7 @@ def _limits(task: Any) -> tuple[frozenset[str], frozenset[str], frozenset[Any]]:
 def _unmet_requirement(
     scheduler: Any, bound: frozenset[str], hosts: frozenset[str], needs: frozenset[Any]
 ) -> Requirement | None:
-    """A requirement that no worker meets, whatever the status of the workers."""
+    """Return a restriction that no worker meets, whatever its status."""
     workers = scheduler.workers
     there = workers.keys()
     if bound or hosts:
@@ -256,7 +256,7 @@ def _unmet_requirement(
 
 
 def _on(scheduler: Any, hosts: Iterable[Any]) -> Iterator[str]:
-    """Addresses of the workers on these hosts."""
+    """Return the addresses of the workers on these hosts."""
     for host in hosts:
         found = scheduler.host_info.get(scheduler.coerce_hostname(host))
         yield from () if found is None else found["addresses"]

@@ -1,4 +1,4 @@
-"""Chooses where the keys of a worker go before it restarts."""
+"""Choose targets for the keys of a worker before it restarts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clustertune.remote.scheduler.state import COMING, is_gone, process_bytes
 
 
 class Refused(Exception):  # noqa: N818
-    """Why a worker is not restarted; its state is unchanged."""
+    """A worker is not restarted; its state is unchanged."""
 
 
 class NotEnoughMemory(Refused):
-    """The other workers have no room for the keys of a worker."""
+    """The other workers have too little memory for the keys of a worker."""
 
 
 class HeldKeys:
@@ -26,12 +26,12 @@ class HeldKeys:
 
     def __init__(self, scheduler: Any, address: str):
         self.scheduler = scheduler
-        self.away: dict[Any, str] = {}  # keys without another copy, and where they are
-        self.copied: set[Any] = set()  # keys that other workers hold as well
-        self.targets: set[str] = set()  # workers that were given any of ``away``
+        self.away: dict[Any, str] = {}  # targets of keys without another replica
+        self.copied: set[Any] = set()  # keys with replicas on other workers
+        self.targets: set[str] = set()  # workers that received keys of ``away``
         self.own = {address}  # current addresses of the worker and its parking worker
-        self.former = {address}  # all addresses that these two have had
-        self.ended: set[str] = set()  # other workers that ended with such keys
+        self.former = {address}  # all addresses of these two so far
+        self.ended: set[str] = set()  # other workers that ended and lost such keys
         self.ended_with_it = 0  # keys that only its own processes had
         self.removals: list[tuple[str, set[Any], set[Any]]] = []  # of other workers
         self.lost_with_others = 0  # keys that it never held
@@ -40,7 +40,6 @@ class HeldKeys:
         return len(self.away) + len(self.copied)
 
     def __contains__(self, key: object) -> bool:
-        # its own copy of a copied key was dropped as well
         return key in self.away or key in self.copied
 
     def note_away(self, away: Mapping[Any, str]) -> None:
@@ -55,7 +54,7 @@ class HeldKeys:
     def worker_removed(
         self, address: str, computed: set[Any], scattered: set[Any]
     ) -> tuple[set[Any], set[Any]]:
-        """Note the held keys that were lost with a worker; return the other keys."""
+        """Record the held keys that a worker lost; return the other keys."""
         if address in self.own:
             self.own.discard(address)  # another worker may get the same address
             self.ended_with_it += len(computed) + len(scattered)
@@ -66,19 +65,16 @@ class HeldKeys:
         return computed - ours[0], scattered - ours[1]
 
     def note_others(self, address: str, keys: Iterable[Any]) -> None:
-        """Count keys of no restart that were lost with a worker.
-
-        By now the scheduler has decided which of them it computes again.
-        """
+        """Count lost keys of no restart that are not recomputed."""
         if gone := sum(is_gone(self.scheduler, key) for key in keys):
             self.lost_with_others += gone
             self.ended.add(address)
 
     def count_lost(self) -> int:
-        """Count the held keys that no worker has any more.
+        """Count the lost keys.
 
-        Keys that ended with the worker or its parking worker count in any case. Keys
-        that ended with another worker count unless they are computed again.
+        Keys that the worker or its parking worker lost always count. Keys that another
+        worker lost count unless they are recomputed.
         """
         lost = self.ended_with_it
         for address, computed, scattered in self.removals:
@@ -89,15 +85,15 @@ class HeldKeys:
         return lost
 
     def count_recomputed(self) -> int:
-        """Count the held keys that are computed again."""
+        """Count the held keys that are recomputed."""
         tasks, held = self.scheduler.tasks, (*self.away, *self.copied)
         return sum(key in tasks and tasks[key].state in COMING for key in held)
 
 
 class Evacuation:
-    """Chooses a place for each key of a worker; arguments as of ``WorkerRestart``.
+    """Choose a target for each key of a worker; arguments as of ``WorkerRestart``.
 
-    Once the parking worker is open, it gets all keys without another copy.
+    An open parking worker gets all keys without another replica.
     """
 
     def __init__(
@@ -117,14 +113,14 @@ class Evacuation:
         self.held = held
 
     async def assign(self, worker: Any) -> list[tuple[Any, str]]:
-        """A target for each key: groups together, largest first, where most fits."""
+        """Return a target for each key: largest groups first, on empty workers."""
         groups: dict[Any, list[Any]] = {}
         wanted, copied = [], set()
         async for ts in in_turns(list(worker.has_what)):
             copy = self.copy(ts)
             if copy is not None:
                 wanted.append((ts.key, copy.address))
-                if ts.key not in self.held.away:  # that copy is of an earlier round
+                if ts.key not in self.held.away:  # an earlier round made that copy
                     copied.add(ts.key)
                 continue
             place = self.partitions.get(ts.key)
@@ -151,7 +147,7 @@ class Evacuation:
         return [*wanted, *away.items()]
 
     def copy(self, ts: Any) -> Any:
-        """Another worker that has a key and may keep it, or None."""
+        """Return another worker that has a key and may keep it, or None."""
         running = self.scheduler.running
         for ws in ts.who_has or ():
             other = ws.address in self.process_limits and ws.address != self.address
@@ -160,7 +156,7 @@ class Evacuation:
         return None
 
     def _free_memory(self, worker: Any) -> dict[str, float]:
-        """Bytes that each of the other workers can take."""
+        """Return the free bytes of each of the other workers."""
         parked = self.parking.worker
         if parked is not None:
             return {parked.address: float("inf")} if self.parking.is_open() else {}
@@ -191,7 +187,7 @@ class Evacuation:
         return ""
 
     async def spilled_files(self, worker: Any) -> list[Any]:
-        """Files of a worker's spilled keys that have no other copy."""
+        """Return the files of a worker's spilled keys without another replica."""
         tasks = self.scheduler.tasks
         return [
             file

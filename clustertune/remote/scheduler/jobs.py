@@ -1,7 +1,7 @@
 """The jobs that a client has started: moves of keys and restarts of workers.
 
-A job goes on without its client. If the lease of the client ends, its jobs start
-nothing new: a move waits for the copies in flight, a restart undoes what it has begun.
+A job continues without its client. If the lease of the client ends, its jobs start
+nothing new: a move waits for the copies in flight, a restart undoes its changes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Jobs:
         return name
 
     async def _move(self, policy: MovePolicy, deadline: float) -> str:
-        """Move keys; return a problem that concerns the job as a whole, or nothing."""
+        """Move keys; return a problem of the whole job, or ""."""
         work = move_keys(self.scheduler, policy, self.manager)
         try:
             await asyncio.wait_for(work, deadline)

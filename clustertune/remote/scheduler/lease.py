@@ -2,9 +2,9 @@
 
 The lease lets one plan at a time change the cluster. A hold protects the workers of a
 fit: adaptive scaling removes none of them, and other clients get no lease. Both end
-when their client closes, or after a grace period without a sign of the client. Dask
-removes a client as soon as its connection breaks, even if the client reconnects under
-the same id a moment later. A broken connection therefore starts the grace period.
+when their client closes, or after a grace period without a message of the client. Dask
+removes a client when its connection breaks, even if the client then reconnects with the
+same id. So a broken connection only starts the grace period.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Any
 
-GRACE = 15.0  # seconds without a sign of a client after which it counts as gone
+GRACE = 15.0  # seconds without a message after which a client counts as lost
 TOPIC = "clustertune"  # of Dask's events
 SCHEDULER_OWNER = "clustertune"  # owner of a lease that belongs to no client
 MAX_RELEASED = 1000  # tokens
 
 
 class LeaseEndedError(PermissionError):
-    """A request of a call whose lease has ended; it is answered, not raised.
+    """A request of a call whose lease has ended.
 
-    Dask logs a traceback for each exception of a handler, and this one is expected.
+    The handler catches it and answers, because Dask logs a traceback for exceptions.
     """
 
 
 class Owners:
-    """The last sign of each client: a heartbeat, a request or a connection."""
+    """The time of each client's last heartbeat, request or connection."""
 
     def __init__(self, scheduler: Any, grace: float = GRACE):
         self.scheduler = scheduler
@@ -38,12 +38,12 @@ class Owners:
         self.timers: dict[str, asyncio.TimerHandle] = {}  # ends of grace periods
 
     def note(self, client: str) -> None:
-        """Note a sign of a client that Dask knows, or that is in its grace period."""
+        """Record a message of a client that is connected or in its grace period."""
         if client in self.scheduler.clients or client in self.seen:
             self.seen[client] = time()
 
     def begin_grace(self, client: str, on_end: Callable[[], None]) -> None:
-        """Call a function unless a lost client gives a sign within the grace period."""
+        """Call a function unless the client sends a message in the grace period."""
 
         def end() -> None:
             self.end_grace(client)
@@ -69,14 +69,14 @@ class Owners:
             timer.cancel()
 
     def is_alive(self, client: str) -> bool:
-        """Whether a client gave a sign within the grace period."""
+        """Whether a client sent a message within the grace period."""
         state = self.scheduler.clients.get(client)
         heartbeat = 0.0 if state is None else state.last_seen
         return time() - max(heartbeat, self.seen.get(client, 0.0)) <= self.grace
 
     def silence(self) -> str:
-        """Why a client counts as gone."""
-        return f"no sign of its client for {self.grace:g} s"
+        """Return the reason why a client counts as lost."""
+        return f"no message from its client for {self.grace:g} s"
 
 
 class Holds:
@@ -94,14 +94,14 @@ class Holds:
         return self.kept.pop(name, None) is not None
 
     def forget(self, client: str, problem: str = "") -> None:
-        """End all holds of a client; with a problem the loss is logged."""
+        """End all holds of a client; log the loss if there is a problem."""
         gone = {n: h for n, h in self.kept.items() if h["client"] == client}
         self.kept = {n: h for n, h in self.kept.items() if n not in gone}
         for hold in gone.values() if problem else ():
             log_loss(self.owners.scheduler, "hold", hold, problem)
 
     def active(self) -> list[dict[str, Any]]:
-        """The holds of living clients, oldest first; the others end here."""
+        """End holds of lost clients, and return the others, oldest first."""
         for client in {h["client"] for h in self.kept.values()}:
             if not self.owners.is_alive(client):
                 self.forget(client, self.owners.silence())
@@ -123,7 +123,7 @@ class Lease:
         self.released: deque[str] = deque(maxlen=MAX_RELEASED)
 
     def holder(self) -> dict[str, Any] | None:
-        """The current lease; it ends here if its client is gone or frozen."""
+        """Return the current lease; end it first if its client is lost."""
         if self.current is None or self.current["client"] == SCHEDULER_OWNER:
             return self.current
         if not self.owners.is_alive(self.current["client"]):
@@ -131,7 +131,7 @@ class Lease:
         return self.current
 
     def obstacle(self, owner: str, token: str) -> dict[str, Any] | None:
-        """The lease or the hold that refuses a new lease; None if there is none."""
+        """Return the lease or hold that prevents a new lease, or None."""
         if token in self.released:
             raise LeaseEndedError("this lease was released before it was granted")
         holder = self.holder()
@@ -147,7 +147,7 @@ class Lease:
         self.owners.note(owner)
 
     def release(self, token: str) -> None:
-        """End the lease of a token, also if that lease is granted later."""
+        """End the lease of a token; refuse it if it is requested later."""
         self.released.append(token)
         if self.current is not None and self.current["token"] == token:
             self.end()
@@ -156,9 +156,9 @@ class Lease:
         """Raise an error unless the caller holds the lease."""
         if self.current is None or self.current["token"] != token:
             raise LeaseEndedError(
-                "the lease of this call has ended: the scheduler had no sign of its "
-                f"client for {self.owners.grace:g} s, or the call has ended already. "
-                "Nothing more is done for it. Run the call again"
+                "the lease of this call has ended: the scheduler had no message from "
+                f"its client for {self.owners.grace:g} s, or the call has ended. The "
+                "scheduler starts nothing more for it. Run the call again"
             )
 
     def is_held(self, name: str) -> bool:
@@ -166,11 +166,11 @@ class Lease:
         holder = self.holder()
         if holder is not None and holder["token"] == name:
             return True
-        self.holds.active()  # ends the holds of clients that are gone
+        self.holds.active()  # ends the holds of lost clients
         return name in self.holds.kept
 
     def end(self, problem: str = "") -> None:
-        """End the lease; with a problem the loss is logged."""
+        """End the lease; log the loss if there is a problem."""
         if problem and self.current is not None:
             log_loss(self.owners.scheduler, "lease", self.current, problem)
         self.current = None
@@ -191,7 +191,7 @@ class Lease:
 
 
 def public(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a lease or a hold that other clients may read: not its token."""
+    """Return a lease or hold without its token, for other clients."""
     return {name: holder[name] for name in ("client", "label", "since")}
 
 

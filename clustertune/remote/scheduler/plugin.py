@@ -2,8 +2,8 @@
 
 It keeps the lease and the holds, runs the jobs (moves and restarts), answers requests
 about keys and workers, and keeps schedules, run history, the last report and the data
-of the dashboard page. It makes no decisions. Clients reach it through a handler, so
-that after its installation no more code travels: requests and answers are msgpack.
+of the dashboard page. It makes no decisions. Clients send requests to its handler, in
+msgpack. After the installation they send no code.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 
 NAME = "clustertune"
 PROTOCOL = 17
-STATE = 1  # format of the state that a plugin hands over to a newer one
+STATE = 1  # format of the state that a newer plugin restores
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 UNREADABLE = {
     "client": "",
@@ -53,9 +53,9 @@ UNREADABLE = {
 
 
 def present(dask_scheduler: Any) -> int | None:
-    """The protocol of the installed plugin, or None.
+    """Return the protocol of the installed plugin, or None.
 
-    This question is a few bytes of code, while :func:`install` sends all of it.
+    This function is small, while :func:`install` sends all code of the plugin.
     """
     protocol: int | None = getattr(dask_scheduler.plugins.get(NAME), "protocol", None)
     return protocol
@@ -64,14 +64,14 @@ def present(dask_scheduler: Any) -> int | None:
 async def install(dask_scheduler: Any) -> dict[str, Any]:
     """Install the plugin unless the same or a newer one is installed.
 
-    An older plugin hands over its state. It stays while a client uses the cluster, and
-    if this release cannot read its state.
+    The new plugin restores the state of an older one. An older one stays installed
+    while a client uses the cluster, or if this release cannot read its state.
 
     Returns
     -------
     dict
-        ``protocol`` of the installed plugin, and ``busy``: why an older one could not
-        be replaced (``client``, ``label``, ``since``), or None.
+        ``protocol`` of the installed plugin. ``busy`` describes the use that keeps an
+        older plugin installed (``client``, ``label``, ``since``), or is None.
     """
     old = dask_scheduler.plugins.get(NAME)
     if old is None:
@@ -84,7 +84,7 @@ async def install(dask_scheduler: Any) -> dict[str, Any]:
     busy = old.busy()
     if busy is not None:
         return {"protocol": old.protocol, "busy": busy}
-    # in one turn of the event loop: no request comes between the two
+    # no await: no request may be handled between these lines
     new = ClustertunePlugin(dask_scheduler)
     new.restore(old.state())
     dask_scheduler.remove_plugin(name=NAME)
@@ -107,7 +107,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.lease = Lease(self.owners, self.holds, self._lease_ended)
         self.manager = ManagerHold(scheduler)
         self.jobs = Jobs(scheduler, self.manager)
-        self.turn = asyncio.Lock()  # held by the restart that looks for room
+        self.turn = asyncio.Lock()  # one restart at a time moves its keys away
         self.bindings = Bindings(scheduler)
         self.prepared = PreparedKeys(scheduler)
         self.names = PublishedNames(scheduler)
@@ -132,9 +132,9 @@ class ClustertunePlugin(SchedulerPlugin):
         self.metrics.register()
 
     async def close(self, handed_over: bool = False) -> None:
-        """End all tasks; Dask calls it when it closes, but not when it unregisters.
+        """Cancel all tasks. Dask calls this when the scheduler closes.
 
-        Schedules that were handed over go on in the next plugin.
+        With ``handed_over`` the next plugin continues the schedules.
         """
         self.page_data.close()
         self.metrics.close()
@@ -151,18 +151,20 @@ class ClustertunePlugin(SchedulerPlugin):
             del self.scheduler.handlers[NAME]
 
     def busy(self) -> dict[str, Any] | None:
-        """The user of the cluster that the end of the plugin would harm.
+        """Return the current use of the cluster that forbids to replace this plugin.
 
-        A lease, a hold and a running job belong to a client that speaks this protocol.
-        They cannot be handed over to a newer plugin.
+        A lease, a hold and a running job belong to a client with this protocol, so a
+        newer plugin cannot continue them.
         """
         holder = self.lease.holder() or next(iter(self.holds.active()), None)
         if holder is not None:
             return public(holder)
-        return _landing() if self.jobs.are_running() else self.schedules.running()
+        return (
+            _unfinished_move() if self.jobs.are_running() else self.schedules.running()
+        )
 
     def state(self) -> dict[str, Any]:
-        """All that outlives a client, as plain data, for :meth:`restore`."""
+        """Return plain data for :meth:`restore` of the next plugin."""
         return {
             "report": self.report,
             "released": list(self.lease.released),
@@ -176,7 +178,7 @@ class ClustertunePlugin(SchedulerPlugin):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of another plugin; before this one is attached."""
+        """Restore the state of another plugin, before this one is attached."""
         self.report = state["report"]
         self.lease.released.extend(state["released"])
         self.jobs.restarts.extend(state.get("restarts", ()))  # older plugins have none
@@ -197,10 +199,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.runs.forget(worker_id(ws.address, ws.name, ws.nanny))
 
     def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
-        """Note work, and end the run when the last training task of a fit has ended.
-
-        The scheduler calls this for each transition of each task.
-        """
+        """Record work, and end the run with the last training task of a fit."""
         if self.runs.transition(key, start, finish, time()):
             self.runs.end("training", measured(self.scheduler))
 
@@ -215,9 +214,10 @@ class ClustertunePlugin(SchedulerPlugin):
         self.metrics.note_lost(*self.jobs.worker_removed(worker, stimulus_id))
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """End the claims of a client that closes; a lost client has a grace period.
+        """Release the lease and the holds of a client that closes.
 
-        Until then the client may reconnect, and no other client gets its lease.
+        A client that lost its connection keeps them for a grace period, in which it
+        may reconnect.
         """
         owns = self.lease.owns(client) or client in self.names.noted
         if has_closed(scheduler, client) or not owns:
@@ -232,14 +232,14 @@ class ClustertunePlugin(SchedulerPlugin):
         self.lease.forget(client, problem)
 
     def _lease_ended(self) -> None:
-        """Have the jobs land what is in flight and stop, and free bound tasks."""
+        """Stop the jobs after the copies in flight, and unbind tasks."""
         self.jobs.stop_all()
         self.bindings.end_all()
 
     def valid_workers_downscaling(
         self, scheduler: Any, workers: list[Any]
     ) -> list[Any]:
-        """Keep all workers during a plan or a fit, and parking workers always."""
+        """Protect all workers during a plan or a fit, and parking workers always."""
         if self.holds.active() or self.lease.holder():
             return []
         return [ws for ws in workers if not is_parking(ws.name)]
@@ -249,7 +249,7 @@ class ClustertunePlugin(SchedulerPlugin):
     async def handle(self, method: str, client: str = "", **arguments: Any) -> Any:
         """Answer a request; ``method`` is one of ``METHODS``.
 
-        ``client`` is the client. Each request is a sign that it is alive.
+        Each request shows that its ``client`` is alive.
         """
         if method not in METHODS:
             raise ValueError(f"clustertune's scheduler plugin has no method {method!r}")
@@ -265,20 +265,20 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests about the lease and holds -------------------------------------------
 
     def acquire(self, owner: str, label: str, token: str) -> dict[str, Any]:
-        """Take the lease, or return its holder.
+        """Grant the lease, or return its holder.
 
-        The caller makes the token, so that it can release the lease even if it was
-        interrupted before the answer came. A token that is released first is void.
+        The caller makes the token. So it can release the lease even if it is
+        interrupted before the answer. A released token gets no lease.
 
         Returns
         -------
         dict
-            ``token`` if the lease was granted; else ``holder``: ``client``, ``label``
-            and ``since`` (epoch seconds).
+            ``token`` if the lease is granted. Otherwise ``holder`` with ``client``,
+            ``label`` and ``since`` (epoch seconds).
         """
         holder = self.lease.obstacle(owner, token)
         if holder is None and self.jobs.are_running():
-            holder = _landing()
+            holder = _unfinished_move()
         if holder is not None:
             return {"holder": holder}
         self.jobs.kept.clear()
@@ -286,7 +286,7 @@ class ClustertunePlugin(SchedulerPlugin):
         return {"token": token}
 
     def release(self, token: str) -> None:
-        """End the lease of this token, also if it is granted later."""
+        """End the lease of this token; refuse it if it is requested later."""
         self.lease.release(token)
 
     def is_held(self, name: str) -> bool:
@@ -294,12 +294,12 @@ class ClustertunePlugin(SchedulerPlugin):
         return self.lease.is_held(name)
 
     def begin_hold(self, owner: str, label: str, name: str) -> dict[str, Any]:
-        """Keep adaptive scaling and plans of other clients off until the hold ends.
+        """Block adaptive scaling and plans of other clients until the hold ends.
 
         Returns
         -------
         dict
-            Nothing if it has begun; else ``holder`` as :meth:`acquire` returns it.
+            Empty if the hold has begun. Otherwise ``holder``, as in :meth:`acquire`.
         """
         holder = self.lease.holder()
         if holder is not None and holder["client"] != owner:
@@ -318,7 +318,7 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests about keys, workers and clients -------------------------------------
 
     async def look(self, collections: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Memory of all workers; holders and bytes of packed keys."""
+        """Return the memory of all workers, and holders and bytes of packed keys."""
         memory, found = await survey.look(self.scheduler, collections)
         return memory | {
             "manager": self.manager.running(),
@@ -327,14 +327,14 @@ class ClustertunePlugin(SchedulerPlugin):
         }
 
     async def survey(self, owner: str, packages: Sequence[str]) -> dict[str, Any]:
-        """Clients, tasks and names for a diagnosis."""
+        """Return clients, tasks and names for a diagnosis."""
         return await survey.survey(self.scheduler, owner, packages)
 
     async def work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
-        """Tasks that run on these workers, and a lease or hold of another client.
+        """Return running tasks of workers, and a lease or hold of another client.
 
-        ``tasks`` are pairs: an address, and pairs of a prefix and a number. ``holder``
-        has client, label, since; or it is None.
+        ``tasks`` are pairs of an address and a list of (prefix, count). ``holder`` has
+        ``client``, ``label`` and ``since``, or is None.
         """
         holder = self.lease.holder()
         if holder is not None and holder["client"] == owner:
@@ -345,7 +345,7 @@ class ClustertunePlugin(SchedulerPlugin):
         }
 
     async def held_data(self, workers: Sequence[str]) -> dict[str, list[int]]:
-        """The keys of these workers, and those that are unique."""
+        """Count the keys and the unreplicated keys of workers."""
         return await survey.held_data(self.scheduler, workers)
 
     async def wanted(self, keys: Sequence[Any], owner: str) -> int:
@@ -353,15 +353,15 @@ class ClustertunePlugin(SchedulerPlugin):
         return await survey.wanted_by_others(self.scheduler, keys, owner)
 
     async def claims(self, owner: str, keys: Sequence[Any]) -> dict[str, bytes]:
-        """Packed keys that will not be in memory, or that the owner does not want."""
+        """Return packed keys that the owner does not want or that will not exist."""
         return await survey.claims(self.scheduler, owner, keys)
 
     async def unmet_restrictions(self, keys: Sequence[Any]) -> list[list[Any]]:
-        """Requirements of packed keys that no worker meets, with numbers of tasks."""
+        """Return restrictions of packed keys that no worker meets, and task counts."""
         return await unmet_of_keys(self.scheduler, unpack(keys))
 
     async def past(self) -> list[dict[str, Any]]:
-        """The last runs, oldest first."""
+        """Return the last runs, oldest first."""
         return await settled(self.scheduler, self.runs)
 
     # --- requests for jobs ------------------------------------------------------------
@@ -382,7 +382,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.lease.check(token)
         pairs = [_with_targets(packed, targets) for packed, targets in moves]
         wanted = []
-        # round robin over the collections: X_i and y_i travel one after the other
+        # round robin over the collections: y_i follows X_i
         for row in zip_longest(*pairs):
             some = [(key, workers[i]) for key, i in filter(None, row)]
             wanted += some
@@ -426,9 +426,9 @@ class ClustertunePlugin(SchedulerPlugin):
     ) -> str:
         """Start to restart a worker without losing data; return the job's name.
 
-        ``collections`` are packed keys of row-aligned collections. ``workers`` may hold
-        the worker's keys, up to ``ceilings``. The other arguments are those of
-        :class:`WorkerRestart`.
+        ``collections`` are packed keys of row-aligned collections. ``workers`` accept
+        the worker's keys up to ``ceilings``, in bytes of process memory. The other
+        arguments are those of :class:`WorkerRestart`.
         """
         self.lease.check(token)
         work = WorkerRestart(
@@ -455,9 +455,9 @@ class ClustertunePlugin(SchedulerPlugin):
         return self.jobs.drop(work)
 
     async def progress(self, job: str, token: str, wait: float) -> dict[str, Any]:
-        """The state of a job, and its problem once it has finished.
+        """Return the state of a job, when it has finished or after ``wait`` seconds.
 
-        The answer comes when it has finished, after ``wait`` seconds at the latest.
+        A finished job has its problem as ``error``.
         """
         self.lease.check(token)
         await self.jobs.wait(job, wait)
@@ -471,7 +471,7 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests about released and published data -----------------------------------
 
     async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
-        """Data in memory and the clients that want it, without packed keys."""
+        """Return data in memory and the clients that want it, except packed keys."""
         return await holdings(self.scheduler, owner, set(unpack(kept)))
 
     async def release_keys(
@@ -483,7 +483,7 @@ class ClustertunePlugin(SchedulerPlugin):
         others: bool,
         together: Sequence[str] = (),
     ) -> tuple[int, int, list[str]]:
-        """Release the keys of a prefix, without packed ones."""
+        """Release the keys of a prefix, except packed keys."""
         self.lease.check(token)
         event = {"action": "release", "prefix": prefix, "client": owner}
         keep = set(unpack(kept))
@@ -495,7 +495,7 @@ class ClustertunePlugin(SchedulerPlugin):
         return answer
 
     def note_names(self, owner: str, names: Sequence[str]) -> dict[str, int]:
-        """Remember the data of published names; count the lost keys of each."""
+        """Record the keys of published names; count the lost keys of each name."""
         return self.names.note(owner, names)
 
     async def point_names(
@@ -511,9 +511,9 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests about tasks bound to workers ----------------------------------------
 
     async def pin(self, token: str, keys: Sequence[Any]) -> str:
-        """Remember packed keys of new tasks before they are bound to workers.
+        """Record packed keys of new tasks before they are bound to workers.
 
-        Returns the name of the set.
+        Returns the name of this set of tasks.
         """
         self.lease.check(token)
         bound = await self.bindings.unknown(keys)
@@ -537,7 +537,7 @@ class ClustertunePlugin(SchedulerPlugin):
         return self.schedules.add(terms)
 
     def list_schedules(self) -> dict[str, Any]:
-        """Waiting and recently ended schedules, and when checks have run last."""
+        """Return waiting and recently ended schedules, and the last checks' time."""
         found = self.findings and self.findings["time"]
         return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
 
@@ -546,20 +546,19 @@ class ClustertunePlugin(SchedulerPlugin):
         return self.schedules.cancel(name)
 
     def keep(self, report: str) -> None:
-        """Keep a report (JSON) for later requests."""
+        """Store a report (JSON)."""
         if len(report) > MAX_REPORT:
             raise ValueError(f"a report of {len(report):,} characters is not kept")
         self.report = report
 
     def recall(self) -> str:
-        """The last report (JSON), or nothing."""
+        """Return the last report (JSON), or ""."""
         return self.report
 
     def keep_facts(self, facts: Mapping[str, Any], diagnosis: bool = False) -> None:
-        """Keep facts for the page that the scheduler does not have itself.
+        """Store facts for the page that only clients have.
 
-        Scheduled restarts use the findings of a diagnosis, not those of the fewer
-        checks of other calls.
+        Scheduled restarts use findings of a full diagnosis only.
         """
         self.page_data.keep(facts)
         if diagnosis:
@@ -570,14 +569,14 @@ class ClustertunePlugin(SchedulerPlugin):
         return self.page_data.look()
 
 
-def _landing() -> dict[str, Any]:
-    """The holder of a cluster whose last plan still moves keys."""
-    label = "a plan that has ended is landing its partitions"
+def _unfinished_move() -> dict[str, Any]:
+    """Return a holder for the moves of a plan whose lease has ended."""
+    label = "a plan that has ended still moves partitions"
     return {"client": "", "label": label, "since": time()}
 
 
 def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
-    """Pairs of a key and the index of its worker."""
+    """Yield pairs of a key and the index of its worker."""
     return zip(unpack(packed), array("q", targets), strict=True)
 
 

@@ -1,9 +1,9 @@
-"""Names of published data sets, and how they change: all at once, or none.
+"""Replace the data of published names: all at once, or none.
 
-Dask replaces one name after the other, whoever published the old data. In between,
-X would be new and y old. Here all names change in one turn of the scheduler's event
-loop, and only if each still has the data that the client has seen. A name wants its new
-keys before it points to them, and its old keys until then.
+Dask replaces one name at a time, without a check of the old data. In between, X would
+be new and y old. Here all names change in one turn of the scheduler's event loop, and
+only if each name still has the data that the client has read. A name wants its new keys
+before the change, and its old keys until the change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from dask.utils import stringify
 
-from clustertune.remote.keys import Run, unpack
+from clustertune.remote.keys import KeyRange, unpack
 from clustertune.remote.scheduler.state import is_gone
 
 KEYS_PER_CHANGE = 1000  # keys of which a name wants or releases in one turn
@@ -28,7 +28,7 @@ class PublishedNames:
         self.noted: dict[str, dict[str, Any]] = {}  # entries, by client and name
 
     def note(self, owner: str, names: Sequence[str]) -> dict[str, int]:
-        """Remember the entries of names until the client leaves.
+        """Record the entries of names until the client leaves.
 
         Returns how many keys of each name are gone.
         """
@@ -43,7 +43,7 @@ class PublishedNames:
     async def replace(
         self,
         owner: str,
-        new: Sequence[tuple[str, Sequence[Run], Any]],
+        new: Sequence[tuple[str, Sequence[KeyRange], Any]],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
         """Replace the data of names, and publish noted entries under other names.
@@ -60,7 +60,7 @@ class PublishedNames:
             return answer
         for name, entry in entries.items():
             for some in _batches(entry["keys"]):
-                # keys that a client has released meanwhile are found below
+                # the check below finds keys that a client has released meanwhile
                 there = [key for key in some if key in self.scheduler.tasks]
                 self.scheduler.client_desires_keys(there, _client(name))
                 await asyncio.sleep(0)
@@ -89,7 +89,7 @@ class PublishedNames:
         entries: Mapping[str, Any],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Why names must stay; all noted names count, because they are one data set."""
+        """Return why names must stay; all recorded names form one data set."""
         datasets = self._datasets()
         unchanged = {
             n for n in old if datasets.get(n) is old[n]
@@ -102,7 +102,7 @@ class PublishedNames:
         return answer if any(answer.values()) else {}
 
     async def _release(self, name: str, keys: Sequence[Any]) -> None:
-        """Release keys of a name, but not those to which it points by then."""
+        """Release the keys of a name, except the keys of its new data."""
         for some in _batches(keys):
             entry = self._datasets().get(name)
             there: Collection[Any] = set(entry["keys"]) if entry else ()
@@ -113,7 +113,7 @@ class PublishedNames:
 
 
 def _client(name: Any) -> str:
-    """The client as which the scheduler holds the keys of a name."""
+    """Return the client id by which the scheduler holds the keys of a name."""
     return f"published-{stringify(name)}"
 
 
@@ -123,7 +123,7 @@ def _batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
-    """Kind and name of published data, variables and queues, by their client."""
+    """Return kind and name of published data, variables and queues, by client id."""
     extensions = scheduler.extensions
     found = {}
     for extension, table, kind in (
@@ -139,7 +139,7 @@ def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
 def unpublish(
     scheduler: Any, going: dict[str, list[Any]], prefixes: Collection[str]
 ) -> tuple[list[str], set[Any]]:
-    """Remove the published names of keys that are about to be released.
+    """Remove the published names of keys before they are released.
 
     A name that also holds data of other prefixes stays, and so do its keys: they leave
     ``going``, which has keys by client. Returns the removed names, and the keys that

@@ -1,4 +1,4 @@
-"""Releases data on purpose: keys of a prefix, or all data with all workers restarted.
+"""Release data on request: keys of a prefix, or all data by a restart of all workers.
 
 The scans take time that grows with all keys, in short turns of the event loop. They run
 only before data is destroyed.
@@ -39,7 +39,7 @@ MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it 
 async def wanted_tasks(
     scheduler: Any, kept: Collection[Any]
 ) -> AsyncIterator[tuple[Any, frozenset[str]]]:
-    """Tasks whose results some clients want, and these clients."""
+    """Yield tasks whose results clients want, and these clients."""
     async for ts in in_turns(list(scheduler.tasks.values())):
         if ts.who_wants and ts.key not in kept:
             yield ts, frozenset(c.client_key for c in ts.who_wants)
@@ -48,7 +48,7 @@ async def wanted_tasks(
 async def holdings(
     scheduler: Any, owner: str, kept: Collection[Any] = ()
 ) -> list[list[Any]]:
-    """Data in memory, by prefix and by the clients that want it.
+    """Return data in memory, by prefix and by the clients that want it.
 
     Returns
     -------
@@ -149,7 +149,7 @@ class ClusterRestart:
         self.names: list[str] = []  # published names that were removed
 
     async def run(self) -> str:
-        """Restart the workers; return a refusal, the missing workers, or nothing."""
+        """Restart the workers; return a refusal, the missing workers, or ""."""
         try:
             self._refuse()
             await self._wait_for_tasks()
@@ -215,7 +215,7 @@ class ClusterRestart:
             self.nbytes += ts.nbytes if there else 0
 
     def state(self) -> dict[str, Any]:
-        """The progress; plain types."""
+        """Return the progress as plain data."""
         return {
             "doing": self.doing,
             "keys": self.keys,

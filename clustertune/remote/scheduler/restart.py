@@ -1,11 +1,12 @@
-"""Restarts or retires a worker without losing its data. Runs on the scheduler.
+"""Restart or retire a worker without losing its data. Runs on the scheduler.
 
-The worker gets no new tasks, hands back the tasks that it has not begun and finishes
-the others. The mover empties it. Its nanny restarts it, and the mover brings its keys
-back, so that afterwards every key is on its worker again. Any failure before the
-restart is undone, also if the client is gone. If the other workers have no room, a
-parking worker in the nanny keeps the keys meanwhile. It also keeps those of a paused
-or spilling worker, which would have to read them into memory to send them.
+The worker gets no new tasks. It returns tasks that it has not begun, and finishes the
+others. The mover moves its keys to other workers. Its nanny restarts it, and the mover
+moves the keys back. A failure before the restart is undone, even without the client.
+
+If the other workers have too little memory, a parking worker in the nanny holds the
+keys during the restart. It also holds the keys of a paused or spilling worker, which
+would have to read them into memory to send them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ logger = logging.getLogger("distributed.clustertune")
 
 LOOK = 0.1  # seconds between two looks at a worker
 FOLLOWS = 5.0  # seconds in which a worker's process ends after that of its nanny
-ROUNDS = 5  # times that a worker is emptied: keys may arrive meanwhile
-SILENCE = 30.0  # seconds without an answer after which a nanny counts as gone
+ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
+SILENCE = 30.0  # seconds without an answer after which a nanny counts as lost
 
 
 class WorkerRestart:
@@ -61,25 +62,25 @@ class WorkerRestart:
     address
         Of the worker.
     partitions
-        Places of keys in row-aligned collections: keys with the same place stay
-        together meanwhile.
+        Places of keys in row-aligned collections. Keys with the same place move to the
+        same worker.
     ceilings
         Bytes of process memory to fill at most, by address of the other workers; 0:
         any. Workers that are not named get nothing.
     wait
         Seconds to wait for running tasks.
     timeout
-        Seconds that the caller has left. They limit the emptying and the wait for the
-        new process. Bringing keys back ends only without progress.
+        Seconds for moving the keys away and for the start of the new process. Moving
+        keys back has no limit while it makes progress.
     retire
-        Close the worker instead; its keys stay where they were moved.
+        Close the worker instead of restarting it. Its keys stay on the others.
     parking
-        The pickled ``park.act``, which opens a parking worker in its nanny. Empty:
-        open none.
+        The pickled ``park.act``, which opens a parking worker in the nanny. Empty: no
+        parking worker.
     turn
-        Held while the worker is emptied: two at once would be given the same room.
+        Lock during the moves, so that two restarts do not plan with the same memory.
     resizing
-        The terms of ``Resizing``, to start the new process with another size.
+        The terms of ``Resizing`` if the new process has another size.
     """
 
     def __init__(
@@ -108,27 +109,25 @@ class WorkerRestart:
         self.resizing = None if resizing is None else Resizing(scheduler, resizing)
         self.end = monotonic() + timeout
         self.stopped = False
-        self.process: Any = None  # its state on the scheduler; each process has its own
+        self.process: Any = None  # the ``WorkerState`` of the current process
         self.old_process: Any = None
-        self.own_status = Status.running  # which ours hides from the scheduler
-        self.requested_tasks: set[Any] = (
-            set()
-        )  # keys of tasks that it was asked to hand back
+        self.own_status = Status.running  # the worker's, while we set another one
+        self.requested_tasks: set[Any] = set()  # that it was asked to return
         self.doing = "waiting for its tasks to end"
-        self.touched = True  # its keys were moved, or its nanny was asked
+        self.touched = True  # whether keys were moved or the nanny got a request
         self.held = HeldKeys(scheduler, address)
         self.evacuation = Evacuation(
             scheduler, address, partitions, self.process_limits, self.parking, self.held
         )
         self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
-        self.nbytes = 0  # that travelled
+        self.nbytes = 0  # transferred bytes
         self.lost = 0
         self.recomputed = 0
         self.new_address = ""
         self.seconds: float | None = None  # from the end of its process to the next
 
     def state(self) -> dict[str, Any]:
-        """The progress; plain types."""
+        """Return the progress as plain data."""
         return {
             "doing": self.doing,
             "keys": len(self.held),
@@ -142,11 +141,8 @@ class WorkerRestart:
         }
 
     def _is_unchanged(self) -> bool:
-        """Whether the worker is as before: nothing was changed, or all is undone.
-
-        It may have ended by itself before, with its keys. The address alone does not
-        identify a process, because its port may be fixed.
-        """
+        """Whether nothing was changed, or all changes were undone."""
+        # an address does not identify a process, because the port may be fixed
         if self.old_process is None or not self._is_registered(self.old_process):
             return not self.touched
         return self.lost == self.held.lost_with_others
@@ -154,7 +150,7 @@ class WorkerRestart:
     # --- the steps --------------------------------------------------------------------
 
     async def run(self) -> str:
-        """Restart the worker; return a refusal, what is left to do, or nothing."""
+        """Restart the worker; return a refusal, an unfinished part, or ""."""
         self.touched = False
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
@@ -213,10 +209,7 @@ class WorkerRestart:
             await self._bring_back(who)
 
     async def _wait_for_end(self, worker: Any) -> None:
-        """Wait until a worker ends whose nanny has ended with the parking worker.
-
-        A moment lies between the two; keys that are lost then count for this restart.
-        """
+        """Wait until a worker ends after its nanny, so that its lost keys count."""
         end = monotonic() + FOLLOWS
         while monotonic() < end:
             if not self._is_registered(worker):
@@ -224,7 +217,7 @@ class WorkerRestart:
             await asyncio.sleep(LOOK)
 
     def _undo_end(self) -> float:
-        """The deadline for undoing, as the time of the caller may be over."""
+        """Return the deadline for undoing, which may be after the caller's."""
         return max(self.end, monotonic() + GRACE)
 
     def _is_registered(self, worker: Any) -> bool:
@@ -245,7 +238,7 @@ class WorkerRestart:
             raise Refused(f"it is {worker.status.name}")
 
     def _block_tasks(self, worker: Any) -> None:
-        """Have the worker get no new tasks; its own status may have changed."""
+        """Stop the assignment of tasks to the worker; save its own status."""
         if worker.status in (Status.running, Status.paused):
             self.own_status = worker.status
             set_status(self.scheduler, worker, Status.closing_gracefully)
@@ -253,13 +246,13 @@ class WorkerRestart:
     async def _wait_for_tasks(self, worker: Any) -> None:
         """Wait for its tasks, and for shuffles that keep rows in its process.
 
-        It gets no new tasks meanwhile, except while a shuffle runs: the tasks that end
-        a shuffle are bound to its workers.
+        The worker gets new tasks only while a shuffle runs, because the tasks that end
+        a shuffle are bound to workers.
         """
         end = monotonic() + self.wait
         while True:
             if not self._is_registered(worker):
-                raise Refused("it went while its tasks were waited for")
+                raise Refused("it ended during the wait for its tasks")
             shuffling = bool(shuffles(self.scheduler, worker))
             if not shuffling:
                 self._block_tasks(worker)
@@ -275,11 +268,11 @@ class WorkerRestart:
             await asyncio.sleep(LOOK)
 
     def _take_tasks_back(self, worker: Any) -> None:
-        """Ask the worker for the tasks that it has not begun.
+        """Request the tasks that the worker has not begun, by work stealing.
 
-        Work stealing does the same: the worker releases a task and confirms, or answers
-        that it runs. The scheduler then gives the task to another worker, or keeps it
-        until one runs, because the thief of this theft does not exist.
+        The worker confirms that it has released a task, or answers that the task runs.
+        The target ``NO_WORKER`` does not exist, so the scheduler assigns a released
+        task to any worker.
         """
         stealing = self.scheduler.extensions.get("stealing")
         for ts in list(worker.processing) if stealing is not None else ():
@@ -304,7 +297,7 @@ class WorkerRestart:
     # --- emptying ---------------------------------------------------------------------
 
     async def _empty(self, worker: Any) -> None:
-        """Move all its keys; those with other copies are dropped here only."""
+        """Move all its keys away; keys with other replicas are only dropped here."""
         self.touched = True
         self.doing = "moving away its keys"
         left: Mapping[str, int] = {}
@@ -324,9 +317,9 @@ class WorkerRestart:
                 # a parking worker closes by itself once it is empty
                 if is_parking(worker.name) and not self.held.count_lost():
                     return
-                raise Refused("it went while it was emptied")
+                raise Refused("it ended while its keys were moved away")
             if self.parking.worker is not None and left and not policy.done:
-                break  # there is one target only: another round would not help
+                break  # there is only one target, so another round would not help
         if worker.has_what:
             why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
             raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
@@ -347,8 +340,7 @@ class WorkerRestart:
     async def _move_away(self, policy: MovePolicy) -> None:
         """Run the mover until the job is stopped, or the caller's time is over.
 
-        A copy in flight arrives in any case, and its source is dropped: a stopped mover
-        ends when nothing is in flight.
+        A stopped mover ends after the copies in flight.
         """
         moving = asyncio.ensure_future(move_keys(self.scheduler, policy, self.hold))
         try:
@@ -365,10 +357,10 @@ class WorkerRestart:
             moving.result()
 
     async def _assign_targets(self, worker: Any) -> list[tuple[Any, str]]:
-        """A target for each key: other workers, or the parking worker.
+        """Return a target for each key: another worker or the parking worker.
 
-        A worker that is paused or has spilled is parked first, so that its keys need
-        not be read there. A running one only if the others have no room.
+        A paused or spilling worker uses the parking worker first, so that it need not
+        read its spilled keys. Other workers use it only if the others lack memory.
         """
         why = ""
         if self.parking.may_open() and self._is_full(worker):
@@ -411,7 +403,7 @@ class WorkerRestart:
         return "the scheduler did not close it"
 
     async def _restart(self, who: Any, end: float) -> str:
-        """Have its nanny end its process, and wait for the next one."""
+        """Have the nanny end the process, and wait for the next one."""
         answer, old, start = "", self.process, monotonic()
         if self._is_registered(old):
             answer = await self._end_process(old.address, max(0.0, end - monotonic()))
@@ -432,15 +424,14 @@ class WorkerRestart:
             answers = await self.scheduler.restart_workers(
                 [address],
                 timeout=seconds,
-                # Dask counts workers: it would wait for one that leaves meanwhile, and
-                # take one that joins for ours
+                # Dask counts workers, and other workers may leave or join meanwhile
                 wait_for_workers=False,
                 on_error="return",
                 stimulus_id=f"clustertune-restart-{time()}",
             )
         except asyncio.TimeoutError:
             return "timed out"
-        # Dask raises here whatever a nanny answers, and the worker may still come back
+        # the worker may return even if Dask raises an error of its nanny
         except Exception as error:  # noqa: BLE001, the caller reports it
             return repr(error)
         return str(answers.get(address, ""))
@@ -448,12 +439,12 @@ class WorkerRestart:
     async def _returns(self, who: Any, end: float) -> bool:
         """Wait for the next process of a nanny, and bind the bound tasks to it.
 
-        It may have the old address. The wait ends early if the nanny stops answering.
+        The process may have the old address. The wait ends if the nanny is silent.
         """
         statuses = [Status.running]
         if self.resizing is not None:  # a process that is too small pauses
             statuses.append(Status.paused)
-        answered = requested_tasks = monotonic()
+        answered = requested = monotonic()
         while True:
             for ws in list(self.scheduler.workers.values()):
                 new = ws is not self.process and identity(ws) == who
@@ -463,14 +454,14 @@ class WorkerRestart:
             now = monotonic()
             if now > end or now - answered > SILENCE:
                 return False
-            if now - requested_tasks > ANSWER_TIMEOUT:
-                requested_tasks = now
+            if now - requested > ANSWER_TIMEOUT:
+                requested = now
                 if await self._answers(who[0]):
                     answered = monotonic()
             await asyncio.sleep(LOOK)
 
     async def _use_process(self, worker: Any) -> None:
-        """Continue with a worker as the next process of ours."""
+        """Continue with this process of the worker."""
         self.process, self.new_address = worker, worker.address
         self.held.own.add(worker.address)
         gone = self.held.former - {worker.address}
@@ -497,7 +488,7 @@ class WorkerRestart:
     async def _settle_size(self, who: Any, problem: str) -> tuple[str, str]:
         """Keep the size, or restart the new, empty process with the former size.
 
-        Returns a problem that ends the job, and a note for a job that goes on.
+        Returns a problem that ends the job, and a note for a job that continues.
         """
         assert self.resizing is not None
         size, nanny = self.resizing, who[0]
@@ -515,7 +506,7 @@ class WorkerRestart:
     # --- bringing keys back -----------------------------------------------------------
 
     async def _bring_back(self, who: Any) -> str:
-        """Move keys to the new process; again, if it dies and keys are parked."""
+        """Move keys to the new process; repeat if it ends and keys are parked."""
         for _ in range(ROUNDS):
             problem = await self._bring_home(self.new_address)
             is_back = bool(self.new_address) and self._is_registered(self.process)
@@ -526,10 +517,7 @@ class WorkerRestart:
         return problem
 
     async def _bring_home(self, address: str) -> str:
-        """Move the keys back that still exist, and copy those that had copies.
-
-        A worker that pauses meanwhile goes on once it has spilled.
-        """
+        """Move existing keys back; copy the keys that had other replicas."""
         target = self.scheduler.workers.get(address)
         if target is not None and self.parking.is_open():
             files = await self.evacuation.spilled_files(self.parking.worker)
@@ -551,7 +539,7 @@ class WorkerRestart:
     async def _find_returning(
         self, address: str
     ) -> tuple[Sequence[tuple[Any, str]], Sequence[tuple[Any, str]]]:
-        """The keys that are moved back to an address, and those that are copied."""
+        """Return the keys to move back to an address, and the keys to copy."""
         moved, copied = [], []
         async for key in in_turns([*self.held.away, *self.held.copied]):
             ts = self.scheduler.tasks.get(key)
@@ -572,7 +560,7 @@ class WorkerRestart:
 
 
 class NoWorker:
-    """The thief of tasks that a worker hands back: a worker that has ended."""
+    """A closed worker: the target of stolen tasks that any worker may run."""
 
     address = "clustertune-no-worker"
     status = Status.closed
@@ -584,7 +572,7 @@ NO_WORKER = NoWorker()
 
 
 def shuffles(scheduler: Any, worker: Any) -> list[str]:
-    """P2P shuffles that have rows in a worker's process, where Dask sees no keys."""
+    """Return ids of P2P shuffles that keep rows in a worker's process."""
     plugin = scheduler.plugins.get("shuffle")
     active = getattr(plugin, "active_shuffles", {})
     return [

@@ -52,11 +52,10 @@ IdleMemory = tuple[int, int]  # unmanaged and managed bytes
 
 
 class Ended:
-    """A run that has ended, while heartbeats may still report what it left.
+    """A run that has ended, while heartbeats may still report the memory after it.
 
-    ``workers`` are the workers that were there. ``left`` is the least unmanaged memory
-    of each from the end of this run to the end of the next: memory above the least was
-    given back.
+    ``workers`` are the workers of the run. ``left`` is the least unmanaged memory of
+    each worker from the end of this run to the end of the next.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Runs:
         self.peaks = dict(state["peaks"])
 
     def note(self, now: float, busy: bool, memory: Memory, held: bool = False) -> None:
-        """Note the cluster at one moment. A gap within a hold ends no run."""
+        """Record the cluster at one moment. A gap within a hold ends no run."""
         if not self.totals or now - self.totals[-1][0] >= TOTALS:
             process = sum(one.process for one in memory.values())
             unmanaged = sum(one.unmanaged for one in memory.values())
@@ -134,7 +133,7 @@ class Runs:
             self.end("gap", memory)
 
     def transition(self, key: Any, start: str, finish: str, now: float) -> bool:
-        """Note a task; return whether it was the last training task of a fit."""
+        """Record a task; return whether it was the last training task of a fit."""
         if start != "processing" and finish != "processing":
             return False
         self._work(now)
@@ -154,7 +153,7 @@ class Runs:
             self.floors = {}
 
     def measure(self, memory: Memory) -> None:
-        """Note the memory that heartbeats have reported.
+        """Record the memory that heartbeats have reported.
 
         Each measurement belongs to the last run that had ended at its time. Runs that
         follow each other faster than heartbeats have no value for some workers.
@@ -182,10 +181,7 @@ class Runs:
         self.began = None
 
     def forget(self, worker: Id) -> None:
-        """Forget the memory that a worker's former process has kept.
-
-        Its peaks stay, because a run has used them whatever became of the process.
-        """
+        """Forget the memory after runs of a worker's former process; keep its peaks."""
         self.floors.pop(worker, None)
         for ended in self.recent:
             ended.workers.discard(worker)
@@ -196,13 +192,13 @@ class Runs:
 
 
 async def watch_runs(scheduler: Any, runs: Runs, holds: Holds) -> None:
-    """Note the cluster until cancelled; a failure leaves one gap."""
+    """Record the cluster until cancelled; a failure leaves one gap."""
     while True:
         try:
             held, busy = bool(holds.active()), _is_busy(scheduler)
             runs.note(time(), busy, measured(scheduler), held)
         except Exception:
-            logger.exception("clustertune could not note what the workers do")
+            logger.exception("clustertune could not record the memory of the workers")
         # a large cluster is sampled less often: below 1 ms of each second
         await asyncio.sleep(max(TICK, len(scheduler.workers) / 500))
 

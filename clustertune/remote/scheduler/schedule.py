@@ -80,13 +80,13 @@ class Schedule:
         self.results: deque[dict[str, Any]] = deque(maxlen=MAX_RESULTS)
 
     def to_state(self) -> dict[str, Any]:
-        """Plain data, for :meth:`from_state` in the next plugin."""
+        """Return plain data for :meth:`from_state` in the next plugin."""
         kept = {name: getattr(self, name) for name in STATE_FIELDS}
         return kept | {name: list(getattr(self, name)) for name in STATE_LISTS}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Schedule:
-        """The schedule with this state."""
+        """Return the schedule with this state."""
         schedule = cls(state["name"], state["terms"], state["made"])
         for name in STATE_FIELDS:
             setattr(schedule, name, state[name])
@@ -99,7 +99,7 @@ class Schedule:
         return self.state in ENDED
 
     def obstacle(self, moment: Moment) -> dict[str, Any] | None:
-        """Why the restart must wait at this moment, or None."""
+        """Return why the restart must wait now, or None."""
         if self.left is None and self.instants and moment.now < self.instants[0]:
             return {"for": "instant", "until": self.instants[0]}
         if moment.holder is not None:
@@ -114,7 +114,7 @@ class Schedule:
         return None
 
     def wait(self, reason: dict[str, Any], again: float = 0.0) -> None:
-        """Wait on for a reason, which is not evaluated again before a given time."""
+        """Continue to wait; evaluate the reason again at a given time."""
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
 
@@ -147,7 +147,7 @@ class Schedule:
             self.wait_for_next_gap(now)
 
     def describe(self, now: float) -> dict[str, Any]:
-        """Plain values; ``now`` makes ages independent of the reader's clock."""
+        """Return plain values; ``now`` makes ages independent of the reader's clock."""
         terms = self.terms
         return {
             "id": self.name,
@@ -205,7 +205,7 @@ def met(
 def _has_leak(
     least: float, workers: Mapping[Any, Any], runs: Sequence[Mapping[str, Any]]
 ) -> tuple[bool, str]:
-    """The rule of the check ``memory_growth``."""
+    """Apply the rule of the check ``memory_growth``."""
     groups = alike([run.get("ended_by", "gap") for run in runs])
     if not groups:
         return False, (
@@ -234,9 +234,9 @@ def _has_full_memory(
     workers: Mapping[Any, Any],
     lines: Mapping[Any, Mapping[str, float]],
 ) -> tuple[bool, str]:
-    """Whether memory is full of unmanaged bytes: a restart brings data back."""
+    """Whether unmanaged memory fills a worker; a restart would keep its data."""
     name = "pause" if severity >= CRITICAL else "spill"
-    # a worker that came later is assumed to be like the others
+    # a worker that joined later is assumed to be like the others
     lowest = min((at[name] for at in lines.values() if name in at), default=1.0)
     full: list[Any] = []
     data: list[Any] = []

@@ -1,4 +1,4 @@
-"""Waits for the gaps of scheduled restarts and carries the restarts out.
+"""Wait for idle times, and carry out scheduled restarts.
 
 One task reads the scheduler's state every second while a schedule waits. It restarts
 workers one at a time, as a client does, and holds the lease for one worker only. A fit,
@@ -89,7 +89,7 @@ class ScheduleRunner:
         return schedule.describe(time())
 
     def running(self) -> dict[str, Any] | None:
-        """The schedule that restarts workers now: client, label and since."""
+        """Return the schedule that restarts workers now: client, label and since."""
         for schedule in self.kept.values():
             if schedule.state == "running":
                 whose = {"client": schedule.terms["owner"], "since": schedule.made}
@@ -97,7 +97,7 @@ class ScheduleRunner:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Plain data, for :meth:`restore` of the next plugin."""
+        """Return plain data for :meth:`restore` of the next plugin."""
         return {"kept": [s.to_state() for s in self.kept.values()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class ScheduleRunner:
         return max(min(TICK, shortest / 4), 0.05, len(self.scheduler.workers) / 500)
 
     def _moment(self) -> Moment:
-        """The current moment; tasks and holds between two looks count as work."""
+        """Return the current state; earlier tasks and holds count as work."""
         scheduler, now = self.scheduler, time()
         tasks = sum(begun_tasks(ws) for ws in scheduler.workers.values())
         queued = len(scheduler.queued) if scheduler.running else 0
@@ -199,7 +199,7 @@ class ScheduleRunner:
     # --- obstacles --------------------------------------------------------------------
 
     def _workers(self, schedule: Schedule) -> dict[Any, Any]:
-        """The workers to restart, by id; all workers include those that came later."""
+        """Return the workers to restart, by id; "all" includes later workers."""
         there = {id_of(ws): ws for ws in training_workers(self.scheduler)}
         wanted = schedule.left
         if wanted is None:
@@ -209,7 +209,7 @@ class ScheduleRunner:
         return {id: there[id] for id in wanted if id in there}
 
     async def _obstacle(self, schedule: Schedule, workers: Mapping[Any, Any]) -> str:
-        """Why one of the workers cannot be restarted now, or nothing."""
+        """Return why one of the workers cannot be restarted now, or ""."""
         if not workers:
             return "none of its workers is on the cluster"
         if any(is_parking(ws.name) for ws in self.scheduler.workers.values()):
@@ -219,7 +219,7 @@ class ScheduleRunner:
             )
         found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
         ceilings = self._lines(schedule).items()
-        # most room first, so that most workers fit at the first try
+        # most free memory first, so that most workers fit at the first attempt
         rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
         for id, ws in workers.items():
             if ws.address in found:
@@ -255,7 +255,7 @@ class ScheduleRunner:
         return why and f"no headroom for worker {id}: {why}"
 
     async def _room_in_nanny(self, schedule: Schedule, worker: Any) -> Any:
-        """The room for a parking worker, or why it is unknown."""
+        """Return the free bytes for a parking worker, or why they are unknown."""
         code = self._parking(schedule, worker)
         if not code:
             return "unknown, because the worker came after the restart was scheduled"
@@ -266,19 +266,19 @@ class ScheduleRunner:
         return f"unknown: {why}" if why else room
 
     def _parking(self, schedule: Schedule, worker: Any) -> bytes:
-        """The code of a parking worker, if it may be sent to the worker's nanny."""
+        """Return the code of a parking worker, if its nanny may receive code."""
         terms = schedule.terms
         code: bytes = terms["parking"] if worker.nanny in terms["nannies"] else b""
         return code
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
-        """Ceilings of the other workers, which may take the worker's keys."""
+        """Return the process limits of the workers that accept a worker's keys."""
         lines = self._lines(schedule)
         lines.pop(worker.address, None)
         return lines
 
     def _lines(self, schedule: Schedule) -> dict[str, int]:
-        """By address of running workers, the bytes up to which none spills or pauses.
+        """Return by address the process memory at which a worker spills or pauses.
 
         A worker that came later is assumed to be like the others.
         """
@@ -302,7 +302,7 @@ class ScheduleRunner:
     # --- the restart ------------------------------------------------------------------
 
     async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
-        """Restart workers one after the other, until something interrupts."""
+        """Restart workers one at a time, until an interruption."""
         schedule.state, schedule.waits = "running", {}
         workers = await self._ordered(workers)
         schedule.left = list(workers)
@@ -327,7 +327,7 @@ class ScheduleRunner:
         self._note(schedule, "done", turns, "")
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Sort the workers by the room that they need on others, smallest first."""
+        """Sort the workers by the memory that they need on others, smallest first."""
         found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
 
         def needed(item: tuple[Any, Any]) -> int:
@@ -338,17 +338,17 @@ class ScheduleRunner:
         return dict(sorted(workers.items(), key=needed))
 
     def _judge(self, turn: Mapping[str, Any]) -> tuple[str, str]:
-        """The outcome of a worker's restart, and its problem."""
+        """Return the outcome of a worker's restart, and its problem."""
         if turn["lost"]:
             return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
-        # it was undone because a task came
+        # undone because a task arrived
         gave_way = not turn["address"] and (turn["held"] or self._is_busy())
         return ("interrupted" if gave_way else "failed"), turn["problem"]
 
     def _interruption(self, schedule: Schedule, since: float) -> tuple[str, str]:
-        """Why to stop between two workers, also because of tasks that have ended."""
+        """Return a reason to stop between two workers; ended tasks count."""
         moment = self._moment()
         if schedule.cancelled:
             return "cancelled", ""
@@ -401,7 +401,7 @@ class ScheduleRunner:
         turns: list[dict[str, Any]],
         problem: str,
     ) -> None:
-        """Keep the result of an attempt, and change the schedule's state."""
+        """Record the result of an attempt, and change the schedule's state."""
         now = time()
         result = {
             "time": now,
@@ -436,7 +436,7 @@ class ScheduleRunner:
         self._note(schedule, state, [], "")
 
     def _forget(self) -> None:
-        """Forget all but the schedules that ended last."""
+        """Forget old schedules that have ended."""
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]

@@ -19,19 +19,19 @@ Id = str | int
 
 
 def worker_id(address: str, name: Any, nanny: str | None) -> Id:
-    """An id that survives a restart: the given name, else the nanny's address."""
+    """Return an id that survives a restart: the name, or the nanny's address."""
     if isinstance(name, str | int) and name not in ("", address):
         return name
     return nanny or address
 
 
 def id_of(worker: Any) -> Id:
-    """The id of a worker as the scheduler has it."""
+    """Return the id of a ``WorkerState``."""
     return worker_id(worker.address, worker.name, worker.nanny)
 
 
 def identity(worker: Any) -> tuple[str | None, Any]:
-    """The nanny and the given name, which both survive a restart."""
+    """Return the nanny and the name, which survive a restart."""
     return worker.nanny, None if worker.name == worker.address else worker.name
 
 
@@ -41,7 +41,7 @@ def is_parking(name: Any) -> bool:
 
 
 def training_workers(scheduler: Any) -> list[Any]:
-    """All workers but parking workers, which run in the processes of nannies."""
+    """Return all workers except parking workers, which run in nannies."""
     return [ws for ws in scheduler.workers.values() if not is_parking(ws.name)]
 
 
@@ -74,7 +74,7 @@ def counted_bytes(worker: Any) -> int:
 
 
 def memory_of(worker: Any) -> Memory:
-    """Memory of a worker, with the keys that came and went since its last heartbeat.
+    """Return the memory of a worker, with the changes since its last heartbeat.
 
     The scheduler learns of every key at once, and of the process with each heartbeat.
     Without the correction, keys that just left a worker would look like unmanaged
@@ -103,13 +103,13 @@ def is_gone(scheduler: Any, key: Any) -> bool:
 
 
 def begun_tasks(worker: Any) -> int:
-    """Tasks that a worker runs or will run by itself: a paused worker starts none."""
+    """Count the tasks that a worker runs or will run; a paused one starts none."""
     if worker.status is Status.running:
         return len(worker.processing)
     return sum(ts in worker.executing for ts in worker.processing)
 
 
 def still_running(tasks: int, seconds: float) -> str:
-    """Why workers are busy after a wait."""
+    """Return the problem of workers that are busy after a wait."""
     verb = "runs" if tasks == 1 else "run"
     return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"
