@@ -192,8 +192,8 @@ def test_lazy_data_is_converted_while_it_is_loaded() -> None:
         assert cluster.calls == calls
         members = journal.views[-1].layouts[0].members
         assert {(m.kind, m.conversion) for m in members} == {("array", None)}
-        assert "other_type" in {f.check for f in journal.findings[0]}
-        assert "other_type" not in {f.check for f in journal.findings[-1]}
+        assert "requested_type" in {f.check for f in journal.findings[0]}
+        assert "requested_type" not in {f.check for f in journal.findings[-1]}
 
 
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
@@ -407,7 +407,7 @@ def test_a_part_of_the_work() -> None:
     cluster = MemoryCluster(view(workers(2), [data], only=frozenset({"load"})))
     journal = run(cluster)
     assert cluster.calls == ["load"]
-    assert "differing_boundaries" in {f.check for f in journal.findings[-1]}
+    assert "misaligned_partitions" in {f.check for f in journal.findings[-1]}
     assert journal.status(dry_run=False) == "done"
     assert journal.report("done", 1.0).workload == ""
     # whoever lets only a later action have its way would train on wrong labels
@@ -429,7 +429,7 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
     with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
         run(cluster, journal)
     assert cluster.calls == []
-    assert "differing_boundaries" in {f.check for f in journal.findings[0]}
+    assert "misaligned_partitions" in {f.check for f in journal.findings[0]}
     assert journal.plans == []
 
 

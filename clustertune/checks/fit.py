@@ -162,7 +162,7 @@ def _hosts(view: View) -> Iterator[_Host]:
 # --- workload -------------------------------------------------------------------------
 
 
-def unnamed_workload(view: View) -> Iterator[Finding]:
+def missing_estimator(view: View) -> Iterator[Finding]:
     """Find data that is prepared for any library, while some libraries need more.
 
     LightGBM's classifier needs every class on every worker, and a ranking needs groups
@@ -240,7 +240,7 @@ def _unlike_given(layout: Layout, view: View) -> Finding:
 # --- eval sets ------------------------------------------------------------------------
 
 
-def missing_evals(view: View) -> Iterator[Finding]:
+def missing_eval_rows(view: View) -> Iterator[Finding]:
     """Find workers without rows of an eval set with categories, which XGBoost needs.
 
     XGBoost learns the lists of categories from the rows of each worker, for every eval
@@ -282,7 +282,7 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     )
 
 
-def unshared_evals(view: View) -> Iterator[Finding]:
+def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     """Find eval sets of which a library needs all rows on every worker.
 
     LightGBM scores an eval set on each worker with the rows of that worker. Each worker

@@ -119,7 +119,7 @@ def _lacking_classes(
 # --- order ----------------------------------------------------------------------------
 
 
-def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
+def unshuffled_rows(view: View, *, most: float = 0.3) -> Iterator[Finding]:
     """Find workers whose labels differ from all labels, as rows are not shuffled.
 
     Data that was written in order of label, source or date gives each worker another

@@ -273,7 +273,7 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
     return worker.address.startswith("inproc://")
 
 
-def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
+def overcounted_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
     Dask adds up the size of each key. Keys can share memory: training libraries pack
@@ -453,7 +453,7 @@ def _when(first: int) -> str:
 # --- keys and disks -------------------------------------------------------------------
 
 
-def unneeded_keys(
+def unrelated_keys(
     view: View, *, some: float = 0.1, much: float = 0.3
 ) -> Iterator[Finding]:
     """Find memory of keys that belong to none of the given collections.

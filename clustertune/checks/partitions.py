@@ -23,7 +23,7 @@ from clustertune.planner.layouts import largest_partition, layout_bytes
 # --- rows that do not match -----------------------------------------------------------
 
 
-def differing_boundaries(view: View) -> Iterator[Finding]:
+def misaligned_partitions(view: View) -> Iterator[Finding]:
     """Find X, y and companions that are not cut at the same rows.
 
     Training libraries join X_i with y_i by the number of the partition. With as many

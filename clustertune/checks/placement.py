@@ -198,7 +198,7 @@ def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
     return partition_bytes(layout) - most
 
 
-def surplus_copies(view: View) -> Iterator[Finding]:
+def surplus_replicas(view: View) -> Iterator[Finding]:
     """Find partitions with replicas on more than one worker.
 
     Dask's memory manager drops surplus replicas every 2 s. It keeps the replicas that

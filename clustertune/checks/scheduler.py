@@ -81,7 +81,7 @@ def _one_reading(what: str, subject: Ids) -> Finding:
     )
 
 
-def lone_task(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+def single_busy_worker(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     """Find that one worker works while all others wait.
 
     A step with one task keeps one worker busy, and all later steps wait. Examples are a
@@ -172,7 +172,7 @@ def short_tasks(
     )
 
 
-def stuck_tasks(view: View) -> Iterator[Finding]:
+def unrunnable_tasks(view: View) -> Iterator[Finding]:
     """Find tasks that wait for a worker, host or resource that does not exist.
 
     A task that is bound to a worker (``workers=``), a host or resources waits until
@@ -238,7 +238,7 @@ def _joined(verb: str, count: int, nbytes: int) -> Finding:
     )
 
 
-def embedded_data(
+def data_in_graph(
     view: View, *, some: float = 2**24, much: float = 2**30
 ) -> Iterator[Finding]:
     """Find lazy collections that carry their data in their graph.
@@ -294,7 +294,7 @@ def actors(view: View) -> Iterator[Finding]:
         )
 
 
-def dangling_names(view: View) -> Iterator[Finding]:
+def lost_datasets(view: View) -> Iterator[Finding]:
     """Find published data sets whose keys are gone.
 
     ``client.restart()`` frees all keys but keeps the names of published data sets, and

@@ -206,7 +206,7 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
         )
 
 
-def blocked_loops(view: View, *, most: float = 0.5) -> Iterator[Finding]:
+def blocked_event_loops(view: View, *, most: float = 0.5) -> Iterator[Finding]:
     """Find workers, or a scheduler, whose event loop is blocked.
 
     Workers and scheduler communicate, transfer data and keep time in one thread each.

@@ -21,7 +21,7 @@ def _members(view: View) -> Iterator[Member]:
 # --- values ---------------------------------------------------------------------------
 
 
-def not_finite(view: View) -> Iterator[Finding]:
+def nonfinite_values(view: View) -> Iterator[Finding]:
     """Find missing labels and infinite values.
 
     XGBoost fails at an infinite feature or label. LightGBM and the linear models train
@@ -62,7 +62,7 @@ def _values(member: Member, severity: Severity, count: int, what: str) -> Findin
     )
 
 
-def unlike_categories(view: View) -> Iterator[Finding]:
+def differing_categories(view: View) -> Iterator[Finding]:
     """Find categories that differ between partitions.
 
     Each partition of a frame has its own list of categories, and libraries train on the
@@ -93,7 +93,7 @@ def unlike_categories(view: View) -> Iterator[Finding]:
 # --- types ----------------------------------------------------------------------------
 
 
-def text_columns(view: View) -> Iterator[Finding]:
+def non_numeric_columns(view: View) -> Iterator[Finding]:
     """Find columns of features that are not numbers.
 
     XGBoost and LightGBM refuse columns of text and of Python objects, and accept
@@ -126,7 +126,7 @@ def text_columns(view: View) -> Iterator[Finding]:
             )
 
 
-def mixed_numbers(view: View) -> Iterator[Finding]:
+def mixed_dtypes(view: View) -> Iterator[Finding]:
     """Find frames in which a few columns of wide numbers widen all others.
 
     Training libraries make one array of all columns of a partition. One column of int64
@@ -152,7 +152,7 @@ def mixed_numbers(view: View) -> Iterator[Finding]:
             )
 
 
-def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
+def wide_dtypes(view: View, *, least: float = 2**30) -> Iterator[Finding]:
     """Find features with wider numbers than the training library keeps.
 
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on

@@ -149,7 +149,7 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
     )
 
 
-def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+def unresponsive_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     """Find workers whose heartbeat has not reached the scheduler for a while.
 
     A worker sends a heartbeat every second or so. After
@@ -188,7 +188,7 @@ def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     )
 
 
-def parked_keys(view: View) -> Iterator[Finding]:
+def unfinished_restarts(view: View) -> Iterator[Finding]:
     """Find parking workers, which keep keys while another worker restarts.
 
     ``restart`` and ``resize`` park keys that no other worker has room for, for the
@@ -246,7 +246,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     )
 
 
-def lifetimes(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
+def worker_lifetime(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
     """Find workers whose lifetime ends.
 
     ``--lifetime`` closes a worker after a time, before a batch system kills it. The
@@ -327,7 +327,7 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
         )
 
 
-def unlike_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
+def heterogeneous_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
     """Find workers with other numbers of threads or other memory than the rest.
 
     ``prepare`` places rows in proportion to threads. A worker with twice the threads

@@ -33,7 +33,7 @@ UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 MOST_STEPS = 8  # in a line; a table has all
 MOST_WORKERS = 12  # shown one by one; of more, the fullest and the emptiest
 #: checks that are said first: what the data is not prepared for, the honest other side
-HEADLINES = ("unnamed_workload", "one_machine")
+HEADLINES = ("missing_estimator", "one_machine")
 #: a report as a file: the browser loads nothing for it, whatever text is in it
 PAGE = """<!DOCTYPE html>
 <html lang="en">

@@ -50,7 +50,7 @@ def unloaded_data(view: View) -> Iterator[Finding]:
         )
 
 
-def other_type(view: View) -> Iterator[Finding]:
+def requested_type(view: View) -> Iterator[Finding]:
     """Find collections that must become another kind or number type.
 
     ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
@@ -78,7 +78,7 @@ def other_type(view: View) -> Iterator[Finding]:
             )
 
 
-def other_order(view: View) -> Iterator[Finding]:
+def requested_shuffle(view: View) -> Iterator[Finding]:
     """Find rows that are not shuffled yet, as ``shuffle=`` asks for.
 
     ``shuffle="rows"`` puts all rows in another order. ``shuffle="partitions"`` does so
@@ -116,7 +116,7 @@ def _known_rows(layout: Layout) -> int:
     return 0 if rows is None else int(rows.sum())
 
 
-def other_number(view: View) -> Iterator[Finding]:
+def requested_partitions(view: View) -> Iterator[Finding]:
     """Find training data in another number of partitions than ``rechunk=`` asks for.
 
     ``rechunk=80`` asks for 80 partitions of the training data, whose rows differ by at
@@ -143,10 +143,10 @@ def other_number(view: View) -> Iterator[Finding]:
 #: by name
 GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
     goal.__name__: goal
-    for goal in (other_number, other_order, other_type, unloaded_data)
+    for goal in (requested_partitions, requested_shuffle, requested_type, unloaded_data)
 }
 #: the error with which a critical finding of a goal stops ``prepare``
-ERRORS: Mapping[str, type[Exception]] = {"other_order": RefusedError}
+ERRORS: Mapping[str, type[Exception]] = {"requested_shuffle": RefusedError}
 
 
 def unmet(view: View) -> tuple[Finding, ...]:

@@ -8,10 +8,10 @@ from clustertune.checks import ERRORS
 from clustertune.checks.fit import (
     changed_partitions,
     fit_memory,
-    missing_evals,
+    missing_estimator,
+    missing_eval_rows,
     one_machine,
-    unnamed_workload,
-    unshared_evals,
+    unreplicated_eval_sets,
 )
 from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.errors import CapacityError
@@ -285,7 +285,7 @@ def test_the_process_itself_counts():
     assert list(one_machine(view([host("a")], [data], workload=large))) == []
 
 
-# --- unnamed_workload -----------------------------------------------------------------
+# --- missing_estimator ----------------------------------------------------------------
 
 
 DATA = layout([10], [0])
@@ -303,12 +303,12 @@ RANKED = layout([10], [0], ("X", "y", "qid"))
 def test_unnamed_workload_silent(data, goal):
     """Where what will train is known, or any will do."""
     imported = frozenset(("lightgbm",) if goal == {} else ())
-    assert list(unnamed_workload(view((), data, imported=imported, **goal))) == []
+    assert list(missing_estimator(view((), data, imported=imported, **goal))) == []
 
 
 def test_groups_for_any_library():
     """A ranking is about to be trained, and nothing keeps its groups whole."""
-    (finding,) = unnamed_workload(view((), [RANKED], chosen=False))
+    (finding,) = missing_estimator(view((), [RANKED], chosen=False))
     assert finding.severity is Severity.warning
     assert finding.message == (
         "the data is prepared for any library, but a ranking needs query groups that "
@@ -319,7 +319,7 @@ def test_groups_for_any_library():
 def test_lightgbm_is_there():
     """It may be what will train, and needs more than others."""
     imported = frozenset(("lightgbm",))
-    (finding,) = unnamed_workload(view((), [DATA], chosen=False, imported=imported))
+    (finding,) = missing_estimator(view((), [DATA], chosen=False, imported=imported))
     assert finding.severity is Severity.info
     assert "every class on every worker: pass estimator=" in finding.message
 
@@ -389,13 +389,13 @@ def test_another_number_than_was_given():
         assert "rechunk=1" in finding.remedy
 
 
-# --- missing_evals --------------------------------------------------------------------
+# --- missing_eval_rows ----------------------------------------------------------------
 
 
 CATEGORIES = {"category": (1, "c")}
 
 
-def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
+def find_missing_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
     """Of an eval set beside training data on two workers."""
     training = layout([10, 10], [0, 1])
     evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
@@ -404,28 +404,28 @@ def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
     seen = view([worker("a"), worker("b")], [training, evals])
     workload = replace(seen.goal.workload, eval_everywhere=everywhere)
     return list(
-        missing_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+        missing_eval_rows(replace(seen, goal=replace(seen.goal, workload=workload)))
     )
 
 
 def test_silent_where_all_have_rows():
     """And where there are no categories, or the library does not care."""
-    assert find_missing_evals([5, 5], [0, 1]) == []
-    assert find_missing_evals([10], [0], types={"float64": (3, "a")}) == []
-    assert find_missing_evals([10], [0], everywhere=False) == []
+    assert find_missing_eval_rows([5, 5], [0, 1]) == []
+    assert find_missing_eval_rows([10], [0], types={"float64": (3, "a")}) == []
+    assert find_missing_eval_rows([10], [0], everywhere=False) == []
 
 
 def test_a_worker_without_rows():
     """Partitions are moved if enough of them have rows; otherwise they are cut."""
-    (finding,) = find_missing_evals([5, 5], [0, 0])
+    (finding,) = find_missing_eval_rows([5, 5], [0, 0])
     assert "on worker b: " in finding.message
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
     assert finding.fixed_by == "rebalance"
-    assert find_missing_evals([10, 0], [0, 1])[0].fixed_by == "rechunk"
-    assert find_missing_evals([1], [0])[0].fixed_by == ""
+    assert find_missing_eval_rows([10, 0], [0, 1])[0].fixed_by == "rechunk"
+    assert find_missing_eval_rows([1], [0])[0].fixed_by == ""
 
 
-# --- unshared_evals -------------------------------------------------------------------
+# --- unreplicated_eval_sets -----------------------------------------------------------
 
 
 TRAINING = layout([10] * 4, [0, 1, 0, 1])
@@ -442,7 +442,9 @@ def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAIN
     seen = view((), [training, valid])
     workload = replace(seen.goal.workload, eval_copies=needed)
     return list(
-        unshared_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+        unreplicated_eval_sets(
+            replace(seen, goal=replace(seen.goal, workload=workload))
+        )
     )
 
 
@@ -461,7 +463,7 @@ def test_silent_where_every_worker_has_all():
 def test_silent_where_it_does_not_matter(how):
     """Or is not known yet."""
     assert find_unshared_evals([5, 5], [0, 1], **how) == []
-    assert list(unshared_evals(view())) == []
+    assert list(unreplicated_eval_sets(view())) == []
 
 
 @pytest.mark.parametrize(

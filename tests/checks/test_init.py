@@ -301,11 +301,11 @@ def test_only_critical_findings_of_some_checks_are_errors():
     def error(severity, name):
         return checks.error_of(Finding(severity=severity, message="", check=name))
 
-    assert error(Severity.critical, "differing_boundaries") is AlignmentError
-    assert error(Severity.warning, "differing_boundaries") is None
+    assert error(Severity.critical, "misaligned_partitions") is AlignmentError
+    assert error(Severity.warning, "misaligned_partitions") is None
     assert error(Severity.critical, "memory_pressure") is None
-    assert error(Severity.critical, "other_order") is RefusedError
-    assert error(Severity.critical, "other_type") is None
+    assert error(Severity.critical, "requested_shuffle") is RefusedError
+    assert error(Severity.critical, "requested_type") is None
 
 
 def test_errors_are_of_checks_and_goals_that_exist():

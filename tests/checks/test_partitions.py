@@ -7,8 +7,8 @@ import pytest
 from clustertune.checks import ERRORS
 from clustertune.checks.partitions import (
     column_chunks,
-    differing_boundaries,
     large_partitions,
+    misaligned_partitions,
     no_rows,
     scattered_data,
     too_few_partitions,
@@ -18,7 +18,7 @@ from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
 from clustertune.testing import layout, member, snapshot, view, worker
 
-# --- differing_boundaries -------------------------------------------------------------
+# --- misaligned_partitions ------------------------------------------------------------
 
 
 def pair(x, y, label="training data", homes=True, **fields):
@@ -33,7 +33,7 @@ def pair(x, y, label="training data", homes=True, **fields):
 
 def find_differing_boundaries(*layouts):
     """Findings for these layouts."""
-    return list(differing_boundaries(view(layouts=layouts)))
+    return list(misaligned_partitions(view(layouts=layouts)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_silent(layouts):
 
 def test_critical_findings_stop_with_an_alignment_error():
     """Training on labels of other rows must not happen."""
-    assert ERRORS["differing_boundaries"] is AlignmentError
+    assert ERRORS["misaligned_partitions"] is AlignmentError
 
 
 def test_other_boundaries_are_critical():

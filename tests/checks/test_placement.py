@@ -5,7 +5,7 @@ import pytest
 from clustertune.checks.placement import (
     empty_workers,
     separated_pairs,
-    surplus_copies,
+    surplus_replicas,
     uneven_rows,
 )
 from clustertune.core.model import Severity
@@ -251,7 +251,7 @@ def test_eval_sets_are_looked_at():
     assert "eval_set[0]" in finding.message
 
 
-# --- surplus_copies -------------------------------------------------------------------
+# --- surplus_replicas -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,14 +263,14 @@ def test_eval_sets_are_looked_at():
         pytest.param([layout([10] * 2, None)], id="not loaded"),
     ],
 )
-def test_surplus_copies_silent(layouts):
+def test_surplus_replicas_silent(layouts):
     """Nothing is said where every key lies on one worker, wherever that is."""
-    assert list(surplus_copies(view(layouts=layouts))) == []
+    assert list(surplus_replicas(view(layouts=layouts))) == []
 
 
 def test_copies_are_counted_by_partition():
     """A partition counts once, however many of its members have copies."""
     given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
-    (finding,) = surplus_copies(view(layouts=[given]))
+    (finding,) = surplus_replicas(view(layouts=[given]))
     assert finding.severity is Severity.info
     assert finding.evidence == {"copied": 2, "partitions": 3}

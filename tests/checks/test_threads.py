@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertune.checks.threads import blocked_loops, thread_count, thread_pools
+from clustertune.checks.threads import blocked_event_loops, thread_count, thread_pools
 from clustertune.core.model import Pool, Profile, Severity, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
 
@@ -214,20 +214,20 @@ def test_a_library_that_trains_in_its_pools():
     assert find_thread_pools(1, nthreads=4) == []
 
 
-# --- blocked_loops --------------------------------------------------------------------
+# --- blocked_event_loops --------------------------------------------------------------
 
 
 def test_silent_while_they_tick():
     """A busy machine may be late now and then."""
     some = [worker(0, loop_delay=0.02), worker(1, loop_delay=0.3)]
-    assert list(blocked_loops(view(some, survey=survey()))) == []
-    assert list(blocked_loops(view(some))) == []
+    assert list(blocked_event_loops(view(some, survey=survey()))) == []
+    assert list(blocked_event_loops(view(some))) == []
 
 
 def test_blocked():
     """Of workers, and of the scheduler."""
     some = [worker(0, loop_delay=0.6), worker(1, loop_delay=4.0), worker(2)]
-    workers, scheduler = blocked_loops(view(some, survey=survey(loop_delay=2.0)))
+    workers, scheduler = blocked_event_loops(view(some, survey=survey(loop_delay=2.0)))
     assert workers.severity is scheduler.severity is Severity.warning
     assert workers.subject == (0, 1)
     assert "4 s between two ticks" in workers.message

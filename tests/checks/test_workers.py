@@ -11,14 +11,14 @@ import clustertune
 from clustertune.checks.workers import (
     adaptive_scaling,
     daemonic_workers,
-    lifetimes,
+    heterogeneous_workers,
     missing_workers,
     no_nanny,
-    parked_keys,
     paused_workers,
-    silent_workers,
     software_versions,
-    unlike_workers,
+    unfinished_restarts,
+    unresponsive_workers,
+    worker_lifetime,
 )
 from clustertune.core.model import Severity, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
@@ -164,17 +164,17 @@ def test_a_closing_worker_is_a_warning():
     assert finding.message == "worker 1 is about to close and will not train"
 
 
-# --- silent_workers -------------------------------------------------------------------
+# --- unresponsive_workers -------------------------------------------------------------
 
 
-def find_silent_workers(seconds, ttl=300.0, **options):
+def find_unresponsive_workers(seconds, ttl=300.0, **options):
     some = [worker(0, silent=seconds, **options), worker(1)]
-    return list(silent_workers(view(some, survey=survey(worker_ttl=ttl))))
+    return list(unresponsive_workers(view(some, survey=survey(worker_ttl=ttl))))
 
 
 def test_silent_while_workers_speak():
     """A heartbeat may be late."""
-    assert find_silent_workers(10) == []
+    assert find_unresponsive_workers(10) == []
 
 
 @pytest.mark.parametrize(
@@ -188,20 +188,20 @@ def test_silent_while_workers_speak():
 )
 def test_silence(seconds, ttl, severity):
     """Worse the nearer the scheduler is to giving the worker up."""
-    (finding,) = find_silent_workers(seconds, ttl)
+    (finding,) = find_unresponsive_workers(seconds, ttl)
     assert finding.severity is severity
     assert finding.subject == (0,)
 
 
 def test_a_task_that_may_hold_the_lock():
     """It is the first to be suspected."""
-    (finding,) = find_silent_workers(60, executing=1)
+    (finding,) = find_unresponsive_workers(60, executing=1)
     assert "a task runs there and may hold Python's global lock" in finding.message
-    (finding,) = silent_workers(view([worker(0, silent=60)]))
+    (finding,) = unresponsive_workers(view([worker(0, silent=60)]))
     assert "after 5 min Dask removes it" in finding.message
 
 
-# --- parked_keys ----------------------------------------------------------------------
+# --- unfinished_restarts --------------------------------------------------------------
 
 
 PARKING = worker(
@@ -211,13 +211,13 @@ PARKING = worker(
 
 def test_silent_without():
     """Nothing is parked in a cluster that works."""
-    assert list(parked_keys(view())) == []
+    assert list(unfinished_restarts(view())) == []
 
 
 def test_a_parking_worker():
     """It is named with what it keeps, and is not said to close."""
     seen = view([worker(0), PARKING])
-    (finding,) = parked_keys(seen)
+    (finding,) = unfinished_restarts(seen)
     assert finding.severity is Severity.warning
     assert finding.subject == ("clustertune-parking-1",)
     assert finding.evidence == {"bytes": 2**20}
@@ -255,12 +255,12 @@ def test_unknown():
     assert "the gateway keeps them" in finding.message
 
 
-# --- lifetimes ------------------------------------------------------------------------
+# --- worker_lifetime ------------------------------------------------------------------
 
 
 def find_lifetimes(*ends):
     return list(
-        lifetimes(
+        worker_lifetime(
             view([worker(i, details=details(expires=e)) for i, e in enumerate(ends)])
         )
     )
@@ -269,7 +269,7 @@ def find_lifetimes(*ends):
 def test_silent_where_none_is_set():
     """Or where nobody asked."""
     assert find_lifetimes(None, None) == []
-    assert list(lifetimes(view())) == []
+    assert list(worker_lifetime(view())) == []
 
 
 def test_lifetimes():
@@ -323,30 +323,33 @@ def test_processes_that_cannot_be_started():
     assert finding.subject == (0,)
 
 
-# --- unlike_workers -------------------------------------------------------------------
+# --- heterogeneous_workers ------------------------------------------------------------
 
 
-def find_unlike_workers(*workers):
-    return list(unlike_workers(view(workers)))
+def find_heterogeneous_workers(*workers):
+    return list(heterogeneous_workers(view(workers)))
 
 
 def test_silent_where_they_are_alike():
     """Limits may differ by a little."""
-    assert find_unlike_workers(worker(0), worker(1, memory_limit=4 * GIB - 2**20)) == []
+    assert (
+        find_heterogeneous_workers(worker(0), worker(1, memory_limit=4 * GIB - 2**20))
+        == []
+    )
     double = worker(1, nthreads=2, memory_limit=8 * GIB, status="paused")
-    assert find_unlike_workers(worker(0), double) == []
+    assert find_heterogeneous_workers(worker(0), double) == []
 
 
 def test_threads_and_memory():
     """One with twice the threads gets twice the rows, so it needs twice the memory."""
-    (finding,) = find_unlike_workers(
+    (finding,) = find_heterogeneous_workers(
         worker(0), worker(1, nthreads=2, memory_limit=8 * GIB)
     )
     assert finding.severity is Severity.info
     assert "1 worker with 1 thread, 1 worker with 2 threads" in finding.message
-    (finding,) = find_unlike_workers(worker(0), worker(1, memory_limit=8 * GIB))
+    (finding,) = find_heterogeneous_workers(worker(0), worker(1, memory_limit=8 * GIB))
     assert "unequal memory per thread" in finding.message
-    assert len(find_unlike_workers(worker(0), worker(1, nthreads=2))) == 2
+    assert len(find_heterogeneous_workers(worker(0), worker(1, nthreads=2))) == 2
 
 
 # --- software_versions ----------------------------------------------------------------
