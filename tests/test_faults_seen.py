@@ -79,7 +79,7 @@ def test_memory_of_a_worker(local_cluster: Any) -> None:
     until(lambda: seen(client, "unmanaged_memory"))
     client.run(fill, fraction=0.87, workers=[first])
     finding = until(lambda: full(seen(client, "paused_workers")))
-    assert 0 < finding.evidence["seconds"] < 60
+    assert 0 < finding.evidence["paused_seconds"] < 60
 
 
 def full(finding: Finding | None) -> Finding | None:
@@ -163,7 +163,7 @@ def test_thread_pools(tmp_path: Path) -> None:
         client.wait_for_workers(n)
         client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))
         report = clustertune.check(client)
-    assert only(report, "thread_pools").evidence["pool"] == os.cpu_count()
+    assert only(report, "thread_pools").evidence["pool_threads"] == os.cpu_count()
     assert of(report, "thread_count")
 
 
@@ -172,7 +172,7 @@ def test_threads_and_disk(local_cluster: Any) -> None:
     _, client = local_cluster(1, threads_per_worker=64, local_directory="/dev/shm")
     report = clustertune.check(client)
     assert of(report, "thread_count")
-    assert only(report, "spill_space").evidence["kind"] == "tmpfs"
+    assert only(report, "spill_space").evidence["file_system"] == "tmpfs"
 
 
 def test_heterogeneous_workers() -> None:
@@ -198,9 +198,11 @@ def test_a_silent_worker(local_cluster: Any) -> None:
     pids = list(client.run(os.getpid).values())
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        with dask.config.set({"clustertune.checks.unresponsive_workers.after": 1.0}):
+        with dask.config.set(
+            {"clustertune.checks.unresponsive_workers.max_seconds": 1.0}
+        ):
             finding = until(lambda: seen(client, "unresponsive_workers"))
-        assert finding.evidence["seconds"] > 1
+        assert finding.evidence["silent_seconds"] > 1
     finally:
         os.kill(pids[0], signal.SIGCONT)
 
@@ -233,7 +235,7 @@ async def test_short_tasks(c: Any, s: Any, a: Any, b: Any) -> None:
     """As many keys as a loop over small partitions makes, as the scheduler counts."""
     futures = c.map(abs, range(1000), pure=False)
     await wait(futures)
-    with dask.config.set({"clustertune.checks.short_tasks.most_waste": 0.15}):
+    with dask.config.set({"clustertune.checks.short_tasks.max_tasks": 750}):
         finding = only(await clustertune.check(c), "short_tasks")
     assert finding.evidence["tasks"] == 1000
 
@@ -247,7 +249,7 @@ async def test_a_lone_task(c: Any, s: Any, a: Any, b: Any) -> None:
     """While it runs, for as long as was watched."""
     gate = Event("gate", client=c)
     task = c.submit(at_gate, gate.name)
-    with dask.config.set({"clustertune.checks.single_busy_worker.after": 0.3}):
+    with dask.config.set({"clustertune.checks.single_busy_worker.min_seconds": 0.3}):
         async with clustertune.Monitor(c, interval=0.05) as monitor:
             await soon(
                 lambda: any(
@@ -274,7 +276,12 @@ async def test_what_is_kept_beside_the_data(c: Any, s: Any, a: Any, b: Any) -> N
     X = c.persist(da.random.random((1000, 10), chunks=(100, 10)))
     old = c.persist(da.random.random((200_000, 10), chunks=(100_000, 10)))
     await wait([X, old])
-    settings = {"clustertune.checks.unrelated_keys": {"some": 1e-6, "much": 1e-5}}
+    settings = {
+        "clustertune.checks.unrelated_keys": {
+            "info_fraction": 1e-6,
+            "warning_fraction": 1e-5,
+        }
+    }
     with dask.config.set(settings):
         finding = only(await clustertune.check(c, X), "unrelated_keys")
     assert finding.evidence["bytes"] == 200_000 * 80
@@ -293,7 +300,7 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
     """Wide and mixed numbers, categories that differ, groups that are cut."""
     frame = pd.DataFrame({"a": np.ones(40, "f4"), "n": np.arange(40)})
     frame["b"] = frame["a"]
-    with dask.config.set({"clustertune.checks.wide_dtypes.least": 1}):
+    with dask.config.set({"clustertune.checks.wide_dtypes.min_bytes": 1}):
         wide = da.ones((40, 2), chunks=(10, 2))
         report = await clustertune.check(c, wide, estimator="xgboost")
         assert of(report, "wide_dtypes")
@@ -308,7 +315,7 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
     X = dd.from_map(partition, range(4), meta=partition(0))
     report = await clustertune.check(c, X[["c"]], qid=X["q"], deep=True)
     assert of(report, "differing_categories")
-    assert only(report, "split_groups").evidence == {"count": 2}
+    assert only(report, "split_groups").evidence == {"groups": 2}
 
 
 # --- software -------------------------------------------------------------------------

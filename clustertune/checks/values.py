@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import Finding, Member, Severity, Unknown, View
-from clustertune.core.wording import bytes_text, names_text, plural, printable
+from clustertune.core.model import Finding, Layout, Member, Severity, Unknown, View
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    variable,
+)
+from clustertune.planner import remedies
 from clustertune.planner.layouts import member_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
-#: how names of types begin that training libraries refuse
-REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
+#: how names of types of text begin, and of all types that training libraries refuse
+TEXT = ("object", "string", "str")
+REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
 def _members(view: View) -> Iterator[Member]:
@@ -26,21 +34,41 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
 
     XGBoost fails at an infinite feature or label. LightGBM and the linear models train
     on it, to a model of NaN. A missing label is always wrong, and LightGBM's regressor
-    trains on those of frames without an error. Missing features are fine: XGBoost and
-    LightGBM handle them. The check reads all data, so it runs only with ``deep=True``,
-    and on labels if ``prepare`` reads them anyway, as for LightGBM.
+    trains on missing labels of frames without an error. Missing features are fine. The
+    check reads all data, so it runs only with ``deep=True``, and on labels if
+    ``prepare`` reads them anyway, as for LightGBM.
 
-    Remedy: Drop rows without a label from X, y and all companions together. Replace
-    infinite features with ``X = X.replace([np.inf, -np.inf], np.nan)`` in frames, with
-    ``da.where`` in arrays.
+    Remedy: Drop rows without a label from X, y and all companions: ``keep =
+    y.notnull(); X, y = X[keep], y[keep]``. Replace infinite features with ``X =
+    X.replace([np.inf, -np.inf], np.nan)`` in frames, with ``da.where`` in arrays.
     """
-    for member in _members(view):
-        missing, infinite = _count_not_finite(member)
-        is_label = member.label.rpartition(".")[2] == "y"
-        if missing and is_label:
-            yield _values(member, Severity.critical, missing, "missing label")
-        if infinite:
-            yield _values(member, Severity.warning, infinite, "infinite value")
+    for layout in view.layouts:
+        for member in layout.members:
+            missing, infinite = _count_not_finite(member)
+            if missing and variable(member.label) == "y":
+                remedy = remedies.drop_rows(layout, member)
+                yield _values(
+                    member, Severity.critical, missing, "missing label", remedy
+                )
+            if infinite:
+                yield _values(
+                    member,
+                    Severity.warning,
+                    infinite,
+                    "infinite value",
+                    _replace_infinite(layout, member),
+                )
+
+
+def _replace_infinite(layout: Layout, member: Member) -> str:
+    """Code that makes infinite features missing, or drops rows of other values."""
+    name = variable(member.label)
+    if name != "X":
+        return remedies.drop_rows(layout, member, infinite=True)
+    if member.kind == "array":
+        isinf = f"dask.array.isinf({name})"
+        return f"Run `{name} = dask.array.where({isinf}, numpy.nan, {name})`."
+    return f"Run `{name} = {name}.replace([numpy.inf, -numpy.inf], numpy.nan)`."
 
 
 def _count_not_finite(member: Member) -> tuple[int, int]:
@@ -52,13 +80,16 @@ def _count_not_finite(member: Member) -> tuple[int, int]:
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
-def _values(member: Member, severity: Severity, count: int, what: str) -> Finding:
+def _values(
+    member: Member, severity: Severity, count: int, what: str, remedy: str
+) -> Finding:
     return Finding(
         severity=severity,
         message=f"{member.label} has {plural(count, what)}, on which a fit fails or "
         "trains a useless model",
         subject=(member.label,),
         evidence={"count": count},
+        remedy=remedy,
     )
 
 
@@ -70,24 +101,33 @@ def differing_categories(view: View) -> Iterator[Finding]:
     another worker, without an error. The check reads every partition, so it runs only
     with ``deep=True``.
 
-    Remedy: Use one list for all partitions, with ``X = X.categorize()`` or
-    ``X[c].astype(CategoricalDtype([...]))``.
+    Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
+    ``X["c"].astype(CategoricalDtype([...]))``.
     """
     for member in _members(view):
         lists: dict[str, set[str]] = {}
         for partition in member.contents.partitions if member.contents else ():
             for column, categories in partition.get("categories", {}).items():
                 lists.setdefault(column, set()).add(categories)
-        unlike = [column for column, found in lists.items() if len(found) > 1]
-        if unlike:
+        differing = [column for column, found in lists.items() if len(found) > 1]
+        if differing:
             yield Finding(
                 severity=Severity.warning,
                 message=f"partitions of {member.label} have different categories in "
-                f"{plural(len(unlike), 'column')}: {names_text(unlike)}; a fit would "
-                "mix them up",
+                f"{plural(len(differing), 'column')}: {names_text(differing)}; a fit "
+                "would mix them up",
                 subject=(member.label,),
-                evidence={"columns": len(unlike)},
+                evidence={"columns": len(differing)},
+                remedy=_categorize(member, differing),
             )
+
+
+def _categorize(member: Member, columns: list[str]) -> str:
+    """Code that gives all partitions the same categories, which reads all data."""
+    name = variable(member.label)
+    listed = f"[{', '.join(map(remedies.text, columns))}]"
+    as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
+    return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
 
 
 # --- types ----------------------------------------------------------------------------
@@ -100,12 +140,12 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     categories only with an option. scikit-learn and dask-ml refuse both. The error
     comes from a worker, after the data was loaded and moved.
 
-    Remedy: Drop these columns, or encode them: ``X[c].astype("category")`` with known
-    categories (``.cat.as_known()``), and for XGBoost ``enable_categorical=True``; or
-    ``dask_ml.preprocessing.OrdinalEncoder``.
+    Remedy: Drop these columns, ``X = X.drop(columns=["city"])``, or make categories of
+    them: ``X = X.categorize(columns=["city"])``, for XGBoost with
+    ``enable_categorical=True``. Or use ``dask_ml.preprocessing.OrdinalEncoder``.
     """
     for member in _members(view):
-        if member.label.rpartition(".")[2] != "X":
+        if variable(member.label) != "X":
             continue
         for dtype, (count, column) in member.types.items():
             refused = dtype.startswith(REFUSED)
@@ -123,7 +163,31 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
                 ),
                 subject=(member.label,),
                 evidence={"dtype": dtype, "columns": count},
+                remedy=_encode(member, dtype, count, column, view),
             )
+
+
+def _encode(member: Member, dtype: str, count: int, column: str, view: View) -> str:
+    """Code that makes numbers or categories of columns, or drops them."""
+    name, workload = variable(member.label), view.goal.workload
+    if member.kind != "dataframe":
+        return f"Make numbers of {member.label} before the fit."
+    columns = f"[{remedies.text(column)}]"
+    if count > 1:
+        wanted = f"str({name}[c].dtype) == {remedies.text(dtype)}"
+        columns = f"[c for c in {name}.columns if {wanted}]"
+    option = " Create the model with `enable_categorical=True`."
+    option = option if workload.name.startswith("xgboost") else ""
+    if workload.categories and dtype == "category":
+        return option.strip()
+    drop = f"`{name} = {name}.drop(columns={columns})`"
+    if dtype == "category" or not dtype.startswith(TEXT):
+        return f"Run {drop}, or make numbers of these columns."
+    if not workload.categories:
+        return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
+    return (
+        f"Run `{name} = {name}.categorize(columns={columns})`.{option} Or run {drop}."
+    )
 
 
 def mixed_dtypes(view: View) -> Iterator[Finding]:
@@ -146,13 +210,19 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
                 severity=Severity.info,
                 message=f"{member.label} has {plural(narrow, 'column')} of float32 and "
                 f"{count:,} of wider numbers ({printable(column, longest=40)}: "
-                f"{dtype}): in one array all of them become float64",
+                f"{dtype}), so one array of all columns is float64 and needs twice the "
+                "memory",
                 subject=(member.label,),
-                evidence={"float32": narrow, "wider": count},
+                evidence={"float32_columns": narrow, "wider_columns": count},
+                remedy=_to_float32(view),
             )
 
 
-def wide_dtypes(view: View, *, least: float = 2**30) -> Iterator[Finding]:
+def _to_float32(view: View) -> str:
+    return f"""Run `{remedies.prepare(view, dtype='"float32"')}`."""
+
+
+def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
     """Find features with wider numbers than the training library keeps.
 
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on
@@ -163,8 +233,8 @@ def wide_dtypes(view: View, *, least: float = 2**30) -> Iterator[Finding]:
 
     Parameters
     ----------
-    least
-        Bytes of features from which the check reports them.
+    min_bytes
+        Bytes of features above which the check reports them.
     """
     kept = view.goal.workload.feature_bytes
     if kept is None or not view.layouts:
@@ -173,13 +243,14 @@ def wide_dtypes(view: View, *, least: float = 2**30) -> Iterator[Finding]:
     size = member_bytes(X)
     if isinstance(size, Unknown) or X.itemsize is None:
         return
-    if X.itemsize > kept and size > least:
-        spared = size - size * kept // X.itemsize
+    if X.itemsize > kept and size > min_bytes:
+        saved = size - size * kept // X.itemsize
         yield Finding(
             severity=Severity.info,
             message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
-            f"{view.goal.workload.title} keeps {kept}: narrower ones would save up to "
-            f"{bytes_text(spared)}",
+            f"{view.goal.workload.title} keeps {kept}; narrower numbers would save up "
+            f"to {bytes_text(saved)}",
             subject=(X.label,),
-            evidence={"itemsize": X.itemsize, "kept": kept, "bytes": spared},
+            evidence={"itemsize": X.itemsize, "kept_itemsize": kept, "bytes": saved},
+            remedy=_to_float32(view),
         )

@@ -82,7 +82,7 @@ def test_a_worker_lacks_one():
     (finding,) = find_missing_classes("abc", "a")
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
-    assert "worker 1 lacks 2, for example b" in finding.message
+    assert "on worker 1 2 are missing, for example b" in finding.message
     assert finding.fixed_by == ""
     (finding,) = find_missing_classes("abcabc", "aa", needed=True)
     assert finding.severity is Severity.critical
@@ -109,7 +109,7 @@ def test_whole_partitions_move_where_that_will_do():
 def test_a_worker_without_rows_lacks_all():
     """Where it will need them."""
     (finding,) = find_missing_classes("ab", "ab", homes=(0, 0), needed=True)
-    assert "worker 1 lacks 2" in finding.message
+    assert "on worker 1 2 are missing" in finding.message
 
 
 def test_fewer_rows_than_workers():
@@ -120,10 +120,10 @@ def test_fewer_rows_than_workers():
     assert finding.severity is Severity.critical
     assert finding.message == (
         "class b of y has 2 rows, too few for 3 workers: Any training library needs "
-        "every class on each"
+        "every class on each worker"
     )
     assert finding.fixed_by == ""
-    assert "train on 2 workers, named in workers=" in finding.remedy
+    assert "name only 2 workers in workers=" in finding.remedy
 
 
 def test_labels_of_an_unknown_estimator():
@@ -187,7 +187,7 @@ def test_sorted_labels(kind):
     (finding,) = find_row_order(values[:500], values[500:])
     assert finding.severity is Severity.info
     assert finding.subject == (0, 1)
-    assert finding.evidence["shift"] == 1.0
+    assert finding.evidence["standard_deviations"] == 1.0
     (finding,) = find_row_order(values[:500], values[500:], needed=True)
     assert finding.severity is Severity.warning
     assert find_row_order(values[:500], values[500:], needed=False) == []

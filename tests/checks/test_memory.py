@@ -118,7 +118,7 @@ def test_near_sets_how_close_is_close():
     """With a smaller distance the same worker is not mentioned."""
     close = worker(0, process=int(2.5 * GIB))
     assert len(find_memory_pressure(close)) == 1
-    assert find_memory_pressure(close, near=0.05) == []
+    assert find_memory_pressure(close, close_fraction=0.05) == []
 
 
 def test_unknown_thresholds_are_said_once_for_each_reason():
@@ -393,7 +393,7 @@ def test_growth_is_found_with_the_runs_that_are_left():
     assert "between two runs, after at most 2 more runs" in finding.remedy
     (finding,) = find_memory_growth(1200, 2000, 2800)
     assert (
-        "Run ``clustertune.restart_workers(client)`` before the next run"
+        "Run `clustertune.restart_workers(client, workers=[0])` before the next run"
         in finding.remedy
     )
     (finding,) = find_memory_growth(200, 250, 300, 350)

@@ -126,7 +126,7 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
             ):
                 # this test blocks the event loop of the worker
                 with dask.config.set(
-                    {"clustertune.checks.blocked_event_loops.most": 60}
+                    {"clustertune.checks.blocked_event_loops.max_seconds": 60}
                 ):
                     await tab.shows("1 worker on 1 host", "Ready")
                 assert tab.complaints == []

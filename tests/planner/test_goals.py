@@ -49,7 +49,7 @@ def test_others_are_found():
         (finding,) = find_other_number(rows, 3)
         assert finding.severity is Severity.info
         assert finding.fixed_by == "rechunk"
-        assert finding.evidence == {"partitions": len(rows), "wanted": 3}
+        assert finding.evidence == {"partitions": len(rows), "requested_partitions": 3}
 
 
 # --- requested_shuffle ----------------------------------------------------------------
@@ -114,7 +114,11 @@ def test_what_must_change_is_found():
         assert finding.severity is Severity.info
         assert finding.subject == ("X",)
         assert finding.message == "X is not an Array of float32"
-        assert finding.evidence == {"kind": kind, "wanted": "array", "dtype": "float32"}
+        assert finding.evidence == {
+            "type": kind,
+            "requested_type": "array",
+            "requested_dtype": "float32",
+        }
         assert finding.fixed_by == "rechunk"
 
 
@@ -134,8 +138,8 @@ def test_all_that_is_not_loaded_is_one_finding():
     assert finding.severity is Severity.info
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
     assert finding.message == (
-        "eval_set[0].X and eval_set[0].y are not in memory; prepare persists "
-        "them together in one call"
+        "eval_set[0].X and eval_set[0].y are not in memory, so every fit "
+        "would load them again"
     )
 
 
@@ -146,7 +150,7 @@ def test_what_is_read_once_stays():
     for persist, stays in ((None, True), (True, False)):
         goal = replace(seen.goal, workload=once, persist=persist)
         (finding,) = unloaded_data(replace(seen, goal=goal))
-        stay = finding.message.endswith("Incremental reads it once, so it stays lazy")
+        stay = finding.message.endswith("stay lazy, since Incremental reads data once")
         assert stay is stays
 
 
