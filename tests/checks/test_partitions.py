@@ -123,8 +123,7 @@ def test_every_member_is_compared():
     [
         (
             ("dataframe", "array"),
-            "`y = y.compute_chunk_sizes().rechunk("
-            "{0: tuple(X.map_partitions(len).compute())})`.",
+            "rechunk({0: tuple(X.map_partitions(len).compute())})`.",
         ),
         (("dataframe", "series"), "without rechunk=False."),
     ],
