@@ -251,7 +251,7 @@ FAULTS = [
     ("pools unseen", "stock", details(pools=None), "thread_pools", 0, "threadpool"),
     ("threads above CPUs", "stock", every(nthreads=64), "thread_count", 2, "nthreads="),
     ("paused", "stock", worker(status="paused"), "paused_workers", 3, "clustertune.trim_memory("),
-    ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "Start 1 worker"),
+    ("closing", "stock", worker(status="closing_gracefully"), "paused_workers", 2, "clustertune.scale(client, "),
     ("silent", "stock", worker(silent=90.0), "unresponsive_workers", 2, "memory of host"),
     ("nearly lost", "stock", worker(silent=290.0), "unresponsive_workers", 3, "log"),
     ("blocked", "stock", worker(loop_delay=3.0), "blocked_event_loops", 2, "memory of the host"),

@@ -147,7 +147,7 @@ def test_wrong_done_cost() -> None:
     lines = headlines(report_of())
     begins = [line.partition(":")[0] for line in lines[1:]]
     assert begins == ["wrong", "did", "cost"]
-    assert lines[0].startswith("The data and its copies fit one machine")
+    assert lines[0].startswith("the data and its copies need about ")
     assert lines[3] == "cost: 2 s, 1.7 KiB moved"
 
 

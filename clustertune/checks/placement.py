@@ -96,8 +96,9 @@ def _not_enough_for_all(view: View) -> Finding:
     return Finding(
         severity=Severity.warning,
         message=f"the {view.layouts[0].label} has only "
-        f"{plural(found.number, found.name)}{needs}, so {workers_text(idle)} of "
-        f"{plural(len(able), 'worker')} will not train",
+        f"{plural(found.number, found.name)}{needs}, so only "
+        f"{found.workers:,} of {plural(len(able), 'worker')} will train, without "
+        f"{workers_text(idle)}",
         subject=idle,
         evidence={
             "empty_workers": len(idle),

@@ -90,13 +90,16 @@ def test_workers_that_cannot_have_rows():
     (finding,) = empty_workers(seen)
     assert finding.severity is Severity.warning
     assert finding.message == (
-        "the training data has only 2 rows, so worker 1 of 3 workers will not train"
+        "the training data has only 2 rows, so only 2 of 3 workers will train, without "
+        "worker 1"
     )
     assert finding.subject == (1,)
     assert finding.evidence == {"empty_workers": 1, "workers": 3, "rows": 2}
     seen = chosen(view(THREE, [layout([4, 4], [0, 2])], rechunk=False))
     (finding,) = empty_workers(seen)
-    assert finding.message.startswith("the training data has only 2 partitions, so")
+    assert finding.message.startswith(
+        "the training data has only 2 partitions, so only 2 of 3"
+    )
     assert "Leave out rechunk=" in finding.remedy
 
 
