@@ -426,7 +426,9 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
     """X and y of other rows are an error with the remedy; the findings are kept."""
     seen = view(workers(2), [differing()], rechunk=False)
     cluster, journal = MemoryCluster(seen), Journal()
-    with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
+    with pytest.raises(
+        AlignmentError, match=r"20 rows each.* y = y.compute_chunk_sizes\(\).rechunk\("
+    ):
         run(cluster, journal)
     assert cluster.calls == []
     assert "misaligned_partitions" in {f.check for f in journal.findings[0]}
@@ -495,7 +497,9 @@ def test_workers_that_do_not_come() -> None:
 def test_settings_of_checks() -> None:
     """Settings reach the checks, and wrong ones are refused before anything is done."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
-    found = run(cluster, settings={"large_partitions": {"fraction": 1e-9}}).findings[0]
+    found = run(
+        cluster, settings={"large_partitions": {"max_fraction": 1e-9}}
+    ).findings[0]
     assert "large_partitions" in {f.check for f in found}
     with pytest.raises(ValueError, match="large_partitions"):
         run(cluster, settings={"large_partitions": {"fractoin": 1.0}})

@@ -541,16 +541,16 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
         some = [(w, d.disk) for w, d in spilling if d.disk in kinds]
         if some:
             workers, kind = [w for w, _ in some], some[0][1]
-            message = f"{_ids_text(workers)} would spill to a file system {where} "
-            message += f"({printable(kind)}), {harm}"
+            message = f"{workers_text([w.id for w in workers])} would spill to a file "
+            message += f"system {where} ({printable(kind)}), {harm}"
             yield _spills_to(workers, message, {"file_system": kind})
     for workers, details in _disks(spilling):
         limits, free = sum(w.memory_limit for w in workers), details.disk_free
         if free < min_free_fraction * limits:
             message = (
                 f"only {bytes_text(free)} are free on the disk to which "
-                f"{_ids_text(workers)} spill; their limits allow {bytes_text(limits)} "
-                "together"
+                f"{workers_text([w.id for w in workers])} spill; their limits allow "
+                f"{bytes_text(limits)} together"
             )
             evidence = {"free_bytes": free, "limits_bytes": limits}
             yield _spills_to(workers, message, evidence, full=free < FULL)
@@ -595,7 +595,3 @@ def _disks(
         shared.setdefault(key, []).append((worker, details))
     for group in shared.values():
         yield [w for w, _ in group], group[0][1]
-
-
-def _ids_text(workers: Sequence[WorkerSnapshot]) -> str:
-    return workers_text([w.id for w in workers])
