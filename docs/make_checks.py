@@ -1,7 +1,7 @@
-"""Write what is made from the checks: their page, and Dask's defaults and schema.
+"""Write the files that are made from the checks: their page, defaults and schema.
 
-``python -m docs.make_checks``, in the project's folder; a test compares what this makes
-with the files.
+Run ``python -m docs.make_checks`` in the project's folder. A test compares the files
+with the output.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ HEAD = """# Checks
 <!-- made by docs/make_checks.py from the docstrings of the checks: edit those -->
 
 `clustertune.check(client, X, y)` and `clustertune check ADDRESS` run these checks. Each
-check finds one condition. Findings of severity `info` are worth knowing, `warning`
-costs time or memory, `critical` makes a correct fit impossible or unlikely. `unknown`
-means that the check could not decide, for the reason in the message. In a terminal
-`clustertune explain NAME` shows the page of a check.
+check finds one condition. A finding of severity `info` is worth knowing. A `warning`
+costs time or memory. A `critical` finding makes a correct fit impossible or unlikely.
+`unknown` means that the check could not decide; the message has the reason. In a
+terminal `clustertune explain NAME` shows the page of a check.
 
-Settings go into Dask's configuration, as `clustertune.checks.<name>.<setting>`, or into
-variables like `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`.
+Set a setting in Dask's configuration, as `clustertune.checks.<name>.<setting>`, or in a
+variable such as `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION=0.2`.
 
 """
-MADE = "# made by docs/make_checks.py from the checks and what it says itself\n"
-# What may be set besides: by name, the default and its schema.
+MADE = "# made by docs/make_checks.py from the checks and from OTHERS in it\n"
+# settings that belong to no check: by name, the default and its schema
 OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "prepare": (
         {"tolerance": 0.05, "memory_fraction": 0.7},
@@ -86,7 +86,7 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
         None,
         {
             "type": ["string", "null"],
-            "description": "Why changes are made: it goes to the event log with each.",
+            "description": "Reason of changes, which the event log has with each.",
         },
     ),
     "history": (
@@ -121,24 +121,22 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
 
 
 def page() -> str:
-    """All checks, as a page of the documentation."""
+    """Return a page of the documentation with all checks, by symptom."""
     known = checks.CHECKS.items()
-    names = {
-        topic: [f"[{c.__name__}](#{c.__name__})" for c in topical]
-        for topic, topical in known
-    }
-    rows = "".join(
-        f"| {topic} | {', '.join(found)} |\n" for topic, found in names.items()
-    )
-    parts = [
-        f"## {topic}\n\n" + "\n".join(map(_section, topical))
-        for topic, topical in known
+    rows = [
+        [symptom, ", ".join(f"[{c.__name__}](#{c.__name__})" for c in group)]
+        for symptom, group in known
     ]
-    return f"{HEAD}| topic | checks |\n|---|---|\n{rows}\n" + "\n".join(parts)
+    table = "".join(f"| {symptom} | {links} |\n" for symptom, links in rows)
+    parts = [
+        f"## {symptom}\n\n" + "\n".join(map(_section, group))
+        for symptom, group in known
+    ]
+    return f"{HEAD}| symptom | checks |\n|---|---|\n{table}\n" + "\n".join(parts)
 
 
 def _section(check: checks.Function) -> str:
-    """The page of one check, with a table of its settings."""
+    """Return the section of one check, with a table of its settings."""
     text = checks.text(check).replace("``", "`")
     settings, meaning = checks.settings_of(check), checks.settings_help(check)
     if settings:
@@ -156,14 +154,14 @@ def _settings() -> Mapping[str, Mapping[str, Any]]:
 
 
 def defaults() -> str:
-    """The defaults, as a file of Dask's configuration."""
+    """Return the defaults, as a file of Dask's configuration."""
     others = {name: default for name, (default, _) in OTHERS.items()}
     data = {"clustertune": {"checks": _settings(), **others}}
     return MADE + yaml.safe_dump(data, sort_keys=False)
 
 
 def schema() -> str:
-    """What may be set, as a JSON schema."""
+    """Return the JSON schema of the settings."""
     every = {
         name: _object(
             {

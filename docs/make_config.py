@@ -44,7 +44,7 @@ wrong value, raises an error before the call does anything.
 ```python
 import dask
 
-with dask.config.set({"clustertune.checks.memory_pressure.near": 0.2}):
+with dask.config.set({"clustertune.checks.memory_pressure.close_fraction": 0.2}):
     report = clustertune.check(client)
 ```
 

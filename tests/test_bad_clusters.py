@@ -281,7 +281,7 @@ async def test_hostile_names(c: Any, s: Any) -> None:
         reports = (running, paused)
         texts = [*map(str, reports), *map(str, watched.events), repr(watched)]
         found = {f.check for r in reports for f in r.found}
-        assert {"paused_workers", "other_clients", "unlike_workers"} <= found
+        assert {"paused_workers", "other_clients", "heterogeneous_workers"} <= found
         for text in texts:
             assert all(x.isprintable() or x == "\n" for x in text), text
         for report in reports:
@@ -318,7 +318,7 @@ async def test_hostile_answers(
     await clustertune.check(c)
     a.handlers["run"], b.handlers["run"] = lie, fail
     report = await clustertune.check(c)
-    assert {"lifetimes", "software_versions", "spill_space"} <= {
+    assert {"worker_lifetime", "software_versions", "spill_space"} <= {
         f.check for f in report.found
     }
     assert all(x.isprintable() or x == "\n" for x in str(report))

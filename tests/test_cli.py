@@ -567,7 +567,7 @@ def test_explain() -> None:
     assert "paused_workers" in listed.stdout
     page = run("explain", "memory_pressure")
     assert page.exit_code == 0
-    assert "clustertune.checks.memory_pressure.near: 0.1" in page.stdout
+    assert "clustertune.checks.memory_pressure.close_fraction: 0.1" in page.stdout
     assert "Remedy:" in page.stdout
     wrong = run("explain", "memory_presure")
     assert wrong.exit_code == 2

@@ -38,6 +38,6 @@ def test_the_schema_knows_the_defaults() -> None:
     schema = yaml.safe_load(FILES["clustertune/clustertune-schema.yaml"]())
     data = yaml.safe_load(FILES["clustertune/clustertune.yaml"]())
     jsonschema.validate(data, schema)
-    data["clustertune"]["checks"]["memory_pressure"]["near"] = "far"
+    data["clustertune"]["checks"]["memory_pressure"]["close_fraction"] = "far"
     with pytest.raises(jsonschema.ValidationError, match="not of type 'number'"):
         jsonschema.validate(data, schema)

@@ -25,7 +25,7 @@ from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.checks.threads import blocked_loops
+from clustertune.checks.threads import blocked_event_loops
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.report import Report
 from tests.processes import cluster, soon, until, workers_of
@@ -79,7 +79,7 @@ def test_memory_of_a_worker(local_cluster: Any) -> None:
     until(lambda: seen(client, "unmanaged_memory"))
     client.run(fill, fraction=0.87, workers=[first])
     finding = until(lambda: full(seen(client, "paused_workers")))
-    assert 0 < finding.evidence["seconds"] < 60
+    assert 0 < finding.evidence["paused_seconds"] < 60
 
 
 def full(finding: Finding | None) -> Finding | None:
@@ -94,7 +94,7 @@ def test_memory_counted_twice(local_cluster: Any) -> None:
     whole = client.submit(np.ones, 50 * MIB // 8)
     parts = [client.submit(lambda x, i: x[i:], whole, i) for i in range(20)]
     wait(parts)
-    finding = until(lambda: seen(client, "phantom_memory"))
+    finding = until(lambda: seen(client, "overcounted_memory"))
     assert finding.evidence["counted_bytes"] == pytest.approx(21 * 50 * MIB, rel=0.1)
 
 
@@ -148,8 +148,8 @@ def test_settings_of_workers(local_cluster: Any) -> None:
         report = clustertune.check(client)
     assert of(report, "memory_settings")
     assert of(report, "memory_limits")
-    assert only(report, "lifetimes").evidence["seconds"] < 600
-    assert not of(report, "unlike_workers")
+    assert only(report, "worker_lifetime").evidence["seconds"] < 600
+    assert not of(report, "heterogeneous_workers")
 
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
@@ -163,7 +163,7 @@ def test_thread_pools(tmp_path: Path) -> None:
         client.wait_for_workers(n)
         client.run(np.dot, np.ones((9, 9)), np.ones((9, 9)))
         report = clustertune.check(client)
-    assert only(report, "thread_pools").evidence["pool"] == os.cpu_count()
+    assert only(report, "thread_pools").evidence["pool_threads"] == os.cpu_count()
     assert of(report, "thread_count")
 
 
@@ -172,17 +172,17 @@ def test_threads_and_disk(local_cluster: Any) -> None:
     _, client = local_cluster(1, threads_per_worker=64, local_directory="/dev/shm")
     report = clustertune.check(client)
     assert of(report, "thread_count")
-    assert only(report, "spill_space").evidence["kind"] == "tmpfs"
+    assert only(report, "spill_space").evidence["file_system"] == "tmpfs"
 
 
-def test_unlike_workers() -> None:
+def test_heterogeneous_workers() -> None:
     """One with more threads and memory than the others."""
 
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
     async def test(c: Any, s: Any, *workers: Any) -> None:
-        assert not of(await clustertune.check(c), "unlike_workers")
+        assert not of(await clustertune.check(c), "heterogeneous_workers")
         async with Worker(s.address, nthreads=3, memory_limit="9 GiB"):
-            assert of(await clustertune.check(c), "unlike_workers")
+            assert of(await clustertune.check(c), "heterogeneous_workers")
 
     test()
 
@@ -198,9 +198,11 @@ def test_a_silent_worker(local_cluster: Any) -> None:
     pids = list(client.run(os.getpid).values())
     os.kill(pids[0], signal.SIGSTOP)
     try:
-        with dask.config.set({"clustertune.checks.silent_workers.after": 1.0}):
-            finding = until(lambda: seen(client, "silent_workers"))
-        assert finding.evidence["seconds"] > 1
+        with dask.config.set(
+            {"clustertune.checks.unresponsive_workers.max_seconds": 1.0}
+        ):
+            finding = until(lambda: seen(client, "unresponsive_workers"))
+        assert finding.evidence["silent_seconds"] > 1
     finally:
         os.kill(pids[0], signal.SIGCONT)
 
@@ -218,7 +220,7 @@ def test_a_blocked_loop(local_cluster: Any) -> None:
 
         def found() -> list[Any]:
             views = [View(snapshots=(s,), goal=monitor.goal) for s in monitor.snapshots]
-            return [f for view in views for f in blocked_loops(view)]
+            return [f for view in views for f in blocked_event_loops(view)]
 
         assert not found()
         # one block may fall between two heartbeats
@@ -233,7 +235,7 @@ async def test_short_tasks(c: Any, s: Any, a: Any, b: Any) -> None:
     """As many keys as a loop over small partitions makes, as the scheduler counts."""
     futures = c.map(abs, range(1000), pure=False)
     await wait(futures)
-    with dask.config.set({"clustertune.checks.short_tasks.most_waste": 0.15}):
+    with dask.config.set({"clustertune.checks.short_tasks.max_tasks": 750}):
         finding = only(await clustertune.check(c), "short_tasks")
     assert finding.evidence["tasks"] == 1000
 
@@ -247,11 +249,11 @@ async def test_a_lone_task(c: Any, s: Any, a: Any, b: Any) -> None:
     """While it runs, for as long as was watched."""
     gate = Event("gate", client=c)
     task = c.submit(at_gate, gate.name)
-    with dask.config.set({"clustertune.checks.lone_task.after": 0.3}):
+    with dask.config.set({"clustertune.checks.single_busy_worker.min_seconds": 0.3}):
         async with clustertune.Monitor(c, interval=0.05) as monitor:
             await soon(
                 lambda: any(
-                    f.check == "lone_task" and f.severity == 1
+                    f.check == "single_busy_worker" and f.severity == 1
                     for f in clustertune.checks.run(
                         monitor_view(monitor), dask.config.get("clustertune.checks")
                     )
@@ -274,18 +276,23 @@ async def test_what_is_kept_beside_the_data(c: Any, s: Any, a: Any, b: Any) -> N
     X = c.persist(da.random.random((1000, 10), chunks=(100, 10)))
     old = c.persist(da.random.random((200_000, 10), chunks=(100_000, 10)))
     await wait([X, old])
-    settings = {"clustertune.checks.unneeded_keys": {"some": 1e-6, "much": 1e-5}}
+    settings = {
+        "clustertune.checks.unrelated_keys": {
+            "info_fraction": 1e-6,
+            "warning_fraction": 1e-5,
+        }
+    }
     with dask.config.set(settings):
-        finding = only(await clustertune.check(c, X), "unneeded_keys")
+        finding = only(await clustertune.check(c, X), "unrelated_keys")
     assert finding.evidence["bytes"] == 200_000 * 80
     assert "15.3 MiB" in finding.message
     await c.replicate(X)
-    assert of(await clustertune.check(c, X), "surplus_copies")
+    assert of(await clustertune.check(c, X), "surplus_replicas")
     await c.publish_dataset(old, name="old")
     s.client_releases_keys(list(flatten(old.__dask_keys__())), "published-old")
     del old
     await soon(lambda: len(s.tasks) == 10)
-    assert only(await clustertune.check(c, X), "dangling_names")
+    assert only(await clustertune.check(c, X), "lost_datasets")
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -293,13 +300,13 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
     """Wide and mixed numbers, categories that differ, groups that are cut."""
     frame = pd.DataFrame({"a": np.ones(40, "f4"), "n": np.arange(40)})
     frame["b"] = frame["a"]
-    with dask.config.set({"clustertune.checks.wide_numbers.least": 1}):
+    with dask.config.set({"clustertune.checks.wide_dtypes.min_bytes": 1}):
         wide = da.ones((40, 2), chunks=(10, 2))
         report = await clustertune.check(c, wide, estimator="xgboost")
-        assert of(report, "wide_numbers")
+        assert of(report, "wide_dtypes")
         mixed = dd.from_pandas(frame, npartitions=2)
         report = await clustertune.check(c, mixed, estimator="xgboost")
-        assert of(report, "mixed_numbers")
+        assert of(report, "mixed_dtypes")
 
     def partition(i: int) -> pd.DataFrame:
         values = pd.Categorical(["u", "v"] if i else ["v", "w"])
@@ -307,8 +314,8 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
 
     X = dd.from_map(partition, range(4), meta=partition(0))
     report = await clustertune.check(c, X[["c"]], qid=X["q"], deep=True)
-    assert of(report, "unlike_categories")
-    assert only(report, "split_groups").evidence == {"count": 2}
+    assert of(report, "differing_categories")
+    assert only(report, "split_groups").evidence == {"groups": 2}
 
 
 # --- software -------------------------------------------------------------------------

@@ -210,11 +210,11 @@ def found_of(address: str, *words: str) -> set[str]:
 
 def test_rows_of_published_data_are_checked(address: str) -> None:
     """Labels of other rows, and workers without rows, are findings."""
-    data = {"empty_workers", "differing_boundaries"}
+    data = {"empty_workers", "misaligned_partitions"}
     assert not found_of(address) & data
     assert "empty_workers" in found_of(address, "--dataset", "X")
     both = ("--dataset", "X", "--dataset", "y")
-    assert "differing_boundaries" in found_of(address, *both)
+    assert "misaligned_partitions" in found_of(address, *both)
 
 
 def test_published_data_can_fail_a_pipeline(address: str) -> None:

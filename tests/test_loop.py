@@ -192,8 +192,8 @@ def test_lazy_data_is_converted_while_it_is_loaded() -> None:
         assert cluster.calls == calls
         collections = journal.views[-1].layouts[0].collections
         assert {(m.kind, m.conversion) for m in collections} == {("array", None)}
-        assert "other_type" in {f.check for f in journal.findings[0]}
-        assert "other_type" not in {f.check for f in journal.findings[-1]}
+        assert "requested_type" in {f.check for f in journal.findings[0]}
+        assert "requested_type" not in {f.check for f in journal.findings[-1]}
 
 
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
@@ -407,7 +407,7 @@ def test_a_part_of_the_work() -> None:
     cluster = MemoryCluster(view(workers(2), [data], permitted=frozenset({"load"})))
     journal = run(cluster)
     assert cluster.calls == ["load"]
-    assert "differing_boundaries" in {f.check for f in journal.findings[-1]}
+    assert "misaligned_partitions" in {f.check for f in journal.findings[-1]}
     assert journal.status(dry_run=False) == "done"
     assert journal.report("done", 1.0).workload == ""
     # whoever lets only a later action have its way would train on wrong labels
@@ -426,10 +426,12 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
     """X and y of other rows are an error with the remedy; the findings are kept."""
     seen = view(workers(2), [differing()], rechunk=False)
     cluster, journal = MemoryCluster(seen), Journal()
-    with pytest.raises(AlignmentError, match=r"20 rows each.* y = y.rechunk\("):
+    with pytest.raises(
+        AlignmentError, match=r"20 rows each.*`y = y.compute_chunk_sizes\(\).rechunk\("
+    ):
         run(cluster, journal)
     assert cluster.calls == []
-    assert "differing_boundaries" in {f.check for f in journal.findings[0]}
+    assert "misaligned_partitions" in {f.check for f in journal.findings[0]}
     assert journal.plans == []
 
 
@@ -495,7 +497,9 @@ def test_workers_that_do_not_come() -> None:
 def test_settings_of_checks() -> None:
     """Settings reach the checks, and wrong ones are refused before anything is done."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
-    found = run(cluster, settings={"large_partitions": {"fraction": 1e-9}}).findings[0]
+    found = run(
+        cluster, settings={"large_partitions": {"max_fraction": 1e-9}}
+    ).findings[0]
     assert "large_partitions" in {f.check for f in found}
     with pytest.raises(ValueError, match="large_partitions"):
         run(cluster, settings={"large_partitions": {"fractoin": 1.0}})

@@ -91,13 +91,13 @@ def test_its_check(ours: Path) -> None:
     assert found.severity is Severity.warning
     assert found.subject == (0,)
     assert "memory_limit=" in found.remedy
-    assert "clustertune.checks.small_workers.least" in checks.page("small_workers")
-    lower = {"small_workers": {"least": 2**30}}
+    assert "clustertune.checks.small_workers.min_bytes" in checks.page("small_workers")
+    lower = {"small_workers": {"min_bytes": 2**30}}
     assert "small_workers" not in {f.check for f in checks.run(seen, lower)}
     with pytest.raises(
-        ValueError, match=r"small_workers.least='much' must be a number"
+        ValueError, match=r"small_workers.min_bytes='much' must be a number"
     ):
-        checks.run(seen, {"small_workers": {"least": "much"}})
+        checks.run(seen, {"small_workers": {"min_bytes": "much"}})
 
 
 def test_the_test_of_its_check(ours: Path) -> None:

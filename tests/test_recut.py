@@ -259,7 +259,7 @@ async def test_fewer_rows_than_workers(c, s, *workers):
     )
     X2, y2 = p = await clustertune.prepare(c, X, y)
     (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
-    assert "has 3 rows: only 3 of 4 workers will train" in idle.message
+    assert "has only 3 rows, so only 3 of 4 workers will train" in idle.message
     assert (await p.verify()).status == "fine"
     held = await c.who_has([*X2.__dask_graph__().values()])
     assert len({w for holders in held.values() for w in holders}) == 3

@@ -164,7 +164,7 @@ def test_problem_action_cost() -> None:
     lines = headlines(report_of())
     begins = [line.partition(":")[0] for line in lines]
     assert begins == ["problem", "action", "cost", "info"]
-    assert lines[3].startswith("info: The data and its copies fit one machine")
+    assert lines[3].startswith("info: the data and its copies need about ")
     assert lines[2] == "cost: 2 s, 1.7 KiB moved"
 
 

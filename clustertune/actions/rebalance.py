@@ -35,7 +35,7 @@ from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place, placed
 
 REMEDIES = frozenset(
-    ("empty_workers", "separated_pairs", "surplus_copies", "uneven_rows")
+    ("empty_workers", "separated_pairs", "surplus_replicas", "uneven_rows")
 )  # checks, in addition to findings with fixed_by="rebalance"
 
 

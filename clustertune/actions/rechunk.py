@@ -46,7 +46,7 @@ from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
 
-REQUESTED = frozenset(("other_number", "other_type"))  # checks
+REQUESTED = frozenset(("requested_partitions", "requested_type"))  # checks
 _FREEING = (
     "; or release the old partitions while they are cut, which makes the given "
     "collections unusable: release_inputs=True"
@@ -481,9 +481,9 @@ def _price(
 def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
     checks = {f.check for f in about}
     gains = []
-    if "differing_boundaries" in checks:
+    if "misaligned_partitions" in checks:
         gains.append("every partition has the rows of its labels and companions")
-    if "other_type" in checks:
+    if "requested_type" in checks:
         gains.append("the data has the requested type")
     if "column_chunks" in checks:
         gains.append("every partition has all columns")

@@ -3,7 +3,8 @@
 A check is a function ``check(view, *, settings...) -> findings`` in the module of its
 topic, and has an entry in :data:`CHECKS`. Its name is its name in configuration, output
 and documentation. Its docstring is its page for users, with a paragraph that begins
-``Remedy:``. Its keyword-only arguments are its settings, under
+``Remedy:``. Each finding has the remedy that works in its situation, or none. The
+keyword-only arguments of the function are its settings, under
 ``clustertune.checks.<name>`` in Dask's configuration; the section ``Parameters`` of the
 docstring explains them.
 
@@ -50,86 +51,85 @@ from clustertune.planner import goals
 Function = Callable[..., Iterable[Finding]]
 Check = Function | ModuleType
 
-#: the checks of this package by topic
+#: the checks of this package by the symptom that they explain
 CHECKS: Mapping[str, tuple[Function, ...]] = {
-    "Workers": (
+    "Training runs on only some workers": (
         workers.missing_workers,
         workers.paused_workers,
-        workers.silent_workers,
-        workers.parked_keys,
-        workers.adaptive_scaling,
-        workers.lifetimes,
-        workers.no_nanny,
-        workers.daemonic_workers,
-        workers.unlike_workers,
-        workers.software_versions,
+        placement.empty_workers,
+        placement.uneven_rows,
+        partitions.too_few_partitions,
+        workers.heterogeneous_workers,
+        scheduler.single_busy_worker,
     ),
-    "Memory and disks": (
+    "Memory grows, or workers spill or are killed": (
         memory.memory_pressure,
         memory.memory_settings,
         memory.memory_limits,
         memory.unmanaged_memory,
-        memory.phantom_memory,
+        memory.overcounted_memory,
         memory.child_processes,
         memory.memory_growth,
-        memory.unneeded_keys,
+        memory.unrelated_keys,
         memory.spill_space,
+        fit.fit_memory,
+        partitions.large_partitions,
+        scheduler.large_results,
+        values.wide_dtypes,
+        values.mixed_dtypes,
     ),
-    "Threads and CPUs": (
+    "Labels do not match the rows, or the model is wrong": (
+        partitions.misaligned_partitions,
+        labels.missing_classes,
+        labels.unshuffled_rows,
+        groups.group_order,
+        groups.split_groups,
+        values.nonfinite_values,
+        values.differing_categories,
+        fit.missing_estimator,
+        fit.changed_partitions,
+    ),
+    "Training is slow": (
         threads.thread_count,
         threads.thread_pools,
-        threads.blocked_loops,
-    ),
-    "Scheduler, tasks and clients": (
-        scheduler.abandoned_tasks,
-        scheduler.lone_task,
-        scheduler.short_tasks,
-        scheduler.stuck_tasks,
-        scheduler.large_results,
-        scheduler.embedded_data,
-        scheduler.actors,
-        scheduler.dangling_names,
-        scheduler.other_clients,
-    ),
-    "Partitions": (
-        partitions.differing_boundaries,
-        partitions.column_chunks,
-        partitions.no_rows,
-        partitions.too_few_partitions,
+        threads.blocked_event_loops,
         partitions.too_many_partitions,
-        partitions.large_partitions,
-        partitions.scattered_data,
-    ),
-    "Placement on workers": (
-        placement.empty_workers,
-        placement.uneven_rows,
         placement.separated_pairs,
-        placement.surplus_copies,
-    ),
-    "Labels and classes": (labels.missing_classes, labels.row_order),
-    "Groups": (groups.group_order, groups.split_groups, groups.large_groups),
-    "Types and values": (
-        values.not_finite,
-        values.unlike_categories,
-        values.text_columns,
-        values.mixed_numbers,
-        values.wide_numbers,
-    ),
-    "The fit": (
-        fit.fit_memory,
+        placement.surplus_replicas,
+        scheduler.short_tasks,
+        scheduler.abandoned_tasks,
+        scheduler.data_in_graph,
+        scheduler.other_clients,
         fit.one_machine,
-        fit.unnamed_workload,
-        fit.changed_partitions,
-        fit.missing_evals,
-        fit.unshared_evals,
+    ),
+    "Workers or their data disappear": (
+        workers.unresponsive_workers,
+        workers.adaptive_scaling,
+        workers.worker_lifetime,
+        workers.no_nanny,
+        workers.unfinished_restarts,
+        partitions.scattered_data,
+        scheduler.actors,
+        scheduler.lost_datasets,
+    ),
+    "The fit raises an error or hangs": (
+        workers.software_versions,
+        workers.daemonic_workers,
+        partitions.no_rows,
+        partitions.column_chunks,
+        values.non_numeric_columns,
+        groups.large_groups,
+        fit.missing_eval_rows,
+        fit.unreplicated_eval_sets,
+        scheduler.unrunnable_tasks,
     ),
 }
-_OWN = {check.__name__: check for topic in CHECKS.values() for check in topic}
+_OWN = {check.__name__: check for group in CHECKS.values() for check in group}
 
 #: the errors with which critical findings stop ``prepare``, by check or goal
 ERRORS: Mapping[str, type[Exception]] = {
     "column_chunks": AlignmentError,
-    "differing_boundaries": AlignmentError,
+    "misaligned_partitions": AlignmentError,
     "fit_memory": CapacityError,
     "group_order": GroupOrderError,
     "large_groups": GroupSplitError,
@@ -152,6 +152,13 @@ def available() -> Mapping[str, Check]:
     return dict(sorted({**plugins.of("checks", "find"), **_OWN}.items()))
 
 
+def by_symptom() -> Mapping[str, tuple[str, ...]]:
+    """Names of all checks by symptom; those of other packages come last."""
+    found = {s: tuple(c.__name__ for c in group) for s, group in CHECKS.items()}
+    others = tuple(name for name in available() if name not in _OWN)
+    return found | ({"Checks of other packages": others} if others else {})
+
+
 def explained() -> Mapping[str, Check]:
     """Every name in findings that has a page: checks, and goals of ``prepare``."""
     return {**goals.GOALS, **available()}
@@ -165,14 +172,6 @@ def text(check: Check) -> str:
 def title(check: Check) -> str:
     """The first line of the check's page."""
     return text(check).partition("\n")[0]
-
-
-def remedy(check: Check) -> str:
-    """The paragraph of the check's page that begins with ``Remedy:``, on one line."""
-    for paragraph in text(check).split("\n\n"):
-        if paragraph.startswith("Remedy:"):
-            return " ".join(paragraph.removeprefix("Remedy:").split())
-    return ""
 
 
 def page(name: str) -> str:
@@ -310,13 +309,8 @@ def run(
     refuse_wrong(settings)
     found: list[Finding] = []
     for name, check in available().items():
-        general = remedy(check)
-        for finding in _find(name, check, view, settings.get(name, {})):
-            # the fix of a condition does not apply if the condition is unknown
-            unknown = finding.severity is Severity.unknown
-            fix = finding.remedy or ("" if unknown else general)
-            # a terminal shows remedies without the markup of the documentation
-            found.append(replace(finding, check=name, remedy=fix.replace("``", "`")))
+        given = _find(name, check, view, settings.get(name, {}))
+        found += (replace(finding, check=name) for finding in given)
     return tuple(sorted(found, key=lambda f: -_order(f.severity)))
 
 

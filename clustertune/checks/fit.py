@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
-from clustertune.core.wording import bytes_text, names_text, plural, workers_text
-from clustertune.planner import forecast, layouts
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    verb,
+    workers_text,
+)
+from clustertune.planner import forecast, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
-from clustertune.planner.machines import (
-    by_host,
-    host_cpus,
-    host_memory,
-    unknown_findings,
-)
+from clustertune.planner.machines import by_host, host_memory, unknown_findings
 from clustertune.planner.memory import limit
 
 # --- memory ---------------------------------------------------------------------------
@@ -26,23 +26,17 @@ from clustertune.planner.memory import limit
 def fit_memory(view: View) -> Iterator[Finding]:
     """Find workers without the memory that the fit needs besides the data.
 
-    A fit makes copies of the data that Dask neither counts nor can spill. The
-    workload's profile has their size as a multiple of the data, for XGBoost's ``hist``
-    and float32 1.8 times with the data itself. A worker without this memory spills,
-    pauses (XGBoost then hangs) or is killed, which shows as ``Invalid worker address``
-    or ``Socket recv error``.
-
-    The check gives each worker its even share of all data and eval sets, and adds the
-    other memory of its process. That is at least the memory of a process that has
-    imported the library. It compares the sum with ``memory_fraction`` (0.7) of the
-    worker's limit, or of its part of the host's memory. The sum is an estimate, so the
-    finding is a warning, and an error only with ``strict=True``. The suggested fixes
-    pass the same test if no variable keeps replaced data or released keys.
+    A fit makes copies of the data that Dask neither counts nor can spill. A worker
+    without this memory spills, pauses (XGBoost then hangs) or is killed, which shows as
+    ``Invalid worker address`` or ``Socket recv error``. The check gives each worker its
+    even share of all data and eval sets, multiplies it as the workload's profile says,
+    and adds the other memory of its process. It compares this estimate with 0.7
+    (``clustertune.prepare.memory_fraction``) of the worker's limit, or of its part of
+    the host's memory. It stops ``prepare`` only with ``on_low_memory="raise"``.
 
     Remedy: Do one of the things that the finding names, the cheapest first:
-    ``clustertune.prepare(client, X, y, dtype="float32")``, a workload that copies less,
-    ``clustertune.release_data`` for other keys, more workers (``n_workers=8``), or a
-    higher ``--memory-limit``.
+    ``dtype="float32"``, a workload that copies less, ``clustertune.release_data`` for
+    other keys, more workers (``n_workers=8``), or a higher memory limit.
     """
     workers = view.eligible_workers
     if not view.layouts or not workers:
@@ -52,9 +46,10 @@ def fit_memory(view: View) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.unknown,
             message=f"whether the fit has enough memory is {needs}",
-            remedy="Run ``clustertune.prepare(client, X, y)``, which loads the data "
-            "and checks again. For Parquet files ``clustertune.recommend_size`` tells "
-            "it before loading.",
+            remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
+            "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
+            "computes the memory before you load them.",
+            fixed_by="load" if view.loads_data else "",
         )
         return
     if short := forecast.short(needs):
@@ -64,19 +59,21 @@ def fit_memory(view: View) -> Iterator[Finding]:
 
 def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
     worst = max(short, key=lambda need: need.lacking)
-    ways, enough = forecast.ways(view), forecast.workers_needed(view)
-    alone = "" if enough else "more workers alone would not do; "
+    ids = tuple(need.worker.id for need in short)
+    enough = forecast.workers_needed(view)
+    only = "" if enough else "; more workers are not enough, as other memory fills them"
     return Finding(
         severity=Severity.critical
         if view.goal.raise_on_low_memory
         else Severity.warning,
         message=f"the fit needs about {bytes_text(worst.total)} on "
-        f"{workers_text([worst.worker.id])}, {bytes_text(worst.lacking)} more than it "
-        f"may fill; {len(short):,} of {plural(len(view.eligible_workers), 'worker')} "
-        f"lack memory; {alone}cheapest fix: {ways[0].text}",
-        subject=tuple(need.worker.id for need in short),
+        f"{workers_text([worst.worker.id])}, {bytes_text(worst.lacking)} more than "
+        f"{view.goal.memory_fraction:.0%} of its memory; {len(short):,} of "
+        f"{plural(len(view.eligible_workers), 'worker')} {verb(ids, 'has')} too little "
+        f"memory and may spill, pause or be killed{only}",
+        subject=ids,
         evidence=_evidence(view, worst),
-        remedy=f"Do one of these: {'; '.join(way.text for way in ways)}",
+        remedy=f"Do one of these: {'; '.join(way.text for way in forecast.ways(view))}",
     )
 
 
@@ -85,92 +82,64 @@ def _evidence(view: View, worst: Need) -> dict[str, Scalar]:
     enough = forecast.workers_needed(view)
     return {
         "needed_bytes": round(worst.total),
-        "lacking_bytes": round(worst.lacking),
+        "missing_bytes": round(worst.lacking),
         **{
             f"{name}_bytes": forecast.fullest(view, change)
             for name, change in forecast.options(view).items()
         },
-        "workers_needed": enough if isinstance(enough, int) else None,
-        "limit_needed": round(forecast.larger_workers(view).memory_limit),
+        "needed_workers": enough if isinstance(enough, int) else None,
+        "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
     }
 
 
-class _Host(NamedTuple):
-    cpus: float  # usable by its workers
-    memory: int  # bytes
-    name: str
+def one_machine(view: View) -> Iterator[Finding]:
+    """Find data that fits the memory of one host, so a fit needs no cluster.
 
-
-def one_machine(view: View, *, alone: float = 0.76) -> Iterator[Finding]:
-    """Find data on which one machine could train without a cluster.
-
-    If the data and its copies fit the memory of one host, one process there needs no
-    Dask and saves its overhead. The check reports a host if threads of the cluster /
-    CPUs of the host * ``alone`` is at most 1. It counts only threads that have a CPU to
-    themselves, and does not estimate the time. Memory is estimated as in
-    ``fit_memory``. The check is silent if sizes, CPUs or memory are unknown.
+    One process without Dask has no overhead of tasks and transfers, so it may be
+    faster. Whether it is depends on the library and the data; the check does not
+    estimate the time. It estimates memory as ``fit_memory`` does. It finds nothing if
+    sizes or memory are unknown.
 
     Remedy: Load the data into one process (``X.compute()``, or pandas) and call the
     library's own ``fit`` there. Stay with the cluster if the data will grow, or if
     other work needs it there.
-
-    Parameters
-    ----------
-    alone
-        Time of one process over the time of a cluster with as many CPUs. The default
-        was measured with XGBoost on two CPUs.
     """
     wanted = forecast.demand(view)
-    threads = sum(_busy_threads(view))
-    if not view.layouts or not threads or isinstance(wanted, Unknown):
+    if not view.layouts or isinstance(wanted, Unknown):
         return
     needed = sum(wanted) + view.goal.workload.base_bytes
-    fitting = [
-        h for h in _hosts(view) if needed <= view.goal.memory_fraction * h.memory
-    ]
-    best = max(fitting, default=None)
-    if best is None or threads / best.cpus * alone > 1:
+    memory, host = max(_hosts(view), default=(0, ""))
+    if not host or needed > view.goal.memory_fraction * memory:
         return
+    single = len(view.layouts[0].collections) == 1
+    code = "X = X.compute()" if single else "X, y = dask.compute(X, y)"
     yield Finding(
         severity=Severity.info,
-        message=f"The data and its copies fit one machine: about {bytes_text(needed)} "
-        f"of {bytes_text(best.memory)} on {names_text([best.name])}; one process "
-        f"without Dask on its {best.cpus:g} CPUs may be as fast as this cluster with "
-        f"{plural(threads, 'thread')}",
-        evidence={
-            "needed_bytes": round(needed),
-            "memory": best.memory,
-            "threads": threads,
-            "cpus": best.cpus,
-        },
+        message=f"the data and its copies need about {bytes_text(needed)} and fit "
+        f"host {names_text([host])} with {bytes_text(memory)}; one process without "
+        "Dask may be faster",
+        evidence={"needed_bytes": round(needed), "memory_bytes": memory},
+        remedy=f"To compare, run `{code}` on such a host, and fit there without Dask.",
     )
 
 
-def _busy_threads(view: View) -> Iterator[float]:
-    """By host, the threads that can run at once."""
-    for workers in by_host(view.eligible_workers).values():
-        threads, cpus = sum(w.nthreads for w in workers), host_cpus(workers)
-        yield threads if isinstance(cpus, Unknown) else min(threads, cpus.usable)
-
-
-def _hosts(view: View) -> Iterator[_Host]:
-    """Hosts of eligible workers whose CPUs and memory are known."""
+def _hosts(view: View) -> Iterator[tuple[int, str]]:
+    """Memory and name of each host of eligible workers, if its memory is known."""
     for name, workers in by_host(view.eligible_workers).items():
-        cpus, memory = host_cpus(workers), host_memory(workers)
-        if not isinstance(cpus, Unknown) and not isinstance(memory, Unknown):
-            yield _Host(cpus.usable, memory, name)
+        memory = host_memory(workers)
+        if not isinstance(memory, Unknown):
+            yield memory, name
 
 
 # --- workload -------------------------------------------------------------------------
 
 
-def unnamed_workload(view: View) -> Iterator[Finding]:
+def missing_estimator(view: View) -> Iterator[Finding]:
     """Find data that is prepared for any library, while some libraries need more.
 
     LightGBM's classifier needs every class on every worker, and a ranking needs groups
     that are whole and in order. Otherwise they train a wrong model without an error.
-    Without ``estimator=`` clustertune only makes rows even and keeps
-    pairs together.
+    Without ``estimator=`` clustertune only makes rows even and keeps pairs together.
 
     Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
     the name of a workload, as ``estimator="lightgbm"``.
@@ -185,7 +154,8 @@ def unnamed_workload(view: View) -> Iterator[Finding]:
         why = "a ranking needs query groups that are whole and in order"
     yield Finding(
         severity=Severity.warning if groups else Severity.info,
-        message=f"the data is prepared for any library, but {why}: pass estimator=",
+        message=f"the data is prepared for any library, but {why}",
+        remedy=f"Run `{remedies.prepare(view, estimator='model')}`.",
     )
 
 
@@ -193,7 +163,7 @@ def changed_partitions(view: View) -> Iterator[Finding]:
     """Find another number of partitions, on which the model depends.
 
     ADMM solves one problem for each partition and divides its penalty by their number,
-    so its coefficients depend on that number. ``Incremental`` uses each partition as a
+    so its coefficients depend on it. ``Incremental`` uses each partition as a
     mini-batch, and blockwise voting fits one model to each. With another number of
     partitions than in the fit before, or than in the given data, the model differs.
 
@@ -208,43 +178,46 @@ def changed_partitions(view: View) -> Iterator[Finding]:
     rows, before = view.goal.previous_shape or (0, 0)
     if rows == total:
         if now != before:
-            yield _unlike_before(layout, before, view)
+            yield _other_than_before(layout, before, view)
     elif view.given_partitions not in (None, now):
-        yield _unlike_given(layout, view)
+        yield _other_than_given(layout, view)
 
 
-def _unlike_before(layout: Layout, before: int, view: View) -> Finding:
+def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
     now, rows = len(layout.rows), int(layout.rows.sum())
+    fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
+    call = remedies.prepare(view, **({} if fixed else {"rechunk": str(before)}))
     return Finding(
         severity=Severity.warning,
         message=f"the {layout.label} has {plural(now, 'partition')}, and had "
-        f"{before:,} for the fit before: {view.goal.workload.title} would make "
+        f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
         "another model",
         subject=tuple(m.label for m in layout.collections),
-        evidence={"partitions": now, "before": before},
-        fixed_by=view.goal.cutting_action
-        if wanted_partitions(view, rows) == before
-        else "",
+        evidence={"partitions": now, "previous_partitions": before},
+        remedy=f"Run `{call}` for {plural(before, 'partition')} again; then at most "
+        f"{plural(before, 'worker')} will train.",
+        fixed_by=fixed,
     )
 
 
-def _unlike_given(layout: Layout, view: View) -> Finding:
+def _other_than_given(layout: Layout, view: View) -> Finding:
     now, given = len(layout.rows), view.given_partitions
     return Finding(
         severity=Severity.info,
         message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
-        f"and has {now:,} now: {view.goal.workload.title} makes another model",
+        f"and has {now:,} now, so {view.goal.workload.title} makes another model",
         subject=tuple(m.label for m in layout.collections),
-        evidence={"partitions": now, "given": given},
-        remedy=f"For the model of the given partitions pass rechunk={given}. Then at "
-        f"most {plural(given or 0, 'worker')} will train.",
+        evidence={"partitions": now, "given_partitions": given},
+        remedy=f"For the model of the given partitions run "
+        f"`{remedies.prepare(view, rechunk=str(given))}`; then at most "
+        f"{plural(given or 0, 'worker')} will train.",
     )
 
 
 # --- eval sets ------------------------------------------------------------------------
 
 
-def missing_evals(view: View) -> Iterator[Finding]:
+def missing_eval_rows(view: View) -> Iterator[Finding]:
     """Find workers without rows of an eval set with categories, which XGBoost needs.
 
     XGBoost learns the lists of categories from the rows of each worker, for every eval
@@ -252,9 +225,9 @@ def missing_evals(view: View) -> Iterator[Finding]:
     dataframe with categorical features is used``. The other workers then report a
     failed connection.
 
-    Remedy: Pass ``eval_set=`` and ``estimator=`` to ``clustertune.prepare``, which
-    gives every worker some rows. If the eval set has fewer rows than there are workers,
-    use more rows.
+    Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
+    estimator=model)``, which gives every worker some rows. If the eval set has fewer
+    rows than there are workers, use more rows.
     """
     if not view.goal.workload.eval_everywhere:
         return
@@ -272,35 +245,41 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())
     if not empty:
         return
-    n_workers = int(may.sum())
-    fixed_by = "" if layout.rows.sum() < n_workers else view.goal.cutting_action
+    n_workers, rows = int(may.sum()), int(layout.rows.sum())
+    fixed_by, without = (
+        view.goal.cutting_action,
+        "" if view.goal.cutting_action else (" without rechunk=False"),
+    )
     if (layout.rows > 0).sum() >= n_workers:
-        fixed_by = "rebalance"
+        fixed_by, without = "rebalance", ""
+    remedy = f"Run `{remedies.prepare(view)}`{without}."
+    if rows < n_workers:
+        fixed_by, remedy = "", f"Use an eval set of at least {n_workers:,} rows."
     yield Finding(
         severity=Severity.warning,
-        message=f"no rows of {layout.label} on {workers_text(empty)}: as it has "
-        f"categories, {view.goal.workload.title} fails there",
+        message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
+        f"{layout.label}, which has categories, so {view.goal.workload.title} fails "
+        "there",
         subject=tuple(m.label for m in layout.collections),
-        evidence={"empty": len(empty), "workers": n_workers},
+        evidence={"empty_workers": len(empty), "workers": n_workers},
+        remedy=remedy,
         fixed_by=fixed_by,
     )
 
 
-def unshared_evals(view: View) -> Iterator[Finding]:
+def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     """Find eval sets of which a library needs all rows on every worker.
 
     LightGBM scores an eval set on each worker with the rows of that worker. Each worker
     decides by its own score when to stop. If they stop at different rounds, the slower
-    one hangs or fails with ``Socket recv error``. A worker without rows raises ``For
+    worker hangs or fails with ``Socket recv error``. A worker without rows raises ``For
     early stopping, at least one dataset is required``, and the others wait for it.
+    ``prepare`` does not copy an eval set that is the training data. It refuses such a
+    set if the estimator sets early stopping, but cannot see the callbacks of ``fit``.
 
-    ``prepare`` leaves an eval set that is the training data as it is, and the library
-    keeps the score of one worker. That is harmless without early stopping. ``prepare``
-    refuses such an eval set if the estimator sets early stopping, but cannot see the
-    callbacks of ``fit``.
-
-    Remedy: Pass ``eval_set=`` and ``estimator=`` to ``clustertune.prepare``. It copies
-    each eval set to every worker, and returns ``.eval_set`` and ``.fit_kwargs``.
+    Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
+    estimator=model)``. It copies each eval set to every worker, and returns
+    ``.eval_set`` and ``.fit_kwargs``.
     """
     if not view.goal.workload.eval_copies or not view.layouts:
         return
@@ -308,11 +287,11 @@ def unshared_evals(view: View) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.info,
             message=f"{name} is the training data, and each worker scores its own "
-            f"rows: the score of {view.goal.workload.title} is that of one worker, and "
+            f"rows, so {view.goal.workload.title} returns the score of one worker, and "
             "with early stopping the fit would hang",
             subject=(name,),
             remedy="Fit without the callback early_stopping, or leave the training "
-            "data out of eval_set. For a score of all rows use model.predict.",
+            "data out of eval_set=. For a score of all rows use `model.predict(X)`.",
         )
     training = view.layouts[0]
     for layout in view.layouts[1:]:
@@ -320,8 +299,10 @@ def unshared_evals(view: View) -> Iterator[Finding]:
         if known and not layouts.are_in_place(layout, view):
             yield Finding(
                 severity=Severity.warning,
-                message=f"{layout.label} is not completely on every worker: with early "
-                f"stopping {view.goal.workload.title} would hang",
+                message=f"{layout.label} is not completely on every worker, so "
+                f"{view.goal.workload.title} would hang with early stopping",
                 subject=tuple(m.label for m in layout.collections),
+                remedy=f"Run `{remedies.prepare(view)}`, which copies it to every "
+                "worker.",
                 fixed_by="replicate",
             )

@@ -12,11 +12,12 @@ from clustertune.core.model import (
     CollectionInfo,
     Finding,
     Layout,
+    Scalar,
     Severity,
     View,
 )
 from clustertune.core.wording import bytes_text, plural, printable
-from clustertune.planner import grouping, layouts
+from clustertune.planner import grouping, layouts, remedies
 from clustertune.planner.memory import free_memory
 
 
@@ -26,11 +27,10 @@ def group_order(view: View) -> Iterator[Finding]:
     A ranking objective compares the rows of one group. LightGBM needs the rows of each
     group to be neighbours. XGBoost also needs the groups in ascending order, else every
     worker sorts a full copy of its data. Rows without a group (NaN, NA or masked) have
-    no place in any order.
-
-    XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames by
-    group in every fit, so ``prepare`` sorts rows for it by default. For other workloads
-    ``prepare`` raises an error without ``sort=True``.
+    no place in any order. XGBoost's ranker (from 3.0 on, with
+    ``allow_group_split=False``) sorts frames by group in every fit, so ``prepare``
+    sorts rows for it by default. For other workloads it raises an error without
+    ``sort=True``.
 
     Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)``.
     It sorts all rows by group and keeps the order within a group. ``.row_order`` has
@@ -63,6 +63,8 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         + (f"; {workload.title} would {harm}" if wrong else ""),
         subject=tuple(m.label for m in layout.collections),
         evidence={"together": groups.together, "ascending": groups.ascending},
+        remedy=f"Run `{remedies.prepare(view, sort='True')}`, which sorts all rows by "
+        "group.",
         fixed_by="shuffle" if view.goal.order == "sort" or sorts else "",
     )
 
@@ -75,8 +77,8 @@ def _sorted(label: str, view: View) -> Finding:
         "would in every fit: the returned rows are in another order than the given "
         "ones",
         subject=(label,),
-        remedy="``prediction[np.argsort(row_order)]`` is in the given order; "
-        ".row_order has the former number of each row.",
+        remedy="`prediction[numpy.argsort(row_order)]` is in the given order, with "
+        "`row_order = prepared.row_order.compute()`.",
     )
 
 
@@ -92,22 +94,8 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
                 "group (NaN, NA or masked), so these rows cannot be sorted or ranked",
                 subject=(collection.label,),
                 evidence={"missing": count},
-                remedy=_drop_rows(collection),
+                remedy=remedies.drop_rows(layout, collection),
             )
-
-
-def _drop_rows(collection: CollectionInfo) -> str:
-    """Code that drops the rows without a group from everything."""
-    keep = "qid.notnull()"
-    if collection.kind == "array":
-        keep = (
-            "~(dask.array.isnan(dask.array.ma.getdata(qid)) | "
-            "dask.array.ma.getmaskarray(qid))"
-        )
-    return (
-        f"Drop these rows from X, y, qid and every companion: `keep = {keep}; "
-        "X, y, qid = X[keep], y[keep], qid[keep]`. Or give them a group."
-    )
 
 
 def _is_qid(collection: CollectionInfo) -> bool:
@@ -129,10 +117,10 @@ def split_groups(view: View) -> Iterator[Finding]:
     with ``allow_group_split`` trains on halves. The check reads ``qid``, so it runs
     only with ``deep=True``, or if the workload ranks.
 
-    Remedy: Cut the data where groups end. ``clustertune.prepare`` with a ranking
-    estimator does so, unless ``rechunk=False`` is set. For other workloads it joins
-    partitions of such data and cuts none. By hand sort by group before loading and cut
-    where groups end, for example with ``frame.set_index("qid")``.
+    Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid,
+    estimator=ranker)``, which cuts the data where groups end. For other workloads it
+    joins partitions of such data and cuts none. By hand sort by group before loading
+    and cut where groups end, for example with ``frame.set_index("qid")``.
     """
     if view.goal.workload.groups:
         for layout in view.layouts:
@@ -141,10 +129,11 @@ def split_groups(view: View) -> Iterator[Finding]:
     for collection in filter(_is_qid, (m for x in view.layouts for m in x.collections)):
         cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
         if cut:
-            yield _split(collection, f"{plural(cut, 'group')} in two partitions", cut)
+            text = f"{plural(cut, 'group')} in two partitions"
+            yield _split(collection, text, {"groups": cut}, view)
         if unsorted:
             text = f"groups that come back in {plural(unsorted, 'partition')}"
-            yield _split(collection, text, unsorted)
+            yield _split(collection, text, {"partitions": unsorted}, view)
 
 
 def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
@@ -154,12 +143,15 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
         return
     count = len(grouping.cut(layout, groups))
     if count:
+        without = "" if view.goal.cutting_action else " without rechunk=False"
         yield Finding(
             severity=Severity.critical,
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",
             subject=tuple(m.label for m in layout.collections),
-            evidence={"count": count},
+            evidence={"groups": count},
+            remedy=f"Run `{remedies.prepare(view)}`{without}, which cuts the data "
+            "where groups end.",
             fixed_by=view.goal.cutting_action,
         )
 
@@ -171,12 +163,16 @@ def _boundaries_within(collection: CollectionInfo) -> int:
     return sum(a[1] == b[0] for a, b in pairwise(ends))
 
 
-def _split(collection: CollectionInfo, what: str, count: int) -> Finding:
+def _split(
+    collection: CollectionInfo, what: str, evidence: dict[str, Scalar], view: View
+) -> Finding:
     return Finding(
         severity=Severity.warning,
         message=f"{collection.label} has {what}, which a ranking would split",
         subject=(collection.label,),
-        evidence={"count": count},
+        evidence=evidence,
+        remedy=f"Run `{remedies.prepare(view, estimator='ranker', sort='True')}`, with "
+        "your ranking estimator.",
     )
 
 
@@ -186,9 +182,9 @@ def large_groups(view: View) -> Iterator[Finding]:
     All rows of a group must be on one worker. So the largest group decides how much
     memory a worker needs, however many workers there are.
 
-    Remedy: Use workers with more memory, ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``. Or make the data smaller, for example with
-    ``dtype="float32"``. Or leave out rows of that group.
+    Remedy: Use workers with more memory, with ``clustertune.resize_workers(client,
+    memory_limit="16 GiB")``. Or make the data
+    smaller, for example with ``dtype="float32"``. Or leave out rows of that group.
     """
     rooms = free_memory(view)[layouts.weights(view) > 0]
     for layout in view.layouts if view.goal.workload.groups else ():
@@ -208,4 +204,5 @@ def large_groups(view: View) -> Iterator[Finding]:
             f"{bytes_text(rooms.max())} free below the thresholds at which it spills",
             subject=(groups.label,),
             evidence={"rows": int(sizes.max()), "bytes": round(nbytes)},
+            remedy="Use workers with more memory, or leave out rows of that group.",
         )

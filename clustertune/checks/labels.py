@@ -16,8 +16,8 @@ from clustertune.core.model import (
     Severity,
     View,
 )
-from clustertune.core.wording import plural, printable, workers_text
-from clustertune.planner import coverage
+from clustertune.core.wording import plural, printable, verb, workers_text
+from clustertune.planner import coverage, remedies
 from clustertune.planner.coverage import Classes
 from clustertune.planner.layouts import home_workers, weights
 
@@ -39,17 +39,17 @@ def _placed_training(view: View) -> Layout | None:
 def missing_classes(view: View) -> Iterator[Finding]:
     """Find workers that hold no row of some class.
 
-    LightGBM's classifier counts the classes on each worker by itself. If one worker
-    lacks a class, the model has only the classes of one worker, without an error. Other
-    libraries learn little on a worker with one class. Data that is sorted by label is
-    the usual cause. The check reads all labels, so it runs only with ``deep=True``, or
-    if the workload needs all classes. The name of a workload does not tell classifiers
-    from regressors, so ``prepare`` then raises no error.
+    LightGBM's classifier counts the classes on each worker separately. If a class is
+    missing on one worker, the model has only the classes of one worker, without an
+    error. Other libraries learn little on a worker with one class. Data that is sorted
+    by label is the usual cause. The check reads all labels, so it runs only with
+    ``deep=True``, or if the workload needs all classes. The name of a workload does not
+    tell classifiers from regressors, so ``prepare`` then raises no error.
 
-    Remedy: Spread the rows of each class over all workers. ``clustertune.prepare`` with
-    ``estimator=model`` does so, unless ``rechunk=False`` is set. If a class has fewer
-    rows than there are workers, leave its rows out, or name fewer workers in
-    ``workers=``. If the labels are numbers and no classes, pass a regressor.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, estimator=model)``, which
+    spreads the rows of each class over all workers. If a class has fewer rows than
+    there are workers, leave its rows out, or name fewer workers in ``workers=``. If the
+    labels are numbers and no classes, pass a regressor.
     """
     layout = _placed_training(view)
     classes = None if layout is None else coverage.of(layout)
@@ -79,14 +79,15 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
         severity=Severity.critical if known else Severity.info,
         message=f"{'class' if known else 'label'} {name} of {classes.label} has "
         f"{plural(rows, 'row')}, too few for {n_workers:,} workers: {workload.title} "
-        f"needs every class on each{'' if known else ', if it is a classifier'}",
+        f"needs every class on each worker{'' if known else ', if it is a classifier'}",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
-        remedy=f"Leave out the rows of that class. Or train on {plural(rows, 'worker')}"
-        f", named in workers=. If {classes.label} has numbers and no classes, pass a "
-        "regressor as estimator=."
+        remedy=f"Leave out the rows of that class, or name only "
+        f"{plural(rows, 'worker')} in workers=. If {classes.label} has numbers and no "
+        "classes, pass a regressor as estimator=."
         if known
-        else "Pass the model as estimator=, which shows whether it is a classifier.",
+        else "Pass the model, `estimator=model`, which shows whether it is a "
+        "classifier.",
     )
 
 
@@ -106,20 +107,30 @@ def _lacking_classes(
     whole = needed and coverage.shared(layout, classes, view) is not None
     return Finding(
         severity=severity,
-        message=f"{workers_text(ids)} {'lacks' if len(ids) == 1 else 'lack'} some of "
-        f"{plural(names, 'class', 'classes')} in {classes.label}; "
-        f"{workers_text([workers[worst].id])} lacks {int(lacking[worst].sum()):,}, for "
-        f"example {printable(example, longest=40)}",
+        message=f"{workers_text(ids)} {verb(ids, 'has')} no rows of some of "
+        f"{plural(names, 'class', 'classes')} in {classes.label}; on "
+        f"{workers_text([workers[worst].id])} {int(lacking[worst].sum()):,} are "
+        f"missing, for example {printable(example, longest=40)}",
         subject=tuple(m.label for m in layout.collections) if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
+        remedy=_spread_classes(view, needed=needed),
         fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
     )
+
+
+def _spread_classes(view: View, *, needed: bool) -> str:
+    """Code after which each worker has rows of each class."""
+    if not needed:
+        call = remedies.prepare(view, shuffle='"rows"')
+        return f"Run `{call}`, which puts the rows in random order."
+    without = "" if view.goal.cutting_action else " without rechunk=False"
+    return f"Run `{remedies.prepare(view)}`{without}."
 
 
 # --- order ----------------------------------------------------------------------------
 
 
-def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
+def unshuffled_rows(view: View, *, max_deviations: float = 0.3) -> Iterator[Finding]:
     """Find workers whose labels differ from all labels, as rows are not shuffled.
 
     Data that was written in order of label, source or date gives each worker another
@@ -129,13 +140,13 @@ def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
     It reads the labels, so it runs only with ``deep=True``, or if the workload needs
     rows in random order.
 
-    Remedy: Pass ``shuffle="rows"`` to ``clustertune.prepare``. ``.row_order`` of the
-    result has the former number of each row. Or shuffle before rows are cut, for
-    example ``frame.shuffle(on="id")`` with a key that does not depend on the label.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, shuffle="rows")``.
+    ``.row_order`` of the result has the former number of each row. Or shuffle before
+    the fit with ``frame.shuffle(on="id")`` and a key that does not depend on the label.
 
     Parameters
     ----------
-    most
+    max_deviations
         Standard deviations by which the mean label of a worker may differ.
     """
     layout = _placed_training(view)
@@ -143,10 +154,12 @@ def row_order(view: View, *, most: float = 0.3) -> Iterator[Finding]:
         return
     for collection in layout.collections:
         if collection.label == "y" and collection.contents is not None:
-            yield from _unlike(layout, collection.contents.partitions, view, most)
+            yield from _differing(
+                layout, collection.contents.partitions, view, max_deviations
+            )
 
 
-def _unlike(
+def _differing(
     layout: Layout, partitions: Sequence[Mapping[str, Any]], view: View, most: float
 ) -> Iterator[Finding]:
     workers = view.now.workers
@@ -161,11 +174,15 @@ def _unlike(
     worst = int(shift.argmax())
     yield Finding(
         severity=Severity(1 + bool(view.goal.workload.random_order)),
-        message=f"labels on {workers_text(ids)} are unlike those of all workers: on "
-        f"{workers_text([workers[worst].id])} their mean is off by {shift[worst]:.2g} "
-        "standard deviations; the order of the rows is not random",
+        message=f"labels on {workers_text(ids)} differ from the labels of all workers: "
+        f"the mean on {workers_text([workers[worst].id])} differs by "
+        f"{shift[worst]:.2g} standard deviations; the order of the rows is not random",
         subject=ids,
-        evidence={"shift": round(float(shift[worst]), 3), "workers": len(far)},
+        evidence={
+            "standard_deviations": round(float(shift[worst]), 3),
+            "workers": len(far),
+        },
+        remedy=f"""Run `{remedies.prepare(view, shuffle='"rows"')}`.""",
     )
 
 

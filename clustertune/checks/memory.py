@@ -23,8 +23,10 @@ from clustertune.core.wording import (
     names_text,
     plural,
     printable,
+    verb,
     workers_text,
 )
+from clustertune.planner import remedies
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.machines import (
     by_host,
@@ -52,27 +54,25 @@ ACTS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny
 # --- thresholds -----------------------------------------------------------------------
 
 
-def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
+def memory_pressure(view: View, *, close_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers whose memory is at a threshold at which Dask acts, or close to one.
 
     At ``target`` (0.60 of the memory limit, of *managed* memory) a worker writes a key
     to disk for each new key. At ``spill`` (0.70, of *process* memory) it writes keys to
     disk until it is below the target. At ``pause`` (0.80) it starts no more tasks. At
     ``terminate`` (0.95) its nanny kills it. These are Dask's defaults; the check uses
-    the thresholds of each worker.
-
-    During a fit the training task holds the data, so spilling frees no memory. If a
-    worker pauses after XGBoost has built its matrix, the fit hangs.
+    the thresholds of each worker. During a fit the training task holds the data, so
+    spilling frees no memory.
 
     Remedy: Delete collections that you do not need (``del``), or run
     ``clustertune.release_data(client, keep=[X, y])``. If process memory stays far above
     managed memory, run ``clustertune.trim_memory(client)``. If that is not enough, add
     workers, or raise their limit with ``clustertune.resize_workers(client,
-    memory_limit=...)``.
+    memory_limit="16 GiB")``.
 
     Parameters
     ----------
-    near
+    close_fraction
         Fraction of the memory limit below a threshold that counts as close.
     """
     reached: dict[str, list[Level]] = {}
@@ -80,7 +80,7 @@ def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
     spilled: list[WorkerSnapshot] = []
     for worker in view.now.workers:
         at = [level for level in levels(worker) if level.headroom <= 0]
-        below = [level for level in levels(worker) if level.headroom <= near]
+        below = [level for level in levels(worker) if level.headroom <= close_fraction]
         if at:
             reached.setdefault(at[0].name, []).append(at[0])
         elif worker.spilled:
@@ -91,15 +91,17 @@ def memory_pressure(view: View, *, near: float = 0.1) -> Iterator[Finding]:
     for name, found in reached.items():
         critical = name in CRITICAL_THRESHOLDS
         severity = Severity.critical if critical else Severity.warning
-        yield _at_threshold(severity, "at or over", found)
+        yield _at_threshold(severity, "at or over", found, view)
     if spilled:
-        yield _on_disk(spilled)
+        yield _on_disk(spilled, view)
     for found in close.values():
-        yield _at_threshold(Severity.info, "close to", found)
+        yield _at_threshold(Severity.info, "close to", found, view)
     yield from _unknown_thresholds(view)
 
 
-def _at_threshold(severity: Severity, place: str, found: Sequence[Level]) -> Finding:
+def _at_threshold(
+    severity: Severity, place: str, found: Sequence[Level], view: View
+) -> Finding:
     worst = min(found, key=lambda level: level.headroom)
     ids = tuple(level.worker.id for level in found)
     which = "" if len(ids) == 1 else f"; {workers_text([worst.worker.id])} is fullest"
@@ -113,17 +115,20 @@ def _at_threshold(severity: Severity, place: str, found: Sequence[Level]) -> Fin
             f"{worst.measure}_bytes": worst.used,
             "limit_bytes": worst.worker.memory_limit,
         },
+        remedy=remedies.free_memory(view, [level.worker for level in found]),
+        fixed_by="restart" if view.goal.restart else "",
     )
 
 
-def _on_disk(workers: Sequence[WorkerSnapshot]) -> Finding:
+def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
     ids, spilled = tuple(w.id for w in workers), sum(w.spilled for w in workers)
     return Finding(
         severity=Severity.warning,
-        message=f"{workers_text(ids)} {_have(ids)} {bytes_text(spilled)} of keys on "
-        "disk; tasks that use these keys read them back into memory first",
+        message=f"{workers_text(ids)} {verb(ids, 'has')} {bytes_text(spilled)} of "
+        "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
         evidence={"spilled_bytes": spilled},
+        remedy=remedies.free_memory(view, workers),
     )
 
 
@@ -162,16 +167,20 @@ def memory_settings(view: View) -> Iterator[Finding]:
             message=f"memory thresholds of {workers_text(ids)}: {text}",
             subject=tuple(ids),
             evidence={"workers": len(ids)},
+            remedy="Remove the settings of `distributed.worker.memory` where the "
+            "workers are started. Dask's defaults are 0.60, 0.70, 0.80 and 0.95.",
         )
-    free = tuple(w.id for w in view.now.workers if not w.memory_limit and not w.parking)
+    free = [w for w in view.now.workers if not w.memory_limit and not w.parking]
     if free:
+        share = remedies.host_share(free)
         yield Finding(
             severity=Severity.info,
             message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
-            "limit: they neither spill nor pause before the host runs out of memory",
-            subject=free,
-            remedy="Run ``clustertune.resize_workers(client, memory_limit=...)``, or "
-            "start the workers with ``--memory-limit auto``.",
+            "limit, so they neither spill nor pause before the host runs out of memory",
+            subject=tuple(w.id for w in free),
+            remedy="Start these workers with `--memory-limit auto`."
+            if isinstance(share, Unknown)
+            else remedies.resize(free, memory_limit=share),
         )
 
 
@@ -190,42 +199,46 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
             yield f"{name} is {value:.0%} of the limit"
 
 
-def memory_limits(view: View, *, slack: float = 0.02) -> Iterator[Finding]:
+def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
     """Find hosts whose workers may use more memory together than the host has.
 
-    Each worker acts on its own limit and does not see the others. Their limits can add
-    up to more than the memory of the host or its container. The kernel then kills a
-    process before any worker has reached a threshold. It may not be the process that
-    grew. Dask reads the limit of the innermost cgroup only.
+    Each worker acts on its own limit and does not see the others. If the limits add up
+    to more than the memory of the host or its container, the kernel may kill a process
+    before any worker has reached a threshold. It may not be the process that grew. Dask
+    reads the limit of the innermost cgroup only.
 
-    Remedy: Run ``clustertune.resize_workers(client, memory_limit=...)`` with at most
-    the host's memory divided by its number of workers. Or start the workers with
+    Remedy: Run ``clustertune.resize_workers(client, memory_limit="8 GiB")`` with at
+    most the host's memory divided by its number of workers. Or start the workers with
     ``--memory-limit auto``, which does so for the workers of one command.
 
     Parameters
     ----------
-    slack
+    tolerance
         Fraction of the host's memory by which the limits may exceed it.
     """
     for host, workers in by_host(view.now.workers).items():
         memory = host_memory(workers)
         limits = sum(w.memory_limit for w in workers)
-        if isinstance(memory, Unknown) or limits <= (1 + slack) * memory:
+        if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
             continue
+        share = memory / len(workers)
         yield Finding(
             severity=Severity.warning,
             message=f"limits of {plural(len(workers), 'worker')} on host "
             f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
-            f"only {bytes_text(memory)} together: the kernel may kill one of them",
+            f"only {bytes_text(memory)} together, so the kernel may kill one of them",
             subject=tuple(w.id for w in workers),
             evidence={"limits_bytes": limits, "memory_bytes": memory},
+            remedy=remedies.resize(
+                [w for w in workers if w.memory_limit > share], memory_limit=share
+            ),
         )
 
 
 # --- unmanaged memory -----------------------------------------------------------------
 
 
-def unmanaged_memory(view: View, *, share: float = 0.3) -> Iterator[Finding]:
+def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Finding]:
     """Find idle workers whose process holds much memory that Dask does not manage.
 
     Tasks and native libraries leave caches, fragmented heaps and leaks. Dask can
@@ -238,25 +251,29 @@ def unmanaged_memory(view: View, *, share: float = 0.3) -> Iterator[Finding]:
 
     Parameters
     ----------
-    share
+    max_fraction
         Fraction of its limit that a worker may hold beyond the normal amount.
     """
-    found = [w for w in view.now.workers if _beyond_usual(w) > share]
+    found = [w for w in view.now.workers if _beyond_usual(w) > max_fraction]
     if not found:
         return
     worst = max(found, key=_beyond_usual)
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
+    trim = remedies.on_workers("trim_memory", ids)
     yield Finding(
         severity=Severity.warning,
-        message=f"{workers_text(ids)} {are(ids)} idle, but hold much memory that Dask "
-        f"does not manage: {most}{bytes_text(worst.unmanaged)} of the limit of "
+        message=f"{workers_text(ids)} {are(ids)} idle, but "
+        f"{verb(ids, 'holds')} much memory that Dask does not manage: "
+        f"{most}{bytes_text(worst.unmanaged)} of the limit of "
         f"{bytes_text(worst.memory_limit)}, which a fit cannot use",
         subject=ids,
         evidence={
             "unmanaged_bytes": worst.unmanaged,
             "limit_bytes": worst.memory_limit,
         },
+        remedy=f"Run `{trim}`. If the memory stays, {remedies.restart(found)}.",
+        fixed_by="restart" if view.goal.restart else "",
     )
 
 
@@ -273,7 +290,7 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
     return worker.address.startswith("inproc://")
 
 
-def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
+def overcounted_memory(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
     Dask adds up the size of each key. Keys can share memory: training libraries pack
@@ -287,10 +304,10 @@ def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
 
     Parameters
     ----------
-    excess
+    max_fraction
         Fraction of the memory limit by which the count may exceed the process.
     """
-    found = [w for w in view.now.workers if _overcounted(w) > excess]
+    found = [w for w in view.now.workers if _overcounted(w) > max_fraction]
     if not found:
         return
     worst = max(found, key=_overcounted)
@@ -303,6 +320,8 @@ def phantom_memory(view: View, *, excess: float = 0.05) -> Iterator[Finding]:
         + (", so the worker writes keys to disk although memory is free" * spills),
         subject=tuple(w.id for w in found),
         evidence={"counted_bytes": worst.counted, "process_bytes": worst.process},
+        remedy="Delete collections that share memory with others with `del`. Copy "
+        "slices that you keep, for example with `X = X.map_blocks(np.array)`.",
     )
 
 
@@ -319,7 +338,7 @@ def _spills_by_count(worker: WorkerSnapshot) -> bool:
     return target is not None and worker.counted >= target * worker.memory_limit
 
 
-def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
+def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
     """Find workers whose child processes hold memory that no limit of Dask counts.
 
     joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
@@ -333,7 +352,7 @@ def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
 
     Parameters
     ----------
-    share
+    max_fraction
         Memory of children that counts, as a fraction of the worker's limit.
     """
     found = [
@@ -341,16 +360,23 @@ def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
         for w, d in details_of(view)
         if w.memory_limit
         and not _shares_process(w)
-        and d.child_memory > share * w.memory_limit
+        and d.child_memory > max_fraction * w.memory_limit
     ]
     if not found:
         return
-    worker, details = max(found, key=lambda x: _with_children(*x) / x[0].memory_limit)
-    total = _with_children(worker, details)
+    worker, details = max(
+        found, key=lambda x: (x[0].process + x[1].child_memory) / x[0].memory_limit
+    )
+    total = worker.process + details.child_memory
+    busy = any(w.busy for w, _ in found)
+    remedy = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
+    if not busy:
+        # without a task, a call that ended or failed has left the processes
+        remedy = f"To end them, {remedies.restart([w for w, _ in found])}. {remedy}"
     yield Finding(
         severity=Severity.warning if total > worker.memory_limit else Severity.info,
         message=f"{plural(details.child_count, 'child process', 'child processes')} of "
-        f"{workers_text([worker.id])} {'hold' if details.child_count > 1 else 'holds'} "
+        f"{workers_text([worker.id])} {verb(range(details.child_count), 'holds')} "
         f"{bytes_text(details.child_memory)} that no limit counts; with the worker's "
         f"own {bytes_text(worker.process)} that is {total / worker.memory_limit:.0%} "
         "of its limit",
@@ -361,41 +387,35 @@ def child_processes(view: View, *, share: float = 0.05) -> Iterator[Finding]:
             "process_bytes": worker.process,
             "limit_bytes": worker.memory_limit,
         },
+        remedy=remedy,
     )
-
-
-def _with_children(worker: WorkerSnapshot, details: Details) -> int:
-    return worker.process + details.child_memory
 
 
 # --- growth ---------------------------------------------------------------------------
 
 
 def memory_growth(
-    view: View, *, least: float = 0.01, soon: int = 10
+    view: View, *, min_fraction: float = 0.01, warning_runs: int = 10
 ) -> Iterator[Finding]:
     """Find workers whose memory grows from run to run.
 
     A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
     LightGBM, or after 5 s without tasks. The scheduler plugin then notes the least
-    unmanaged memory of each worker until the end of the next run. If that grows by at
-    least 1 % of the memory limit with nearly every run, something leaks or fragments
-    the heap. The check needs three runs, compares only runs that ended alike, and
-    ignores memory that arrives together with data.
-
-    The median step is the growth per run. The finding predicts in which run the worker
-    reaches each of its thresholds. For this it adds the growth to the worker's memory
-    and to the extra memory of a run.
+    unmanaged memory of each worker until the end of the next run. If that grows with
+    nearly every run, something leaks or fragments the heap. The check needs three runs,
+    compares only runs that ended alike, and ignores memory that arrives with data. The
+    median step is the growth per run. It predicts the run in which the worker reaches
+    each threshold.
 
     Remedy: Run ``clustertune.restart_workers(client)`` between two runs, before a
     worker reaches its first threshold. The data on the workers is kept.
 
     Parameters
     ----------
-    least
+    min_fraction
         Growth per run that counts, as a fraction of the memory limit.
-    soon
-        Runs until a threshold within which the finding is a warning.
+    warning_runs
+        Runs until a threshold, up to which the finding is a warning.
     """
     if view.runs is None:
         return
@@ -403,21 +423,23 @@ def memory_growth(
     if not groups:
         yield _too_few_runs(view.runs)
         return
-    growing = [g for w in view.now.workers if (g := leak(w, groups, least))]
+    growing = [g for w in view.now.workers if (g := leak(w, groups, min_fraction))]
     if not growing:
         return
     worst = min(growing, key=lambda g: (g.first, -g.step))
     ids = tuple(g.worker.id for g in growing)
     reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
-        severity=Severity.warning if worst.first <= soon else Severity.info,
+        severity=Severity.warning if worst.first <= warning_runs else Severity.info,
         message=f"unmanaged memory of {workers_text(ids)} grows from run to run: "
         f"{workers_text([worst.worker.id])} keeps {bytes_text(worst.step)} more after "
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=f"Run ``clustertune.restart_workers(client)`` {_when(worst.first)}. "
-        "The data on the workers is kept.",
+        remedy=remedies.sentence(
+            remedies.restart([g.worker for g in growing], _when(worst.first))
+        ),
+        fixed_by="restart" if view.goal.restart else "",
     )
 
 
@@ -428,7 +450,7 @@ def _too_few_runs(runs: Sequence[Run]) -> Finding:
         severity=Severity.unknown,
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=f"Run ``clustertune.check(client)`` after "
+        remedy=f"Run `clustertune.check(client)` again after "
         f"{plural(ENOUGH - most, 'more fit')} on these workers.",
     )
 
@@ -446,15 +468,15 @@ def _forecast(growth: Leak) -> str:
 
 def _when(first: int) -> str:
     if first <= 1:
-        return "before the next run"
-    return f"between two runs, after at most {plural(first - 1, 'more run')}"
+        return " before the next run"
+    return f" between two runs, after at most {plural(first - 1, 'more run')}"
 
 
 # --- keys and disks -------------------------------------------------------------------
 
 
-def unneeded_keys(
-    view: View, *, some: float = 0.1, much: float = 0.3
+def unrelated_keys(
+    view: View, *, info_fraction: float = 0.1, warning_fraction: float = 0.3
 ) -> Iterator[Finding]:
     """Find memory of keys that belong to none of the given collections.
 
@@ -464,11 +486,11 @@ def unneeded_keys(
 
     Remedy: Delete the variables that hold them with ``del`` (in IPython also
     ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
-    ``client.cancel(futures)``.
+    ``clustertune.release_data(client, keep=[X, y])``.
 
     Parameters
     ----------
-    some, much
+    info_fraction, warning_fraction
         Fraction of all memory limits from which the finding is information, and from
         which it is a warning.
     """
@@ -478,19 +500,23 @@ def unneeded_keys(
         return
     given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
     other = sum(w.managed + w.spilled for w in view.now.workers) - given
-    if other <= some * limits:
+    if other <= info_fraction * limits:
         return
     largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.memory else 0)[:3]
     kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
     yield Finding(
-        severity=Severity.warning if other > much * limits else Severity.info,
+        severity=Severity.warning
+        if other > warning_fraction * limits
+        else Severity.info,
         message=f"{bytes_text(other)} of keys belong to none of the given collections, "
         f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
         evidence={"bytes": other, "limits_bytes": limits},
+        remedy="Delete the variables that hold them with `del`. To release all other "
+        f"data of this client, run `{remedies.release(view)}`.",
     )
 
 
-def spill_space(view: View, *, least: float = 0.1) -> Iterator[Finding]:
+def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers that spill to memory, over the network, or to a full disk.
 
     At ``target`` and ``spill`` a worker writes keys to its local directory. On a file
@@ -504,23 +530,27 @@ def spill_space(view: View, *, least: float = 0.1) -> Iterator[Finding]:
 
     Parameters
     ----------
-    least
+    min_free_fraction
         Free space that a disk should have, as a fraction of its workers' limits.
     """
     spilling = [(w, d) for w, d in details_of(view) if _may_spill(w)]
-    for kinds, where in ((MEMORY_DISKS, "in memory"), (NETWORK_DISKS, "on a network")):
+    for kinds, where, harm in (
+        (MEMORY_DISKS, "in memory", "which frees no memory"),
+        (NETWORK_DISKS, "on a network", "which slows down all workers"),
+    ):
         some = [(w, d.disk) for w, d in spilling if d.disk in kinds]
         if some:
             workers, kind = [w for w, _ in some], some[0][1]
-            message = f"{_ids_text(workers)} would spill to a file system {where} "
-            yield _spills_to(workers, f"{message}({printable(kind)})", {"kind": kind})
+            message = f"{workers_text([w.id for w in workers])} would spill to a file "
+            message += f"system {where} ({printable(kind)}), {harm}"
+            yield _spills_to(workers, message, {"file_system": kind})
     for workers, details in _disks(spilling):
         limits, free = sum(w.memory_limit for w in workers), details.disk_free
-        if free < least * limits:
+        if free < min_free_fraction * limits:
             message = (
                 f"only {bytes_text(free)} are free on the disk to which "
-                f"{_ids_text(workers)} spill; their limits allow {bytes_text(limits)} "
-                "together"
+                f"{workers_text([w.id for w in workers])} spill; their limits allow "
+                f"{bytes_text(limits)} together"
             )
             evidence = {"free_bytes": free, "limits_bytes": limits}
             yield _spills_to(workers, message, evidence, full=free < FULL)
@@ -544,6 +574,8 @@ def _spills_to(
         message=message,
         subject=tuple(w.id for w in workers),
         evidence=evidence,
+        remedy="Start the workers with `--local-directory` on a local disk with at "
+        f"least {bytes_text(sum(w.memory_limit for w in workers))} of free space.",
     )
 
 
@@ -563,11 +595,3 @@ def _disks(
         shared.setdefault(key, []).append((worker, details))
     for group in shared.values():
         yield [w for w, _ in group], group[0][1]
-
-
-def _ids_text(workers: Sequence[WorkerSnapshot]) -> str:
-    return workers_text([w.id for w in workers])
-
-
-def _have(ids: Sequence[str | int]) -> str:
-    return "has" if len(ids) == 1 else "have"

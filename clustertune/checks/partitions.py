@@ -24,44 +24,42 @@ from clustertune.core.wording import (
     variable,
     workers_text,
 )
-from clustertune.planner import chunking, suitability
+from clustertune.planner import chunking, remedies, suitability
 from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
 
 
-def differing_boundaries(view: View) -> Iterator[Finding]:
+def misaligned_partitions(view: View) -> Iterator[Finding]:
     """Find X, y and companions that are not cut at the same rows.
 
     Training libraries join X_i with y_i by the number of the partition. With as many
     partitions but other rows, XGBoost without ``hist`` and LightGBM can train on labels
-    of other rows without an error.
+    of other rows without an error. The rows of lazy data are mostly unknown, so the
+    check compares such data after loading.
 
-    The rows of lazy data are mostly unknown, and Dask's count of its partitions may
-    change on loading. The check compares such data after loading.
-
-    Remedy: Cut y and companions where X is cut. ``clustertune.prepare`` does so, unless
-    ``rechunk=False`` is set. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts y and
+    companions where X is cut. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
     arrays, or take X and y as columns of one DataFrame. If the numbers of rows differ,
-    make X and y from the same rows.
+    find the step that changed the rows of only one collection.
     """
     for layout in view.layouts:
         known = [m for m in layout.collections if m.rows is not None]
         first, *_ = known or layout.collections
         for other in layout.collections:
             if first.rows is not None and other.rows is not None:
-                yield from _compare(first, other, view.goal.cutting_action)
+                yield from _compare(first, other, view)
             elif (
                 first.loaded
                 and other.loaded
                 and first.n_partitions != other.n_partitions
             ):
-                yield _unlike_counts(first, other)
+                yield _differing_counts(first, other)
         if len(known) < len(layout.collections) > 1:
-            yield _unknown_rows(layout)
+            yield _unknown_rows(layout, view)
 
 
-def _compare(a: CollectionInfo, b: CollectionInfo, cutting: str) -> Iterator[Finding]:
+def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Finding]:
     """Compare the rows of each partition, and all rows."""
     rows, others = a.rows, b.rows
     if rows is None or others is None or np.array_equal(rows, others):
@@ -93,14 +91,41 @@ def _compare(a: CollectionInfo, b: CollectionInfo, cutting: str) -> Iterator[Fin
             "partitions": len(cut),
             "other_partitions": len(cut_b),
         },
-        remedy=_recut(a, b)
-        if same
-        else f"Make {a.label} and {b.label} from the same rows. No cut can match them.",
-        fixed_by=cutting if same else "",
+        remedy=_align(a, b, view) if same else _find_lost_rows(a, b),
+        fixed_by=view.goal.cutting_action if same else "",
     )
 
 
-def _unlike_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
+def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
+    """Code that cuts the second collection where the first one is cut."""
+    call = f"`{remedies.prepare(view)}`"
+    if view.goal.cutting_action:
+        return f"Run {call}, which cuts {b.label} where {a.label} is cut."
+    remedy = f"Run {call} without rechunk=False."
+    if b.kind == "array":
+        name, lengths = variable(b.label), _lengths(a)
+        rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
+        remedy += f" Or cut {b.label} by hand: `{rechunk}`."
+    return remedy
+
+
+def _lengths(collection: CollectionInfo) -> str:
+    """Code of the rows of each partition."""
+    name = variable(collection.label)
+    if collection.kind == "array":
+        return f"{name}.compute_chunk_sizes().chunks[0]"
+    return f"tuple({name}.map_partitions(len).compute())"
+
+
+def _find_lost_rows(a: CollectionInfo, b: CollectionInfo) -> str:
+    return (
+        f"Find the step that changed the rows of only one of them, such as a filter. "
+        f"`print({_lengths(a)}, {_lengths(b)})` shows the rows of each partition. "
+        "To keep rows together, take both as columns of one DataFrame."
+    )
+
+
+def _differing_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
     return Finding(
         severity=Severity.critical,
         message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
@@ -113,23 +138,20 @@ def _unlike_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
     )
 
 
-def _unknown_rows(layout: Layout) -> Finding:
+def _unknown_rows(layout: Layout, view: View) -> Finding:
     labels = tuple(m.label for m in layout.collections if m.rows is None)
-    when = "could not be counted" if layout.loaded else "are learned after loading"
+    when = "were not counted" if layout.loaded else "are known only after loading"
     return Finding(
         severity=Severity.unknown,
-        message=f"whether the {layout.label} is cut at the same rows is unknown: "
-        f"rows of {names_text(labels)} {when}",
+        message=f"whether the collections of the {layout.label} are cut at the same "
+        f"rows is unknown: the rows of {names_text(labels)} {when}",
         subject=labels,
+        # prepare could not count the rows of loaded data either
+        remedy=""
+        if layout.loaded
+        else f"Run `{remedies.load(view)}`, which loads the data and compares it.",
+        fixed_by="load" if view.loads_data and not layout.loaded else "",
     )
-
-
-def _recut(a: CollectionInfo, b: CollectionInfo) -> str:
-    """Code that cuts an array where ``a`` is cut; empty for frames."""
-    x, y = variable(a.label), variable(b.label)
-    lengths = f"tuple({x}.map_partitions(len).compute())"
-    chunks = f"{x}.chunks[0]" if a.kind == "array" else lengths
-    return f"{y} = {y}.rechunk({{0: {chunks}}})" if b.kind == "array" else ""
 
 
 def column_chunks(view: View) -> Iterator[Finding]:
@@ -137,7 +159,7 @@ def column_chunks(view: View) -> Iterator[Finding]:
 
     Training libraries need all columns of a row in one partition. XGBoost and LightGBM
     fail on an array with several blocks of columns. dask-ml's ``Incremental`` trains on
-    the first block alone and fails only at ``predict``. ``prepare`` joins the blocks.
+    the first block only and fails at ``predict``. ``prepare`` joins the blocks.
 
     Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
     """
@@ -146,12 +168,11 @@ def column_chunks(view: View) -> Iterator[Finding]:
             name = variable(collection.label)
             yield Finding(
                 severity=Severity.critical,
-                message=f"{collection.label} is cut into {collection.column_blocks} "
-                "blocks of columns, but a fit needs all columns of a row in one "
-                "partition",
+                message=f"{collection.label} is cut into "
+                f"{collection.column_blocks} blocks of columns, but a fit needs all columns of a row in one partition",
                 subject=(collection.label,),
                 evidence={"column_blocks": collection.column_blocks},
-                remedy=f"{name} = {name}.rechunk({{1: -1}})",
+                remedy=f"Run `{name} = {name}.rechunk({{1: -1}})`.",
                 fixed_by=view.goal.cutting_action,
             )
 
@@ -159,12 +180,12 @@ def column_chunks(view: View) -> Iterator[Finding]:
 def no_rows(view: View) -> Iterator[Finding]:
     """Find collections without a single row.
 
-    The number of rows of a frame is known only after counting. So an empty frame is
-    found late, for example one from a filter that keeps no row, or from a folder
-    without data. No library can train on it, and their errors are about shapes.
+    The rows of a frame are known only after counting. So an empty frame is found late,
+    for example after a filter that keeps no row, or from a folder without data. No
+    library can train on it, and their errors are about shapes.
 
-    Remedy: Look at the source of the data with ``X.head()`` and ``len(X)``. A filter
-    may be too strict, or a path may lead to an empty folder.
+    Remedy: Look at the source of the data with ``print(len(X))`` after each step. A
+    filter may be too strict, or a path may name an empty folder.
     """
     for collection in (m for layout in view.layouts for m in layout.collections):
         if collection.rows is not None and not collection.rows.sum():
@@ -174,6 +195,9 @@ def no_rows(view: View) -> Iterator[Finding]:
                 "on it",
                 subject=(collection.label,),
                 evidence={"partitions": collection.n_partitions},
+                remedy="Find the step that removed all rows: a filter that is too "
+                f"strict, or a path to an empty folder. "
+                f"`print({_lengths(collection)})` shows the rows of each partition.",
             )
 
 
@@ -184,12 +208,11 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     """Find too few, or too large, partitions for every worker to have its share.
 
     A partition is on one worker as a whole. With fewer partitions than workers some
-    worker has none and does not train (``empty_workers`` if no cut can change that).
-    With a few more, some workers have a partition more than others: with 5 equal
-    partitions on 4 workers one worker does the work of two. One partition per thread
-    keeps all threads busy. Eval sets may have fewer.
+    workers do not train. With a few more, some workers have a partition more than
+    others: with 5 equal partitions on 4 workers one worker does the work of two. One
+    partition per thread keeps all threads busy. Eval sets may have fewer.
 
-    Remedy: Load the data in more partitions. ``clustertune.prepare`` cuts them, if
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts partitions if
     memory allows and ``rechunk=False`` is not set. By hand, before loading, use ``X =
     X.rechunk({0: rows})`` for arrays, ``X = X.repartition(npartitions=n)`` for frames,
     and the same for y. Or train on fewer workers, named in ``workers=``.
@@ -206,19 +229,18 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     severity, cutting = Severity.critical, view.goal.cutting_action
     if rows < n_workers:  # only if each worker must have some
         cutting = ""
-        text = f"{plural(rows, 'row')} for {n_workers:,} workers: "
-        text += f"{view.goal.workload.title} needs as many rows on each, and cutting "
-        text += "makes no more rows"
+        text = f"{plural(rows, 'row')} for {n_workers:,} workers, but "
+        text += f"{view.goal.workload.title} needs as many rows on each worker"
     elif n_partitions < n_workers:
-        text = (
-            f"{plural(n_partitions, 'partition')} with rows for {n_workers:,} workers: "
-        )
-        text += f"{plural(n_workers - n_partitions, 'worker')} cannot train"
+        without = n_workers - n_partitions
+        text = f"{plural(n_partitions, 'partition')} with rows for {n_workers:,} "
+        text += f"workers, so {plural(without, 'worker')} cannot train"
     else:
-        severity, evidence["best"] = Severity.info, best
+        severity, evidence["best_imbalance"] = Severity.info, best
         text = f"{plural(n_partitions, 'partition')}, the largest of "
-        text += f"{int(layout.rows.max()):,} rows: one of {plural(n_workers, 'worker')}"
-        text += f" has {times_text(best)} its share at best, and the others wait for it"
+        text += f"{int(layout.rows.max()):,} rows, so one of "
+        text += f"{plural(n_workers, 'worker')} has at least {times_text(best)} its "
+        text += "share of rows, and the others wait for it"
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
@@ -232,18 +254,19 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
 def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     total = int(layout.rows.sum())
     if total < n_workers:
-        return f"Name at most {plural(total, 'worker')} in workers=."
+        most = plural(total, "worker")
+        return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
+    remedy = f"Run `{remedies.prepare(view)}`"
+    remedy += "." if view.goal.cutting_action else " without rechunk=False."
     if any(m.label == "qid" for m in layout.collections):
-        return (
-            "Name fewer workers in workers=, or load the data in more partitions. "
-            "Groups are not cut."
-        )
+        return remedy  # code by hand could cut groups
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
     n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
-    return "; ".join(_cut(m, total, n_partitions) for m in layout.collections)
+    by_hand = "; ".join(_cut(m, total, n_partitions) for m in layout.collections)
+    return f"{remedy} Or cut them by hand: `{by_hand}`."
 
 
 def _cut(collection: CollectionInfo, total: int, n_partitions: int) -> str:
@@ -254,58 +277,73 @@ def _cut(collection: CollectionInfo, total: int, n_partitions: int) -> str:
 
 
 def too_many_partitions(
-    view: View, *, small: int = suitability.SMALL, excess: float = 8.0
+    view: View, *, min_bytes: int = suitability.SMALL, critical_ratio: float = 8.0
 ) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
 
-    Every partition is a task to schedule, a key to keep and a block to join. Many
-    partitions are harmless while they are large, and small ones while they are few, so
-    the check needs both. Far more than the limit (``excess``) is critical for training
-    data, since the scheduler then has more work than the workers. The finding is a
-    warning if you set that number (``rechunk=80``), or if ``prepare`` keeps it because
-    the model depends on it.
+    Every partition is a task to schedule, a key to keep and a block to join. Many large
+    partitions are harmless, and so are few small ones. For training data the finding is
+    critical far above the workload's limit, since the scheduler then has more work than
+    the workers. It is a warning if you set that number (``rechunk=80``), or if
+    ``prepare`` keeps it because the model depends on it.
 
-    Remedy: Join partitions. ``clustertune.prepare`` does so, unless ``rechunk=False``
-    is set. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
-    X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows. One
-    partition per thread is enough.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which joins partitions
+    unless ``rechunk=False`` is set. By hand, before loading, use ``X = X.rechunk({0:
+    rows})`` for arrays, ``X = X.repartition(partition_size="100MB")`` for frames, and
+    cut y at the same rows. One partition per thread is enough.
 
     Parameters
     ----------
-    small
-        Bytes of a mean partition from which on no number of partitions is too large.
-    excess
-        Times the workload's limit of partitions at which it is critical.
+    min_bytes
+        Mean bytes of a partition from which on no number of partitions is too large.
+    critical_ratio
+        Partitions over the workload's limit, from which the finding is critical.
     """
     for number, layout in enumerate(view.layouts):
-        if suitability.too_many(layout, view, small):
-            yield _too_many(layout, view, excess, training=number == 0)
+        if suitability.too_many(layout, view, min_bytes):
+            yield _too_many(layout, view, critical_ratio, training=number == 0)
 
 
-def _too_many(layout: Layout, view: View, excess: float, *, training: bool) -> Finding:
+def _too_many(
+    layout: Layout, view: View, critical_ratio: float, *, training: bool
+) -> Finding:
     threads = sum(w.nthreads for w in view.eligible_workers)
     limit = view.goal.workload.max_partitions_per_thread * threads
     n_partitions = max(m.n_partitions for m in layout.collections)
     size = layout_bytes(layout)
     if isinstance(size, Unknown):
-        severity, cutting, text = Severity.unknown, "", f"their size is {size}"
+        severity, cutting, remedy = Severity.unknown, "", ""
+        text = f"whether they are too small is unknown: {size.reason}"
     else:
         wanted = training and _is_wanted(n_partitions, layout, view)
-        worse = training and n_partitions > excess * limit and not wanted
+        worse = training and n_partitions > critical_ratio * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
-        text = (
-            f"{bytes_text(size / n_partitions)} each, so handling them can take longer "
-        )
-        text += "than their work"
+        remedy = _join(n_partitions, view, wanted=wanted)
+        text = f"{bytes_text(size / n_partitions)} each, so handling them can take "
+        text += "longer than their work"
     return Finding(
         severity=severity,
         message=f"the {layout.label} has {plural(n_partitions, 'partition')} for "
         f"{plural(threads, 'thread')}: {text}",
         subject=tuple(m.label for m in layout.collections),
         evidence={"partitions": n_partitions, "threads": threads},
+        remedy=remedy,
         fixed_by=cutting,
     )
+
+
+def _join(n_partitions: int, view: View, *, wanted: bool) -> str:
+    """Code that joins partitions; if their number was set, code without the number."""
+    call = f"`{remedies.prepare(view)}`"
+    if not wanted:
+        without = "" if view.goal.cutting_action else " without rechunk=False"
+        return f"Run {call}{without}, which joins partitions."
+    if not isinstance(view.goal.rechunk, bool):
+        return f"Run {call} without rechunk={n_partitions}."
+    threads = sum(w.nthreads for w in view.eligible_workers)
+    call = f"`{remedies.prepare(view, rechunk=str(threads))}`"
+    return f"Run {call} if another model is acceptable: it depends on this number."
 
 
 def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
@@ -320,7 +358,7 @@ def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
 
 
 def large_partitions(
-    view: View, *, fraction: float = suitability.LARGE
+    view: View, *, max_fraction: float = suitability.LARGE
 ) -> Iterator[Finding]:
     """Find partitions that are a large part of a worker's memory.
 
@@ -332,18 +370,18 @@ def large_partitions(
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
     allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
     X.repartition(partition_size="100MB")`` for frames, and cut y at the same rows.
-    Partitions of 16 to 512 MB suit the boosting libraries.
 
     Parameters
     ----------
-    fraction
-        Of the smallest memory limit among the workers that may train.
+    max_fraction
+        Bytes of a partition as a fraction of the smallest memory limit among the
+        workers that may train.
     """
     limited = [w for w in view.eligible_workers if w.memory_limit]
     if not limited:
         return
     smallest = min(limited, key=lambda w: w.memory_limit)
-    limit = smallest.memory_limit
+    limit, call = smallest.memory_limit, f"Run `{remedies.prepare(view)}`"
     for layout in view.layouts:
         largest = largest_partition(layout)
         labels = tuple(m.label for m in layout.collections)
@@ -352,19 +390,22 @@ def large_partitions(
                 severity=Severity.unknown,
                 message=f"the size of the partitions of the {layout.label} is "
                 f"{largest}",
-                remedy="Run ``clustertune.prepare(client, X, y)``, which loads them, "
-                "and cuts partitions that are too large.",
                 subject=labels,
+                remedy=f"Run `{remedies.load(view)}`, which loads the data, and cuts "
+                "partitions that are too large.",
+                fixed_by="load" if view.loads_data else "",
             )
-        elif suitability.too_large(layout, view, fraction):
+        elif suitability.too_large(layout, view, max_fraction):
+            without = "" if view.goal.cutting_action else " without rechunk=False"
             yield Finding(
                 severity=Severity.warning,
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "
-                f"{bytes_text(limit)} that {workers_text([smallest.id])} may use: "
+                f"{bytes_text(limit)} that {workers_text([smallest.id])} may use; "
                 "moving or cutting it takes twice that memory",
                 subject=labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
+                remedy=f"{call}{without}, which cuts large partitions.",
                 fixed_by=view.goal.cutting_action,
             )
 
@@ -375,13 +416,12 @@ def large_partitions(
 def scattered_data(view: View) -> Iterator[Finding]:
     """Find given data that Dask cannot recompute.
 
-    Partitions that were scattered, or sent inside a graph and persisted from it, cannot
-    be recomputed. If their worker dies they are lost, with all data made of them
-    (distributed#3149). ``prepare`` keeps them safe while it moves them.
+    Dask cannot recompute partitions that the client scattered, or sent inside a graph.
+    If their worker dies they are lost, with all data made of them (distributed#3149).
+    ``prepare`` keeps them safe while it moves them.
 
-    Remedy: Load the data on the workers from storage, with
-    ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and the like, not through
-    the client.
+    Remedy: Let the workers load the data from storage, with
+    ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and similar functions.
     """
     found = [m for x in view.layouts for m in x.collections if m.scattered]
     if found:
@@ -390,8 +430,10 @@ def scattered_data(view: View) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.info,
             message=f"{plural(partitions, 'partition')} of {names_text(labels)} "
-            f"{are(range(partitions))} lost if the worker dies, since Dask cannot "
+            f"{are(range(partitions))} lost if a worker dies, since Dask cannot "
             "recompute data that the client sent",
             subject=tuple(labels),
             evidence={"partitions": partitions},
+            remedy="Let the workers load the data from storage, for example with "
+            "`dask.dataframe.read_parquet(path)` or `dask.array.from_zarr(path)`.",
         )

@@ -8,7 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
-from clustertune.core.wording import are, bytes_text, plural, times_text, workers_text
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    names_text,
+    plural,
+    times_text,
+    verb,
+    workers_text,
+)
+from clustertune.planner import remedies
 from clustertune.planner.layouts import (
     held_bytes_by_worker,
     partition_bytes,
@@ -22,8 +31,12 @@ _ROUNDING = 1e-9
 
 
 def _placed(view: View) -> Iterator[Layout]:
-    """Layouts in memory, whose collections all have the same rows per partition."""
+    """Layouts in memory, all collections of which have the same rows per partition."""
     return (x for x in view.layouts if x.loaded and x.aligned)
+
+
+def _prepare(view: View) -> str:
+    return f"Run `{remedies.prepare(view)}`."
 
 
 # --- rows -----------------------------------------------------------------------------
@@ -32,17 +45,15 @@ def _placed(view: View) -> Iterator[Layout]:
 def empty_workers(view: View) -> Iterator[Finding]:
     """Find workers that hold no rows of the training data.
 
-    XGBoost and LightGBM train with one task for every worker that holds a partition. A
-    worker without rows does not train and gives no warning. New workers start empty,
-    and ``client.rebalance()`` rarely moves anything.
-
-    If there are fewer rows, groups or uncut partitions than workers, ``prepare`` places
-    them on as many workers as can have some. A library may need several rows on each
-    worker: LightGBM needs two.
+    XGBoost and LightGBM run one training task on every worker that holds a partition. A
+    worker without rows does not train, and no library warns about it. New workers start
+    empty, and ``client.rebalance()`` rarely moves anything. With fewer rows, groups or
+    uncut partitions than workers, some workers stay empty. A library may need several
+    rows per worker: LightGBM needs two.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
-    partitions until every worker holds its share. To leave workers out, name the others
-    in ``workers=``.
+    partitions until every worker holds its share. To leave workers out, name the other
+    workers in ``workers=``.
     """
     if view.trainers is not None:
         yield _not_enough_for_all(view)
@@ -57,24 +68,27 @@ def empty_workers(view: View) -> Iterator[Finding]:
     if empty and n_partitions >= len(eligible):
         yield Finding(
             severity=Severity.warning,
-            message=f"no rows of the {layout.label} on {workers_text(empty)}: only "
-            f"{len(eligible) - len(empty):,} of {plural(len(eligible), 'worker')} will "
-            "train",
+            message=f"{workers_text(empty)} {verb(empty, 'holds')} no rows of the "
+            f"{layout.label}, so only {len(eligible) - len(empty):,} of "
+            f"{plural(len(eligible), 'worker')} will train",
             subject=empty,
             evidence={
-                "empty": len(empty),
+                "empty_workers": len(empty),
                 "workers": len(eligible),
                 "partitions": n_partitions,
             },
+            remedy=_prepare(view),
+            fixed_by="rebalance",
         )
 
 
-#: what gives more workers a share, by what there is too little of
+#: the change that gives more workers a share, by the units that are too few
 _MORE = {
-    "row": "Give more rows, or start fewer workers.",
-    "group": "Give more groups, or start fewer workers. Groups stay whole.",
-    "partition": "Leave out rechunk=, so that prepare may cut partitions, at the ends "
-    "of groups with qid. Or load the data in more partitions.",
+    "row": "Use more rows or fewer workers.",
+    "group": "Use more groups or fewer workers. All rows of a group stay on one "
+    "worker.",
+    "partition": "Leave out rechunk=, so that prepare may cut partitions; with qid it "
+    "cuts them where groups end. Or load the data in more partitions.",
 }
 
 
@@ -87,12 +101,13 @@ def _not_enough_for_all(view: View) -> Finding:
     needs = f", and a worker needs {found.least:,} of them" if found.least > 1 else ""
     return Finding(
         severity=Severity.warning,
-        message=f"the {view.layouts[0].label} has {plural(found.number, found.name)}"
-        f"{needs}: only {found.workers:,} of {plural(len(able), 'worker')} will train, "
-        f"without {workers_text(idle)}",
+        message=f"the {view.layouts[0].label} has only "
+        f"{plural(found.number, found.name)}{needs}, so only "
+        f"{found.workers:,} of {plural(len(able), 'worker')} will train, without "
+        f"{workers_text(idle)}",
         subject=idle,
         evidence={
-            "empty": len(idle),
+            "empty_workers": len(idle),
             "workers": len(able),
             f"{found.name}s": found.number,
         },
@@ -103,23 +118,20 @@ def _not_enough_for_all(view: View) -> Finding:
 def uneven_rows(view: View) -> Iterator[Finding]:
     """Find training rows that are uneven over the workers.
 
-    Each worker trains on the rows that it holds. Every round ends when the slowest
-    worker is done, so the worker with the largest share sets the pace. A worker's share
-    is in proportion to its threads. Rows on a worker that may not train (paused, or not
-    in ``workers=``) are always wrong.
-
-    The tolerance is that of the call (0.05: a worker may hold 5 % more than its share).
-    If partitions are too large or too few for a better placement, the finding is
-    information, and ``too_few_partitions`` has the fix.
+    Each worker trains on the rows that it holds, and all wait for the slowest in every
+    round. A worker's share is in proportion to its threads, and it may hold 5 % more
+    (``clustertune.prepare.tolerance``). Rows on a worker that will not train (paused,
+    or not in ``workers=``) are always reported. The finding is information if whole
+    partitions cannot be placed more evenly (see ``too_few_partitions``).
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions with their companions until each worker holds its share.
-    ``client.rebalance()`` looks at bytes, not rows, moves nothing below 30 % of memory,
-    and separates X from y.
+    ``client.rebalance()`` balances bytes, moves nothing below 30 % of memory, and
+    separates X from y.
     """
     for layout in _placed(view):
         yield from _misplaced(layout, view)
-        if layout is view.layouts[0]:  # eval sets are only scored, not trained on
+        if layout is view.layouts[0]:  # libraries score eval sets, and do not train
             yield from _uneven(layout, view)
 
 
@@ -130,11 +142,14 @@ def _misplaced(layout: Layout, view: View) -> Iterator[Finding]:
         ids, rows = tuple(s.worker for s in wrong), sum(s.rows for s in wrong)
         yield Finding(
             severity=Severity.warning,
-            message=f"{plural(rows, 'row')} of the {layout.label} on "
-            f"{workers_text(ids)}, which {are(ids)} not running or not in workers=, so "
-            "a fit must move them first",
+            message=f"{plural(rows, 'row')} of the {layout.label} "
+            f"{are(range(rows))} on {workers_text(ids)}, which {are(ids)} not running "
+            "or not in workers=, so every fit must move them first",
             subject=ids,
-            evidence={"rows": rows, "of_rows": int(layout.rows.sum())},
+            evidence={"rows": rows, "total_rows": int(layout.rows.sum())},
+            # without a worker that may train, prepare could move the rows nowhere
+            remedy=_prepare(view) if eligible else "",
+            fixed_by="rebalance" if eligible else "",
         )
 
 
@@ -145,21 +160,23 @@ def _uneven(layout: Layout, view: View) -> Iterator[Finding]:
     best = attainable(layout, view)
     movable = best < fullest.share - _ROUNDING
     total = int(layout.rows.sum())
-    remark = f"moving whole partitions can reduce that to {best:.3g}"
+    end = "whole partitions cannot be placed more evenly"
+    if movable:
+        end = f"moving whole partitions can reduce that to {best:.3g}"
     yield Finding(
         severity=Severity.warning if movable else Severity.info,
         message=f"{workers_text([fullest.worker])} holds {times_text(fullest.share)} "
-        f"its share of rows: {fullest.rows:,} of {total:,} of the {layout.label}; "
-        + (remark if movable else "whole partitions cannot be placed more evenly"),
+        f"its share of rows ({fullest.rows:,} of {total:,} of the {layout.label}), so "
+        f"the other workers wait for it; {end}",
         subject=(fullest.worker,),
         evidence={
             "imbalance": fullest.share,
-            "best": best,
+            "best_imbalance": best,
             "tolerance": view.goal.tolerance,
         },
-        remedy=""
-        if movable
-        else "Cut the data into more partitions, as ``too_few_partitions`` explains.",
+        # too_few_partitions has the remedy otherwise
+        remedy=_prepare(view) if movable else "",
+        fixed_by="rebalance" if movable else "",
     )
 
 
@@ -170,7 +187,7 @@ def separated_pairs(view: View) -> Iterator[Finding]:
     """Find partitions of X and companions that are on different workers.
 
     Every fit first brings X_i, y_i and the other companions to one worker. Dask chooses
-    the less busy holder, so it may ship the large X_i to the small y_i. Collections
+    the less busy holder, so it may send the large X_i to the small y_i. Collections
     that were persisted from different sources are often separated, also after one
     ``persist`` call. ``client.rebalance()`` separates pairs too.
 
@@ -186,44 +203,49 @@ def separated_pairs(view: View) -> Iterator[Finding]:
         if not count:
             continue
         nbytes = int(_missing_bytes(layout, n_workers)[torn].sum())
+        labels = tuple(m.label for m in layout.collections)
         yield Finding(
             severity=Severity.warning,
-            message=f"{count:,} of {total:,} partitions ({count / total:.0%}) of the "
-            f"{layout.label} are split over several workers; a fit ships at least "
-            f"{bytes_text(nbytes)} to join them",
-            subject=tuple(m.label for m in layout.collections),
-            evidence={"apart": count, "partitions": total, "bytes": nbytes},
+            message=f"{count:,} of {plural(total, 'partition')} ({count / total:.0%}) "
+            f"of {names_text(labels)} are split over several workers, so every fit "
+            f"sends at least {bytes_text(nbytes)} between workers",
+            subject=labels,
+            evidence={"separated": count, "partitions": total, "bytes": nbytes},
+            remedy=_prepare(view),
+            fixed_by="rebalance",
         )
 
 
 def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
-    """Bytes of every partition that its main holder lacks."""
+    """Bytes of every partition that its main holder does not have."""
     spread = held_bytes_by_worker(layout, n_workers)
     most = np.zeros(layout.collections[0].n_partitions, dtype=np.int64)
     np.maximum.at(most, spread.partition, spread.nbytes)
     return partition_bytes(layout) - most
 
 
-def surplus_copies(view: View) -> Iterator[Finding]:
+def surplus_replicas(view: View) -> Iterator[Finding]:
     """Find partitions with replicas on more than one worker.
 
-    Dask's memory manager drops surplus replicas every 2 s. It keeps the replicas that
-    ``clustertune.prepare`` has placed, and for other data the replica on the worker
-    with least memory. Until then a training library may use any of them. The place of
-    such a partition may change, and X_i and y_i may be separated.
+    Dask's active memory manager drops surplus replicas every 2 s. It keeps the replicas
+    that ``clustertune.prepare`` has placed, and of other data the replica on the worker
+    with least memory. Until then a training library may use any of them. So the worker
+    of such a partition may change, and X_i and y_i may be separated.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
-    each partition in its right place. ``client.replicate`` and
-    ``scatter(broadcast=True)`` do not help training data.
+    each partition on its worker. ``client.replicate`` and ``scatter(broadcast=True)``
+    do not help training data.
     """
     for layout in _placed(view):
         count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
         if count:
             yield Finding(
                 severity=Severity.info,
-                message=f"{count:,} of {total:,} partitions of the {layout.label} have "
-                "replicas on more than one worker; Dask will drop some, so their place "
-                "may change",
+                message=f"{count:,} of {plural(total, 'partition')} of the "
+                f"{layout.label} have replicas on more than one worker; Dask will drop "
+                "some, so the workers of these partitions may change",
                 subject=tuple(m.label for m in layout.collections),
-                evidence={"copied": count, "partitions": total},
+                evidence={"replicated": count, "partitions": total},
+                remedy=_prepare(view),
+                fixed_by="rebalance",
             )

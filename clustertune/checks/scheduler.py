@@ -12,11 +12,11 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    verb,
     workers_text,
 )
+from clustertune.planner import remedies
 
-#: seconds of the scheduler per task: the least that Dask's documentation names
-TASK_COST = 2e-4
 JOINING = ("finalize", "repartitiontofewer")  # how names of such tasks begin
 NOT_CLIENTS = ("published-", "fire-and-forget")  # how ids of no real client begin
 
@@ -26,41 +26,43 @@ Ids = tuple[str | int, ...]
 # --- tasks ----------------------------------------------------------------------------
 
 
-def abandoned_tasks(view: View, *, after: float = 10.0) -> Iterator[Finding]:
+def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Finding]:
     """Find workers that run tasks for which no client waits.
 
     When a client leaves while its training task runs, the scheduler forgets the task,
     but the worker cannot stop the thread. XGBoost or LightGBM wait in it for partners
-    that never connect, and keep data and CPUs. Short tasks end by themselves, so the
-    check needs several readings.
+    that never connect, and keep data and CPUs. Short tasks end soon, so the check needs
+    several readings.
 
     Remedy: Run ``clustertune.restart_workers(client, workers=[...])`` for these
     workers, if their tasks may be interrupted. The workers lose no data.
 
     Parameters
     ----------
-    after
+    min_seconds
         Seconds from which the check reports such tasks.
     """
     now = _with_cancelled(view.now)
     if not now:
         return
     if len(view.snapshots) == 1:
-        what = f"{workers_text(now)} {_run(now)} tasks for which no client waits"
-        yield _one_reading(what, now)
+        what = f"{workers_text(now)} {verb(now, 'runs')} tasks for which no client "
+        yield _one_reading(f"{what}waits", now, view)
         return
     lasting, seconds = view.longest_lasting(_with_cancelled)
-    if seconds < after:
+    if seconds < min_seconds:
         return
-    ids = tuple(i for i in now if i in lasting)
-    tasks = sum(w.cancelled for w in view.now.workers if w.id in ids)
+    found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
+    ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
     yield Finding(
         severity=Severity.warning,
-        message=f"{workers_text(ids)} {_run(ids)} {plural(tasks, 'task')} for which no "
-        f"client waits, for at least {seconds_text(seconds)}; no other task gets these "
-        "threads",
+        message=f"{workers_text(ids)} {verb(ids, 'runs')} {plural(tasks, 'task')} for "
+        f"which no client waits, for at least {seconds_text(seconds)}; no other task "
+        "gets these threads",
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
+        remedy=f"If these tasks may be interrupted, {remedies.restart(found)}.",
+        fixed_by="restart" if view.goal.restart else "",
     )
 
 
@@ -68,20 +70,16 @@ def _with_cancelled(snapshot: Snapshot) -> Ids:
     return tuple(w.id for w in snapshot.workers if w.cancelled)
 
 
-def _run(ids: Ids) -> str:
-    return "runs" if len(ids) == 1 else "run"
-
-
-def _one_reading(what: str, subject: Ids) -> Finding:
+def _one_reading(what: str, subject: Ids, view: View) -> Finding:
     return Finding(
         severity=Severity.unknown,
         message=f"{what}; one reading cannot show for how long",
         subject=subject,
-        remedy="Read the cluster for a while with ``clustertune watch``.",
+        remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a shell.",
     )
 
 
-def lone_task(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Finding]:
     """Find that one worker works while all others wait.
 
     A step with one task keeps one worker busy, and all later steps wait. Examples are a
@@ -94,25 +92,27 @@ def lone_task(view: View, *, after: float = 30.0) -> Iterator[Finding]:
 
     Parameters
     ----------
-    after
+    min_seconds
         Seconds from which the check reports such a worker.
     """
-    alone = _only_busy(view.now)
-    if not alone:
+    busy = _only_busy(view.now)
+    if not busy:
         return
     if len(view.snapshots) == 1:
-        yield _one_reading(f"{workers_text(alone)} works alone", alone)
+        yield _one_reading(f"only {workers_text(busy)} has tasks", busy, view)
         return
     _, seconds = view.longest_lasting(_only_busy)
-    if seconds >= after:
+    if seconds >= min_seconds:
         others = len(view.now.workers) - 1
         yield Finding(
             severity=Severity.info,
-            message=f"{workers_text(alone)} has worked alone for at least "
+            message=f"only {workers_text(busy)} has had tasks for at least "
             f"{seconds_text(seconds)}; "
             f"{plural(others, 'worker waits', 'workers wait')}",
-            subject=alone,
-            evidence={"seconds": seconds, "waiting": others},
+            subject=busy,
+            evidence={"seconds": seconds, "waiting_workers": others},
+            remedy="Split this step into more partitions. Before a fit, run "
+            f"`{remedies.prepare(view)}`, which spreads the data over all workers.",
         )
 
 
@@ -123,25 +123,25 @@ def _only_busy(snapshot: Snapshot) -> Ids:
 
 
 def short_tasks(
-    view: View, *, ratio: float = 100.0, most_waste: float = 10.0
+    view: View, *, min_task_seconds: float = 0.02, max_tasks: int = 50_000
 ) -> Iterator[Finding]:
     """Find many tasks that are too short for the cost of scheduling them.
 
-    One scheduler serves all workers. Dask's documentation names 0.2 to 1 ms as the cost
-    of a task, so workers wait if tasks take a few milliseconds. The check counts with
-    0.2 ms; it does not measure the cost on your cluster. The figures are sums over all
-    tasks since the scheduler started.
+    One scheduler serves all workers. Dask's documentation names 0.2 to 1 ms as its cost
+    per task, and advises tasks that take at least 100 times as long. With shorter tasks
+    workers wait for the scheduler. The figures are sums over all tasks since the
+    scheduler started.
 
-    Remedy: Make partitions larger with ``X = X.rechunk({0: rows})`` or
-    ``X = X.repartition(npartitions=n)``. With ``client.map`` use ``batch_size=``, or
-    make many small calls in one function.
+    Remedy: Make partitions larger with ``X = X.rechunk({0: rows})`` or ``X =
+    X.repartition(npartitions=n)``. With ``client.map`` use ``batch_size=``, or make
+    many small calls in one function.
 
     Parameters
     ----------
-    ratio
-        How many times 0.2 ms a task should take at least.
-    most_waste
-        Seconds of scheduling, at 0.2 ms per task, from which the check reports tasks.
+    min_task_seconds
+        Mean seconds below which tasks are too short.
+    max_tasks
+        Number of short tasks above which the check reports them.
     """
     survey = view.now.survey
     if survey is None:
@@ -149,30 +149,31 @@ def short_tasks(
     found = [
         p
         for p in survey.prefixes
-        if p.finished * TASK_COST > most_waste
-        and p.seconds < ratio * TASK_COST * p.finished
+        if p.finished > max_tasks and p.seconds < min_task_seconds * p.finished
     ]
     if not found:
         return
     worst = max(found, key=lambda p: p.finished)
     seconds = worst.seconds / worst.finished
-    factor = max(2, round(ratio * TASK_COST / max(seconds, 1e-6)))
+    factor = max(2, round(min_task_seconds / max(seconds, 1e-6)))
     yield Finding(
         severity=Severity.warning,
         message=f"{plural(worst.finished, 'task')} "
         f"{printable(worst.name, longest=60)!r} took {seconds_text(seconds)} each, so "
         "workers wait for the scheduler; tasks should take at least "
-        f"{seconds_text(ratio * TASK_COST)}, {factor:,} times as long",
+        f"{seconds_text(min_task_seconds)}",
         subject=tuple(printable(p.name, longest=60) for p in found),
         evidence={
             "tasks": worst.finished,
-            "seconds_each": seconds,
+            "seconds_per_task": seconds,
             "factor": factor,
         },
+        remedy=f"Make partitions {factor:,} times as large, with `X.rechunk` or "
+        f"`X.repartition`. With `client.map` use `batch_size={factor}`.",
     )
 
 
-def stuck_tasks(view: View) -> Iterator[Finding]:
+def unrunnable_tasks(view: View) -> Iterator[Finding]:
     """Find tasks that wait for a worker, host or resource that does not exist.
 
     A task that is bound to a worker (``workers=``), a host or resources waits until
@@ -180,26 +181,34 @@ def stuck_tasks(view: View) -> Iterator[Finding]:
     was persisted with ``workers=`` cannot be recomputed after a loss. Dask takes a
     misspelt worker name for a host.
 
-    Remedy: Cancel these tasks and submit them again, without ``workers=`` or with
-    ``allow_other_workers=True``. For a host or resources start a worker that has them:
-    ``dask worker tcp://scheduler:8786 --resources GPU=1``.
+    Remedy: Cancel these tasks (``client.cancel(futures)``) and submit them again,
+    without ``workers=`` or with ``allow_other_workers=True``. For resources start a
+    worker that has them: ``dask worker tcp://scheduler:8786 --resources "GPU=1"``.
     """
     survey = view.now.survey
     for unmet in () if survey is None else survey.unmet_restrictions:
         # a host or resource can still come, a worker of that address cannot
         gone = unmet.kind == "worker"
+        remedy = "Cancel these tasks with `client.cancel(futures)`. Submit them again "
+        remedy += "without `workers=`, or with `allow_other_workers=True`."
+        if unmet.kind == "resources":
+            wanted = ",".join(name.replace(": ", "=") for name in unmet.names)
+            remedy = "Start a worker that has them: `dask worker "
+            remedy += f"{printable(view.now.scheduler)} --resources "
+            remedy += f"{remedies.text(wanted)}`."
         yield Finding(
             severity=Severity.critical if gone else Severity.warning,
             message=str(unmet),
             subject=unmet.names,
             evidence={"tasks": unmet.tasks, unmet.kind: ", ".join(unmet.names)},
+            remedy=remedy,
         )
 
 
 # --- data through client and scheduler ------------------------------------------------
 
 
-def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
+def large_results(view: View, *, max_bytes: float = 2**30) -> Iterator[Finding]:
     """Find large results that are joined on one worker.
 
     ``compute()`` joins the partitions of a collection in one task on one worker and
@@ -213,8 +222,8 @@ def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
 
     Parameters
     ----------
-    most
-        Bytes of one result from which the check reports it.
+    max_bytes
+        Bytes of one result above which the check reports it.
     """
     survey = view.now.survey
     if survey is None:
@@ -222,9 +231,9 @@ def large_results(view: View, *, most: float = 2**30) -> Iterator[Finding]:
     joining = [p for p in survey.prefixes if p.name.startswith(JOINING)]
     held = sum(p.memory for p in joining)
     coming = sum(p.waiting + p.processing for p in joining)
-    if held and (nbytes := sum(p.nbytes for p in joining)) / held > most:
+    if held and (nbytes := sum(p.nbytes for p in joining)) / held > max_bytes:
         yield _joined("was joined" if held == 1 else "were joined", held, nbytes)
-    if coming and (nbytes := sum(p.inputs for p in joining)) / coming > most:
+    if coming and (nbytes := sum(p.inputs for p in joining)) / coming > max_bytes:
         yield _joined(f"{are(range(coming))} about to be joined", coming, nbytes)
 
 
@@ -235,40 +244,45 @@ def _joined(verb: str, count: int, nbytes: int) -> Finding:
         "on one worker each, as compute() does before it sends them to the client; "
         "that worker may run out of memory",
         evidence={"results": count, "bytes": nbytes},
+        remedy="Keep large results on the workers with `persist()` instead of "
+        "`compute()`, or write them with `X.to_parquet(path)` or `X.to_zarr(path)`.",
     )
 
 
-def embedded_data(
-    view: View, *, some: float = 2**24, much: float = 2**30
+def data_in_graph(
+    view: View, *, info_bytes: float = 2**24, warning_bytes: float = 2**30
 ) -> Iterator[Finding]:
-    """Find lazy collections that carry their data in their graph.
+    """Find lazy collections that have their data in their graph.
 
     ``da.from_array`` of an array in memory, ``dd.from_pandas`` and
     ``delayed(f)(array)`` put the data itself into the graph. The client sends it
     through the scheduler to the workers, and the scheduler keeps it as long as the
     collection exists (distributed#8814: "Sending large graph").
 
-    Remedy: Let the workers read the data from storage. Or scatter it once with
-    ``client.scatter(array)``, and make the collection from the future.
+    Remedy: Let the workers read the data from storage, for example with
+    ``dd.read_parquet(path)``. Or scatter it once with ``client.scatter(array)``, and
+    make the collection from the future.
 
     Parameters
     ----------
-    some, much
+    info_bytes, warning_bytes
         Bytes from which the finding is information, and from which it is a warning.
     """
     collections = (m for layout in view.layouts for m in layout.collections)
-    found = [m for m in collections if (m.embedded or 0) > some]
+    found = [m for m in collections if (m.embedded or 0) > info_bytes]
     if not found:
         return
     total = sum(m.embedded or 0 for m in found)
     labels = tuple(m.label for m in found)
     yield Finding(
-        severity=Severity.warning if total > much else Severity.info,
-        message=f"{names_text(labels)} {'carries' if len(labels) == 1 else 'carry'} "
-        f"{bytes_text(total)} of data in the graph, which the client sends through the "
-        "scheduler",
+        severity=Severity.warning if total > warning_bytes else Severity.info,
+        message=f"{names_text(labels)} {verb(labels, 'has')} {bytes_text(total)} of "
+        "data in the graph, which the client sends through the scheduler",
         subject=labels,
         evidence={"bytes": total},
+        remedy="Let the workers read the data from storage, for example with "
+        "`dask.dataframe.read_parquet(path)`. Or send it to the workers once with "
+        "`client.scatter(array)`, and make the collection from the future.",
     )
 
 
@@ -289,19 +303,22 @@ def actors(view: View) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.info,
             message=f"{plural(survey.actors, 'actor is', 'actors are')} on the "
-            "workers and cannot be moved",
+            "workers; Dask cannot move actors, so a restart ends them",
             evidence={"actors": survey.actors},
+            remedy="Delete the actors with `del` before you restart workers or scale "
+            "down.",
         )
 
 
-def dangling_names(view: View) -> Iterator[Finding]:
-    """Find published data sets whose keys are gone.
+def lost_datasets(view: View) -> Iterator[Finding]:
+    """Find published data sets whose data is gone.
 
     ``client.restart()`` frees all keys but keeps the names of published data sets, and
     workers that die lose scattered data. A collection from such a name fails when it is
     used (distributed#1823).
 
-    Remedy: Run ``client.unpublish_dataset(name)``, load the data, and publish it again.
+    Remedy: Run ``client.unpublish_dataset("name")``, load the data, and publish it
+    again.
     """
     survey = view.now.survey
     gone = [] if survey is None else [p for p in survey.published if p.missing]
@@ -309,12 +326,14 @@ def dangling_names(view: View) -> Iterator[Finding]:
         missing = sum(p.missing for p in gone)
         yield Finding(
             severity=Severity.critical,
-            message=f"published {'name' if len(gone) == 1 else 'names'} "
+            message=f"published data {'set' if len(gone) == 1 else 'sets'} "
             f"{names_text([p.name for p in gone])}: {plural(missing, 'key')} of "
-            f"{sum(p.keys for p in gone):,} {'is' if missing == 1 else 'are'} gone, so "
-            "any use of the data fails",
+            f"{sum(p.keys for p in gone):,} {are(range(missing))} gone, so any use of "
+            "the data fails",
             subject=tuple(p.name for p in gone),
-            evidence={"names": len(gone), "missing": missing},
+            evidence={"datasets": len(gone), "missing_keys": missing},
+            remedy=f"Run `client.unpublish_dataset({remedies.text(gone[0].name)})`, "
+            "load the data, and publish it again.",
         )
 
 
@@ -325,8 +344,8 @@ def other_clients(view: View) -> Iterator[Finding]:
     keeps their data and waits for their tasks. Dask's ``client.restart()`` drops both.
     The check does not count published data sets, which belong to no client.
 
-    Remedy: Ask their owners before you drop data or remove workers. A client that has
-    been silent for long may be a notebook that was left open.
+    Remedy: Ask their owners before you release data or remove workers. A client that
+    has been silent for long may be a notebook that was left open.
     """
     survey = view.now.survey
     if survey is None:
@@ -344,6 +363,7 @@ def other_clients(view: View) -> Iterator[Finding]:
     yield Finding(
         severity=Severity.info,
         message=f"{plural(len(others), 'other client')} of this cluster "
-        f"{'keeps' if len(others) == 1 else 'keep'} {plural(keys, 'key')}{silent}",
+        f"{verb(others, 'keeps')} {plural(keys, 'key')}{silent}",
         evidence={"clients": len(others), "keys": keys},
+        remedy="Ask their owners before you release data or remove workers.",
     )

@@ -14,12 +14,14 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.wording import (
+    are,
     names_text,
     plural,
     printable,
     seconds_text,
     workers_text,
 )
+from clustertune.planner import remedies
 from clustertune.planner.machines import (
     HostCpus,
     by_host,
@@ -31,30 +33,26 @@ from clustertune.planner.machines import (
 
 
 def thread_count(
-    view: View, *, slack: float = 0.1, shared: bool = False
+    view: View, *, tolerance: float = 0.1, shared_hosts: bool = False
 ) -> Iterator[Finding]:
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs they wait for each other. With fewer, CPUs stay idle. The check sums
-    threads and CPUs over the workers of a host. It counts CPUs that the affinity and
-    all cgroup quotas allow; Dask reads the innermost cgroup only. For a quota of 3.5
-    CPUs both 3 and 4 threads are right.
+    than CPUs they wait for each other. With fewer, CPUs stay idle. The check counts the
+    CPUs that the affinity and all cgroup quotas allow; Dask reads the innermost cgroup
+    only. Idle CPUs on the scheduler's host are information, since client and scheduler
+    need CPUs too. So are all idle CPUs with ``shared_hosts``, for Kubernetes pods that
+    have CPU requests but no limits.
 
-    Idle CPUs are a warning on hosts of workers, and information on the scheduler's
-    host, since client and scheduler need CPUs too. Set ``shared`` if other jobs use the
-    hosts, as with Kubernetes pods that have CPU requests but no limits.
-
-    Remedy: Give a host's workers as many threads as it has CPUs. Run
-    ``clustertune.resize_workers(client, nthreads=...)``, or
-    ``clustertune.scale(client, n)`` for another number of workers. Or start the
-    workers so, as with ``dask worker --nworkers 1 --nthreads 4`` for 4 CPUs.
+    Remedy: Give a host's workers as many threads as it has CPUs, with
+    ``clustertune.resize_workers(client, nthreads=4)`` or ``clustertune.scale(client,
+    4)``. Or start the workers so: ``dask worker --nworkers 1 --nthreads 4`` for 4 CPUs.
 
     Parameters
     ----------
-    slack
+    tolerance
         Fraction of the CPUs by which the threads may differ.
-    shared
+    shared_hosts
         Whether other jobs also use the CPUs of the hosts.
     """
     over: list[HostCpus] = []
@@ -63,22 +61,32 @@ def thread_count(
         cpus = host_cpus(workers)
         if isinstance(cpus, Unknown):
             continue
-        if cpus.tightest.load > 1 + slack:
+        if cpus.tightest.load > 1 + tolerance:
             over.append(cpus)
-        elif math.floor(cpus.usable) - cpus.busy > slack * cpus.usable:
-            others = shared or with_scheduler(host, view.now)
+        elif math.floor(cpus.usable) - cpus.busy > tolerance * cpus.usable:
+            others = shared_hosts or with_scheduler(host, view.now)
             severity = Severity.info if others else Severity.warning
             idle.setdefault(severity, []).append(cpus)
     if over:
-        yield _too_many_threads(over)
+        yield _too_many_threads(over, view)
     for severity, hosts in idle.items():
         yield _idle_cpus(hosts, severity)
     yield from unknown_findings("usable CPUs", [(w, w.facts) for w in view.now.workers])
 
 
-def _too_many_threads(hosts: Sequence[HostCpus]) -> Finding:
+def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
     worst = max((h.tightest for h in hosts), key=lambda limit: limit.load)
     ids = sorted((w.id for w in worst.workers), key=str)
+    cpus = max(1, math.ceil(worst.cpus))
+    each = cpus // len(worst.workers)
+    remedy = remedies.resize(worst.workers, nthreads=max(1, each))
+    if not each:  # fewer CPUs than workers
+        surplus = len(worst.workers) - cpus
+        remedy = f"Run `clustertune.scale(client, {len(view.now.workers) - surplus})`."
+        # scale might remove workers of another host
+        if len(view.now.workers_per_host) > 1:
+            host = names_text([worst.workers[0].host])
+            remedy = f"Start at most {plural(cpus, 'worker')} on host {host}."
     return Finding(
         severity=Severity.warning,
         message=f"more threads than usable CPUs on {_hosts_text(hosts)}: "
@@ -86,17 +94,22 @@ def _too_many_threads(hosts: Sequence[HostCpus]) -> Finding:
         f"{plural(worst.cpus, 'CPU')} and wait for each other",
         subject=_worker_ids(hosts),
         evidence={"hosts": len(hosts), "threads": worst.threads, "cpus": worst.cpus},
+        remedy=remedy,
     )
 
 
 def _idle_cpus(hosts: Sequence[HostCpus], severity: Severity) -> Finding:
     usable, busy = sum(h.usable for h in hosts), sum(h.busy for h in hosts)
+    worst = max(hosts, key=lambda h: h.usable - h.busy)
+    each = math.floor(worst.usable) // len(worst.workers)
+    more = all(w.nthreads < each for w in worst.workers)
     return Finding(
         severity=severity,
         message=f"fewer threads than usable CPUs on {_hosts_text(hosts)}: a fit on "
         f"all threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} busy",
         subject=_worker_ids(hosts),
-        evidence={"hosts": len(hosts), "busy": busy, "cpus": usable},
+        evidence={"hosts": len(hosts), "busy_cpus": busy, "cpus": usable},
+        remedy=remedies.resize(worst.workers, nthreads=each) if more else "",
     )
 
 
@@ -110,7 +123,7 @@ def _worker_ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
     return tuple(sorted((w.id for h in hosts for w in h.workers), key=str))
 
 
-def thread_pools(view: View, *, most: float = 2.0) -> Iterator[Finding]:
+def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Finding]:
     """Find hosts on which native threads of running tasks could exceed the CPUs.
 
     BLAS and OpenMP have thread pools of their own. Dask's nanny sets
@@ -123,21 +136,21 @@ def thread_pools(view: View, *, most: float = 2.0) -> Iterator[Finding]:
     scikit-learn and PyTorch use their pools: with a pool of 1 such a task runs on one
     thread. With ``estimator=`` the check reports this for the given model.
 
-    Remedy: Start workers by a nanny and leave ``distributed.nanny.pre-spawn-environ``
-    as it is. Or choose a pool size, so that threads times pool size is the number of
-    CPUs: ``clustertune.resize_workers(client, env={"OMP_NUM_THREADS": "2"})``. In code
-    use ``with threadpoolctl.threadpool_limits(1)``.
+    Remedy: Start workers with a nanny and leave
+    ``distributed.nanny.pre-spawn-environ`` as it is. Or choose a pool size, so that
+    threads times pool size is the number of CPUs: ``clustertune.resize_workers(client,
+    env={"OMP_NUM_THREADS": "2"})``.
 
     Parameters
     ----------
-    most
-        Threads per CPU from which the check reports a host.
+    max_threads_per_cpu
+        Native threads per CPU above which the check reports a host.
     """
     known = {w.address: d for w, d in details_of(view)}
     for workers in by_host(view.now.workers).values():
         if all(w.address in known for w in workers):
             pools = [_largest_pool(known[w.address]) for w in workers]
-            yield from _too_many_native(view, workers, pools, most)
+            yield from _too_many_native(view, workers, pools, max_threads_per_cpu)
     yield from _pool_below_worker(view)
     yield from _unseen_pools(view)
 
@@ -161,8 +174,27 @@ def _too_many_native(
         f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
-        evidence={"threads": threads, "cpus": cpus.usable, "pool": max(pools)},
+        evidence={
+            "threads": threads,
+            "cpus": cpus.usable,
+            "pool_threads": max(pools),
+        },
+        remedy=_smaller_pools(workers, cpus.usable),
     )
+
+
+def _smaller_pools(workers: Sequence[WorkerSnapshot], cpus: float) -> str:
+    """Code that gives each task an equal share of the CPUs."""
+    size = max(1, int(cpus / sum(w.nthreads for w in workers)))
+    if not all(w.nanny for w in workers):
+        return (
+            f"Run the code of a task inside `with threadpool_limits({size}):` "
+            "(from threadpoolctl)."
+        )
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    env = ", ".join(f'"{name}": "{size}"' for name in names)
+    ids = [w.id for w in workers]
+    return f"Run `{remedies.on_workers('resize_workers', ids, env=f'{{{env}}}')}`."
 
 
 def _pool_below_worker(view: View) -> Iterator[Finding]:
@@ -180,9 +212,9 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
             f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
-            evidence={"pool": pool, "threads": worker.nthreads},
-            remedy="Call ``torch.set_num_threads(n)``, or train inside ``with "
-            "threadpoolctl.threadpool_limits(n)``, or use one thread per worker.",
+            evidence={"pool_threads": pool, "threads": worker.nthreads},
+            remedy=f"Train inside `with threadpool_limits({worker.nthreads}):` (from "
+            f"threadpoolctl), with PyTorch `torch.set_num_threads({worker.nthreads})`.",
         )
 
 
@@ -202,46 +234,53 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
             "unknown: threadpoolctl is not installed there; the environment sets "
             f"{text}",
             subject=tuple(w.id for w, _ in blind),
-            remedy="Install threadpoolctl on the workers.",
+            remedy="Run `import distributed; client.register_plugin("
+            'distributed.PipInstall(["threadpoolctl"]))`.',
         )
 
 
-def blocked_loops(view: View, *, most: float = 0.5) -> Iterator[Finding]:
+def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Finding]:
     """Find workers, or a scheduler, whose event loop is blocked.
 
     Workers and scheduler communicate, transfer data and keep time in one thread each.
     That thread ticks every 0.02 s. A long time between two ticks has a cause: a task
-    holds Python's global lock, a message is very large, or the host lacks CPU or
-    memory. Transfers, heartbeats and restarts then wait as well.
+    holds Python's global lock, a message is very large, or the host has too few CPUs or
+    too little memory. Transfers, heartbeats and restarts then wait as well.
 
     Remedy: Use fewer threads per worker for code that holds the global lock
     (``--nthreads 1 --nworkers 8``). If the scheduler is blocked, submit fewer and
-    larger tasks. If the host is short of CPUs or memory, give it more.
+    larger tasks. If the host has too few CPUs or too little memory, give it more.
 
     Parameters
     ----------
-    most
-        Seconds between two ticks from which the check reports an event loop.
+    max_seconds
+        Seconds between two ticks above which the check reports an event loop.
     """
-    blocked = [w for w in view.now.workers if w.loop_delay > most]
+    blocked = [w for w in view.now.workers if w.loop_delay > max_seconds]
     if blocked:
         worst = max(blocked, key=lambda w: w.loop_delay)
         ids = tuple(w.id for w in blocked)
-        evidence = {"seconds": worst.loop_delay, "executing": worst.executing}
-        yield _blocked(f"event loop of {workers_text(ids)}", ids, evidence)
+        remedy = "Look at the CPUs and the memory of the host."
+        if worst.executing and worst.nthreads > 1:
+            remedy = "If the tasks hold Python's global lock: "
+            remedy += remedies.resize([w for w in blocked if w.nthreads > 1], 1)
+        yield Finding(
+            severity=Severity.warning,
+            message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
+            f"{workers_text(ids)} {are(ids)} blocked for up to "
+            f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
+            subject=ids,
+            evidence={"seconds": worst.loop_delay, "executing": worst.executing},
+            remedy=remedy,
+        )
     survey = view.now.survey
-    if survey is not None and survey.loop_delay > most:
-        evidence = {"seconds": survey.loop_delay}
-        yield _blocked("scheduler's event loop", ("scheduler",), evidence)
-
-
-def _blocked(
-    whose: str, subject: tuple[str | int, ...], evidence: dict[str, float]
-) -> Finding:
-    return Finding(
-        severity=Severity.warning,
-        message=f"the {whose} is blocked: {seconds_text(evidence['seconds'])} between "
-        "two ticks of 0.02 s",
-        subject=subject,
-        evidence=evidence,
-    )
+    if survey is not None and survey.loop_delay > max_seconds:
+        yield Finding(
+            severity=Severity.warning,
+            message="the scheduler's event loop is blocked for up to "
+            f"{seconds_text(survey.loop_delay)}, so all workers wait",
+            subject=("scheduler",),
+            evidence={"seconds": survey.loop_delay},
+            remedy="Submit fewer and larger tasks, with larger partitions or with "
+            "`client.map(..., batch_size=1000)`.",
+        )

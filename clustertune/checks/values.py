@@ -4,56 +4,91 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import CollectionInfo, Finding, Severity, Unknown, View
-from clustertune.core.wording import bytes_text, names_text, plural, printable
+from clustertune.core.model import (
+    CollectionInfo,
+    Finding,
+    Layout,
+    Severity,
+    Unknown,
+    View,
+)
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    variable,
+)
+from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
-#: how names of types begin that training libraries refuse
-REFUSED = ("object", "string", "str", "datetime64", "timedelta64", "period", "complex")
+#: how names of types of text begin, and of all types that training libraries refuse
+TEXT = ("object", "string", "str")
+REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
-def _collections(view: View) -> Iterator[CollectionInfo]:
+def _members(view: View) -> Iterator[CollectionInfo]:
     return (m for layout in view.layouts for m in layout.collections)
 
 
 # --- values ---------------------------------------------------------------------------
 
 
-def not_finite(view: View) -> Iterator[Finding]:
+def nonfinite_values(view: View) -> Iterator[Finding]:
     """Find missing labels and infinite values.
 
     XGBoost fails at an infinite feature or label. LightGBM and the linear models train
     on it, to a model of NaN. A missing label is always wrong, and LightGBM's regressor
-    trains on those of frames without an error. Missing features are fine: XGBoost and
-    LightGBM handle them. The check reads all data, so it runs only with ``deep=True``,
-    and on labels if ``prepare`` reads them anyway, as for LightGBM.
+    trains on missing labels of frames without an error. Missing features are fine. The
+    check reads all data, so it runs only with ``deep=True``, and on labels if
+    ``prepare`` reads them anyway, as for LightGBM.
 
-    Remedy: Drop rows without a label from X, y and all companions together. Replace
-    infinite features with ``X = X.replace([np.inf, -np.inf], np.nan)`` in frames, with
-    ``da.where`` in arrays.
+    Remedy: Drop rows without a label from X, y and all companions: ``keep =
+    y.notnull(); X, y = X[keep], y[keep]``. Replace infinite features with ``X =
+    X.replace([np.inf, -np.inf], np.nan)`` in frames, with ``da.where`` in arrays.
     """
-    for collection in _collections(view):
-        missing, infinite = _count_not_finite(collection)
-        is_label = collection.label.rpartition(".")[2] == "y"
-        if missing and is_label:
-            yield _values(collection, Severity.critical, missing, "missing label")
-        if infinite:
-            yield _values(collection, Severity.warning, infinite, "infinite value")
+    for layout in view.layouts:
+        for collection in layout.collections:
+            missing, infinite = _count_not_finite(collection)
+            if missing and variable(collection.label) == "y":
+                remedy = remedies.drop_rows(layout, collection)
+                yield _values(
+                    collection, Severity.critical, missing, "missing label", remedy
+                )
+            if infinite:
+                yield _values(
+                    collection,
+                    Severity.warning,
+                    infinite,
+                    "infinite value",
+                    _replace_infinite(layout, collection),
+                )
+
+
+def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
+    """Code that makes infinite features missing, or drops rows of other values."""
+    name = variable(collection.label)
+    if name != "X":
+        return remedies.drop_rows(layout, collection, infinite=True)
+    if collection.kind == "array":
+        isinf = f"dask.array.isinf({name})"
+        return f"Run `{name} = dask.array.where({isinf}, numpy.nan, {name})`."
+    return f"Run `{name} = {name}.replace([numpy.inf, -numpy.inf], numpy.nan)`."
 
 
 def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
     found = [
-        partition["not_finite"]
+        partition["nonfinite_values"]
         for partition in (collection.contents.partitions if collection.contents else ())
-        if "not_finite" in partition
+        if "nonfinite_values" in partition
     ]
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
 def _values(
-    collection: CollectionInfo, severity: Severity, count: int, what: str
+    collection: CollectionInfo, severity: Severity, count: int, what: str, remedy: str
 ) -> Finding:
     return Finding(
         severity=severity,
@@ -61,10 +96,11 @@ def _values(
         "or trains a useless model",
         subject=(collection.label,),
         evidence={"count": count},
+        remedy=remedy,
     )
 
 
-def unlike_categories(view: View) -> Iterator[Finding]:
+def differing_categories(view: View) -> Iterator[Finding]:
     """Find categories that differ between partitions.
 
     Each partition of a frame has its own list of categories, and libraries train on the
@@ -72,42 +108,51 @@ def unlike_categories(view: View) -> Iterator[Finding]:
     another worker, without an error. The check reads every partition, so it runs only
     with ``deep=True``.
 
-    Remedy: Use one list for all partitions, with ``X = X.categorize()`` or
-    ``X[c].astype(CategoricalDtype([...]))``.
+    Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
+    ``X["c"].astype(CategoricalDtype([...]))``.
     """
-    for collection in _collections(view):
+    for collection in _members(view):
         lists: dict[str, set[str]] = {}
         for partition in collection.contents.partitions if collection.contents else ():
             for column, categories in partition.get("categories", {}).items():
                 lists.setdefault(column, set()).add(categories)
-        unlike = [column for column, found in lists.items() if len(found) > 1]
-        if unlike:
+        differing = [column for column, found in lists.items() if len(found) > 1]
+        if differing:
             yield Finding(
                 severity=Severity.warning,
                 message=f"partitions of {collection.label} have different categories "
-                f"in {plural(len(unlike), 'column')}: {names_text(unlike)}; a fit "
+                f"in {plural(len(differing), 'column')}: {names_text(differing)}; a fit "
                 "would mix them up",
                 subject=(collection.label,),
-                evidence={"columns": len(unlike)},
+                evidence={"columns": len(differing)},
+                remedy=_categorize(collection, differing),
             )
+
+
+def _categorize(collection: CollectionInfo, columns: list[str]) -> str:
+    """Code that gives all partitions the same categories, which reads all data."""
+    name = variable(collection.label)
+    listed = f"[{', '.join(map(remedies.text, columns))}]"
+    as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
+    return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
 
 
 # --- types ----------------------------------------------------------------------------
 
 
-def text_columns(view: View) -> Iterator[Finding]:
+def non_numeric_columns(view: View) -> Iterator[Finding]:
     """Find columns of features that are not numbers.
 
     XGBoost and LightGBM refuse columns of text and of Python objects, and accept
     categories only with an option. scikit-learn and dask-ml refuse both. The error
     comes from a worker, after the data was loaded and moved.
 
-    Remedy: Drop these columns, or encode them: ``X[c].astype("category")`` with known
-    categories (``.cat.as_known()``), and for XGBoost ``enable_categorical=True``; or
-    ``dask_ml.preprocessing.OrdinalEncoder``.
+    Remedy: Drop these columns, ``X = X.drop(columns=["city"])``, or make categories of
+    them: ``X = X.categorize(columns=["city"])``, for XGBoost with
+    ``enable_categorical=True``. Or use ``dask_ml.preprocessing.OrdinalEncoder``.
     """
-    for collection in _collections(view):
-        if collection.label.rpartition(".")[2] != "X":
+    for collection in _members(view):
+        if variable(collection.label) != "X":
             continue
         for dtype, (count, column) in collection.types.items():
             refused = dtype.startswith(REFUSED)
@@ -125,10 +170,36 @@ def text_columns(view: View) -> Iterator[Finding]:
                 ),
                 subject=(collection.label,),
                 evidence={"dtype": dtype, "columns": count},
+                remedy=_encode(collection, dtype, count, column, view),
             )
 
 
-def mixed_numbers(view: View) -> Iterator[Finding]:
+def _encode(
+    collection: CollectionInfo, dtype: str, count: int, column: str, view: View
+) -> str:
+    """Code that makes numbers or categories of columns, or drops them."""
+    name, workload = variable(collection.label), view.goal.workload
+    if collection.kind != "dataframe":
+        return f"Make numbers of {collection.label} before the fit."
+    columns = f"[{remedies.text(column)}]"
+    if count > 1:
+        wanted = f"str({name}[c].dtype) == {remedies.text(dtype)}"
+        columns = f"[c for c in {name}.columns if {wanted}]"
+    option = " Create the model with `enable_categorical=True`."
+    option = option if workload.name.startswith("xgboost") else ""
+    if workload.categories and dtype == "category":
+        return option.strip()
+    drop = f"`{name} = {name}.drop(columns={columns})`"
+    if dtype == "category" or not dtype.startswith(TEXT):
+        return f"Run {drop}, or make numbers of these columns."
+    if not workload.categories:
+        return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
+    return (
+        f"Run `{name} = {name}.categorize(columns={columns})`.{option} Or run {drop}."
+    )
+
+
+def mixed_dtypes(view: View) -> Iterator[Finding]:
     """Find frames in which a few columns of wide numbers widen all others.
 
     Training libraries make one array of all columns of a partition. One column of int64
@@ -138,7 +209,7 @@ def mixed_numbers(view: View) -> Iterator[Finding]:
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, or cast
     those columns: ``X = X.astype({"column": "float32"})``.
     """
-    for collection in _collections(view):
+    for collection in _members(view):
         wide = [
             (name, *found) for name, found in collection.types.items() if name in WIDE
         ]
@@ -150,13 +221,19 @@ def mixed_numbers(view: View) -> Iterator[Finding]:
                 severity=Severity.info,
                 message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
                 f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
-                f"{dtype}): in one array all of them become float64",
+                f"{dtype}), so one array of all columns is float64 and needs twice the "
+                "memory",
                 subject=(collection.label,),
-                evidence={"float32": narrow, "wider": count},
+                evidence={"float32_columns": narrow, "wider_columns": count},
+                remedy=_to_float32(view),
             )
 
 
-def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
+def _to_float32(view: View) -> str:
+    return f"""Run `{remedies.prepare(view, dtype='"float32"')}`."""
+
+
+def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
     """Find features with wider numbers than the training library keeps.
 
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on
@@ -167,8 +244,8 @@ def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
 
     Parameters
     ----------
-    least
-        Bytes of features from which the check reports them.
+    min_bytes
+        Bytes of features above which the check reports them.
     """
     kept = view.goal.workload.feature_bytes
     if kept is None or not view.layouts:
@@ -177,13 +254,14 @@ def wide_numbers(view: View, *, least: float = 2**30) -> Iterator[Finding]:
     size = collection_bytes(X)
     if isinstance(size, Unknown) or X.itemsize is None:
         return
-    if X.itemsize > kept and size > least:
-        spared = size - size * kept // X.itemsize
+    if X.itemsize > kept and size > min_bytes:
+        saved = size - size * kept // X.itemsize
         yield Finding(
             severity=Severity.info,
             message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
-            f"{view.goal.workload.title} keeps {kept}: narrower ones would save up to "
-            f"{bytes_text(spared)}",
+            f"{view.goal.workload.title} keeps {kept}; narrower numbers would save up "
+            f"to {bytes_text(saved)}",
             subject=(X.label,),
-            evidence={"itemsize": X.itemsize, "kept": kept, "bytes": spared},
+            evidence={"itemsize": X.itemsize, "kept_itemsize": kept, "bytes": saved},
+            remedy=_to_float32(view),
         )

@@ -18,11 +18,14 @@ from clustertune.core.model import (
 from clustertune.core.wording import (
     are,
     bytes_text,
+    names_text,
     plural,
     printable,
     seconds_text,
+    verb,
     workers_text,
 )
+from clustertune.planner import remedies
 from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
 from clustertune.planner.memory import levels
@@ -39,9 +42,9 @@ def missing_workers(view: View) -> Iterator[Finding]:
     ``n_workers`` is the number of workers that a fit should have. Workers that are
     starting, paused or gone get no data, so they would not train.
 
-    Remedy: Run ``clustertune.prepare(client, X, y, n_workers=8)``, which scales the
-    cluster and waits. If the client cannot scale it, start workers the way in which the
-    cluster was started, for example ``dask worker tcp://scheduler:8786``.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, n_workers=8)``, which scales
+    the cluster and waits. If this client cannot scale it, start workers with the tool
+    that started the cluster, for example ``dask worker tcp://scheduler:8786``.
     """
     wanted = wanted_workers(view)
     have = sum(w.running for w in view.now.workers)
@@ -49,15 +52,26 @@ def missing_workers(view: View) -> Iterator[Finding]:
         return
     obstacle = view.now.can_scale
     reason = f"; this client cannot scale it: {printable(obstacle)}" if obstacle else ""
-    what = f"{have:,} of {plural(wanted, 'wanted worker')} running" if wanted else ""
+    what = _none_running(view)
+    if wanted:
+        what = f"{have:,} of {plural(wanted, 'requested worker')} running"
     yield Finding(
         severity=Severity.warning if have else Severity.critical,
-        message=f"{what or _none_running(view)}{reason}",
-        evidence={"have": have, "wanted": wanted, "can_scale": not obstacle},
-        remedy="Start workers the way in which the cluster was started, for example "
-        "``dask worker tcp://scheduler:8786``."
-        if obstacle
-        else "",
+        message=f"{what}{reason}",
+        evidence={"running": have, "requested": wanted, "can_scale": not obstacle},
+        remedy=_start(view, (wanted or 1) - have),
+        fixed_by="scale" if wanted and not obstacle else "",
+    )
+
+
+def _start(view: View, missing: int) -> str:
+    """Code that starts workers."""
+    if not view.now.can_scale:
+        n_workers = sum(w.is_counted for w in view.now.workers) + missing
+        return f"Run `clustertune.scale(client, {n_workers})`."
+    return (
+        f"Start {plural(missing, 'worker')} with the tool that started the cluster, "
+        f"for example `dask worker {printable(view.now.scheduler)}`."
     )
 
 
@@ -72,14 +86,13 @@ def paused_workers(view: View) -> Iterator[Finding]:
 
     Dask pauses a worker whose process fills too much of its memory limit (0.80 by
     default). The worker starts no task and gets no data until its memory falls, and
-    unmanaged memory does not fall by itself (distributed#5999). A fit leaves out
+    unmanaged memory does not fall without help (distributed#5999). A fit leaves out
     workers that are paused when it starts, without a warning. If a worker pauses after
     XGBoost has built its matrix, the fit hangs. A worker that is ``closing_gracefully``
-    moves its data to others and closes. Paused workers that are not in ``workers=`` are
-    information only.
+    moves its data to others and closes.
 
-    Remedy: Free memory there: delete collections that you do not need (``del``), then
-    run ``clustertune.trim_memory(client)``. If the memory stays, run
+    Remedy: Delete collections that you do not need (``del``), then run
+    ``clustertune.trim_memory(client)``. If the memory stays, run
     ``clustertune.restart_workers(client, workers=[...])``, which loses no data.
     """
     wanted = view.goal.workers
@@ -96,7 +109,7 @@ def paused_workers(view: View) -> Iterator[Finding]:
             message=f"{workers_text(closing)} {are(closing)} about to close and will "
             "not train",
             subject=closing,
-            remedy="Start another worker for each that closes.",
+            remedy=_start(view, len(closing)),
         )
 
 
@@ -117,7 +130,9 @@ def _paused(
         message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
         f"and no data is placed there; {effect}{_why_paused(worst, len(ids))}",
         subject=ids,
-        evidence={"seconds": seconds, "process_bytes": worst.process},
+        evidence={"paused_seconds": seconds, "process_bytes": worst.process},
+        remedy=remedies.free_memory(view, workers),
+        fixed_by="restart" if view.goal.restart else "",
     )
 
 
@@ -149,7 +164,7 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
     )
 
 
-def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
+def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[Finding]:
     """Find workers whose heartbeat has not reached the scheduler for a while.
 
     A worker sends a heartbeat every second or so. After
@@ -158,16 +173,16 @@ def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     native code that holds Python's global lock, a host that swaps, and a broken
     network.
 
-    Remedy: Look at the worker's log and at its host (memory, swap). If native code
-    holds the lock for minutes, raise ``distributed.scheduler.worker-ttl`` where the
-    scheduler is started.
+    Remedy: Look at the worker's log and at the memory of its host. If native code holds
+    the lock for minutes, raise ``distributed.scheduler.worker-ttl`` where the scheduler
+    is started.
 
     Parameters
     ----------
-    after
-        Seconds without a heartbeat from which the check reports a worker.
+    max_seconds
+        Seconds without a heartbeat, above which the check reports a worker.
     """
-    silent = [w for w in view.now.workers if w.heartbeat_age > after]
+    silent = [w for w in view.now.workers if w.heartbeat_age > max_seconds]
     if not silent:
         return
     survey = view.now.survey
@@ -175,28 +190,35 @@ def silent_workers(view: View, *, after: float = 30.0) -> Iterator[Finding]:
     longest = max(silent, key=lambda w: w.heartbeat_age)
     ids = tuple(w.id for w in silent)
     busy = any(w.executing or w.processing for w in silent)
-    which = "" if len(ids) == 1 else f", {workers_text([longest.id])}"
+    which = "" if len(ids) == 1 else f" ({workers_text([longest.id])})"
     limit = "" if ttl is None else f"; after {seconds_text(ttl)} Dask removes it"
     critical = ttl is not None and longest.heartbeat_age > 0.5 * ttl
+    remedy = f"Look at the memory of host {names_text([longest.host])}, and at the log "
+    remedy += f"of the worker {printable(longest.address)}."
+    if busy and ttl is not None:
+        remedy += " If native code holds the lock, start the scheduler with "
+        remedy += "`DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL="
+        remedy += f"'{4 * max(ttl, longest.heartbeat_age):.0f}s'`."
     yield Finding(
         severity=Severity.critical if critical else Severity.warning,
-        message=f"{workers_text(ids)} {are(ids)} silent{which} for "
+        message=f"{workers_text(ids)} sent no heartbeat{which} for "
         f"{seconds_text(longest.heartbeat_age)}{limit}"
         + ("; a task runs there and may hold Python's global lock" if busy else ""),
         subject=ids,
-        evidence={"seconds": longest.heartbeat_age, "worker_ttl": ttl},
+        evidence={"silent_seconds": longest.heartbeat_age, "worker_ttl_seconds": ttl},
+        remedy=remedy,
     )
 
 
-def parked_keys(view: View) -> Iterator[Finding]:
+def unfinished_restarts(view: View) -> Iterator[Finding]:
     """Find parking workers, which keep keys while another worker restarts.
 
-    ``restart`` and ``resize`` park keys that no other worker has room for, for the
-    seconds of a restart. A parking worker that stays was left by a restart that failed:
-    its worker did not return, and only the parking worker has these keys. It runs in
-    the process of a nanny and ends with it.
+    ``restart_workers`` and ``resize_workers`` park keys that no other worker has room
+    for, for the seconds of a restart. A parking worker that stays belongs to a restart
+    that failed: its worker did not return, and only the parking worker has these keys.
+    It runs in the process of a nanny and ends with it.
 
-    Remedy: If no restart is in progress, make sure that a worker runs and call
+    Remedy: If no restart is in progress, make sure that a worker runs. Then run
     ``clustertune.restart_workers(client)``, which first moves the keys back.
     """
     for worker in view.now.workers:
@@ -208,6 +230,9 @@ def parked_keys(view: View) -> Iterator[Finding]:
                 "restarting, or did not return from a restart",
                 subject=(worker.id,),
                 evidence={"bytes": worker.counted},
+                remedy="If no restart is in progress, run "
+                "`clustertune.restart_workers(client)`, which first moves the keys to "
+                "a running worker.",
             )
 
 
@@ -215,7 +240,7 @@ def parked_keys(view: View) -> Iterator[Finding]:
 
 
 def adaptive_scaling(view: View) -> Iterator[Finding]:
-    """Find a cluster that scales by itself, also in the middle of a fit.
+    """Find a cluster with adaptive scaling, which also acts during a fit.
 
     Adaptive scaling counts tasks. A fit is one long task per worker, and between two
     fits there are no tasks. The cluster then closes workers that seem idle, which moves
@@ -230,7 +255,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     if isinstance(bounds, Unknown):
         yield Finding(
             severity=Severity.unknown,
-            message=f"whether the cluster scales by itself: {bounds.reason}",
+            message=f"whether the cluster scales adaptively is {bounds}",
         )
         return
     least, most = bounds
@@ -240,13 +265,16 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     above = "any number" if math.isinf(most) else f"{most:g}"
     yield Finding(
         severity=Severity.info,
-        message=f"the cluster scales by itself between {least} and {above} workers; "
-        f"during a fit it may close some of the {n_workers}, or add empty ones",
-        evidence={"least": least, "workers": n_workers},
+        message=f"the cluster scales adaptively between {least} and {above} workers; "
+        f"during a fit it may close some of its {n_workers}, or add empty workers",
+        evidence={"minimum": least, "workers": n_workers},
+        remedy="Fit inside `with clustertune.hold(client):`.",
     )
 
 
-def lifetimes(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
+def worker_lifetime(
+    view: View, *, warning_seconds: float = 3600.0
+) -> Iterator[Finding]:
     """Find workers whose lifetime ends.
 
     ``--lifetime`` closes a worker after a time, before a batch system kills it. The
@@ -259,8 +287,8 @@ def lifetimes(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
 
     Parameters
     ----------
-    within
-        Seconds until the first worker closes, within which it is a warning.
+    warning_seconds
+        Seconds until the first worker closes, below which the finding is a warning.
     """
     ending = [(d.expires, w) for w, d in details_of(view) if d.expires is not None]
     if not ending:
@@ -268,11 +296,14 @@ def lifetimes(view: View, *, within: float = 3600.0) -> Iterator[Finding]:
     first = max(0.0, min(at for at, _ in ending) - view.now.time)
     ids = tuple(w.id for _, w in ending)
     yield Finding(
-        severity=Severity.warning if first < within else Severity.info,
+        severity=Severity.warning if first < warning_seconds else Severity.info,
         message=f"{workers_text(ids)} will close at the end of the set lifetime, the "
         f"first in about {seconds_text(first)}; a fit that runs then fails",
         subject=ids,
         evidence={"seconds": first, "workers": len(ids)},
+        remedy="Start new workers with a longer lifetime, for example `dask worker "
+        f'{printable(view.now.scheduler)} --lifetime "12 hours" --lifetime-stagger '
+        '"10 minutes"`.',
     )
 
 
@@ -290,15 +321,21 @@ def no_nanny(view: View) -> Iterator[Finding]:
     ``processes=True``. If a batch system or Kubernetes runs the worker processes, let
     it restart them.
     """
-    ids = tuple(w.id for w in view.now.workers if w.nanny is None and not w.parking)
-    if ids:
-        have = "has" if len(ids) == 1 else "have"
+    found = [w for w in view.now.workers if w.nanny is None and not w.parking]
+    if found:
+        ids = tuple(w.id for w in found)
+        inside = all(w.address.startswith("inproc://") for w in found)
+        remedy = "Start the workers without `--no-nanny`, unless a batch system or "
+        remedy += "Kubernetes restarts them."
         yield Finding(
             severity=Severity.info,
-            message=f"{workers_text(ids)} {have} no nanny, which would restart a "
-            "worker that dies, or kill it before the host runs out of memory",
+            message=f"{workers_text(ids)} {verb(ids, 'has')} no nanny, which would "
+            "restart a worker that dies, or kill it before the host runs out of memory",
             subject=ids,
             evidence={"workers": len(ids)},
+            remedy="Start the cluster with `LocalCluster(processes=True)`."
+            if inside
+            else remedy,
         )
 
 
@@ -308,8 +345,7 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
     Dask's nanny starts a worker as a daemonic process, and Python forbids such a
     process to have children. ``DataLoader(num_workers=2)`` of PyTorch, or
     ``multiprocessing``, fails there with ``daemonic processes are not allowed to have
-    children`` (distributed#2142). The check looks only if the workload starts
-    processes.
+    children`` (distributed#2142). The check runs only if the workload starts processes.
 
     Remedy: Set ``distributed.worker.daemon`` to false where the nannies are started,
     before they start, or use ``DataLoader(num_workers=0)``.
@@ -324,51 +360,69 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
             f"processes, as {view.goal.workload.title} does",
             subject=ids,
             evidence={"workers": len(ids)},
+            remedy="Use `DataLoader(num_workers=0)`. Or run "
+            '`dask.config.set({"distributed.worker.daemon": False})` where the workers '
+            "are started, before they start.",
         )
 
 
-def unlike_workers(view: View, *, slack: float = 0.05) -> Iterator[Finding]:
-    """Find workers with other numbers of threads or other memory than the rest.
+def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Finding]:
+    """Find workers with different numbers of threads or memory per thread.
 
     ``prepare`` places rows in proportion to threads. A worker with twice the threads
     gets twice the rows and needs twice the memory for them. Every round of a fit ends
     when the slowest worker is done.
 
-    Remedy: Make all workers alike with ``clustertune.resize_workers(client,
-    nthreads=..., memory_limit=...)``, or train only on workers that are alike:
+    Remedy: Give all workers the same size with ``clustertune.resize_workers(client,
+    nthreads=4, memory_limit="16 GiB")``, or train only on workers of one size:
     ``clustertune.prepare(client, X, y, workers=[...])``.
 
     Parameters
     ----------
-    slack
+    tolerance
         Fraction of the largest memory per thread by which others may be below it.
     """
     workers = view.eligible_workers
     threads = Counter(w.nthreads for w in workers)
     limits = [w.memory_limit / w.nthreads for w in workers]
-    texts = []
+    ids = tuple(w.id for w in workers)
     if len(threads) > 1:
         groups = ", ".join(
             f"{plural(count, 'worker')} with {plural(n, 'thread')}"
             for n, count in sorted(threads.items())
         )
-        texts.append(f"workers are not alike: {groups}")
-    if limits and min(limits) < (1 - slack) * max(limits):
-        texts.append(
-            "workers have unequal memory per thread, and so for their rows: "
-            f"{bytes_text(min(limits))} to {bytes_text(max(limits))}"
-        )
-    for text in texts:
+        fewest = min(threads)
         yield Finding(
             severity=Severity.info,
-            message=text,
-            subject=tuple(w.id for w in workers),
+            message=f"workers have different numbers of threads: {groups}; the slowest "
+            "worker ends each round of a fit",
+            subject=ids,
             evidence={"workers": len(workers)},
+            remedy=remedies.resize(
+                [w for w in workers if w.nthreads > fewest], nthreads=fewest
+            ),
         )
+    if limits and min(limits) < (1 - tolerance) * max(limits):
+        yield Finding(
+            severity=Severity.info,
+            message="workers have different memory per thread, and so for their rows: "
+            f"{bytes_text(min(limits))} to {bytes_text(max(limits))}",
+            subject=ids,
+            evidence={"workers": len(workers)},
+            remedy=_on_larger_workers(view, max(limits), tolerance),
+        )
+
+
+def _on_larger_workers(view: View, largest: float, tolerance: float) -> str:
+    """Code that trains only on workers with much memory per thread."""
+    enough = (1 - tolerance) * largest
+    ids = [w.id for w in view.eligible_workers if w.memory_limit >= enough * w.nthreads]
+    call = remedies.prepare(view, workers=remedies.names(ids))
+    return f"Run `{call}` to train only on the larger workers." if view.layouts else ""
 
 
 def software_versions(view: View) -> Iterator[Finding]:
-    """Find different releases of Dask or training libraries in the cluster.
+    """Find different releases of Dask or training libraries, and missing packages.
 
     Client, scheduler and workers unpickle what the others pickle. With different
     releases this fails with errors that do not name the cause, or training uses other
@@ -376,7 +430,8 @@ def software_versions(view: View) -> Iterator[Finding]:
     does not compare training libraries. The check compares distributions by name.
 
     Remedy: Use the same environment everywhere: one container image or one lock file.
-    Install missing packages with ``distributed.diagnostics.plugin.PipInstall``.
+    Install a missing package with
+    ``client.register_plugin(distributed.PipInstall(["xgboost"]))``.
     """
     survey = view.now.survey
     if survey is None:
@@ -393,14 +448,25 @@ def software_versions(view: View) -> Iterator[Finding]:
     needed = view.goal.workload.packages
     lacking = [w.id for w, d in details_of(view) if not d.packages.keys() & needed]
     if needed and lacking:
-        yield Finding(
-            severity=Severity.critical,
-            message=f"{needed[0]} is not installed on "
-            f"{plural(len(lacking), 'worker')} of {len(workers)}: the fit cannot run "
-            "there",
-            subject=tuple(lacking),
-            evidence={"package": needed[0], "workers": len(lacking)},
-        )
+        yield _not_installed(needed, lacking, sides.get("client", {}))
+
+
+def _not_installed(
+    needed: Sequence[str], ids: Sequence[str | int], client: Mapping[str, str]
+) -> Finding:
+    """Report workers without the library; the remedy installs the client's release."""
+    package = next((name for name in needed if name in client), needed[0])
+    pinned = f"{package}=={client[package]}" if package in client else package
+    plugin = f"distributed.PipInstall([{remedies.text(pinned)}])"
+    return Finding(
+        severity=Severity.critical,
+        message=f"{package} is not installed on {workers_text(ids)}, so the fit cannot "
+        "run there",
+        subject=tuple(ids),
+        evidence={"package": package, "workers": len(ids)},
+        remedy=f"Run `import distributed; client.register_plugin({plugin})`, or add "
+        f"{package} to the environment or image of the workers.",
+    )
 
 
 def _differing_releases(
@@ -410,9 +476,14 @@ def _differing_releases(
     texts += [
         f"{plural(n, 'worker')} {printable(v, longest=40)}" for v, n in there.items()
     ]
+    client = found.get("client")
+    release = f" {printable(client, longest=40)}" if client else ""
     return Finding(
         severity=Severity.warning,
-        message=f"{name} differs: {', '.join(texts)}",
+        message=f"releases of {name} differ ({', '.join(texts)}), so pickled objects "
+        "may fail to load",
         subject=(name,),
         evidence={"package": name, "releases": len({*found.values(), *there})},
+        remedy=f"Start client, scheduler and workers from one environment or image, "
+        f"with {name}{release}.",
     )

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -403,11 +404,13 @@ def report(target: Target, form: str) -> None:
 )
 @click.argument("name", required=False)
 def explain(name: str | None) -> None:
-    """Describe a check; without NAME, list all checks."""
+    """Describe a check; without NAME, list all checks by symptom."""
     known = checks.available()
     if name is None:
-        rows = [[n, checks.title(module)] for n, module in known.items()]
-        click.echo(tabulate(rows, headers=["check", "finds"], maxcolwidths=[None, 70]))
+        for symptom, names in checks.by_symptom().items():
+            rows = [[n, checks.title(known[n])] for n in names]
+            table = tabulate(rows, tablefmt="plain", maxcolwidths=[None, 70])
+            click.echo(f"{symptom}\n{textwrap.indent(table, '  ')}\n")
         return
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

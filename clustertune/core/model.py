@@ -177,7 +177,7 @@ Scalar = str | int | float | bool | None
 class Finding:
     """One condition that a check found.
 
-    ``checks.run`` adds the name of the check and its general remedy.
+    ``checks.run`` adds the name of the check.
     """
 
     severity: Severity

@@ -35,7 +35,7 @@ MAX_STEPS = 8  # in a headline
 MAX_HEADLINES = 6
 
 #: checks about the request itself; their findings have a line of their own
-ABOUT_REQUEST = ("unnamed_workload", "one_machine")
+ABOUT_REQUEST = ("missing_estimator", "one_machine")
 #: calls that are about data and training, so that all findings are relevant
 ABOUT_TRAINING = ("", "check", "prepare")
 #: actions with one row for each worker

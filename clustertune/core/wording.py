@@ -61,6 +61,13 @@ def are(things: Collection[object]) -> str:
     return "is" if len(things) == 1 else "are"
 
 
+def verb(things: Collection[object], singular: str) -> str:
+    """Return the verb for this number of things: ``holds``, ``hold``; ``has``."""
+    if len(things) == 1:
+        return singular
+    return {"has": "have", "is": "are"}.get(singular, singular.removesuffix("s"))
+
+
 def printable(text: str | int, *, longest: int | None = None) -> str:
     """Escape untrusted text for a terminal, and cut it to ``longest`` characters."""
     whole = str(text)

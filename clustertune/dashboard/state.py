@@ -60,7 +60,7 @@ KINDS = ("did", "failed", "held", "scheduled")
 LIVE = frozenset(
     (
         "empty_workers", "memory_pressure", "missing_workers", "paused_workers",
-        "separated_pairs", "silent_workers", "uneven_rows",
+        "separated_pairs", "unresponsive_workers", "uneven_rows",
     )
 )  # fmt: skip
 SILENT = 15.0  # seconds without a heartbeat; there is one each second

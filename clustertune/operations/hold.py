@@ -34,7 +34,7 @@ logger = logging.getLogger("clustertune")
 
 REPORTED_CHECKS = (
     "paused_workers",
-    "silent_workers",
+    "unresponsive_workers",
     "memory_pressure",
     "abandoned_tasks",
 )

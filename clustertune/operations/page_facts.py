@@ -18,7 +18,7 @@ from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 
 #: checks of worker processes; a restart makes their findings obsolete
 OF_PROCESSES = frozenset(
-    ("blocked_loops", "child_processes", "memory_growth", "unmanaged_memory")
+    ("blocked_event_loops", "child_processes", "memory_growth", "unmanaged_memory")
 )
 
 

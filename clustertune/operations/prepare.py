@@ -142,7 +142,9 @@ def _refuse(findings: Iterable[Finding]) -> None:
     for finding in findings:
         error = checks.error_of(finding)
         if error is not None:
-            remedy = f". Remedy: {finding.remedy}" if finding.remedy else ""
+            # the remedy of a finding that prepare could fix is the call that failed
+            helps = finding.remedy and not finding.fixed_by
+            remedy = f". Remedy: {finding.remedy}" if helps else ""
             raise error(f"{finding.message}{remedy}")
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from tabulate import tabulate
 
-from clustertune import checks
 from clustertune.checks.memory import USUAL
 from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
@@ -65,8 +64,8 @@ class Sizing:
         Predicted process bytes of the fullest worker in the fit, and the bytes of its
         data.
     one_machine
-        Whether one process without Dask suffices and is as fast, judged by the known
-        size of the data.
+        Whether the data, by its known size, and its copies fit the memory of one
+        host, so that one process without Dask suffices.
     reasons
         Reasons, as sentences.
     """
@@ -230,7 +229,6 @@ def recommend_size(
     wanted = {
         "eval_fraction": arguments.fraction("eval_fraction", eval_fraction, zero=True),
         "memory_fraction": settings.fractions()["memory_fraction"],
-        "alone": checks.setting("one_machine", "alone"),
     }
     n_hosts = arguments.count("n_hosts", n_hosts)
     if parquet is None:
@@ -317,7 +315,6 @@ def decide(
     *,
     eval_fraction: float,
     memory_fraction: float,
-    alone: float,
     n_hosts: int | None = None,
 ) -> Sizing:
     """Choose hosts, workers, threads and memory limits.
@@ -339,9 +336,7 @@ def decide(
     hosts, shape = min(chosen, key=lambda pair: pair[0])
     share = fit.data(hosts * shape.workers, shape.threads)
     single = fit.base + fit.multiple * (fit.shared + fit.copied)
-    fits_one = single <= memory_fraction * host.memory
-    available = n_hosts if n_hosts is not None and n_hosts >= hosts else 1
-    one_machine = fits_one and available * alone <= 1
+    one_machine = single <= memory_fraction * host.memory
     reasons = [
         *_of_data(data, profile, eval_fraction * data.nbytes),
         *_of_fit(fit, profile),
@@ -349,10 +344,8 @@ def decide(
         *_of_hosts(fit, shape, hosts, share, n_hosts),
     ]
     least = "at least " if data.at_least else ""
-    # seconds of one process, as a fraction of those of this cluster
-    time = hosts * alone
-    would = _alone(f"{least}{bytes_text(single)}", host, hosts, time, fits=fits_one)
-    reasons.insert(0 if one_machine else len(reasons), would)
+    process = _one_process(f"{least}{bytes_text(single)}", host, fits=one_machine)
+    reasons.insert(0 if one_machine else len(reasons), process)
     return Sizing(
         data=data,
         eval_bytes=round(eval_fraction * data.nbytes),
@@ -498,14 +491,13 @@ def _of_hosts(
         )
 
 
-def _alone(single: str, host: Host, hosts: int, time: float, *, fits: bool) -> str:
-    takes = f"one process without Dask would take {single}"
+def _one_process(single: str, host: Host, *, fits: bool) -> str:
+    needs = f"one process without Dask would need {single}"
     if not fits:
-        return f"{takes}, too much for one machine with {bytes_text(host.memory)}"
-    cluster = "with Dask" if hosts == 1 else f"of {hosts:,} hosts with Dask"
+        return f"{needs}, too much for one machine with {bytes_text(host.memory)}"
     return (
-        f"{takes} of one machine's {bytes_text(host.memory)}, and about {time:.0%} of "
-        f"the time {cluster}"
+        f"{needs} of one machine's {bytes_text(host.memory)}; without the overhead of "
+        "tasks and transfers it may be faster"
     )
 
 

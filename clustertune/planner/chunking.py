@@ -35,7 +35,12 @@ from clustertune.planner import (
 from clustertune.planner.grouping import Groups
 
 PARTITIONS = frozenset(  # checks
-    ("large_partitions", "missing_evals", "too_few_partitions", "too_many_partitions")
+    (
+        "large_partitions",
+        "missing_eval_rows",
+        "too_few_partitions",
+        "too_many_partitions",
+    )
 )
 MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
 #: bytes per second that a thread reads once: variances and products of columns ran at

@@ -28,6 +28,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.wording import bytes_text, plural, variable
+from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes, held_bytes, weights
 from clustertune.planner.layouts import held_bytes_by_worker as partitions_held
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
@@ -346,26 +347,32 @@ def _other(view: View) -> float:
 
 
 def _text(change: Change, view: View) -> str:
-    """Describe the change and its result."""
-    parts = ['dtype="float32"'] if change.float32 else []
+    """Describe the change in code that makes it, and its result."""
+    arguments = {"dtype": '"float32"'} if change.float32 else {}
+    parts = []
     if change.frugal:
-        profile = view.goal.workload
-        parts.append(f"{_profile(view, change).title} ({profile.frugal_parameters})")
+        frugal = _profile(view, change)
+        arguments["estimator"] = remedies.text(frugal.name)
+        parameters = view.goal.workload.frugal_parameters
+        parts.append(f"train with {parameters} ({frugal.title})")
     if change.release:
-        what = f"{bytes_text(_other(view))} of other keys released"
-        parts.append(f"{what} (clustertune.release_data(client, keep=[X, y]))")
+        parts.append(f"`{remedies.release(view)}` for {bytes_text(_other(view))}")
     if change.n_workers is not None:
-        count = plural(change.n_workers, "worker")
-        how = "" if view.goal.workers else f" (n_workers={change.n_workers})"
-        parts.append(f"{count} of this size{how}")
+        if view.goal.workers is None and view.now.can_scale is None:
+            arguments["n_workers"] = str(change.n_workers)
+        else:
+            parts.append(f"start {plural(change.n_workers, 'worker')} of this size")
     if change.memory_limit:
         size = bytes_text(change.memory_limit)
-        how = f'clustertune.resize_workers(client, memory_limit="{size}")'
-        parts.append(f"a memory limit of {size} for each that lacks memory")
-        parts[-1] += f" ({how})" if _hosts_have(change.memory_limit, view) else ""
-    together = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+        if _hosts_have(change.memory_limit, view):
+            call = f'clustertune.resize_workers(client, memory_limit="{size}")'
+            parts.append(f"`{call}`")
+        else:
+            parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
+    if arguments:
+        parts.append(f"`{remedies.prepare(view, **arguments)}`")
     most = bytes_text(fullest(view, change))
-    return f"{together}: {most} on the fullest"
+    return f"{' and '.join(parts)} (then at most {most} per worker)"
 
 
 def _hosts_have(size: float, view: View) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from clustertune.core.model import Finding, Layout, Severity, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.errors import RefusedError
+from clustertune.planner import remedies
 from clustertune.planner.chunking import even
 
 #: rows from which NumPy's multivariate_hypergeometric cannot draw
@@ -23,35 +24,37 @@ TOO_MANY_TO_SHUFFLE = 10**9
 def unloaded_data(view: View) -> Iterator[Finding]:
     """Find collections that are not in memory yet.
 
-    A training library loads lazy data inside every fit, and nothing decides its place
-    before. Dask joins small column reads. So X and y of one Parquet data set can get
-    different partitions if they are loaded one after the other, and have the same if
-    loaded in one call.
+    A training library loads lazy data inside every fit, on any worker. Dask joins small
+    column reads. So X and y of one Parquet data set can get different partitions if
+    they are loaded one after the other, and have the same if loaded in one call.
 
     A library that reads its data once (``Incremental``, predictions) takes lazy data
     partition by partition, so the data need not fit into memory. ``prepare`` leaves
     such data lazy unless ``persist=True`` is set.
 
-    Remedy: ``X, y = clustertune.prepare(client, X, y)`` loads all of them in one call.
-    By hand run ``rows = client.persist(rows)``, and take X and y as columns of that.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which loads them in one
+    call. By hand run ``rows = client.persist(rows)``, and take X and y as columns of
+    that frame.
     """
     labels = tuple(
         m.label for layout in view.layouts for m in layout.collections if not m.loaded
     )
     if labels:
-        what = "prepare persists them together in one call"
+        what = "so every fit would load them again"
         if not view.loads_data:
-            what = f"{view.goal.workload.title} reads it once, so it stays lazy"
+            what = f"and stay lazy, since {view.goal.workload.title} reads data once"
         yield Finding(
             severity=Severity.info,
-            message=f"{names_text(labels)} {are(labels)} not in memory; {what}",
+            message=f"{names_text(labels)} {are(labels)} not in memory, {what}",
             subject=labels,
             evidence={"collections": len(labels)},
+            remedy=f"Run `{remedies.prepare(view)}`." if view.loads_data else "",
+            fixed_by="load" if view.loads_data else "",
         )
 
 
-def other_type(view: View) -> Iterator[Finding]:
-    """Find collections that must become another kind or number type.
+def requested_type(view: View) -> Iterator[Finding]:
+    """Find collections that must get another collection type or dtype.
 
     ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
     happen while partitions are loaded or cut, without an extra pass. Libraries that
@@ -59,8 +62,8 @@ def other_type(view: View) -> Iterator[Finding]:
     makes one array of all columns, which a column of int64 among float32 makes float64.
     ``prepare`` casts such columns if no number changes.
 
-    Remedy: ``X, y = clustertune.prepare(client, X, y, to="array", dtype="float32")``
-    converts them.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y, to="array",
+    dtype="float32")``, which converts them.
     """
     for collection in (m for layout in view.layouts for m in layout.collections):
         wanted = collection.conversion
@@ -70,16 +73,16 @@ def other_type(view: View) -> Iterator[Finding]:
                 message=f"{collection.label} is not {wanted}",
                 subject=(collection.label,),
                 evidence={
-                    "kind": collection.kind,
-                    "wanted": wanted.kind,
-                    "dtype": wanted.dtype,
+                    "type": collection.kind,
+                    "requested_type": wanted.kind,
+                    "requested_dtype": wanted.dtype,
                 },
                 fixed_by="rechunk",
             )
 
 
-def other_order(view: View) -> Iterator[Finding]:
-    """Find rows that are not shuffled yet, as ``shuffle=`` asks for.
+def requested_shuffle(view: View) -> Iterator[Finding]:
+    """Find rows that are not shuffled yet, as ``shuffle=`` requests.
 
     ``shuffle="rows"`` puts all rows in another order. ``shuffle="partitions"`` does so
     with whole partitions. That moves no data, and helps if partitions differ (by date
@@ -93,13 +96,12 @@ def other_order(view: View) -> Iterator[Finding]:
     if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
         yield Finding(
             severity=Severity.critical,
-            message=f"the {layout.label} has {rows:,} rows, and "
-            f'shuffle="rows" can draw a uniform order of fewer than '
-            f"{TOO_MANY_TO_SHUFFLE:,}; nothing was shuffled",
+            message=f"the {layout.label} has {rows:,} rows, but "
+            f'shuffle="rows" can draw a uniform order only of fewer than '
+            f"{TOO_MANY_TO_SHUFFLE:,} rows, so nothing was shuffled",
             subject=labels,
             evidence={"rows": rows, "limit": TOO_MANY_TO_SHUFFLE},
-            remedy='Put the partitions in random order with shuffle="partitions", or '
-            "shuffle the rows before you load them.",
+            remedy='Use shuffle="partitions", or shuffle the rows before loading.',
         )
         return
     what = "rows" if view.goal.order == "rows" else "partitions"
@@ -116,10 +118,10 @@ def _known_rows(layout: Layout) -> int:
     return 0 if rows is None else int(rows.sum())
 
 
-def other_number(view: View) -> Iterator[Finding]:
-    """Find training data in another number of partitions than ``rechunk=`` asks for.
+def requested_partitions(view: View) -> Iterator[Finding]:
+    """Find training data in another number of partitions than ``rechunk=`` requests.
 
-    ``rechunk=80`` asks for 80 partitions of the training data, whose rows differ by at
+    ``rechunk=80`` requests 80 partitions of the training data, whose rows differ by at
     most one. Without a number ``prepare`` chooses it to suit the workers.
     """
     wanted = view.goal.rechunk
@@ -135,7 +137,7 @@ def other_number(view: View) -> Iterator[Finding]:
         message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
         f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
         subject=tuple(m.label for m in layout.collections),
-        evidence={"partitions": len(rows), "wanted": wanted},
+        evidence={"partitions": len(rows), "requested_partitions": wanted},
         fixed_by=view.goal.cutting_action,
     )
 
@@ -143,10 +145,10 @@ def other_number(view: View) -> Iterator[Finding]:
 #: by name
 GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
     goal.__name__: goal
-    for goal in (other_number, other_order, other_type, unloaded_data)
+    for goal in (requested_partitions, requested_shuffle, requested_type, unloaded_data)
 }
 #: the error with which a critical finding of a goal stops ``prepare``
-ERRORS: Mapping[str, type[Exception]] = {"other_order": RefusedError}
+ERRORS: Mapping[str, type[Exception]] = {"requested_shuffle": RefusedError}
 
 
 def unmet(view: View) -> tuple[Finding, ...]:

@@ -8,10 +8,10 @@ from clustertune.checks import ERRORS
 from clustertune.checks.fit import (
     changed_partitions,
     fit_memory,
-    missing_evals,
+    missing_estimator,
+    missing_eval_rows,
     one_machine,
-    unnamed_workload,
-    unshared_evals,
+    unreplicated_eval_sets,
 )
 from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.errors import CapacityError
@@ -78,16 +78,19 @@ def test_too_little_memory_is_a_warning_with_the_answer():
     assert finding.severity is Severity.warning
     assert finding.subject == (0, 1)
     assert finding.message == (
-        "the fit needs about 1.1 KiB on worker 0, 400 B more than it may fill; 2 of 2 "
-        "workers lack memory; cheapest fix: 4 workers of this size (n_workers=4): "
-        "650 B on the fullest"
+        "the fit needs about 1.1 KiB on worker 0, 400 B more than 70% of its memory; 2 "
+        "of 2 workers have too little memory and may spill, pause or be killed"
+    )
+    assert finding.remedy.startswith(
+        'Do one of these: `X = clustertune.prepare(client, X, estimator="t", '
+        "n_workers=4).X` (then at most 650 B per worker); "
     )
     assert finding.evidence == {
         "needed_bytes": 1100,
-        "lacking_bytes": 400,
+        "missing_bytes": 400,
         "float32_bytes": 950,
-        "workers_needed": 4,
-        "limit_needed": 1638,
+        "needed_workers": 4,
+        "needed_limit_bytes": 1638,
     }
 
 
@@ -95,7 +98,7 @@ def test_the_number_of_workers_would_really_do():
     """With the number that was said there is no finding, with one less there is."""
     size = data(1000)
     (finding,) = find_fit_memory(PAIR, size)
-    n = finding.evidence["workers_needed"]
+    n = finding.evidence["needed_workers"]
     assert find_fit_memory([small(i) for i in range(n)], size) == []
     assert len(find_fit_memory([small(i) for i in range(n - 1)], size)) == 1
 
@@ -104,8 +107,8 @@ def test_the_number_of_workers_would_really_do():
 def test_where_other_memory_fills_the_worker_no_number_would_do(process):
     """More workers do not help against what their processes hold besides."""
     (finding,) = find_fit_memory([small(0, process=process)], data(10))
-    assert finding.evidence["workers_needed"] is None
-    assert "more workers alone would not do" in finding.message
+    assert finding.evidence["needed_workers"] is None
+    assert "more workers are not enough" in finding.message
     assert "n_workers=" not in finding.remedy
 
 
@@ -113,10 +116,10 @@ def test_a_byte_too_little_is_too_little():
     """The budget may be filled, not exceeded."""
     assert find_fit_memory([small(0, memory_limit=1001), small(1)], data(400)) == []
     (finding,) = find_fit_memory([small(0, process=101), small(1)], data(400))
-    assert finding.evidence["lacking_bytes"] == 1
+    assert finding.evidence["missing_bytes"] == 1
 
 
-def test_low_memory_is_critical_on_request():
+def test_strict_makes_it_critical():
     """The user may ask that a lack of memory stops prepare."""
     (finding,) = find_fit_memory(PAIR, data(1000), raise_on_low_memory=True)
     assert finding.severity is Severity.critical
@@ -206,14 +209,13 @@ def find_one_machine(workers, nbytes=350, **settings):
 @pytest.mark.parametrize(
     "workers",
     [
-        pytest.param([host("a"), host("b")], id="twice the threads of one host"),
         pytest.param([host("a", facts=Unknown("no answer"))], id="facts unknown"),
         pytest.param([host("a", host_memory=900)], id="too little memory"),
         pytest.param([host("a", status="paused")], id="no worker may train"),
     ],
 )
 def test_one_machine_silent(workers):
-    """Nothing is said where the cluster is faster, or one machine is not enough."""
+    """The check finds nothing if no host is large enough, or none is known."""
     assert find_one_machine(workers) == []
 
 
@@ -226,55 +228,21 @@ def test_silent_without_data_or_its_size():
 
 
 def test_data_and_copies_that_fit_one_machine_are_information():
-    """Memory is estimated, the time is not: threads and CPUs are compared."""
-    (finding,) = find_one_machine([host("a")])
-    assert finding.severity is Severity.info
-    assert finding.message == (
-        "The data and its copies fit one machine: about 700 B of 1000 B on a; one "
-        "process without Dask on its 4 CPUs may be as fast as this cluster with 4 "
-        "threads"
-    )
-    assert finding.evidence == {
-        "needed_bytes": 700,
-        "memory": 1000,
-        "threads": 4,
-        "cpus": 4,
-    }
-
-
-def test_threads_without_a_cpu_of_their_own_do_not_count():
-    """Three workers on a host of one CPU are as fast as one is there."""
-    (finding,) = find_one_machine(
-        [host(n, host="a", affinity=frozenset({0})) for n in "abc"]
-    )
-    assert (finding.evidence["threads"], finding.evidence["cpus"]) == (1, 1)
+    """Memory is estimated, the time is not; other hosts do not matter."""
+    for workers in ([host("a")], [host("a"), host("b", host_memory=900)]):
+        (finding,) = find_one_machine(workers)
+        assert finding.severity is Severity.info
+        assert finding.message == (
+            "the data and its copies need about 700 B and fit host a with 1000 B; one "
+            "process without Dask may be faster"
+        )
+        assert finding.evidence == {"needed_bytes": 700, "memory_bytes": 1000}
+        assert "`X = X.compute()`" in finding.remedy
 
 
 def test_more_data_than_the_machine_holds_is_silent():
     """The fraction of the memory that a fit may fill is the goal's."""
     assert find_one_machine([host("a")], nbytes=351) == []
-
-
-def test_the_host_with_most_cpus_is_taken():
-    """A small host beside does not hide the one that would do."""
-    small = host("a", nthreads=1, affinity=frozenset({0}))
-    (finding,) = find_one_machine([small, host("b")], alone=0.5)
-    assert (finding.evidence["threads"], finding.evidence["cpus"]) == (5, 4)
-    assert " on b;" in finding.message
-
-
-def test_a_host_with_too_little_memory_is_not_taken():
-    """The one with fewer CPUs but enough memory must do, or none."""
-    large = host("a", host_memory=500, nthreads=4, affinity=frozenset(range(8)))
-    small = host("b", nthreads=1)
-    (finding,) = find_one_machine([large, small], alone=0.5)
-    assert " on b;" in finding.message
-
-
-def test_how_fast_one_process_is_can_be_set():
-    """Where one process is not faster at equal CPUs, equal CPUs are not enough."""
-    assert len(find_one_machine([host("a")], alone=1.0)) == 1
-    assert find_one_machine([host("a")], alone=1.01) == []
 
 
 def test_the_process_itself_counts():
@@ -287,7 +255,7 @@ def test_the_process_itself_counts():
     assert list(one_machine(view([host("a")], [data], workload=large))) == []
 
 
-# --- unnamed_workload -----------------------------------------------------------------
+# --- missing_estimator ----------------------------------------------------------------
 
 
 DATA = layout([10], [0])
@@ -302,30 +270,34 @@ RANKED = layout([10], [0], ("X", "y", "qid"))
         pytest.param([], {"workload_chosen": False}, id="no data"),
     ],
 )
-def test_unnamed_workload_silent(data, goal):
+def test_missing_estimator_silent(data, goal):
     """Where what will train is known, or any will do."""
     imported = frozenset(("lightgbm",) if goal == {} else ())
-    assert list(unnamed_workload(view((), data, imported=imported, **goal))) == []
+    assert list(missing_estimator(view((), data, imported=imported, **goal))) == []
 
 
 def test_groups_for_any_library():
     """A ranking is about to be trained, and nothing keeps its groups whole."""
-    (finding,) = unnamed_workload(view((), [RANKED], workload_chosen=False))
+    (finding,) = missing_estimator(view((), [RANKED], workload_chosen=False))
     assert finding.severity is Severity.warning
     assert finding.message == (
         "the data is prepared for any library, but a ranking needs query groups that "
-        "are whole and in order: pass estimator="
+        "are whole and in order"
+    )
+    assert finding.remedy == (
+        "Run `X, y, qid = clustertune.prepare(client, X, y, qid=qid, estimator=model)`."
     )
 
 
 def test_lightgbm_is_there():
     """It may be what will train, and needs more than others."""
     imported = frozenset(("lightgbm",))
-    (finding,) = unnamed_workload(
+    (finding,) = missing_estimator(
         view((), [DATA], workload_chosen=False, imported=imported)
     )
     assert finding.severity is Severity.info
-    assert "every class on every worker: pass estimator=" in finding.message
+    assert finding.message.endswith("needs every class on every worker")
+    assert "estimator=model" in finding.remedy
 
 
 # --- changed_partitions ---------------------------------------------------------------
@@ -338,7 +310,7 @@ def find_changed_partitions(
     seen = view(
         [worker(i) for i in range(workers)], [data], previous_shape=kept, **goal
     )
-    seen = replace(seen, given_partitions=given)
+    seen = replace(seen, given=given)
     workload = replace(seen.goal.workload, keeps_partitions=keeps)
     return list(
         changed_partitions(replace(seen, goal=replace(seen.goal, workload=workload)))
@@ -348,14 +320,22 @@ def find_changed_partitions(
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"kept": (40, 4)}, id="as many"),
-        pytest.param({"kept": None}, id="the first fit"),
-        pytest.param({"kept": None, "given": 4}, id="as it was given"),
-        pytest.param({"kept": (40, 4), "given": 1}, id="as for the fit before"),
-        pytest.param({"kept": None, "given": 1, "keeps": False}, id="of no account"),
-        pytest.param({"kept": (41, 5)}, id="other data"),
-        pytest.param({"kept": (40, 5), "keeps": False}, id="they do not matter"),
-        pytest.param({"kept": (40, 5), "data": layout(None, [0])}, id="rows unknown"),
+        pytest.param({"previous_shape": (40, 4)}, id="as many"),
+        pytest.param({"previous_shape": None}, id="the first fit"),
+        pytest.param({"previous_shape": None, "given": 4}, id="as it was given"),
+        pytest.param(
+            {"previous_shape": (40, 4), "given": 1}, id="as for the fit before"
+        ),
+        pytest.param(
+            {"previous_shape": None, "given": 1, "keeps": False}, id="of no account"
+        ),
+        pytest.param({"previous_shape": (41, 5)}, id="other data"),
+        pytest.param(
+            {"previous_shape": (40, 5), "keeps": False}, id="they do not matter"
+        ),
+        pytest.param(
+            {"previous_shape": (40, 5), "data": layout(None, [0])}, id="rows unknown"
+        ),
     ],
 )
 def test_changed_partitions_silent(how):
@@ -369,9 +349,9 @@ def test_another_number():
     (finding,) = find_changed_partitions((40, 5))
     assert finding.severity is Severity.warning
     assert finding.message.startswith(
-        "the training data has 4 partitions, and had 5 for the fit before: "
+        "the training data has 4 partitions, and had 5 for the previous fit, "
     )
-    assert finding.evidence == {"partitions": 4, "before": 5}
+    assert finding.evidence == {"partitions": 4, "previous_partitions": 5}
     assert finding.fixed_by == "rechunk"
 
 
@@ -388,20 +368,20 @@ def test_another_number_than_was_given():
         (finding,) = find_changed_partitions(kept, given=1)
         assert finding.severity is Severity.info
         assert finding.message.startswith(
-            "the training data was given in 1 partition and has 4 now: "
+            "the training data was given in 1 partition and has 4 now, "
         )
-        assert finding.evidence == {"partitions": 4, "given": 1}
+        assert finding.evidence == {"partitions": 4, "given_partitions": 1}
         assert finding.fixed_by == ""
         assert "rechunk=1" in finding.remedy
 
 
-# --- missing_evals --------------------------------------------------------------------
+# --- missing_eval_rows ----------------------------------------------------------------
 
 
 CATEGORIES = {"category": (1, "c")}
 
 
-def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
+def find_missing_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
     """Of an eval set beside training data on two workers."""
     training = layout([10, 10], [0, 1])
     evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
@@ -410,28 +390,28 @@ def find_missing_evals(rows, homes, types=CATEGORIES, everywhere=True):
     seen = view([worker("a"), worker("b")], [training, evals])
     workload = replace(seen.goal.workload, eval_everywhere=everywhere)
     return list(
-        missing_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+        missing_eval_rows(replace(seen, goal=replace(seen.goal, workload=workload)))
     )
 
 
 def test_silent_where_all_have_rows():
     """And where there are no categories, or the library does not care."""
-    assert find_missing_evals([5, 5], [0, 1]) == []
-    assert find_missing_evals([10], [0], types={"float64": (3, "a")}) == []
-    assert find_missing_evals([10], [0], everywhere=False) == []
+    assert find_missing_eval_rows([5, 5], [0, 1]) == []
+    assert find_missing_eval_rows([10], [0], types={"float64": (3, "a")}) == []
+    assert find_missing_eval_rows([10], [0], everywhere=False) == []
 
 
 def test_a_worker_without_rows():
     """Partitions are moved if enough of them have rows; otherwise they are cut."""
-    (finding,) = find_missing_evals([5, 5], [0, 0])
-    assert "on worker b: " in finding.message
+    (finding,) = find_missing_eval_rows([5, 5], [0, 0])
+    assert finding.message.startswith("worker b has no rows of training data, ")
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
     assert finding.fixed_by == "rebalance"
-    assert find_missing_evals([10, 0], [0, 1])[0].fixed_by == "rechunk"
-    assert find_missing_evals([1], [0])[0].fixed_by == ""
+    assert find_missing_eval_rows([10, 0], [0, 1])[0].fixed_by == "rechunk"
+    assert find_missing_eval_rows([1], [0])[0].fixed_by == ""
 
 
-# --- unshared_evals -------------------------------------------------------------------
+# --- unreplicated_eval_sets -----------------------------------------------------------
 
 
 TRAINING = layout([10] * 4, [0, 1, 0, 1])
@@ -448,7 +428,9 @@ def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAIN
     seen = view((), [training, valid])
     workload = replace(seen.goal.workload, eval_copies=needed)
     return list(
-        unshared_evals(replace(seen, goal=replace(seen.goal, workload=workload)))
+        unreplicated_eval_sets(
+            replace(seen, goal=replace(seen.goal, workload=workload))
+        )
     )
 
 
@@ -467,7 +449,7 @@ def test_silent_where_every_worker_has_all():
 def test_silent_where_it_does_not_matter(how):
     """Or is not known yet."""
     assert find_unshared_evals([5, 5], [0, 1], **how) == []
-    assert list(unshared_evals(view())) == []
+    assert list(unreplicated_eval_sets(view())) == []
 
 
 @pytest.mark.parametrize(

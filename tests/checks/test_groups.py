@@ -190,7 +190,7 @@ def test_groups_that_partitions_cut():
     assert finding.subject == ("X", "qid")
     assert finding.fixed_by == "rechunk"
     (finding,) = ranked([1, 1], [2, 2], others=[1, 2, 1])
-    assert finding.evidence == {"count": 2}
+    assert finding.evidence == {"groups": 2}
     (finding,) = ranked([1, 1], [1, 2], rechunk=False)
     assert finding.fixed_by == ""
     assert ERRORS["split_groups"] is GroupSplitError

@@ -15,7 +15,7 @@ from clustertune.testing import layout, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
 MODULES = sorted((PACKAGE / "checks").glob("*.py"))
-NAMES = sorted(check.__name__ for topic in checks.CHECKS.values() for check in topic)
+NAMES = sorted(check.__name__ for group in checks.CHECKS.values() for check in group)
 PURE = ("planner",)  # folders of modules that a check may use
 #: single modules that a check may use
 SINGLE = ("errors", "core.rules", "core.model", "core.wording")
@@ -79,7 +79,7 @@ def module(*findings, page=PAGE):
 
 
 def test_every_public_function_is_a_check():
-    """It has a topic, and belongs to no other one; no two share a name."""
+    """Each check explains one symptom; no two checks have the same name."""
     assert sorted(set(NAMES)) == NAMES
     assert set(NAMES) <= set(checks.available())
     assert list(checks.available()) == sorted(checks.available())
@@ -93,11 +93,12 @@ def test_every_public_function_is_a_check():
     assert sorted(public) == NAMES
 
 
-@pytest.mark.parametrize("topic", checks.CHECKS)
-def test_a_topic_is_one_module(topic):
-    """The checks of a topic are in one file and are tested in one file."""
-    (name,) = {check.__module__ for check in checks.CHECKS[topic]}
-    assert (Path(__file__).parent / f"test_{name.rpartition('.')[2]}.py").exists()
+def test_checks_by_symptom(monkeypatch):
+    """Checks of other packages have a group of their own, if there are any."""
+    found = checks.by_symptom()
+    assert sorted(name for names in found.values() for name in names) == NAMES
+    use_checks(monkeypatch, some=check(FOUND))
+    assert checks.by_symptom()["Checks of other packages"] == ("some",)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,7 +110,8 @@ def test_every_check_has_a_page_and_a_test(name):
     assert summary.startswith("Find ")
     assert summary.endswith(".")
     assert len(rest) >= 2
-    assert len(checks.remedy(check)) > 20
+    remedies = [text for text in rest if text.startswith("Remedy: ")]
+    assert len(remedies) == 1
     topic = check.__module__.rpartition(".")[2]
     tests = (Path(__file__).parent / f"test_{topic}.py").read_text()
     assert f"\n# --- {name} -" in tests
@@ -193,35 +195,14 @@ def test_no_check_fails_at_the_extremes(seen):
         assert finding.check in NAMES
 
 
-def test_a_finding_gets_name_and_remedy_of_its_check(monkeypatch):
-    """The remedy is the page's paragraph on one line, unless the finding has one."""
+def test_a_finding_gets_the_name_of_its_check_and_keeps_its_remedy(monkeypatch):
+    """The paragraph of the page is no remedy of a finding without one."""
     plain = Finding(severity=Severity.info, message="m")
     own = Finding(severity=Severity.info, message="n", remedy="do that")
     use_checks(monkeypatch, some=check(plain, own))
     first, second = checks.run(view())
-    assert (first.check, first.remedy) == ("some", "do something.")
-    assert second.remedy == "do that"
-
-
-def test_a_page_without_remedy_has_none():
-    """A remedy is only what begins with the word."""
-    assert checks.remedy(check(page="A page. Remedy: hidden")) == ""
-
-
-def test_what_is_unknown_gets_only_a_remedy_of_its_own(monkeypatch):
-    """The check's remedy is for its condition, which may not hold."""
-    plain = Finding(severity=Severity.unknown, message="m")
-    own = Finding(severity=Severity.unknown, message="n", remedy="``do`` that")
-    use_checks(monkeypatch, some=check(plain, own))
-    first, second = checks.run(view())
-    assert (first.remedy, second.remedy) == ("", "`do` that")
-
-
-def test_a_check_without_remedy_prints_none(monkeypatch):
-    """Its findings have an empty remedy."""
-    use_checks(monkeypatch, some=check(FOUND, page="A page."))
-    (finding,) = checks.run(view())
-    assert finding.remedy == ""
+    assert (first.check, first.remedy) == ("some", "")
+    assert (second.check, second.remedy) == ("some", "do that")
 
 
 def test_a_check_may_be_a_module(monkeypatch):
@@ -229,7 +210,7 @@ def test_a_check_may_be_a_module(monkeypatch):
     other = module(FOUND)
     use_checks(monkeypatch, some=other)
     (finding,) = checks.run(view(), {"some": {"most": 2}})
-    assert finding.remedy == "do something."
+    assert finding.check == "some"
     assert checks.title(other) == "A page."
     assert checks.settings_of(other) == {"most": 1}
 
@@ -277,8 +258,8 @@ def test_settings_reach_their_check():
         return [f.severity for f in found if f.check == "too_many_partitions"]
 
     assert crowded() == [Severity.warning]
-    assert crowded(excess=1.0) == [Severity.critical]
-    assert crowded(small=100) == []
+    assert crowded(critical_ratio=1.0) == [Severity.critical]
+    assert crowded(min_bytes=100) == []
 
 
 def test_settings_of_unknown_checks_are_refused():
@@ -289,8 +270,8 @@ def test_settings_of_unknown_checks_are_refused():
 
 def test_unknown_settings_are_refused():
     """The error says which settings the check has, or that it has none."""
-    with pytest.raises(ValueError, match="no setting 'nearly'; it has near"):
-        checks.run(view(), {"memory_pressure": {"nearly": 0.1}})
+    with pytest.raises(ValueError, match="no setting 'near'; it has close_fraction"):
+        checks.run(view(), {"memory_pressure": {"near": 0.1}})
     with pytest.raises(ValueError, match="no setting 'near'; it has none"):
         checks.run(view(), {"empty_workers": {"near": 0.1}})
 
@@ -301,11 +282,11 @@ def test_only_critical_findings_of_some_checks_are_errors():
     def error(severity, name):
         return checks.error_of(Finding(severity=severity, message="", check=name))
 
-    assert error(Severity.critical, "differing_boundaries") is AlignmentError
-    assert error(Severity.warning, "differing_boundaries") is None
+    assert error(Severity.critical, "misaligned_partitions") is AlignmentError
+    assert error(Severity.warning, "misaligned_partitions") is None
     assert error(Severity.critical, "memory_pressure") is None
-    assert error(Severity.critical, "other_order") is RefusedError
-    assert error(Severity.critical, "other_type") is None
+    assert error(Severity.critical, "requested_shuffle") is RefusedError
+    assert error(Severity.critical, "requested_type") is None
 
 
 def test_errors_are_of_checks_and_goals_that_exist():
@@ -326,7 +307,7 @@ def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
     assert "the check failed: ZeroDivisionError" in failed.message
     assert "\x1b" not in failed.message
     assert seen.message == "seen"
-    assert (failed.remedy, seen.remedy) == ("", "do something.")
+    assert failed.remedy == ""
     use_checks(monkeypatch, uneven_rows=bad)
     with pytest.raises(ZeroDivisionError):
         checks.run(view())

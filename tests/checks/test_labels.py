@@ -10,7 +10,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks import ERRORS
-from clustertune.checks.labels import missing_classes, row_order
+from clustertune.checks.labels import missing_classes, unshuffled_rows
 from clustertune.core.model import Contents, Severity
 from clustertune.errors import ClassCoverageError
 from clustertune.remote.worker import content
@@ -82,7 +82,7 @@ def test_a_worker_lacks_one():
     (finding,) = find_missing_classes("abc", "a")
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
-    assert "worker 1 lacks 2, for example b" in finding.message
+    assert "on worker 1 2 are missing, for example b" in finding.message
     assert finding.fixed_by == ""
     (finding,) = find_missing_classes("abcabc", "aa", needed=True)
     assert finding.severity is Severity.critical
@@ -109,7 +109,7 @@ def test_whole_partitions_move_where_that_will_do():
 def test_a_worker_without_rows_lacks_all():
     """Where it will need them."""
     (finding,) = find_missing_classes("ab", "ab", homes=(0, 0), needed=True)
-    assert "worker 1 lacks 2" in finding.message
+    assert "on worker 1 2 are missing" in finding.message
 
 
 def test_fewer_rows_than_workers():
@@ -120,10 +120,10 @@ def test_fewer_rows_than_workers():
     assert finding.severity is Severity.critical
     assert finding.message == (
         "class b of y has 2 rows, too few for 3 workers: Any training library needs "
-        "every class on each"
+        "every class on each worker"
     )
     assert finding.fixed_by == ""
-    assert "train on 2 workers, named in workers=" in finding.remedy
+    assert "name only 2 workers in workers=" in finding.remedy
 
 
 def test_labels_of_an_unknown_estimator():
@@ -146,7 +146,7 @@ def test_a_class_of_a_strange_name():
     assert "\x1b" not in finding.message
 
 
-# --- row_order ------------------------------------------------------------------------
+# --- unshuffled_rows ------------------------------------------------------------------
 
 
 def find_row_order(*partitions, homes=(0, 1), needed=None):
@@ -155,7 +155,9 @@ def find_row_order(*partitions, homes=(0, 1), needed=None):
     data = layout(rows, list(homes), ("X", "y"), contents=contents)
     seen = view((), [data])
     workload = replace(seen.goal.workload, random_order=needed)
-    return list(row_order(replace(seen, goal=replace(seen.goal, workload=workload))))
+    return list(
+        unshuffled_rows(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
 
 
 CHANCE = np.random.default_rng(0)
@@ -185,7 +187,7 @@ def test_sorted_labels(kind):
     (finding,) = find_row_order(values[:500], values[500:])
     assert finding.severity is Severity.info
     assert finding.subject == (0, 1)
-    assert finding.evidence["shift"] == 1.0
+    assert finding.evidence["standard_deviations"] == 1.0
     (finding,) = find_row_order(values[:500], values[500:], needed=True)
     assert finding.severity is Severity.warning
     assert find_row_order(values[:500], values[500:], needed=False) == []
@@ -201,8 +203,8 @@ def test_partitions_that_differ_on_one_worker_are_mixed_there():
 def test_what_cannot_be_told():
     """Labels of several columns; data that was not read, or lies nowhere."""
     assert find_row_order(np.ones((9, 2)), np.ones((9, 2))) == []
-    assert list(row_order(view((), [layout([10], [0])]))) == []
-    assert list(row_order(view())) == []
+    assert list(unshuffled_rows(view((), [layout([10], [0])]))) == []
+    assert list(unshuffled_rows(view())) == []
     assert find_row_order(np.zeros(500), np.ones(500), homes=(-1, 0)) == []
 
 
@@ -213,6 +215,6 @@ async def test_live(c, s, a, b):
     await wait([X, y])
     X, y = await clustertune.prepare(c, X, y)
     report = await clustertune.check(c, X, y, deep=True)
-    assert {"row_order"} <= {f.check for f in report.found}
+    assert {"unshuffled_rows"} <= {f.check for f in report.found}
     report = await clustertune.check(c, X, y, deep=True, estimator="xgboost")
-    assert "row_order" not in {f.check for f in report.found}
+    assert "unshuffled_rows" not in {f.check for f in report.found}

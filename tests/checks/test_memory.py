@@ -10,10 +10,10 @@ from clustertune.checks.memory import (
     memory_limits,
     memory_pressure,
     memory_settings,
-    phantom_memory,
+    overcounted_memory,
     spill_space,
     unmanaged_memory,
-    unneeded_keys,
+    unrelated_keys,
 )
 from clustertune.core.model import Severity, Unknown
 from clustertune.testing import details, layout, prefix, runs, survey, view, worker
@@ -118,7 +118,7 @@ def test_near_sets_how_close_is_close():
     """With a smaller distance the same worker is not mentioned."""
     close = worker(0, process=int(2.5 * GIB))
     assert len(find_memory_pressure(close)) == 1
-    assert find_memory_pressure(close, near=0.05) == []
+    assert find_memory_pressure(close, close_fraction=0.05) == []
 
 
 def test_unknown_thresholds_are_said_once_for_each_reason():
@@ -264,17 +264,19 @@ def test_idle_workers_with_much_are_found():
     assert "worker 1 has 3.0 GiB of the limit of 4.0 GiB" in finding.message
 
 
-# --- phantom_memory -------------------------------------------------------------------
+# --- overcounted_memory ---------------------------------------------------------------
 
 
-def find_phantom_memory(*workers):
-    return list(phantom_memory(view(workers)))
+def find_overcounted_memory(*workers):
+    return list(overcounted_memory(view(workers)))
 
 
 def test_silent_where_the_process_has_it():
     """A little more may be managed: numbers are not of the same moment."""
     assert (
-        find_phantom_memory(worker(0), worker(1, process=GIB, managed=GIB + GIB // 8))
+        find_overcounted_memory(
+            worker(0), worker(1, process=GIB, managed=GIB + GIB // 8)
+        )
         == []
     )
 
@@ -282,7 +284,7 @@ def test_silent_where_the_process_has_it():
 def test_silent_where_a_process_is_shared():
     """Workers of one process manage what is partly the others'."""
     assert (
-        find_phantom_memory(
+        find_overcounted_memory(
             worker(0, address="inproc://127.0.0.1/1/2", managed=3 * GIB)
         )
         == []
@@ -291,13 +293,15 @@ def test_silent_where_a_process_is_shared():
 
 def test_counted_twice():
     """A warning only where the worker writes to disk for it."""
-    (finding,) = find_phantom_memory(worker(0, process=GIB, managed=2 * GIB))
+    (finding,) = find_overcounted_memory(worker(0, process=GIB, managed=2 * GIB))
     assert finding.severity is Severity.info
-    (finding,) = find_phantom_memory(worker(0, process=GIB, managed=3 * GIB), worker(1))
+    (finding,) = find_overcounted_memory(
+        worker(0, process=GIB, managed=3 * GIB), worker(1)
+    )
     assert finding.severity is Severity.warning
     assert finding.subject == (0,)
     assert "3.0 GiB of keys" in finding.message
-    (finding,) = find_phantom_memory(
+    (finding,) = find_overcounted_memory(
         worker(0, process=GIB, managed=3 * GIB, target=None)
     )
     assert finding.severity is Severity.info
@@ -389,7 +393,7 @@ def test_growth_is_found_with_the_runs_that_are_left():
     assert "between two runs, after at most 2 more runs" in finding.remedy
     (finding,) = find_memory_growth(1200, 2000, 2800)
     assert (
-        "Run ``clustertune.restart_workers(client)`` before the next run"
+        "Run `clustertune.restart_workers(client, workers=[0])` before the next run"
         in finding.remedy
     )
     (finding,) = find_memory_growth(200, 250, 300, 350)
@@ -426,22 +430,22 @@ def test_memory_that_comes_with_data_is_no_leak():
     assert list(memory_growth(view([worker(0)], runs=loaded))) == []
 
 
-# --- unneeded_keys --------------------------------------------------------------------
+# --- unrelated_keys -------------------------------------------------------------------
 
 
-def find_unneeded_keys(managed, *prefixes, layouts=None):
+def find_unrelated_keys(managed, *prefixes, layouts=None):
     data = layout([1000] * 4, [0, 0, 1, 1])  # 352,000 bytes
     some = [worker(i, managed=managed) for i in range(2)]
     given = [data] if layouts is None else layouts
-    return list(unneeded_keys(view(some, given, survey=survey(prefixes=prefixes))))
+    return list(unrelated_keys(view(some, given, survey=survey(prefixes=prefixes))))
 
 
 def test_silent_where_others_take_little():
     """Of 8 GiB; or nothing was given to compare with; or nobody asked."""
-    assert find_unneeded_keys(GIB // 4) == []
-    assert find_unneeded_keys(3 * GIB, layouts=[]) == []
+    assert find_unrelated_keys(GIB // 4) == []
+    assert find_unrelated_keys(3 * GIB, layouts=[]) == []
     assert (
-        list(unneeded_keys(view([worker(0, managed=3 * GIB)], [layout([1], [0])])))
+        list(unrelated_keys(view([worker(0, managed=3 * GIB)], [layout([1], [0])])))
         == []
     )
 
@@ -453,10 +457,10 @@ def test_other_keys():
         prefix("gone", memory=0, nbytes=9 * GIB),
         prefix("small", memory=1, nbytes=10),
     )
-    (finding,) = find_unneeded_keys(GIB // 2, *kinds)
+    (finding,) = find_unrelated_keys(GIB // 2, *kinds)
     assert finding.severity is Severity.info
     assert "largest kinds of all keys: old (1.0 GiB)" in finding.message
-    (finding,) = find_unneeded_keys(2 * GIB, *kinds)
+    (finding,) = find_unrelated_keys(2 * GIB, *kinds)
     assert finding.severity is Severity.warning
 
 

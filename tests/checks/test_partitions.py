@@ -7,8 +7,8 @@ import pytest
 from clustertune.checks import ERRORS
 from clustertune.checks.partitions import (
     column_chunks,
-    differing_boundaries,
     large_partitions,
+    misaligned_partitions,
     no_rows,
     scattered_data,
     too_few_partitions,
@@ -18,7 +18,7 @@ from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
 from clustertune.testing import collection, layout, snapshot, view, worker
 
-# --- differing_boundaries -------------------------------------------------------------
+# --- misaligned_partitions ------------------------------------------------------------
 
 
 def pair(x, y, label="training data", homes=True, **fields):
@@ -33,7 +33,7 @@ def pair(x, y, label="training data", homes=True, **fields):
 
 def find_differing_boundaries(*layouts):
     """Findings for these layouts."""
-    return list(differing_boundaries(view(layouts=layouts)))
+    return list(misaligned_partitions(view(layouts=layouts)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_silent(layouts):
 
 def test_critical_findings_stop_with_an_alignment_error():
     """Training on labels of other rows must not happen."""
-    assert ERRORS["differing_boundaries"] is AlignmentError
+    assert ERRORS["misaligned_partitions"] is AlignmentError
 
 
 def test_other_boundaries_are_critical():
@@ -71,7 +71,9 @@ def test_other_boundaries_are_critical():
         "pair rows with wrong labels; the first partition that differs is number 1: "
         "100 rows in X, 50 rows in y"
     )
-    assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
+    assert finding.remedy == (
+        "Run `X, y = clustertune.prepare(client, X, y)`, which cuts y where X is cut."
+    )
     assert finding.evidence["same_total"] is True
 
 
@@ -104,7 +106,8 @@ def test_other_totals_are_critical_and_no_cut_helps():
     assert finding.message.startswith(
         "X has 100,000 rows, y has 99,000, so their rows cannot be paired; "
     )
-    assert finding.remedy == "Make X and y from the same rows. No cut can match them."
+    assert finding.remedy.startswith("Find the step that changed the rows of only one")
+    assert "prepare" not in finding.remedy
     assert finding.evidence["same_total"] is False
 
 
@@ -122,31 +125,31 @@ def test_every_member_is_compared():
     [
         (
             ("dataframe", "array"),
-            "y = y.rechunk({0: tuple(X.map_partitions(len).compute())})",
+            "rechunk({0: tuple(X.map_partitions(len).compute())})`.",
         ),
-        (("dataframe", "series"), ""),
+        (("dataframe", "series"), "without rechunk=False."),
     ],
 )
 def test_the_remedy_suits_the_kinds(kinds, remedy):
-    """Frames cannot be cut at given rows: there the page's remedy holds."""
+    """Without cuts by prepare, code cuts arrays; frames cannot be cut at given rows."""
     collections = [
         collection(name, rows, [0, 0], kind=kind)
         for name, rows, kind in zip("Xy", ([1, 3], [2, 2]), kinds, strict=True)
     ]
-    (finding,) = find_differing_boundaries(
-        Layout(label="training data", collections=tuple(collections))
-    )
-    assert finding.remedy == remedy
+    data = Layout(label="training data", collections=tuple(collections))
+    (finding,) = misaligned_partitions(view(layouts=[data], rechunk=False))
+    assert finding.remedy.endswith(remedy)
 
 
 def test_an_eval_set_is_compared_within_itself():
     """The remedy names the collections as the user does."""
     rows = {"eval_set[0].X": [1, 3], "eval_set[0].y": [2, 2]}
     collections = [collection(label, r, [0, 0]) for label, r in rows.items()]
-    (finding,) = find_differing_boundaries(
-        Layout(label="eval_set[0]", collections=tuple(collections))
+    evals = Layout(label="eval_set[0]", collections=tuple(collections))
+    (finding,) = misaligned_partitions(view(layouts=[evals], rechunk=False))
+    assert finding.remedy.endswith(
+        "`y = y.compute_chunk_sizes().rechunk({0: X.compute_chunk_sizes().chunks[0]})`."
     )
-    assert finding.remedy == "y = y.rechunk({0: X.chunks[0]})"
 
 
 @pytest.mark.parametrize("n_partitions", [8, 3])
@@ -161,8 +164,8 @@ def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
     )
     assert finding.severity is Severity.unknown
     assert finding.message == (
-        "whether the training data is cut at the same rows is unknown: rows of X and y "
-        "are learned after loading"
+        "whether the collections of the training data are cut at the same rows is "
+        "unknown: the rows of X and y are known only after loading"
     )
 
 
@@ -178,7 +181,7 @@ def test_counts_of_loaded_partitions_are_what_they_are():
         == "X has 8 partitions, y has 3, so a fit could pair rows with wrong labels"
     )
     assert unknown.severity is Severity.unknown
-    assert unknown.message.endswith("rows of X and y could not be counted")
+    assert unknown.message.endswith("the rows of X and y were not counted")
 
 
 def test_what_is_known_is_compared_although_something_is_not():
@@ -218,7 +221,7 @@ def test_blocks_of_columns_are_critical():
         "eval_set[0].X is cut into 2 blocks of columns, but a fit needs all "
         "columns of a row in one partition"
     )
-    assert finding.remedy == "X = X.rechunk({1: -1})"
+    assert finding.remedy == "Run `X = X.rechunk({1: -1})`."
 
 
 # --- no_rows --------------------------------------------------------------------------
@@ -297,10 +300,10 @@ def test_fewer_partitions_than_workers_are_critical():
     assert finding.severity is Severity.critical
     assert finding.subject == ("X", "y")
     assert finding.message == (
-        "the training data has 2 partitions with rows for 3 workers: 1 worker cannot "
-        "train"
+        "the training data has 2 partitions with rows for 3 workers, so 1 worker "
+        "cannot train"
     )
-    assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
+    assert "`X = X.rechunk({0: 100}); y = y.rechunk({0: 100})`" in finding.remedy
     assert finding.evidence == {"partitions": 2, "workers": 3}
 
 
@@ -321,9 +324,8 @@ def test_the_remedy_suits_frames():
     """Frames are cut into a number of partitions, four for each thread."""
     data = [layout([100], [0], kind="dataframe")]
     (finding,) = too_few_partitions(view(layouts=data))
-    assert finding.remedy == (
-        "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
-    )
+    code = "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
+    assert f"`{code}`" in finding.remedy
 
 
 def test_the_remedy_cuts_as_prepare_would():
@@ -332,11 +334,11 @@ def test_the_remedy_cuts_as_prepare_would():
     threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
     now = snapshot(threads, overhead=1e-3)
     (finding,) = too_few_partitions(view(snapshots=[now], layouts=[layout([600], [0])]))
-    assert finding.remedy == "X = X.rechunk({0: 150}); y = y.rechunk({0: 150})"
+    assert "`X = X.rechunk({0: 150}); y = y.rechunk({0: 150})`" in finding.remedy
     (finding,) = too_few_partitions(
         view(snapshots=[now], layouts=[layout([600], [0])], n_workers=3)
     )
-    assert finding.remedy == "X = X.rechunk({0: 100}); y = y.rechunk({0: 100})"
+    assert "`X = X.rechunk({0: 100}); y = y.rechunk({0: 100})`" in finding.remedy
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 17])
@@ -354,12 +356,12 @@ def test_fewer_rows_than_workers_that_all_need_some():
     seen = replace(seen, goal=replace(seen.goal, workload=exact))
     (finding,) = too_few_partitions(seen)
     assert finding.message == (
-        "the training data has 1 row for 2 workers: Any training library needs as many "
-        "rows on each, and cutting makes no more rows"
+        "the training data has 1 row for 2 workers, but Any training library needs as "
+        "many rows on each worker"
     )
     assert finding.severity is Severity.critical
     assert finding.fixed_by == ""
-    assert finding.remedy == "Name at most 1 worker in workers=."
+    assert finding.remedy.endswith("name at most 1 worker in workers=.")
 
 
 @pytest.mark.parametrize("rechunk", [True, False, 2])
@@ -374,10 +376,10 @@ def test_partitions_that_cannot_be_even_are_information():
     (finding,) = too_few_partitions(view(layouts=[layout([10] * 3, [0, 0, 1])]))
     assert finding.severity is Severity.info
     assert finding.message == (
-        "the training data has 3 partitions, the largest of 10 rows: one of 2 workers "
-        "has 1.33 times its share at best, and the others wait for it"
+        "the training data has 3 partitions, the largest of 10 rows, so one of 2 "
+        "workers has at least 1.33 times its share of rows, and the others wait for it"
     )
-    assert finding.evidence["best"] == pytest.approx(4 / 3)
+    assert finding.evidence["best_imbalance"] == pytest.approx(4 / 3)
 
 
 def test_a_larger_tolerance_accepts_them():
@@ -474,8 +476,8 @@ def test_a_number_that_is_wanted_is_never_critical():
 
 def test_settings_say_what_is_small_and_what_is_excess():
     """Smaller partitions may be allowed, and fewer of them be too many."""
-    assert find_too_many_partitions(partitions(21), small=880) == []
-    (finding,) = find_too_many_partitions(partitions(21), excess=1.0)
+    assert find_too_many_partitions(partitions(21), min_bytes=880) == []
+    (finding,) = find_too_many_partitions(partitions(21), critical_ratio=1.0)
     assert finding.severity is Severity.critical
 
 
@@ -487,8 +489,8 @@ def test_many_partitions_of_unknown_size_are_unknown():
     )
     assert finding.severity is Severity.unknown
     assert finding.message == (
-        "the training data has 21 partitions for 2 threads: their size is unknown: X "
-        "is not loaded, so its size is unknown"
+        "the training data has 21 partitions for 2 threads: whether they are too "
+        "small is unknown: X is not loaded, so its size is unknown"
     )
 
 
@@ -551,7 +553,7 @@ def test_a_large_partition_is_a_warning():
     assert finding.subject == ("X", "y")
     assert finding.message == (
         "a partition of the training data has 1.7 KiB, 44% of the 3.9 KiB that "
-        "worker 1 may use: moving or cutting it takes twice that memory"
+        "worker 1 may use; moving or cutting it takes twice that memory"
     )
     assert finding.evidence == {"partition_bytes": 1760, "limit_bytes": 4000}
 
@@ -560,7 +562,8 @@ def test_fraction_sets_how_large_is_large():
     """Half of a worker may be allowed."""
     data = [layout([20], [0])]
     assert (
-        list(large_partitions(view(workers=WORKERS, layouts=data), fraction=0.5)) == []
+        list(large_partitions(view(workers=WORKERS, layouts=data), max_fraction=0.5))
+        == []
     )
 
 
@@ -588,4 +591,4 @@ def test_without_a_recipe():
     (finding,) = scattered_data(view((), [layout([10, 10], [0, 1], scattered=2)]))
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")
-    assert "4 partitions of X and y are lost if the worker dies" in finding.message
+    assert "4 partitions of X and y are lost if a worker dies" in finding.message

@@ -5,7 +5,7 @@ import pytest
 from clustertune.checks.placement import (
     empty_workers,
     separated_pairs,
-    surplus_copies,
+    surplus_replicas,
     uneven_rows,
 )
 from clustertune.core.model import Severity
@@ -57,7 +57,7 @@ def test_a_worker_without_partitions_is_a_warning():
     assert finding.severity is Severity.warning
     assert finding.subject == (1, 2)
     assert finding.message == (
-        "no rows of the training data on workers 1 and 2: only 1 of 3 workers "
+        "workers 1 and 2 hold no rows of the training data, so only 1 of 3 workers "
         "will train"
     )
 
@@ -90,13 +90,16 @@ def test_workers_that_cannot_have_rows():
     (finding,) = empty_workers(seen)
     assert finding.severity is Severity.warning
     assert finding.message == (
-        "the training data has 2 rows: only 2 of 3 workers will train, without worker 1"
+        "the training data has only 2 rows, so only 2 of 3 workers will train, without "
+        "worker 1"
     )
     assert finding.subject == (1,)
-    assert finding.evidence == {"empty": 1, "workers": 3, "rows": 2}
+    assert finding.evidence == {"empty_workers": 1, "workers": 3, "rows": 2}
     seen = chosen(view(THREE, [layout([4, 4], [0, 2])], rechunk=False))
     (finding,) = empty_workers(seen)
-    assert finding.message.startswith("the training data has 2 partitions: only 2 of 3")
+    assert finding.message.startswith(
+        "the training data has only 2 partitions, so only 2 of 3"
+    )
     assert "Leave out rechunk=" in finding.remedy
 
 
@@ -136,11 +139,11 @@ def test_all_rows_on_one_worker_are_a_warning():
     assert finding.severity is Severity.warning
     assert finding.subject == (1,)
     assert finding.message == (
-        "worker 1 holds 2 times its share of rows: 40 of 40 of the training data; "
-        "moving whole partitions can reduce that to 1"
+        "worker 1 holds 2 times its share of rows (40 of 40 of the training data), so "
+        "the other workers wait for it; moving whole partitions can reduce that to 1"
     )
     assert finding.evidence["imbalance"] == pytest.approx(2.0)
-    assert finding.evidence["best"] == pytest.approx(1.0)
+    assert finding.evidence["best_imbalance"] == pytest.approx(1.0)
 
 
 def test_the_tolerance_is_the_goals():
@@ -171,8 +174,8 @@ def test_rows_on_workers_that_may_not_train_are_a_warning(workers, goal):
     assert finding.severity is Severity.warning
     assert finding.subject == (1,)
     assert finding.message == (
-        "20 rows of the training data on worker 1, which is not running or not in "
-        "workers=, so a fit must move them first"
+        "20 rows of the training data are on worker 1, which is not running or not in "
+        "workers=, so every fit must move them first"
     )
 
 
@@ -180,14 +183,14 @@ def test_rows_of_eval_sets_on_such_workers_are_found_too():
     """A worker that may not train should not hold an eval set either."""
     sets = [layout([10], [0]), layout([5], [1], label="eval_set[0]")]
     (finding,) = uneven_rows(view(layouts=sets, goal_workers=[0]))
-    assert "5 rows of the eval_set[0] on worker 1" in finding.message
+    assert "5 rows of the eval_set[0] are on worker 1" in finding.message
 
 
 def test_no_eligible_worker_is_survived():
     """Rows on paused workers alone are found without dividing by nothing."""
     workers = [worker(0, status="paused")]
     (finding,) = uneven_rows(view(workers=workers, layouts=[layout([10], [0])]))
-    assert finding.evidence == {"rows": 10, "of_rows": 10}
+    assert finding.evidence == {"rows": 10, "total_rows": 10}
 
 
 # --- separated_pairs ------------------------------------------------------------------
@@ -223,16 +226,16 @@ def test_separated_partitions_are_counted_with_what_must_travel():
     assert finding.severity is Severity.warning
     assert finding.subject == ("X", "y")
     assert finding.message == (
-        "2 of 4 partitions (50%) of the training data are split over several workers; "
-        "a fit ships at least 160 B to join them"
+        "2 of 4 partitions (50%) of X and y are split over several workers, so every "
+        "fit sends at least 160 B between workers"
     )
-    assert finding.evidence == {"apart": 2, "partitions": 4, "bytes": 160}
+    assert finding.evidence == {"separated": 2, "partitions": 4, "bytes": 160}
 
 
 def test_a_partition_of_one_row_counts():
     """Only partitions without rows are of no concern."""
     (finding,) = separated_pairs(view(layouts=[layout([1], {"X": [0], "y": [1]})]))
-    assert finding.evidence == {"apart": 1, "partitions": 1, "bytes": 8}
+    assert finding.evidence == {"separated": 1, "partitions": 1, "bytes": 8}
 
 
 def test_every_member_counts():
@@ -248,12 +251,13 @@ def test_every_member_counts():
 
 def test_eval_sets_are_looked_at():
     """An eval set's pairs travel at each fit too."""
-    torn = layout([10], {"X": [0], "y": [1]}, label="eval_set[0]")
+    X, y = "eval_set[0].X", "eval_set[0].y"
+    torn = layout([10], {X: [0], y: [1]}, (X, y), label="eval_set[0]")
     (finding,) = separated_pairs(view(layouts=[layout([10], [0]), torn]))
-    assert "eval_set[0]" in finding.message
+    assert finding.message.startswith("1 of 1 partition (100%) of eval_set[0].X and")
 
 
-# --- surplus_copies -------------------------------------------------------------------
+# --- surplus_replicas -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,14 +269,14 @@ def test_eval_sets_are_looked_at():
         pytest.param([layout([10] * 2, None)], id="not loaded"),
     ],
 )
-def test_surplus_copies_silent(layouts):
+def test_surplus_replicas_silent(layouts):
     """Nothing is said where every key lies on one worker, wherever that is."""
-    assert list(surplus_copies(view(layouts=layouts))) == []
+    assert list(surplus_replicas(view(layouts=layouts))) == []
 
 
 def test_copies_are_counted_by_partition():
     """A partition counts once, however many of its collections have copies."""
     given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
-    (finding,) = surplus_copies(view(layouts=[given]))
+    (finding,) = surplus_replicas(view(layouts=[given]))
     assert finding.severity is Severity.info
-    assert finding.evidence == {"copied": 2, "partitions": 3}
+    assert finding.evidence == {"replicated": 2, "partitions": 3}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertune.checks.threads import blocked_loops, thread_count, thread_pools
+from clustertune.checks.threads import blocked_event_loops, thread_count, thread_pools
 from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
 
@@ -38,7 +38,7 @@ def find_thread_count(*workers, **settings):
         ),
         pytest.param(
             [worker(0, nthreads=15, affinity=frozenset(range(16)), host="h")],
-            id="one of 16 idle: within the slack",
+            id="one of 16 idle: within the tolerance",
         ),
         pytest.param(
             [
@@ -115,16 +115,16 @@ def test_idle_cpus_of_the_schedulers_host_are_information(host, scheduler):
 def test_idle_cpus_of_shared_hosts_are_information():
     """Where other jobs are meant to use the hosts, idle CPUs are not our concern."""
     (finding,) = find_thread_count(
-        worker(0, affinity=ALL, host="10.0.0.7"), shared=True
+        worker(0, affinity=ALL, host="10.0.0.7"), shared_hosts=True
     )
     assert finding.severity is Severity.info
 
 
-def test_slack_allows_more_difference():
-    """With half the CPUs as slack, four of eight threads are enough."""
+def test_tolerance_allows_more_difference():
+    """With half the CPUs as tolerance, four of eight threads are enough."""
     half = worker(0, nthreads=4, affinity=ALL, host="h")
     assert len(find_thread_count(half)) == 1
-    assert find_thread_count(half, slack=0.5) == []
+    assert find_thread_count(half, tolerance=0.5) == []
 
 
 def test_a_thousand_hosts_are_one_finding():
@@ -214,21 +214,21 @@ def test_a_library_that_trains_in_its_pools():
     assert find_thread_pools(1, nthreads=4) == []
 
 
-# --- blocked_loops --------------------------------------------------------------------
+# --- blocked_event_loops --------------------------------------------------------------
 
 
 def test_silent_while_they_tick():
     """A busy machine may be late now and then."""
     some = [worker(0, loop_delay=0.02), worker(1, loop_delay=0.3)]
-    assert list(blocked_loops(view(some, survey=survey()))) == []
-    assert list(blocked_loops(view(some))) == []
+    assert list(blocked_event_loops(view(some, survey=survey()))) == []
+    assert list(blocked_event_loops(view(some))) == []
 
 
 def test_blocked():
     """Of workers, and of the scheduler."""
     some = [worker(0, loop_delay=0.6), worker(1, loop_delay=4.0), worker(2)]
-    workers, scheduler = blocked_loops(view(some, survey=survey(loop_delay=2.0)))
+    workers, scheduler = blocked_event_loops(view(some, survey=survey(loop_delay=2.0)))
     assert workers.severity is scheduler.severity is Severity.warning
     assert workers.subject == (0, 1)
-    assert "4 s between two ticks" in workers.message
+    assert "event loops of workers 0 and 1 are blocked for up to 4 s" in workers.message
     assert scheduler.subject == ("scheduler",)

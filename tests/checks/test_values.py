@@ -5,29 +5,31 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.values import (
-    mixed_numbers,
-    not_finite,
-    text_columns,
-    unlike_categories,
-    wide_numbers,
+    differing_categories,
+    mixed_dtypes,
+    non_numeric_columns,
+    nonfinite_values,
+    wide_dtypes,
 )
 from clustertune.core.model import Contents, Severity
 from clustertune.testing import layout, view
 
-# --- not_finite -----------------------------------------------------------------------
+# --- nonfinite_values -----------------------------------------------------------------
 
 
 def find_not_finite(label, *partitions):
-    contents = Contents(partitions=tuple({"not_finite": list(p)} for p in partitions))
+    contents = Contents(
+        partitions=tuple({"nonfinite_values": list(p)} for p in partitions)
+    )
     data = layout([10] * len(partitions), None, (label,), contents=contents)
-    return list(not_finite(view((), [data])))
+    return list(nonfinite_values(view((), [data])))
 
 
 def test_silent_where_values_are_good():
     """Features may be lacking; and nothing is known that was not asked for."""
     assert find_not_finite("X", (3, 0), (0, 0)) == []
     assert find_not_finite("y", (0, 0)) == []
-    assert list(not_finite(view((), [layout([10], [0])]))) == []
+    assert list(nonfinite_values(view((), [layout([10], [0])]))) == []
 
 
 def test_what_no_fit_can_use():
@@ -46,20 +48,20 @@ def test_what_no_fit_can_use():
     )
 
 
-# --- unlike_categories ----------------------------------------------------------------
+# --- differing_categories -------------------------------------------------------------
 
 
 def find_unlike_categories(*partitions):
     contents = Contents(partitions=tuple({"categories": p} for p in partitions))
     data = layout([10] * len(partitions), None, ("X",), contents=contents)
-    return list(unlike_categories(view((), [data])))
+    return list(differing_categories(view((), [data])))
 
 
 def test_silent_where_they_are_the_same():
     """In every partition, in the same order."""
     assert find_unlike_categories({"a": "['u', 'v']"}, {"a": "['u', 'v']"}) == []
     assert find_unlike_categories({}, {}) == []
-    assert list(unlike_categories(view((), [layout([10], [0])]))) == []
+    assert list(differing_categories(view((), [layout([10], [0])]))) == []
 
 
 def test_other_lists():
@@ -71,12 +73,12 @@ def test_other_lists():
     assert "different categories in 1 column: a" in finding.message
 
 
-# --- text_columns ---------------------------------------------------------------------
+# --- non_numeric_columns --------------------------------------------------------------
 
 
 def find_text_columns(label="X", **types):
     data = layout([10], [0], (label,), kind="dataframe", types=types)
-    return list(text_columns(view((), [data])))
+    return list(non_numeric_columns(view((), [data])))
 
 
 def test_silent_for_numbers():
@@ -100,12 +102,12 @@ def test_categories():
     assert finding.severity is Severity.info
 
 
-# --- mixed_numbers --------------------------------------------------------------------
+# --- mixed_dtypes ---------------------------------------------------------------------
 
 
 def find_mixed_numbers(kind="dataframe", **types):
     data = layout([10], [0], ("X",), kind=kind, types=types)
-    return list(mixed_numbers(view((), [data])))
+    return list(mixed_dtypes(view((), [data])))
 
 
 def test_silent_where_all_are_alike():
@@ -127,13 +129,13 @@ def test_one_wide_column():
     assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
 
 
-# --- wide_numbers ---------------------------------------------------------------------
+# --- wide_dtypes ----------------------------------------------------------------------
 
 
 def find_wide_numbers(kept, itemsize=8, rows=10**8):
     seen = view((), [layout([rows], [0], itemsize=itemsize)])
     workload = replace(seen.goal.workload, feature_bytes=kept)
-    return list(wide_numbers(replace(seen, goal=replace(seen.goal, workload=workload))))
+    return list(wide_dtypes(replace(seen, goal=replace(seen.goal, workload=workload))))
 
 
 def test_silent_where_it_does_not_matter():
@@ -145,7 +147,7 @@ def test_silent_where_it_does_not_matter():
         == []
     )
     assert find_wide_numbers(4, itemsize=None) == []
-    assert list(wide_numbers(view())) == []
+    assert list(wide_dtypes(view())) == []
 
 
 def test_half_would_do():

@@ -21,16 +21,16 @@ from clustertune.operations.history import record as history
 
 def test_dask_knows_the_defaults() -> None:
     """They can be listed, and set by any spelling that Dask accepts."""
-    assert dask.config.get("clustertune.checks.memory_pressure.near") == 0.1
-    with dask.config.set({"clustertune.checks.memory-pressure.near": 0.2}):
-        assert checks.configured()["memory_pressure"]["near"] == 0.2
+    assert dask.config.get("clustertune.checks.memory_pressure.close_fraction") == 0.1
+    with dask.config.set({"clustertune.checks.memory-pressure.close-fraction": 0.2}):
+        assert checks.configured()["memory_pressure"]["close_fraction"] == 0.2
 
 
 def test_the_environment() -> None:
     """The names are those in the documentation of checks."""
-    name = "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR"
+    name = "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION"
     assert collect_env({name: "0.2"}) == {
-        "clustertune": {"checks": {"memory_pressure": {"near": 0.2}}}
+        "clustertune": {"checks": {"memory_pressure": {"close_fraction": 0.2}}}
     }
 
 
@@ -39,7 +39,7 @@ def test_the_environment() -> None:
     [
         "DASK_CLUSTERTUNE__HISTORY__JOB",
         "DASK_CLUSTERTUNE__REASON",
-        "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR",
+        "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION",
         "CLUSTERTUNE_BROWSER",
         "DASK_CLUSTERTUNER",
     ],
@@ -62,10 +62,13 @@ def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("CLUSTERTUNE__HISTORY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
         ("dask_clustertune__reason", "mean DASK_CLUSTERTUNE__REASON?)"),
         (
-            "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESURE__NEAR",
-            "mean DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR?)",
+            "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESURE__CLOSE_FRACTION",
+            "mean DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION?)",
         ),
-        ("DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__FAR", "settings here are near"),
+        (
+            "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__FAR",
+            "settings here are close_fraction",
+        ),
         ("DASK_CLUSTERTUNE__CHECKS__NO_ROWS__MOST", "settings here are none"),
         ("DASK_CLUSTERTUNE__X\x1b[31m", "DASK_CLUSTERTUNE__X\\x1b[31m sets nothing"),
     ],
@@ -89,7 +92,11 @@ def test_misspelt_variables(
     [
         ("HISTORY__KEEP", "many", "clustertune.history.keep='many' must be a whole"),
         ("HISTORY", "5", "clustertune.history=5 must be a mapping"),
-        ("CHECKS__MEMORY_PRESSURE__NEAR", "0,1", "must be a number of at least 0"),
+        (
+            "CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION",
+            "0,1",
+            "must be a number of at least 0",
+        ),
     ],
 )
 def test_malformed_variables(
@@ -144,12 +151,20 @@ def test_a_setting_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("memory_pressure.near", "far", "near='far' must be a number of at least 0"),
-        ("memory_pressure.near", -1, "must be a number of at least 0, like 0.1"),
-        ("memory_pressure.near", True, "must be a number"),
-        ("memory_pressure.near", 10**400, "must be a number"),
-        ("thread_count.shared", 1, "must be True or False, like False"),
-        ("memory_pressure.far", 1, "has no setting 'far'; it has near"),
+        (
+            "memory_pressure.close_fraction",
+            "far",
+            "close_fraction='far' must be a number of at least 0",
+        ),
+        (
+            "memory_pressure.close_fraction",
+            -1,
+            "must be a number of at least 0, like 0.1",
+        ),
+        ("memory_pressure.close_fraction", True, "must be a number"),
+        ("memory_pressure.close_fraction", 10**400, "must be a number"),
+        ("thread_count.shared_hosts", 1, "must be True or False, like False"),
+        ("memory_pressure.far", 1, "has no setting 'far'; it has close_fraction"),
         ("divination.most", 1, "there is no check 'divination'; checks are"),
     ],
 )
@@ -168,7 +183,7 @@ def test_a_heading_with_nothing_below(name: str) -> None:
     """An empty section in a file sets nothing, and defaults hold."""
     with dask.config.set({f"clustertune.{name}": None}):
         checks.configured()
-        assert checks.setting("memory_growth", "least") == 0.01
+        assert checks.setting("memory_growth", "min_fraction") == 0.01
         assert history.configured().keep == 10_000
     with (
         dask.config.set({f"clustertune.{name}": "x"}),

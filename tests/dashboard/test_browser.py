@@ -125,7 +125,9 @@ async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
                 Worker(address, name="new", nthreads=1),
             ):
                 # this test blocks the event loop of the worker
-                with dask.config.set({"clustertune.checks.blocked_loops.most": 60.0}):
+                with dask.config.set(
+                    {"clustertune.checks.blocked_event_loops.max_seconds": 60}
+                ):
                     await tab.shows("1 worker on 1 host", "Ready")
                 assert tab.complaints == []
 

@@ -58,7 +58,7 @@ async def test_data_is_looked_at_and_left(c, s, a, b):
     y = da.ones(400, chunks=200)
     tasks = set(s.tasks)
     report = await clustertune.check(c, X, y)
-    assert {"unloaded_data", "differing_boundaries"} <= names(report)
+    assert {"unloaded_data", "misaligned_partitions"} <= names(report)
     assert set(s.tasks) == tasks
     assert len(a.data) == 4
     assert not b.data
@@ -81,7 +81,7 @@ async def test_what_else_is_there(c, s, a, b):
         pd.DataFrame({"a": [1.0] * 8, "t": ["u"] * 8}), npartitions=2
     )
     report = await clustertune.check(c, frame)
-    assert "text_columns" in names(report, Severity.warning)
+    assert "non_numeric_columns" in names(report, Severity.warning)
     del actor
 
 
@@ -90,7 +90,7 @@ async def test_data_in_graphs_and_without_recipe(c, s, a, b):
     """A graph that carries an array; partitions that were sent."""
     big = da.from_array(np.zeros((3_000_000, 1)), chunks=(1_000_000, 1))
     report = await clustertune.check(c, big)
-    assert "embedded_data" in names(report)
+    assert "data_in_graph" in names(report)
     partitions = await c.scatter([np.zeros(5), np.ones(5)])
     X = da.Array(
         dict(zip([("x", 0), ("x", 1)], partitions, strict=True)),
@@ -141,8 +141,8 @@ async def test_deep(c, s, a, b):
     source = dd.from_pandas(frame, npartitions=5)
     X, y, qid = source[["a"]], source["y"], source["q"]
     report = await clustertune.check(c, X, y, qid=qid, deep=True)
-    assert "not_finite" in names(report, Severity.warning)
-    assert "not_finite" not in names(await clustertune.check(c, X, y))
+    assert "nonfinite_values" in names(report, Severity.warning)
+    assert "nonfinite_values" not in names(await clustertune.check(c, X, y))
     X, y = c.persist([da.ones((40, 2), chunks=(20, 2)), da.arange(40, chunks=20) // 20])
     await wait([X, y])
     X, y = await clustertune.prepare(c, X, y, rechunk=False)
@@ -185,7 +185,7 @@ async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
     # the module has no clock of its own; if it gets one, this one is wrong
     monkeypatch.setattr(monitor, "time", lambda: time() + 10_000, raising=False)
     report = await clustertune.check(c)
-    assert "silent_workers" not in names(report)
+    assert "unresponsive_workers" not in names(report)
 
 
 @gen_cluster(client=True, nthreads=TWO)

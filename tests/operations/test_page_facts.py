@@ -71,7 +71,7 @@ def test_findings_of_processes_say_of_which() -> None:
         for check, who in (
             ("memory_growth", (1,)),
             ("thread_count", (1,)),
-            ("blocked_loops", ("scheduler",)),
+            ("blocked_event_loops", ("scheduler",)),
         )
     }
     told = page_facts.facts(view(workers), every.values())["findings"]["found"]

@@ -252,7 +252,7 @@ async def test_one_partition_for_two_workers(c, s, a, b):
     """Without cutting one worker trains; the report says why and what to do."""
     p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
     (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
-    assert "has 1 partition: only 1 of 2 workers will train" in idle.message
+    assert "only 1 partition, so only 1 of 2 workers will train" in idle.message
     assert "Leave out rechunk=" in idle.remedy
 
 

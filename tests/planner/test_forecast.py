@@ -198,12 +198,18 @@ def test_the_cheapest_come_first() -> None:
     frugal, more, larger = forecast.ways(
         view(some, [lazy(1000 * MIB)], workload=FRUGAL)
     )
-    assert frugal.text == "XGBoost (hist) (DaskQuantileDMatrix): 1.5 GiB on the fullest"
-    assert more.text == "4 workers of this size (n_workers=4): 1.3 GiB on the fullest"
+    assert frugal.text == (
+        "train with DaskQuantileDMatrix (XGBoost (hist)) and "
+        '`X = clustertune.prepare(client, X, estimator="xgboost").X` '
+        "(then at most 1.5 GiB per worker)"
+    )
+    assert more.text == (
+        '`X = clustertune.prepare(client, X, estimator="t", n_workers=4).X` '
+        "(then at most 1.3 GiB per worker)"
+    )
     assert larger.text == (
-        "a memory limit of 3.0 GiB for each that lacks memory "
-        '(clustertune.resize_workers(client, memory_limit="3.0 GiB")): '
-        "2.1 GiB on the fullest"
+        '`clustertune.resize_workers(client, memory_limit="3.0 GiB")` '
+        "(then at most 2.1 GiB per worker)"
     )
 
 
@@ -215,8 +221,9 @@ def test_a_combination_is_the_least() -> None:
     assert more.change == Change(release=True, n_workers=2)
     assert first.change == Change(float32=True, release=True)
     assert first.text == (
-        'dtype="float32" and 700 B of other keys released '
-        "(clustertune.release_data(client, keep=[X, y])): 550 B on the fullest"
+        "`clustertune.release_data(client, keep=[X])` for 700 B and "
+        '`X = clustertune.prepare(client, X, estimator="t", dtype="float32").X` '
+        "(then at most 550 B per worker)"
     )
     seen = view([small(0, managed=700, process=800)], [lazy(600)], workload=profile)
     more, _ = forecast.ways(seen)
@@ -228,7 +235,7 @@ def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
     """Without memory on the host, or a nanny, the text has the limit but no call."""
     full = small(0, **lack)
     text = forecast.ways(view([full], [lazy(600)], workload=TRIPLE))[-1].text
-    assert text.startswith("a memory limit of 2.7 KiB for each that lacks memory: ")
+    assert text.startswith("start workers with --memory-limit 2.7KiB (")
 
 
 def test_only_columns_of_eight_bytes_become_smaller() -> None:

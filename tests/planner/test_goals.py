@@ -10,18 +10,20 @@ from clustertune.errors import RefusedError
 from clustertune.planner import goals
 from clustertune.planner.goals import (
     ERRORS,
-    other_number,
-    other_order,
-    other_type,
+    requested_partitions,
+    requested_shuffle,
+    requested_type,
     unloaded_data,
 )
 from clustertune.testing import collection, layout, view
 
-# --- other_number ---------------------------------------------------------------------
+# --- requested_partitions -------------------------------------------------------------
 
 
 def find_other_number(rows, wanted):
-    return list(other_number(view(layouts=[layout(rows, None)], rechunk=wanted)))
+    return list(
+        requested_partitions(view(layouts=[layout(rows, None)], rechunk=wanted))
+    )
 
 
 def test_silent_without_a_number():
@@ -32,7 +34,7 @@ def test_silent_without_a_number():
 
 def test_silent_without_data():
     """Nothing is cut where nothing was given."""
-    assert list(other_number(view(rechunk=3))) == []
+    assert list(requested_partitions(view(rechunk=3))) == []
 
 
 def test_silent_when_there_are_so_many():
@@ -47,24 +49,24 @@ def test_others_are_found():
         (finding,) = find_other_number(rows, 3)
         assert finding.severity is Severity.info
         assert finding.fixed_by == "rechunk"
-        assert finding.evidence == {"partitions": len(rows), "wanted": 3}
+        assert finding.evidence == {"partitions": len(rows), "requested_partitions": 3}
 
 
-# --- other_order ----------------------------------------------------------------------
+# --- requested_shuffle ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["", "sort"])
 def test_silent_where_no_shuffle_was_asked_for(order):
     """Whether rows are to be sorted is another question."""
-    assert list(other_order(view((), [layout([10], [0])], order=order))) == []
-    assert list(other_order(view(order="rows"))) == []
+    assert list(requested_shuffle(view((), [layout([10], [0])], order=order))) == []
+    assert list(requested_shuffle(view(order="rows"))) == []
 
 
 @pytest.mark.parametrize("order", ["rows", "partitions"])
 def test_a_shuffle_that_was_asked_for(order):
     """Of the training data; once it is done the goal has it no more."""
     valid = layout([5], [0], ("Xv", "yv"), label="eval_set[0]")
-    (finding,) = other_order(view((), [layout([10], [0]), valid], order=order))
+    (finding,) = requested_shuffle(view((), [layout([10], [0]), valid], order=order))
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")
     what = {"rows": "rows", "partitions": "partitions"}[order]
@@ -76,15 +78,15 @@ def test_a_shuffle_that_was_asked_for(order):
 def test_more_rows_than_can_be_shuffled(rows, refused):
     """NumPy would raise an error of its own; whole partitions can be shuffled."""
     data = layout([rows - 5, 5], [0, 0])
-    (finding,) = other_order(view((), [data], order="rows"))
+    (finding,) = requested_shuffle(view((), [data], order="rows"))
     assert (finding.severity is Severity.critical) == refused
     assert bool(finding.fixed_by) != refused
-    assert ERRORS["other_order"] is RefusedError
-    (partitions,) = other_order(view((), [data], order="partitions"))
+    assert ERRORS["requested_shuffle"] is RefusedError
+    (partitions,) = requested_shuffle(view((), [data], order="partitions"))
     assert partitions.fixed_by == "shuffle"
 
 
-# --- other_type -----------------------------------------------------------------------
+# --- requested_type -------------------------------------------------------------------
 
 
 ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)
@@ -93,7 +95,7 @@ ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)
 def find_other_type(**overrides):
     data = layout([10, 10], [0, 1])
     X = collection("X", [10, 10], [0, 1], **overrides)
-    return list(other_type(view(layouts=[layout([10], None), data, _with(X)])))
+    return list(requested_type(view(layouts=[layout([10], None), data, _with(X)])))
 
 
 def _with(X):
@@ -114,7 +116,11 @@ def test_what_must_change_is_found():
         assert finding.severity is Severity.info
         assert finding.subject == ("X",)
         assert finding.message == "X is not an Array of float32"
-        assert finding.evidence == {"kind": kind, "wanted": "array", "dtype": "float32"}
+        assert finding.evidence == {
+            "type": kind,
+            "requested_type": "array",
+            "requested_dtype": "float32",
+        }
         assert finding.fixed_by == "rechunk"
 
 
@@ -134,8 +140,8 @@ def test_all_that_is_not_loaded_is_one_finding():
     assert finding.severity is Severity.info
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
     assert finding.message == (
-        "eval_set[0].X and eval_set[0].y are not in memory; prepare persists "
-        "them together in one call"
+        "eval_set[0].X and eval_set[0].y are not in memory, so every fit "
+        "would load them again"
     )
 
 
@@ -146,7 +152,7 @@ def test_what_is_read_once_stays():
     for persist, stays in ((None, True), (True, False)):
         goal = replace(seen.goal, workload=once, persist=persist)
         (finding,) = unloaded_data(replace(seen, goal=goal))
-        stay = finding.message.endswith("Incremental reads it once, so it stays lazy")
+        stay = finding.message.endswith("stay lazy, since Incremental reads data once")
         assert stay is stays
 
 
@@ -156,7 +162,10 @@ def test_what_is_read_once_stays():
 def test_goals_that_are_not_met():
     """Findings have the names of their goals, as reports show them."""
     seen = view((), [layout([10] * 4, [0] * 4)], order="rows", rechunk=3)
-    assert [f.check for f in goals.unmet(seen)] == ["other_number", "other_order"]
+    assert [f.check for f in goals.unmet(seen)] == [
+        "requested_partitions",
+        "requested_shuffle",
+    ]
     assert goals.unmet(view((), [layout([10] * 4, [0] * 4)])) == ()
     assert goals.unmet(view()) == ()
 
@@ -165,5 +174,5 @@ def test_goals_are_no_findings_of_checks():
     """Nothing is wrong with the cluster."""
     seen = view((), [layout([10] * 4, None)], rechunk=3)
     names = {f.check for f in goals.unmet(seen)}
-    assert names == {"other_number", "unloaded_data"}
+    assert names == {"requested_partitions", "unloaded_data"}
     assert not names & {f.check for f in checks.run(seen)}

@@ -371,8 +371,9 @@ def test_prepared_for_any_library(client: Any) -> None:
     dX, dy = (placed(client, cut(x, n, 600 - n), (A, B)) for x in (X, y))
     with dask.config.set({"clustertune.prepare.tolerance": 0.5}):
         p = clustertune.prepare(client, dX, dy)
-    assert "pass estimator=" in str(p.report).splitlines()[0]
+    assert "prepared for any library" in str(p.report)
+    assert "estimator=model" in str(p.report)
     naive = lgb.DaskLGBMClassifier(client=client, **OPTIONS).fit(p.X, p.y)
     assert len(naive.classes_) == 1
     p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMClassifier)
-    assert "pass estimator=" not in str(p.report)
+    assert "prepared for any library" not in str(p.report)

@@ -118,4 +118,4 @@ def test_fit_learns_the_right_labels(client: Any) -> None:
     model = dxgb.DaskXGBRegressor(**options)
     assert clustertune.fit(client, model, dX, dy) is model
     assert error(model) < 1.1 * alone
-    assert "differing_boundaries" in {f.check for f in model.clustertune_report_.found}
+    assert "misaligned_partitions" in {f.check for f in model.clustertune_report_.found}

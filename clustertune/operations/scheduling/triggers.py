@@ -137,7 +137,7 @@ class Condition:
         """Plain values for the scheduler plugin."""
         least = 0.0
         if self.kind == "leak":  # growth per run, as a fraction of the memory limit
-            least = float(checks.setting("memory_growth", "least"))
+            least = float(checks.setting("memory_growth", "min_fraction"))
         return {
             "kind": self.kind,
             "check": self.check,

@@ -20,13 +20,16 @@ def each(look: Callable[[Any], dict[str, Any]], partitions: list[Any]) -> list[A
 
 def features(partition: Any) -> dict[str, Any]:
     """Values of features that are not finite, and categories by column."""
-    return {"not_finite": _not_finite(partition), "categories": _categories(partition)}
+    return {
+        "nonfinite_values": _not_finite(partition),
+        "categories": _categories(partition),
+    }
 
 
 def labels(partition: Any) -> dict[str, Any]:
     """Labels that are not finite, the count of each class, and moments."""
     return {
-        "not_finite": _not_finite(partition),
+        "nonfinite_values": _not_finite(partition),
         "classes": _classes(partition),
         "moments": _moments(partition),
     }
@@ -103,13 +106,13 @@ def classes(partition: Any, most: int) -> dict[str, Any]:
         "classes": found,
         "positions": rows,
         "moments": None if _is_masked(partition) else _moments(labels),
-        "not_finite": _not_finite(partition),
+        "nonfinite_values": _not_finite(partition),
     }
 
 
 def moments(partition: Any) -> dict[str, Any]:
     """Rows, sum and sum of squares of numeric labels, and missing values."""
-    return {"moments": _moments(partition), "not_finite": _not_finite(partition)}
+    return {"moments": _moments(partition), "nonfinite_values": _not_finite(partition)}
 
 
 def types(partition: Any) -> dict[str, Any]:

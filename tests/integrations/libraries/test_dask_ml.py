@@ -90,7 +90,7 @@ def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> Non
     dX = dd.from_dask_array(X, columns=list("abcde")) if "X" in frames else X
     dy = dd.from_dask_array(y, columns="y")
     p = clustertune.prepare(client, dX, dy, estimator=model)
-    said = {f.message for f in p.report.found if f.check == "other_type"}
+    said = {f.message for f in p.report.found if f.check == "requested_type"}
     assert "y is not an Array of float64" in said
     np.testing.assert_array_equal(p.X.compute(), X.compute())
     np.testing.assert_allclose(model.fit(*p).coef_, expected, rtol=1e-3)

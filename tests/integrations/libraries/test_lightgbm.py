@@ -58,7 +58,7 @@ def test_lacking_labels(client: Any, kind: Any) -> None:
     X = dd.from_dask_array(X, list("abcde"), index=y.index)
     model = kind(client=client, **OPTIONS)
     X, y = prepared = clustertune.prepare(client, X, y, estimator=model)
-    (finding,) = [f for f in prepared.report.left if f.check == "not_finite"]
+    (finding,) = [f for f in prepared.report.left if f.check == "nonfinite_values"]
     assert finding.severity is Severity.critical
     lacking = int(y.isna().sum().compute())
     assert finding.message.startswith(f"y has {lacking} missing labels, on which a fit")
@@ -142,7 +142,7 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
     model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
     p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
     assert p.eval_set[0][0] is p.X
-    assert "unshared_evals" in {f.check for f in p.report.left}
+    assert "unreplicated_eval_sets" in {f.check for f in p.report.left}
     model.fit(p.X, p.y, **p.fit_kwargs)
     assert [len(x["l2"]) for x in model.evals_result_.values()] == [3]
     model.set_params(early_stopping_round=2)

@@ -202,7 +202,7 @@ def test_bad_conditions(text: object, message: str) -> None:
 
 def test_growth_of_a_leak() -> None:
     """The threshold is the setting of the check."""
-    with dask.config.set({"clustertune.checks.memory_growth.least": 0.25}):
+    with dask.config.set({"clustertune.checks.memory_growth.min_fraction": 0.25}):
         assert Condition(kind="leak").plain()["least"] == 0.25
     assert Condition(kind="leak").plain()["least"] == 0.01
 

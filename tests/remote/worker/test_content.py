@@ -21,13 +21,13 @@ FRAME = pd.DataFrame(
 def test_features():
     """Lacking and infinite values of all columns, and lists of categories."""
     found = content.features(FRAME)
-    assert found["not_finite"] == [3, 1]
+    assert found["nonfinite_values"] == [3, 1]
     assert found["categories"] == {"c": "['u', 'v']"}
     array = np.array([[1, np.nan], [np.inf, -np.inf]])
-    assert content.features(array) == {"not_finite": [1, 2], "categories": {}}
-    assert content.features(np.arange(4))["not_finite"] == [0, 0]
+    assert content.features(array) == {"nonfinite_values": [1, 2], "categories": {}}
+    assert content.features(np.arange(4))["nonfinite_values"] == [0, 0]
     objects = np.array([[None, "a"], [np.nan, pd.NA], [pd.NaT, 3]], dtype=object)
-    assert content.features(objects)["not_finite"] == [4, 0]
+    assert content.features(objects)["nonfinite_values"] == [4, 0]
 
 
 @pytest.mark.parametrize(

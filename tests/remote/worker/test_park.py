@@ -178,7 +178,7 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
     async with Nanny(s.address, nthreads=1, name="new"):
         await c.wait_for_workers(1)
         found = await clustertune.check(c)
-        (finding,) = [f for f in found.found if f.check == "parked_keys"]
+        (finding,) = [f for f in found.found if f.check == "unfinished_restarts"]
         assert "keeps " in finding.message
         report = await clustertune.restart_workers(c)
         assert report.status == "done", str(report)
@@ -195,9 +195,9 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     before = await clustertune.check(c, X)
     await park.open_parking(nanny, NAME, 0, 60)
     after = await clustertune.check(c, X)
-    known = {f.check for f in before.found} | {"blocked_loops"}  # as it may happen
+    known = {f.check for f in before.found} | {"blocked_event_loops"}  # may happen
     new = [f for f in after.found if f.check not in known or NAME in f.subject]
-    assert [f.check for f in new] == ["parked_keys"], new
+    assert [f.check for f in new] == ["unfinished_restarts"], new
     await closed(s)
 
 
