@@ -155,12 +155,11 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
         _work(run), lambda: run.journal.status(call.dry_run), page_facts.facts
     )
     cluster = run.cluster
-    now = replace(call, given=cluster.given)
     # the goal with the ids of workers that the call found, and without finished parts
-    checked = replace(now, goal=run.journal.views[-1].goal, look=LookOptions())
+    goal = run.journal.views[-1].goal
+    checked = replace(call, given=cluster.given, goal=goal, look=LookOptions())
     context = PrepareContext(
         client=call.client,
-        prepare=partial(_prepare, replace(now, dry_run=False), estimator),
         verify=partial(_verify, checked),
         put_bounds_back=cluster.put_bounds_back,
         workload=call.goal.workload,
@@ -393,14 +392,17 @@ LeaseHeldError
     >>> with clustertune.prepare(client, X, y) as (X, y):           # doctest: +SKIP
     ...     model.fit(X, y)
     """
-    companions = {
-        "sample_weight": sample_weight,
-        "qid": qid,
-        "group": group,
-        "base_margin": base_margin,
-        "init_score": init_score,
-    }
-    given = inputs.gather(X, y, others, companions, eval_set)
+    given = inputs.gather(
+        X,
+        y,
+        *others,
+        sample_weight=sample_weight,
+        qid=qid,
+        group=group,
+        base_margin=base_margin,
+        init_score=init_score,
+        eval_set=eval_set,
+    )
     calling.check_client(client, given)
     profile = libraries.choose(estimator)
     inputs.refuse_sizes(given, profile)

@@ -24,10 +24,9 @@ from clustertune.operations.journal import Journal
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareContext:
-    """What ``Prepared`` needs to verify, apply or hold; not the old collections."""
+    """What ``Prepared`` needs to verify or hold; not the old collections."""
 
     client: Client
-    prepare: Callable[[], Awaitable[Prepared]]
     verify: Callable[[Journal], Awaitable[Report]]
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
     workload: Profile
@@ -151,17 +150,6 @@ class Prepared(Block):
             another worker, or a worker lacks its replica of an eval set.
         """
         return self._context.client.sync(self._context.verify, self._journal)
-
-    def apply(self) -> Any:
-        """Carry out a dry run: look again, plan again, and act.
-
-        Returns
-        -------
-        Prepared
-            As of ``prepare`` without ``dry_run`` (awaitable with an asynchronous
-            client).
-        """
-        return self._context.client.sync(self._context.prepare)
 
     # --- hold -------------------------------------------------------------------------
 
