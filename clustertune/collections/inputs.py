@@ -96,12 +96,15 @@ NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
 
 def gather(
     X: Any,
-    y: Any,
-    others: Sequence[Any],
-    companions: dict[str, Any],
-    eval_set: Any,
+    y: Any = None,
+    *others: Any,
+    eval_set: Any = None,
+    optional: bool = False,
+    **companions: Any,
 ) -> Inputs:
     """Check and group the arguments of ``prepare``.
+
+    With ``optional`` all of them may be None.
 
     Raises
     ------
@@ -110,6 +113,10 @@ def gather(
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
+    if optional and X is None:
+        if any(x is not None for x in (y, *others, eval_set, *companions.values())):
+            raise TypeError("X is None but other data is given; give X, too")
+        return NOTHING
     if y is None and others:
         raise TypeError("y is None but collections follow it; give y, or name them")
     sizes: dict[str, Any] = {}
@@ -158,8 +165,7 @@ def of_rows(collections: Sequence[Any]) -> Inputs:
     """Return inputs of row-aligned collections without known roles."""
     if not collections:
         return NOTHING
-    X, y, *others = (*collections, None) if len(collections) == 1 else collections
-    return gather(X, y, others, {}, None)
+    return gather(*collections)
 
 
 def _add(

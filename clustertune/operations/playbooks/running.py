@@ -26,7 +26,6 @@ from distributed import Client
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
-from clustertune.collections.inputs import COMPANIONS
 from clustertune.core import arguments, model
 from clustertune.core.counts import Done
 from clustertune.core.model import (
@@ -159,17 +158,12 @@ def run_playbook(
         "init_score": init_score,
         "eval_set": eval_set,
     }
-    data = None
-    if X is not None:
-        data = GivenData(client=client, given=given)
-        check_client(client, data.gather())
-    elif any(x is not None for x in given.values()):
-        raise TypeError("X is None but other data is given; give X too")
+    check_client(client, inputs.gather(**given, optional=True))
     values = {key: str(value) for key, value in (settings or {}).items()}
     job = PlaybookRun(
         client=client,
         playbook=library.read(playbook, values),
-        data=data,
+        data=None if X is None else GivenData(client=client, given=given),
         estimator=estimator,
         dry_run=dry_run,
         progress=progress,
@@ -228,26 +222,19 @@ class GivenData:
     given: dict[str, Any]  # arguments of ``prepare``
     prepared: Prepared | None = None
 
-    def gather(self) -> inputs.Inputs:
-        """Return the present collections; wrong ones raise TypeError or ValueError."""
-        companions = {name: self.given[name] for name in COMPANIONS}
-        eval_set = self.given["eval_set"] or None
-        return inputs.gather(self.given["X"], self.given["y"], (), companions, eval_set)
-
     async def inputs(self) -> inputs.Inputs:
-        return self.gather()
+        return inputs.gather(**self.given)
 
     async def prepare(self, **options: Any) -> Report:
         preparing: Any = prepare
-        given = self.given | {"eval_set": self.given["eval_set"] or None}
-        done: Prepared = await preparing(self.client, **given, **options)
+        done: Prepared = await preparing(self.client, **self.given, **options)
         if not options.get("dry_run"):
             self.prepared = done
             self.given = {name: getattr(done, name) for name in self.given}
         return done.report
 
     async def release(self, *, dry_run: bool, **options: Any) -> Report:
-        every = [x.collection for x in self.gather()]
+        every = [x.collection for x in await self.inputs()]
         releasing: Any = release.release_collections
         report: Report = await releasing(
             self.client, *every, dry_run=dry_run, **options
@@ -263,9 +250,7 @@ class PublishedData:
     names: tuple[str, ...]
 
     async def inputs(self) -> inputs.Inputs:
-        X, *rest = await publishing.collections(self.client, self.names)
-        y, *others = rest or [None]
-        return inputs.gather(X, y, others, {}, None)
+        return inputs.gather(*await publishing.collections(self.client, self.names))
 
     async def prepare(self, **options: Any) -> Report:
         prepare: Any = publishing.prepare_datasets
