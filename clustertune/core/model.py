@@ -505,7 +505,11 @@ class Cluster(Protocol):
 
 
 class Action(Protocol):
-    """The contract of a module in ``actions/``."""
+    """The contract of a module in ``actions/``.
+
+    A module may also have ``needless(step, view)``. It is called before each step, and
+    returns why the step is not needed any more; empty if it is needed.
+    """
 
     def propose(self, findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         """Return steps that fix findings (pure)."""

@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from clustertune import actions
-from clustertune.actions import restart
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -104,7 +103,7 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        needless = restart.needless(step, view)
+        needless = actions.needless(step, view)
         if needless:
             record(Outcome(step=step, status="not needed", reason=needless))
             continue

@@ -262,8 +262,6 @@ class MemoryCluster:
             members=tuple(self._reordered(m, shuffle, orders, homes) for m in members),
         )
         self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
-        if not shuffle.by and not number:
-            self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
@@ -279,8 +277,6 @@ class MemoryCluster:
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         self.calls.append(f"restart {restart.id}")
-        tried = self.goal.restarted | {restart.id}
-        self.goal = replace(self.goal, restarted=tried)
         if restart.address not in self.workers:
             return Result(nbytes=0, undone="it is gone")
         before, old = self.moved, self.workers[restart.address]
@@ -300,8 +296,6 @@ class MemoryCluster:
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
-        trimmed = self.goal.trimmed | set(trim.workers.values())
-        self.goal = replace(self.goal, trimmed=trimmed)
         return Result(nbytes=0)
 
     async def release(self, release: Release, notify: Notify) -> Result:

@@ -248,7 +248,7 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "release_inputs": maybe(0.15, True),
         "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
         "memory_fraction": maybe(0.2, 0.1, 1.0),
-        "strict": maybe(0.1, True),
+        "raises": maybe(0.1, True),
         "only": maybe(
             0.1, {"rebalance"}, {"load"}, {"rechunk", "rebalance"}, {"restart"}
         ),

@@ -143,7 +143,7 @@ def test_pause() -> None:
     assert homes(cluster, "X") == [{at(0)}] * 4
 
 
-def test_persist() -> None:
+def test_load() -> None:
     """Lazy data is loaded round robin or by ``arrives``; loaded data stays."""
     loaded = layout(ROWS, [2] * 4).members[0]
     data = layout(ROWS, None)
@@ -153,13 +153,13 @@ def test_persist() -> None:
         ({"arrives": lambda n, w: np.full(n, w - 1)}, [2] * 4),
     ):
         cluster = three(data, **how)
-        asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
+        asyncio.run(cluster.load(ANYWHERE, lambda *_: None))
         assert homes(cluster, "y") == [{at(i)} for i in expected]
         assert homes(cluster, "X") == [{at(2)}] * 4
         assert cluster.calls == ["load"]
 
 
-def test_persist_on_named_workers() -> None:
+def test_load_on_named_workers() -> None:
     """Partitions are loaded on the named worker, or on another one if it is gone."""
     cluster = three(layout(ROWS, None))
     cluster.kill(at(2))
@@ -169,7 +169,7 @@ def test_persist_on_named_workers() -> None:
     assert homes(cluster, "X") == [{at(i)} for i in (1, 0, 0, 1)]
 
 
-def test_persist_refuses_data_that_does_not_fit() -> None:
+def test_load_refuses_data_that_does_not_fit() -> None:
     """No data is loaded in that case; data that fits is loaded."""
     cluster = three(layout(ROWS, None))
     total = 88 * sum(ROWS)
@@ -183,10 +183,10 @@ def test_persist_refuses_data_that_does_not_fit() -> None:
     assert all(m.loaded for m in look(cluster).layouts[0].members)
 
 
-def test_persist_measures_rows_and_bytes() -> None:
+def test_load_measures_rows_and_bytes() -> None:
     """Loaded data has its predicted bytes."""
     cluster = three(layout(ROWS, None))
-    asyncio.run(cluster.persist(ANYWHERE, lambda *_: None))
+    asyncio.run(cluster.load(ANYWHERE, lambda *_: None))
     X, y = look(cluster).layouts[0].members
     assert X.loaded
     assert y.loaded
