@@ -631,7 +631,8 @@ def test_what_is_done_is_done(start: View) -> None:
 
 def test_the_goal_is_an_input() -> None:
     """The cluster in memory keeps the goal; the journal derives the finished parts."""
-    start = view(workers(2), [layout(ROWS, [0, 1] * 6)], restart=True, order="rows")
+    data = layout([10] * 4, [0, 1] * 2)
+    start = view(workers(2), [data], restart=True, order="rows")
     cluster = MemoryCluster(start)
     journal = run(cluster)
     assert cluster.goal is start.goal

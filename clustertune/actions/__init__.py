@@ -35,8 +35,8 @@ def others() -> Mapping[str, Action]:
 
 def needless(step: Step, view: View) -> str:
     """Why a step is not needed any more; empty if it is or may be."""
-    action = available().get(step.action)
-    return str(action.needless(step, view)) if hasattr(action, "needless") else ""
+    decide = getattr(available().get(step.action), "needless", None)
+    return decide(step, view) if decide else ""
 
 
 def _own() -> Mapping[str, Action]:

@@ -1,9 +1,10 @@
 """Worker memory: thresholds, free memory, leaks, and the need for a restart (pure).
 
-The free memory of a worker has one definition here. :func:`ceiling` is the process
-memory at which Dask first acts, :func:`space` is what is left below it for any keys,
-and :func:`room` is what is left for the given data. A worker's memory consists of the
-given data, Dask's other keys, and unmanaged memory. Only the given data can be moved.
+:func:`ceiling` is the process memory at which Dask first acts. :func:`space` is the
+free memory below it for any keys, by the rule ``core.rules.free_bytes`` that the
+scheduler plugin applies, too. :func:`room` is the free memory for the given data. A
+worker's memory consists of the given data, Dask's other keys, and unmanaged memory.
+Only the given data can be moved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.rules import Left, step
+from clustertune.core.rules import Left, free_bytes, step
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner.layouts import held_bytes
@@ -117,13 +118,8 @@ def ceiling(worker: WorkerSnapshot, limit: int | None = None) -> int:
 
 
 def space(worker: WorkerSnapshot, most: int) -> float:
-    """Return the free bytes below a ceiling of the process; infinite if it is 0.
-
-    The process memory is from the last heartbeat; the bytes of keys are current.
-    """
-    if not most:
-        return math.inf
-    return max(0.0, most - max(worker.process, worker.counted))
+    """Return the free bytes below a ceiling of the process; infinite if it is 0."""
+    return free_bytes(most, worker.process, worker.counted)
 
 
 def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:

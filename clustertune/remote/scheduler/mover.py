@@ -33,6 +33,7 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
+from clustertune.core.rules import free_bytes
 from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
@@ -240,19 +241,15 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         """Whether a key has room: only one large key may exceed the bytes in flight."""
         if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
             return False
-        ceiling = self.ceilings.get(target.address, 0)
-        return not ceiling or self._expected(target) + nbytes <= ceiling
-
-    def _expected(self, target: Any) -> Any:
-        """Bytes of process memory once the keys in flight have arrived.
-
-        The scheduler knows the process memory as of the last heartbeat, and the sizes
-        of keys as of this moment. The larger of the two views counts.
-        """
         address = target.address
         managed, process = counted_bytes(target), target.memory.process
         unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
-        return max(process, unmanaged + managed) + self.inbound[address]
+        return nbytes <= free_bytes(
+            self.ceilings.get(address, 0),
+            process,
+            unmanaged + managed,
+            self.inbound[address],
+        )
 
     def _finish(self, key: Any, reason: str = "") -> None:
         flight = self.flying.pop(key)
