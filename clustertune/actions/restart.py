@@ -252,7 +252,7 @@ def _step(
             ceilings=ceilings,
             wait=wait,
             collections=groups,
-            beside=tuple(w.address for w in batch if w.id != worker.id),
+            concurrent=tuple(w.address for w in batch if w.id != worker.id),
             parking=True,
         ),
     )

@@ -32,7 +32,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations.planfile import Call
+from clustertune.operations.planfile import PlannedCall
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "
@@ -206,7 +206,7 @@ def scale(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, Call(verb="scale", options=options), form, consent)
+    change(target, PlannedCall(verb="scale", options=options), form, consent)
 
 
 @click.command(
@@ -229,9 +229,11 @@ def trim(
     change(target, _call_on("trim", workers, {}), form, consent)
 
 
-def _call_on(verb: str, workers: tuple[str, ...], options: Mapping[str, Any]) -> Call:
+def _call_on(
+    verb: str, workers: tuple[str, ...], options: Mapping[str, Any]
+) -> PlannedCall:
     """Return a call on the named workers, or on all workers."""
-    return Call(verb=verb, options={"workers": list(workers) or None, **options})
+    return PlannedCall(verb=verb, options={"workers": list(workers) or None, **options})
 
 
 # --- data -----------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def release(
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options = {"include_other_clients": include_other_clients}
-    call = Call(verb="release", names=prefixes, options=options)
+    call = PlannedCall(verb="release", names=prefixes, options=options)
     change(target, call, form, consent)
 
 
@@ -413,7 +415,12 @@ def prepare(
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
     options["workers"] = list(workers) or None
-    change(target, Call(verb="prepare", names=datasets, options=options), form, consent)
+    change(
+        target,
+        PlannedCall(verb="prepare", names=datasets, options=options),
+        form,
+        consent,
+    )
 
 
 # --- plan, ask, change ----------------------------------------------------------------
@@ -423,10 +430,10 @@ def prepare(
 class Instead:
     """The context object of ``clustertune plan``: handles a call without making it."""
 
-    do: Callable[[Target, Call, str, Consent], None]
+    do: Callable[[Target, PlannedCall, str, Consent], None]
 
 
-def change(target: Target, call: Call, form: str, consent: Consent) -> None:
+def change(target: Target, call: PlannedCall, form: str, consent: Consent) -> None:
     """Make a call, or only plan it as a command of ``clustertune plan``."""
     instead = click.get_current_context().find_object(Instead)
     if instead is not None:

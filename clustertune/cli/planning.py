@@ -120,7 +120,7 @@ def _store(
     output: str | None,
     expires: float,
     target: Target,
-    call: planfile.Call,
+    call: planfile.PlannedCall,
     form: str,
     consent: Consent,
 ) -> None:

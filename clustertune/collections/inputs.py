@@ -26,6 +26,7 @@ from clustertune.collections.conversion import (
     fixed_bytes,
     group_numbers,
     number_bytes,
+    requested,
     value_bytes,
 )
 from clustertune.core.model import Conversion, Goal, Int64s, Key, Member, Profile
@@ -331,7 +332,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     Raises
     ------
     ValueError
-        An argument is missing, or contradicts another one.
+        An argument is missing or contradicts another one, or a conversion would change
+        values.
     """
     if "y" in inputs.training:
         _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
@@ -361,6 +363,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
             "it; leave one of them out"
         )
+    for x in inputs:
+        requested(x.label, x.collection, goal)  # raises if it would change values
 
 
 def _refuse_byte_order(given: Given) -> None:

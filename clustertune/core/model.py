@@ -331,7 +331,7 @@ class Restart:
     ceilings: Mapping[str | int, int]  # greatest process memory of the others, by id
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
-    beside: tuple[str, ...] = ()  # addresses of workers that restart at the same time
+    concurrent: tuple[str, ...] = ()  # addresses of workers that restart with it
     size: Size | None = None  # None: unchanged
     #: greatest process memory under a lower limit: with all keys, while they return
     lines: tuple[int, int] = (0, 0)  # 0: no limit

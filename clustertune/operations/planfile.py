@@ -47,7 +47,6 @@ NEVER = {
     "allow_any_env",  # a file must not set variables that run code
     "client",
     "dry_run",
-    "estimator",
     "keep",
     "progress",
     "reason",
@@ -60,7 +59,7 @@ NEVER = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class PlannedCall:
     """One call of a function that changes a cluster, without the client."""
 
     verb: str
@@ -132,7 +131,9 @@ def options_of(verb: str) -> Mapping[str, Any]:
     }
 
 
-def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Call:
+def checked(
+    verb: str, names: tuple[str, ...], options: Mapping[str, Any]
+) -> PlannedCall:
     """Make a call whose arguments are equal after a file was written and read."""
     for name in names:
         if not isinstance(name, str):
@@ -141,7 +142,7 @@ def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Ca
                 "publish the data and give its name"
             )
     plain = {name: _as_json(name, value) for name, value in options.items()}
-    call = Call(verb=verb, names=names, options=plain)
+    call = PlannedCall(verb=verb, names=names, options=plain)
     call.refuse_unknown()
     return call
 
@@ -187,7 +188,7 @@ class StoredPlan:
     expires: float
     by: str
     reason: str
-    call: Call
+    call: PlannedCall
     seen: Fingerprint
     report: Report
 

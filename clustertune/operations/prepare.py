@@ -18,16 +18,21 @@ from distributed import Client
 
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import RESTARTABLE, LiveCluster, LookOptions
-from clustertune.collections import conversion, inputs
+from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.core.report import Report
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
-from clustertune.operations import call as calling
-from clustertune.operations import execution, page_facts
-from clustertune.operations.call import Call, Run
+from clustertune.operations import page_facts
+from clustertune.operations.call import (
+    Call,
+    RunningCall,
+    approve_plan,
+    check_client,
+    execute,
+)
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
 from clustertune.planner import goals, layouts, suitability, verification
@@ -72,7 +77,7 @@ async def tune(
         if stalled == MAX_STALLED_ROUNDS or number == MAX_ROUNDS:
             break
         begun = len(journal.outcomes)
-        await execution.execute(
+        await execute(
             plan,
             journal.views[-1],
             cluster,
@@ -122,7 +127,7 @@ async def _plan(
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_unfixed(found, view)
-    execution.approve_plan(view, found, plan)
+    approve_plan(view, found, plan)
     return plan
 
 
@@ -150,7 +155,7 @@ def _refuse(findings: Iterable[Finding]) -> None:
 
 
 async def _prepare(call: Call, estimator: object) -> Prepared:
-    run = Run(call)
+    run = RunningCall(call)
     report = await run.finish(
         _work(run), lambda: run.journal.status(call.dry_run), page_facts.facts
     )
@@ -170,7 +175,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
     return Prepared(cluster.given, run.journal, report, context)
 
 
-async def _work(run: Run) -> None:
+async def _work(run: RunningCall) -> None:
     call, cluster, journal = run.call, run.cluster, run.journal
     await cluster.open(call.workers, needs=call.needs)
     if call.dry_run:
@@ -191,7 +196,7 @@ async def _work(run: Run) -> None:
 
 
 async def _verify(call: Call, journal: Journal) -> Report:
-    run, start = Run(call), monotonic()
+    run, start = RunningCall(call), monotonic()
     await run.cluster.open(call.workers)
     now = suitability.chosen(await _settled(run.cluster))
     run.journal.add(now, checks.run(now, run.settings))
@@ -403,7 +408,7 @@ LeaseHeldError
         init_score=init_score,
         eval_set=eval_set,
     )
-    calling.check_client(client, given)
+    check_client(client, given)
     profile = libraries.choose(estimator)
     inputs.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
@@ -431,8 +436,6 @@ LeaseHeldError
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")
     inputs.refuse_unfit(given, goal)
-    for x in given:
-        conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
     prepared: Prepared = client.sync(
         _prepare,
         Call(

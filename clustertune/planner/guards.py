@@ -189,7 +189,7 @@ def _no_place(
     restart: Restart, burden: Burden, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
-    batch = [workers[a] for a in restart.beside if a in workers]
+    batch = [workers[a] for a in restart.concurrent if a in workers]
     needed = burden.nbytes + sum(w.burden.nbytes for w in batch if w.burden)
     free = None
     # workers restarted earlier in this plan have other addresses, so ids are compared

@@ -134,7 +134,7 @@ class Limits:
         drops = [s.args for s in steps if isinstance(s.args, model.Drop)]
         # retired workers do not come back, so all of them are away in the end
         retired = sum(restart.retire for restart in restarts)
-        together = [1 + len(restart.beside) for restart in restarts]
+        together = [1 + len(restart.concurrent) for restart in restarts]
         away = max([retired, *together, *(len(drop.workers) for drop in drops)])
         ids = {restart.id for restart in restarts}
         ids |= {id for drop in drops for id in drop.workers.values()}
