@@ -23,8 +23,9 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import inspection, main, running
+from clustertune.cli import inspection, main, planning, running
 from clustertune.core.model import Severity
+from clustertune.operations import planfile
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
@@ -32,16 +33,16 @@ from tests.processes import soon, workers_of
 COMMANDS = (
     "apply",
     "check",
+    "dashboard",
     "demo",
     "explain",
     "history",
-    "dashboard",
     "plan",
     "playbooks",
     "prepare",
+    "recreate",
     "release",
     "report",
-    "recreate",
     "resize",
     "restart",
     "run",
@@ -128,6 +129,30 @@ def test_help_needs_no_dask() -> None:
     )
     assert done.stdout.startswith("Usage: ")
     assert done.stderr == "set()\n"
+
+
+def test_help_and_explanations_start_fast() -> None:
+    """No `VERB --help` and no `explain` imports distributed, pandas or Bokeh."""
+    code = """
+import sys
+from clustertune.cli import COMMANDS, main
+for line in (["explain"], ["explain", "uneven_rows"], *([v, "-h"] for v in COMMANDS)):
+    try:
+        main(line, standalone_mode=False)
+    except SystemExit as error:
+        assert not error.code, line
+    heavy = {m.partition(".")[0] for m in sys.modules}
+    heavy &= {"distributed", "pandas", "bokeh", "pyarrow", "sklearn"}
+    assert not heavy, (line, heavy)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=120, check=True
+    )
+
+
+def test_every_change_can_be_planned() -> None:
+    """`clustertune plan` has a command for each call that a plan can contain."""
+    assert planning.plan.table.keys() == planfile.VERBS.keys()
 
 
 def test_as_a_module() -> None:
@@ -264,7 +289,10 @@ def test_version() -> None:
         (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
         (["size", "--parquet", "x", "--rows", "3"], "both were given"),
         (["size", "--parquet", "/no/such"], "has no Parquet file"),
-        (["size", "--rows", "3", "--columns", "2", "--workload", "x"], "known are"),
+        (
+            ["size", "--rows", "3", "--columns", "2", "--workload", "x"],
+            "is no known workload",
+        ),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
@@ -531,7 +559,7 @@ def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
     """Wrong usage; the line names the known workloads."""
     result = run("check", "--workload", "x", cluster.scheduler_address)
     assert result.exit_code == 2
-    assert "known are: generic" in result.stderr
+    assert "choose from generic" in result.stderr
 
 
 def test_watch(cluster: LocalCluster) -> None:

@@ -82,7 +82,7 @@ def test_the_schema() -> None:
         ),
         (["run", "observe", "--set", "x=1"], "--set x=1: 'x' is not in this playbook"),
         (["run", "observe"], "which cluster? give ADDRESS"),
-        (["run", "observe", "--workload", "x"], "known are"),
+        (["run", "observe", "--workload", "x"], "is no known workload"),
         (["run", "before-training", "a"], "give X and y, or --dataset NAME"),
         (["run", "between-runs", "a"], "no question can be answered: give --yes"),
         (["playbooks", "x"], "unknown playbook 'x'"),

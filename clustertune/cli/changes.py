@@ -6,10 +6,9 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from distributed import Client
 from tabulate import tabulate
 
 from clustertune.cli import FAILED, REFUSED, examples
@@ -27,12 +26,17 @@ from clustertune.cli.running import (
 )
 from clustertune.cli.scheduling import Later, between_runs, with_later
 from clustertune.core import arguments
-from clustertune.core.model import Holding
-from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
-from clustertune.monitor import inquiry, monitor
-from clustertune.operations.planfile import PlannedCall
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.core.model import Holding
+    from clustertune.core.report import Report
+    from clustertune.operations.planfile import PlannedCall
+
+T = TypeVar("T")
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "
@@ -112,7 +116,7 @@ def resize(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, _call_on("resize", workers, options), form, consent)
+    change(target, "resize", _on_workers(workers, options), form, consent)
 
 
 @click.command(
@@ -173,7 +177,7 @@ def restart(
         "drop_data": drop_data,
         "include_other_clients": include_other_clients,
     }
-    change(target, _call_on("restart", workers, options), form, consent)
+    change(target, "restart", _on_workers(workers, options), form, consent)
 
 
 @click.command(
@@ -206,7 +210,7 @@ def scale(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, PlannedCall(verb="scale", options=options), form, consent)
+    change(target, "scale", options, form, consent)
 
 
 @click.command(
@@ -226,14 +230,12 @@ def trim(
     consent: Consent,
 ) -> None:
     """Return unused memory of workers to the operating system."""
-    change(target, _call_on("trim", workers, {}), form, consent)
+    change(target, "trim", _on_workers(workers, {}), form, consent)
 
 
-def _call_on(
-    verb: str, workers: tuple[str, ...], options: Mapping[str, Any]
-) -> PlannedCall:
-    """Return a call on the named workers, or on all workers."""
-    return PlannedCall(verb=verb, options={"workers": list(workers) or None, **options})
+def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for the named workers, or for all workers."""
+    return {"workers": list(workers) or None, **options}
 
 
 # --- data -----------------------------------------------------------------------------
@@ -271,11 +273,12 @@ def release(
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options = {"include_other_clients": include_other_clients}
-    call = PlannedCall(verb="release", names=prefixes, options=options)
-    change(target, call, form, consent)
+    change(target, "release", options, form, consent, names=prefixes)
 
 
 async def _holdings(client: Client) -> tuple[Holding, ...]:
+    from clustertune.monitor import inquiry, monitor
+
     await monitor.open_door(client, await monitor.identify(client))
     found = [h for h in await inquiry.holdings(client, ()) if h.keys]
     return tuple(sorted(found, key=lambda h: -h.nbytes))
@@ -415,12 +418,7 @@ def prepare(
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
     options["workers"] = list(workers) or None
-    change(
-        target,
-        PlannedCall(verb="prepare", names=datasets, options=options),
-        form,
-        consent,
-    )
+    change(target, "prepare", options, form, consent, names=datasets)
 
 
 # --- plan, ask, change ----------------------------------------------------------------
@@ -433,21 +431,53 @@ class Instead:
     do: Callable[[Target, PlannedCall, str, Consent], None]
 
 
-def change(target: Target, call: PlannedCall, form: str, consent: Consent) -> None:
+def change(
+    target: Target,
+    verb: str,
+    options: Mapping[str, Any],
+    form: str,
+    consent: Consent,
+    names: tuple[str, ...] = (),
+) -> None:
     """Make a call, or only plan it as a command of ``clustertune plan``."""
+    from clustertune.operations.planfile import PlannedCall
+
+    call = PlannedCall(verb=verb, names=names, options=options)
     instead = click.get_current_context().find_object(Instead)
     if instead is not None:
         instead.do(target, call, form, consent)
     else:
-        carry_out(target, call.make, call.refused, form, consent)
+        carry_out_call(target, call, call.make, form, consent)
+
+
+def carry_out_call(
+    target: Target,
+    call: PlannedCall,
+    make: Callable[..., Awaitable[Report]],
+    form: str,
+    consent: Consent,
+) -> None:
+    """Plan a call, ask, make it, and exit with the code of its report."""
+
+    def code(report: Report) -> int:
+        if report.status == "planned":
+            return REFUSED if call.refused(report) else 0
+        return 0 if report.status in ("done", "fine") else FAILED
+
+    def acts(plan: Report) -> bool:
+        return bool(plan.steps) and not call.refused(plan)
+
+    carry_out(target, make, form, consent, acts=acts, code=code)
 
 
 def carry_out(
     target: Target,
-    make: Callable[..., Awaitable[Report]],
-    is_refused: Callable[[Report], bool],
+    make: Callable[..., Awaitable[T]],
     form: str,
     consent: Consent,
+    *,
+    acts: Callable[[T], bool],
+    code: Callable[[T], int],
 ) -> None:
     """Show the plan, ask, carry it out, and exit with the code of the result.
 
@@ -455,20 +485,25 @@ def carry_out(
     ----------
     make
         Makes the call with a client, ``dry_run`` and ``progress``.
-    is_refused
-        Returns whether a plan refuses all steps.
+    acts
+        Returns whether a plan has something to carry out.
+    code
+        Returns the exit code of a plan or a result.
     """
 
-    def call(client: Client, dry: bool) -> Awaitable[Report]:
-        return told_usage(make(client, dry_run=dry, progress=consent.progress))
+    def call(dry: bool) -> T:
+        def work(client: Client) -> Awaitable[T]:
+            return told_usage(make(client, dry_run=dry, progress=consent.progress))
+
+        return run(target, work)
+
+    def end(result: T) -> None:
+        click.echo(rendered(result, form))
+        sys.exit(code(result))
 
     if consent.dry_run or not consent.yes:
-        plan = run(target, lambda client: call(client, True))
-        refused = is_refused(plan)
-        if consent.dry_run or refused or not plan.steps:
-            click.echo(rendered(plan, form))
-            sys.exit(REFUSED if refused else 0)
+        plan = call(dry=True)
+        if consent.dry_run or not acts(plan):
+            end(plan)
         consent.ask(str(plan))
-    done = run(target, lambda client: call(client, False))
-    click.echo(rendered(done, form))
-    sys.exit(0 if done.status in ("done", "fine") else FAILED)
+    end(call(dry=False))

@@ -64,7 +64,7 @@ class PlannedCall:
 
     verb: str
     names: tuple[str, ...] = ()  # data sets of prepare: X, y, others; or prefixes
-    options: Mapping[str, Any] = field(default_factory=dict)  # values as in JSON
+    options: Mapping[str, Any] = field(default_factory=dict)  # JSON, if it is stored
 
     def __str__(self) -> str:
         defaults = options_of(self.verb)
@@ -101,20 +101,24 @@ class PlannedCall:
         arguments.variables("options.env", self.options.get("env"))
 
     def refused(self, planned: Report) -> bool:
-        """Whether the call would refuse to do what a dry run has planned.
-
-        ``prepare`` skips refused steps and does the others. Other calls do no step if
-        one is refused.
-        """
-        states = {step.status for step in planned.steps}
-        in_part = self.verb == "prepare" and "planned" in states
-        return "refused" in states and not in_part
+        """Whether the call would refuse to do what a dry run has planned."""
+        return is_refused(planned, in_part=self.verb == "prepare")
 
     async def make(self, client: Client, **how: Any) -> Report:
         """Call the function in the client's event loop."""
         work: Any = VERBS[self.verb](client, *self.names, **self.options, **how)
         report: Report = await work
         return report
+
+
+def is_refused(planned: Report, *, in_part: bool = False) -> bool:
+    """Whether a call would refuse to do what a dry run has planned.
+
+    ``in_part``: as ``prepare``, which skips refused steps and does the others. Other
+    calls do no step if one is refused.
+    """
+    states = {step.status for step in planned.steps}
+    return "refused" in states and not (in_part and "planned" in states)
 
 
 @cache

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -232,6 +234,21 @@ def _drops_replicas(view: View) -> bool:
     return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
 
 
+# --- calls of playbooks ---------------------------------------------------------------
+
+_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
+
+
+@contextmanager
+def limited_to(phase: str) -> Iterator[None]:
+    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
+    token = _phases.set(frozenset((phase,)))
+    try:
+        yield
+    finally:
+        _phases.reset(token)
+
+
 # --- the public functions -------------------------------------------------------------
 
 
@@ -262,7 +279,6 @@ def prepare(
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
-    _only: Collection[str] | None = None,
 ) -> Prepared:
     """Prepare a cluster and data for a fit: all workers, even rows, paired partitions.
 
@@ -349,7 +365,9 @@ def prepare(
         None: to stderr in a terminal or notebook, otherwise to the log ``clustertune``.
         True or False: always or never to stderr. Or a function ``(text, fraction)``.
     timeout
-        Seconds, or a duration such as ``"10 minutes"``, for the whole call.
+        Seconds, or a duration such as ``"10 minutes"``, for the whole call. At the
+        limit, the call waits at most 10 s more until copies in flight have arrived and
+        a restart that has begun is undone.
 
     Returns
     -------
@@ -431,7 +449,7 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raises=arguments.on_low_memory("on_low_memory", on_low_memory),
-        only=frozenset(_only or ()),
+        only=_phases.get(),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")

@@ -150,7 +150,7 @@ def test_all_mistakes_are_reported() -> None:
         "p.yaml:8: steps[1].holds: holds='soon' must be a duration, like \"30s\", or 0"
     )
     assert second == (
-        "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: persist, "
+        "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: load, "
         "rebalance, rechunk, release, resize, restart, scale, trim (did you mean "
         "restart?)"
     )

@@ -240,7 +240,7 @@ async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(client=True, nthreads=TWO)
 async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     """Wrong arguments raise errors before any step."""
-    with pytest.raises(ValueError, match="is to persist, rechunk, rebalance, and no"):
+    with pytest.raises(ValueError, match="is to load, rechunk, rebalance, and no"):
         await clustertune.run_playbook(c, "before-training")
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.run_playbook(c, "observe", y=da.ones(3))

@@ -12,6 +12,7 @@ import yaml
 
 import clustertune
 from clustertune import checks
+from clustertune.operations.planfile import VERBS
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.playbooks.schema import ON_DATA, READERS, own_actions
 
@@ -44,7 +45,7 @@ def test_shipped_playbooks(path: Path) -> None:
         "check: [memory, uneven_rows]",
         "{do: restart, when: memory_growth, holds: 0, with: {workers: named}}",
         "{do: resize, with: {memory_limit: 4 GiB, env: {OMP_NUM_THREADS: '2'}}}",
-        "{do: rechunk, with: {rechunk: 8, dtype: float32, to: array, tolerance: 0}}",
+        "{do: rechunk, with: {rechunk: 8, dtype: float32, to: array}}",
         "{do: release, with: {prefixes: [sum], include_other_clients: true}}",
         "{do: scale, with: {n_workers: 3, wait: 90, timeout: 2 minutes}}",
     ],
@@ -124,9 +125,7 @@ def test_arguments_of_actions() -> None:
     """Each is an argument of the function, and none loses data."""
     for name, options in own_actions().items():
         keys = set(options["properties"])
-        function = (
-            clustertune.prepare if name in ON_DATA else getattr(clustertune, name)
-        )
+        function = clustertune.prepare if name in ON_DATA else VERBS[name]
         assert keys <= set(inspect.signature(function).parameters), name
         assert keys <= set(READERS)
         assert not {"drop_data", "allow_any_env"} & keys
