@@ -14,12 +14,12 @@ from typing import Any
 KEYS_PER_TURN = 2000  # keys that are handled in one turn of the event loop
 
 Key = Any
-Run = tuple[Any, ...]
+KeyRange = tuple[Any, ...]
 
 
-def pack(keys: Sequence[Key]) -> list[Run]:
+def pack(keys: Sequence[Key]) -> list[KeyRange]:
     """Pack keys into ranges; :func:`unpack` returns the same keys in the same order."""
-    runs: list[Run] = []
+    runs: list[KeyRange] = []
     start = 0
     while start < len(keys):
         stop = _end_of_range(keys, start)
@@ -34,7 +34,7 @@ def pack(keys: Sequence[Key]) -> list[Run]:
     return runs
 
 
-def unpack(runs: Sequence[Run]) -> Iterator[Key]:
+def unpack(runs: Sequence[KeyRange]) -> Iterator[Key]:
     """Iterate over the keys of packed ranges."""
     for run in runs:
         if run[0] == "list":
@@ -45,7 +45,7 @@ def unpack(runs: Sequence[Run]) -> Iterator[Key]:
                 yield (name, i, *tail)
 
 
-def count(runs: Sequence[Run]) -> int:
+def count(runs: Sequence[KeyRange]) -> int:
     """Count the keys of packed ranges."""
     return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
 
@@ -66,7 +66,7 @@ class Places:
     Ranges stay packed, because callers look up few of a hundred thousand keys.
     """
 
-    def __init__(self, collections: Iterable[Sequence[Run]]) -> None:
+    def __init__(self, collections: Iterable[Sequence[KeyRange]]) -> None:
         self._ranges: dict[Key, list[tuple[int, int, int]]] = {}
         self._listed: dict[Key, int] = {}
         for runs in collections:

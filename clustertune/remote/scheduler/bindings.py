@@ -18,7 +18,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.remote.keys import Run, in_turns, unpack
+from clustertune.remote.keys import KeyRange, in_turns, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Bindings:
         self.kept: dict[str, set[Any]] = {}  # keys
         self.ending: set[asyncio.Task[int]] = set()
 
-    async def unknown(self, runs: Sequence[Run]) -> set[Any]:
+    async def unknown(self, runs: Sequence[KeyRange]) -> set[Any]:
         """The packed keys that the scheduler does not know.
 
         A graph binds only new tasks. Known tasks, and their bindings, belong to an

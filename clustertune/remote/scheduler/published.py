@@ -14,7 +14,7 @@ from typing import Any
 
 from dask.utils import stringify
 
-from clustertune.remote.keys import Run, unpack
+from clustertune.remote.keys import KeyRange, unpack
 from clustertune.remote.scheduler.state import is_gone
 
 KEYS_PER_CHANGE = 1000  # keys of which a name wants or releases in one turn
@@ -43,7 +43,7 @@ class PublishedNames:
     async def replace(
         self,
         owner: str,
-        new: Sequence[tuple[str, Sequence[Run], Any]],
+        new: Sequence[tuple[str, Sequence[KeyRange], Any]],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
         """Replace the data of names, and publish noted entries under other names.

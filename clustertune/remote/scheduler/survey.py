@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.keys import Run, in_turns, unpack
+from clustertune.remote.keys import KeyRange, in_turns, unpack
 from clustertune.remote.scheduler.bindings import unmet_summary
 from clustertune.remote.scheduler.published import shared_names
 from clustertune.remote.scheduler.state import COMING, WAITING, is_gone, memory_of
@@ -34,7 +34,7 @@ MAX_PREFIXES = 5  # of the tasks of a worker
 
 
 async def look(
-    scheduler: Any, collections: Sequence[Sequence[Run]]
+    scheduler: Any, collections: Sequence[Sequence[KeyRange]]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Memory of all workers; holders and bytes of packed keys.
 
@@ -52,7 +52,7 @@ async def look(
 
 
 async def _holders(
-    scheduler: Any, packed: Sequence[Run], index: dict[Any, int]
+    scheduler: Any, packed: Sequence[KeyRange], index: dict[Any, int]
 ) -> dict[str, Any]:
     nbytes, partitions, holders = array("q"), array("q"), array("q")
     scattered = 0
@@ -75,7 +75,7 @@ async def _holders(
     }
 
 
-async def wanted_by_others(scheduler: Any, keys: Sequence[Run], owner: str) -> int:
+async def wanted_by_others(scheduler: Any, keys: Sequence[KeyRange], owner: str) -> int:
     """Count packed keys that other clients want.
 
     A published data set counts as a client, which wants its keys.
@@ -88,7 +88,9 @@ async def wanted_by_others(scheduler: Any, keys: Sequence[Run], owner: str) -> i
     return count
 
 
-async def claims(scheduler: Any, owner: str, keys: Sequence[Run]) -> dict[str, bytes]:
+async def claims(
+    scheduler: Any, owner: str, keys: Sequence[KeyRange]
+) -> dict[str, bytes]:
     """Packed keys that will not be in memory, or that the owner does not want.
 
     Positions as bytes of int64 arrays. Nothing computes a released key unless a graph
@@ -108,7 +110,7 @@ async def claims(scheduler: Any, owner: str, keys: Sequence[Run]) -> dict[str, b
 
 
 async def chunk_types(
-    dask_scheduler: Any, chunks: Mapping[str, Sequence[Run]]
+    dask_scheduler: Any, chunks: Mapping[str, Sequence[KeyRange]]
 ) -> dict[str, list[str]]:
     """Types of packed chunks, by label, as workers have reported them.
 
