@@ -87,7 +87,8 @@ async def test_rows_are_even_and_pairs_together(c, s, a, b):
 async def test_rows_follow_threads(c, s, a, b):
     """A worker with three threads gets three times the rows of one with one."""
     X, y = await uneven(c, a)
-    await clustertune.prepare(c, X, y, tolerance=0)
+    with dask.config.set({"clustertune.prepare.tolerance": 0}):
+        await clustertune.prepare(c, X, y)
     assert sum(h == {b.address} for h in where(s, X)) == 15
 
 
@@ -129,9 +130,10 @@ async def test_companions_and_eval_sets(c, s, a, b):
     X, y = await uneven(c, a)
     Xv, yv = await uneven(c, a, n=400)
     w = da.ones(2000, chunks=100)
-    p = await clustertune.prepare(
-        c, X, y, sample_weight=w, eval_set=[(Xv, yv), (X, y)], tolerance=0
-    )
+    with dask.config.set({"clustertune.prepare.tolerance": 0}):
+        p = await clustertune.prepare(
+            c, X, y, sample_weight=w, eval_set=[(Xv, yv), (X, y)]
+        )
     X2, y2, w2 = p
     assert where(s, X2) == where(s, y2) == where(s, w2)
     assert p.sample_weight is w2

@@ -64,8 +64,8 @@ async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
 @pytest.mark.parametrize(
     "options",
     [
-        {"workload": "torch_ddp"},
-        {"workload": "xgboost_rank", "sort": True},
+        {"estimator": "torch_ddp"},
+        {"estimator": "xgboost_rank", "sort": True},
         {"shuffle": "rows"},
     ],
     ids=["rechunk", "sorted", "shuffled"],

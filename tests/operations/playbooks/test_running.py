@@ -250,7 +250,7 @@ async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
         await clustertune.run_playbook(c, "no-such")
     with pytest.raises(PlaybookError, match="'x' is not in this playbook"):
         await clustertune.run_playbook(c, "observe", settings={"x": 1})
-    with pytest.raises(ValueError, match="known are"):
+    with pytest.raises(ValueError, match="is no known workload"):
         await clustertune.run_playbook(c, "observe", estimator="divine")
     with pytest.raises(ValueError, match="dry_run=1 must be True or False"):
         await clustertune.run_playbook(c, "observe", dry_run=1)
