@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 from tabulate import tabulate
 
-from clustertune.cli import FAILED, REFUSED, examples
+from clustertune.cli import examples
 from clustertune.cli.options import Command, Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
+    Instead,
+    change,
     format_option,
     once,
     pairs,
     part_of,
-    rendered,
     run,
     seconds_of,
-    told_usage,
     typed,
 )
 from clustertune.cli.scheduling import Later, between_runs, with_later
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.core.model import Holding
-    from clustertune.core.report import Report
-    from clustertune.operations.planfile import PlannedCall
-
-T = TypeVar("T")
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "
@@ -419,91 +414,3 @@ def prepare(
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
     options["workers"] = list(workers) or None
     change(target, "prepare", options, form, consent, names=datasets)
-
-
-# --- plan, ask, change ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Instead:
-    """The context object of ``clustertune plan``: handles a call without making it."""
-
-    do: Callable[[Target, PlannedCall, str, Consent], None]
-
-
-def change(
-    target: Target,
-    verb: str,
-    options: Mapping[str, Any],
-    form: str,
-    consent: Consent,
-    names: tuple[str, ...] = (),
-) -> None:
-    """Make a call, or only plan it as a command of ``clustertune plan``."""
-    from clustertune.operations.planfile import PlannedCall
-
-    call = PlannedCall(verb=verb, names=names, options=options)
-    instead = click.get_current_context().find_object(Instead)
-    if instead is not None:
-        instead.do(target, call, form, consent)
-    else:
-        carry_out_call(target, call, call.make, form, consent)
-
-
-def carry_out_call(
-    target: Target,
-    call: PlannedCall,
-    make: Callable[..., Awaitable[Report]],
-    form: str,
-    consent: Consent,
-) -> None:
-    """Plan a call, ask, make it, and exit with the code of its report."""
-
-    def code(report: Report) -> int:
-        if report.status == "planned":
-            return REFUSED if call.refused(report) else 0
-        return 0 if report.status in ("done", "fine") else FAILED
-
-    def acts(plan: Report) -> bool:
-        return bool(plan.steps) and not call.refused(plan)
-
-    carry_out(target, make, form, consent, acts=acts, code=code)
-
-
-def carry_out(
-    target: Target,
-    make: Callable[..., Awaitable[T]],
-    form: str,
-    consent: Consent,
-    *,
-    acts: Callable[[T], bool],
-    code: Callable[[T], int],
-) -> None:
-    """Show the plan, ask, carry it out, and exit with the code of the result.
-
-    Parameters
-    ----------
-    make
-        Makes the call with a client, ``dry_run`` and ``progress``.
-    acts
-        Returns whether a plan has something to carry out.
-    code
-        Returns the exit code of a plan or a result.
-    """
-
-    def call(dry: bool) -> T:
-        def work(client: Client) -> Awaitable[T]:
-            return told_usage(make(client, dry_run=dry, progress=consent.progress))
-
-        return run(target, work)
-
-    def end(result: T) -> None:
-        click.echo(rendered(result, form))
-        sys.exit(code(result))
-
-    if consent.dry_run or not consent.yes:
-        plan = call(dry=True)
-        if consent.dry_run or not acts(plan):
-            end(plan)
-        consent.ask(str(plan))
-    end(call(dry=False))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
-from clustertune.cli.changes import Instead, carry_out_call
 from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
+    Instead,
+    carry_out_call,
     format_option,
     rendered,
     run,

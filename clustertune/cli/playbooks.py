@@ -15,9 +15,8 @@ from click.shell_completion import CompletionItem
 from tabulate import tabulate
 
 from clustertune.cli import examples
-from clustertune.cli.changes import carry_out
 from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
-from clustertune.cli.running import format_option, once, pairs, typed
+from clustertune.cli.running import carry_out, format_option, once, pairs, typed
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError

@@ -1,4 +1,4 @@
-"""Connect commands to a cluster, and turn errors into one line and an exit code.
+"""Connect commands to a cluster, show plans, ask, and turn errors into exit codes.
 
 Commands import distributed and the modules that need it when they run, so that
 ``clustertune VERB --help`` starts fast.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,13 +19,16 @@ import click
 
 from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
-from clustertune.cli.options import Target
+from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments
 from clustertune.core.report import acted
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from clustertune.core.report import Report
+    from clustertune.operations.planfile import PlannedCall
 
 T = TypeVar("T")
 
@@ -199,3 +203,91 @@ def exit_code(error: errors.ClustertuneError) -> int:
         return UNREACHED
     changed = isinstance(error, errors.ChangedError) and not acted(error.report)
     return REFUSED if changed or isinstance(error, errors.REFUSALS) else FAILED
+
+
+# --- plan, ask, change ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Instead:
+    """The context object of ``clustertune plan``: handles a call without making it."""
+
+    do: Callable[[Target, PlannedCall, str, Consent], None]
+
+
+def change(
+    target: Target,
+    verb: str,
+    options: Mapping[str, Any],
+    form: str,
+    consent: Consent,
+    names: tuple[str, ...] = (),
+) -> None:
+    """Make a call, or only plan it as a command of ``clustertune plan``."""
+    from clustertune.operations.planfile import PlannedCall
+
+    call = PlannedCall(verb=verb, names=names, options=options)
+    instead = click.get_current_context().find_object(Instead)
+    if instead is not None:
+        instead.do(target, call, form, consent)
+    else:
+        carry_out_call(target, call, call.make, form, consent)
+
+
+def carry_out_call(
+    target: Target,
+    call: PlannedCall,
+    make: Callable[..., Awaitable[Report]],
+    form: str,
+    consent: Consent,
+) -> None:
+    """Plan a call, ask, make it, and exit with the code of its report."""
+
+    def code(report: Report) -> int:
+        if report.status == "planned":
+            return REFUSED if call.refused(report) else 0
+        return 0 if report.status in ("done", "fine") else FAILED
+
+    def acts(plan: Report) -> bool:
+        return bool(plan.steps) and not call.refused(plan)
+
+    carry_out(target, make, form, consent, acts=acts, code=code)
+
+
+def carry_out(
+    target: Target,
+    make: Callable[..., Awaitable[T]],
+    form: str,
+    consent: Consent,
+    *,
+    acts: Callable[[T], bool],
+    code: Callable[[T], int],
+) -> None:
+    """Show the plan, ask, carry it out, and exit with the code of the result.
+
+    Parameters
+    ----------
+    make
+        Makes the call with a client, ``dry_run`` and ``progress``.
+    acts
+        Returns whether a plan has something to carry out.
+    code
+        Returns the exit code of a plan or a result.
+    """
+
+    def call(dry: bool) -> T:
+        def work(client: Client) -> Awaitable[T]:
+            return told_usage(make(client, dry_run=dry, progress=consent.progress))
+
+        return run(target, work)
+
+    def end(result: T) -> None:
+        click.echo(rendered(result, form))
+        sys.exit(code(result))
+
+    if consent.dry_run or not consent.yes:
+        plan = call(dry=True)
+        if consent.dry_run or not acts(plan):
+            end(plan)
+        consent.ask(str(plan))
+    end(call(dry=False))

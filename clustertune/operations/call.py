@@ -143,7 +143,7 @@ def _refuse_joined(given: Given) -> None:
         )
 
 
-# --- approval -------------------------------------------------------------------------
+# --- context of a task ----------------------------------------------------------------
 
 
 class Approval(Protocol):
@@ -180,6 +180,24 @@ def _approve_step(view: View, step: Step) -> None:
     approval = _approval.get()
     if approval is not None:
         approval.step(view, step)
+
+
+_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
+
+
+@contextmanager
+def limited_to(phase: str) -> Iterator[None]:
+    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
+    token = _phases.set(frozenset((phase,)))
+    try:
+        yield
+    finally:
+        _phases.reset(token)
+
+
+def permitted_phases() -> frozenset[str]:
+    """The phases to which the calls of this task are limited; empty: all phases."""
+    return _phases.get()
 
 
 # --- steps --------------------------------------------------------------------------

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -34,6 +32,7 @@ from clustertune.operations.call import (
     approve_plan,
     check_client,
     execute,
+    permitted_phases,
 )
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
@@ -232,21 +231,6 @@ def _drops_replicas(view: View) -> bool:
     """Whether Dask's memory manager is about to drop replicas of the data."""
     known = [x for x in view.layouts if x.loaded and x.aligned]
     return bool(view.now.memory_manager) and any(layouts.copied(x).any() for x in known)
-
-
-# --- calls of playbooks ---------------------------------------------------------------
-
-_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
-
-
-@contextmanager
-def limited_to(phase: str) -> Iterator[None]:
-    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
-    token = _phases.set(frozenset((phase,)))
-    try:
-        yield
-    finally:
-        _phases.reset(token)
 
 
 # --- the public functions -------------------------------------------------------------
@@ -449,7 +433,7 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raises=arguments.on_low_memory("on_low_memory", on_low_memory),
-        only=_phases.get(),
+        only=permitted_phases(),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")

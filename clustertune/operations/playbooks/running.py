@@ -48,7 +48,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.operations import publishing, release
-from clustertune.operations.call import check_client
+from clustertune.operations.call import check_client, limited_to
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
@@ -66,7 +66,7 @@ from clustertune.operations.playbooks.playbook import (
     status_of,
 )
 from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
-from clustertune.operations.prepare import limited_to, prepare
+from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.procedure import Procedure, carry_out
 from clustertune.operations.watch import Monitor
