@@ -30,11 +30,7 @@ FOLDER = Path(__file__).with_name("recordings")
 
 def view(client: Client, *collections: Any) -> View:
     """Return the view that ``check`` uses."""
-    given = (
-        inputs.gather(collections[0], collections[1], (), {}, None)
-        if collections
-        else inputs.NOTHING
-    )
+    given = inputs.gather(*collections) if collections else inputs.NOTHING
     question = diagnosis.Question(
         client=client,
         given=given,

@@ -23,8 +23,9 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import inspection, main, running
+from clustertune.cli import inspection, main, planning, running
 from clustertune.core.model import Severity
+from clustertune.operations import planfile
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
@@ -128,6 +129,30 @@ def test_help_needs_no_dask() -> None:
     )
     assert done.stdout.startswith("Usage: ")
     assert done.stderr == "set()\n"
+
+
+def test_help_and_explanations_start_fast() -> None:
+    """No `VERB --help` and no `explain` imports distributed, pandas or Bokeh."""
+    code = """
+import sys
+from clustertune.cli import COMMANDS, main
+for line in (["explain"], ["explain", "uneven_rows"], *([v, "-h"] for v in COMMANDS)):
+    try:
+        main(line, standalone_mode=False)
+    except SystemExit as error:
+        assert not error.code, line
+    heavy = {m.partition(".")[0] for m in sys.modules}
+    heavy &= {"distributed", "pandas", "bokeh", "pyarrow", "sklearn"}
+    assert not heavy, (line, heavy)
+"""
+    subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=120, check=True
+    )
+
+
+def test_every_change_can_be_planned() -> None:
+    """`clustertune plan` has a command for each call that a plan can contain."""
+    assert planning.plan.table.keys() == planfile.VERBS.keys()
 
 
 def test_as_a_module() -> None:

@@ -14,8 +14,8 @@ from distributed import Client, LocalCluster, Nanny, wait
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 
-from clustertune.cli import inspection
-from clustertune.cli.inspection import Feature, Inspection, inspect
+from clustertune.cli import features
+from clustertune.cli.features import Feature, Inspection, inspect
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.errors import TimedOutError
@@ -135,7 +135,7 @@ async def test_a_scheduler_that_does_not_answer(c, s, a, monkeypatch):
     async def hang(*_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(inspection, "TIMEOUT", 0.2)
+    monkeypatch.setattr(features, "TIMEOUT", 0.2)
     monkeypatch.setattr(versions, "read", hang)
     with pytest.raises(TimedOutError, match="did not answer within"):
         await inspect(c)
@@ -152,7 +152,7 @@ def test_versions_that_differ() -> None:
         },
         silent=("tcp://c",),
     )
-    found = {row.subject: row for row in inspection._version_features(sides)}
+    found = {row.subject: row for row in features._version_features(sides)}
     assert found["python"] == Feature(subject="python", works=True, detail="3.11")
     assert found["numpy"].works is None
     assert found["numpy"].detail == (

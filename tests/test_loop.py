@@ -631,3 +631,14 @@ def test_what_is_done_is_done(start: View) -> None:
     again = run(cluster)
     assert cluster.calls == calls
     assert again.plans == [planner.Plan()]
+
+
+def test_the_goal_is_an_input() -> None:
+    """The cluster in memory keeps the goal; the journal derives the finished parts."""
+    data = layout([10] * 4, [0, 1] * 2)
+    start = view(workers(2), [data], order="rows")
+    cluster = MemoryCluster(start)
+    journal = run(cluster)
+    assert cluster.goal is start.goal
+    assert [c.partition(" ")[0] for c in cluster.calls] == ["shuffle"]
+    assert journal.views[-1].goal.order == ""

@@ -194,7 +194,7 @@ def away(*ids: int, **fields: Any) -> list[Step]:
     args = [
         Restart(
             id=id, address=own, process_limits={}, wait=1,
-            simultaneous=tuple(a for a in addresses if a != own), **fields,
+            concurrent=tuple(a for a in addresses if a != own), **fields,
         )
         for id, own in zip(ids, addresses, strict=True)
     ]  # fmt: skip

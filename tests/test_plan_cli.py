@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from distributed import Client, LocalCluster, wait
 
 from clustertune.cli import main
-from clustertune.operations.planfile import Call, StoredPlan
+from clustertune.operations.planfile import PlannedCall, StoredPlan
 from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
@@ -102,7 +102,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
     assert "and expired after 60 s; plan again" in tried(stale.to_json(), code=4)
     other = replace(plan, seen=replace(plan.seen, scheduler="Scheduler-0"))
     assert "was restarted after the plan was made" in tried(other.to_json(), code=4)
-    gone = Call(verb="trim", options={"workers": ["7"]})
+    gone = PlannedCall(verb="trim", options={"workers": ["7"]})
     assert "there is no 7" in tried(replace(plan, call=gone).to_json(), code=4)
 
 

@@ -281,7 +281,7 @@ async def test_a_dry_run_cuts_nothing(c, s, a, b):
     (plan,) = p.plan
     assert plan.phase == "rechunk"
     assert plan.steps[0].price.nbytes is not None
-    assert (await p.apply()).report.status == "done"
+    assert (await clustertune.prepare(c, X, y)).report.status == "done"
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from clustertune.core import plugins
-from clustertune.core.model import Action
+from clustertune.core.model import Action, Step, View
 
 
 @cache
@@ -31,6 +31,12 @@ def others() -> Mapping[str, Action]:
     """Actions of other packages by name; they cannot replace an action of ours."""
     found = plugins.of("actions")
     return {name: found[name] for name in found.keys() - _own().keys()}
+
+
+def needless(step: Step, view: View) -> str:
+    """Why a step is not needed any more; empty if it is or may be."""
+    decide = getattr(available().get(step.action), "needless", None)
+    return decide(step, view) if decide else ""
 
 
 def _own() -> Mapping[str, Action]:

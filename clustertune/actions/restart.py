@@ -257,7 +257,7 @@ def _step(
             process_limits=ceilings,
             wait=wait,
             collections=groups,
-            simultaneous=tuple(w.address for w in batch if w.id != worker.id),
+            concurrent=tuple(w.address for w in batch if w.id != worker.id),
             parking=True,
         ),
     )

@@ -169,7 +169,8 @@ def column_chunks(view: View) -> Iterator[Finding]:
             yield Finding(
                 severity=Severity.critical,
                 message=f"{collection.label} is cut into "
-                f"{collection.column_blocks} blocks of columns, but a fit needs all columns of a row in one partition",
+                f"{collection.column_blocks} blocks of columns, but a fit needs all "
+                "columns of a row in one partition",
                 subject=(collection.label,),
                 evidence={"column_blocks": collection.column_blocks},
                 remedy=f"Run `{name} = {name}.rechunk({{1: -1}})`.",

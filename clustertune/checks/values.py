@@ -121,8 +121,8 @@ def differing_categories(view: View) -> Iterator[Finding]:
             yield Finding(
                 severity=Severity.warning,
                 message=f"partitions of {collection.label} have different categories "
-                f"in {plural(len(differing), 'column')}: {names_text(differing)}; a fit "
-                "would mix them up",
+                f"in {plural(len(differing), 'column')}: {names_text(differing)}; a "
+                "fit would mix them up",
                 subject=(collection.label,),
                 evidence={"columns": len(differing)},
                 remedy=_categorize(collection, differing),

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
-from distributed import Client
 from tabulate import tabulate
 
-from clustertune.cli import FAILED, REFUSED, examples
+from clustertune.cli import examples
 from clustertune.cli.options import Command, Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
+    Instead,
+    change,
     format_option,
     once,
     pairs,
     part_of,
-    rendered,
     run,
     seconds_of,
-    told_usage,
     typed,
 )
 from clustertune.cli.scheduling import Later, between_runs, with_later
 from clustertune.core import arguments
-from clustertune.core.model import KeyGroup
-from clustertune.core.report import Report
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
-from clustertune.monitor import inquiry, monitor
-from clustertune.operations.planfile import Call
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.core.model import KeyGroup
 
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME", help="Use only the worker "
@@ -112,7 +111,7 @@ def resize(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, _call_on("resize", workers, options), form, consent)
+    change(target, "resize", _on_workers(workers, options), form, consent)
 
 
 @click.command(
@@ -173,7 +172,7 @@ def restart(
         "drop_data": drop_data,
         "include_other_clients": include_other_clients,
     }
-    change(target, _call_on("restart", workers, options), form, consent)
+    change(target, "restart", _on_workers(workers, options), form, consent)
 
 
 @click.command(
@@ -206,7 +205,7 @@ def scale(
         "wait": seconds_of("--wait", wait),
         "timeout": seconds_of("--timeout", timeout),
     }
-    change(target, Call(verb="scale", options=options), form, consent)
+    change(target, "scale", options, form, consent)
 
 
 @click.command(
@@ -226,12 +225,12 @@ def trim(
     consent: Consent,
 ) -> None:
     """Return unused memory of workers to the operating system."""
-    change(target, _call_on("trim", workers, {}), form, consent)
+    change(target, "trim", _on_workers(workers, {}), form, consent)
 
 
-def _call_on(verb: str, workers: tuple[str, ...], options: Mapping[str, Any]) -> Call:
-    """Return a call on the named workers, or on all workers."""
-    return Call(verb=verb, options={"workers": list(workers) or None, **options})
+def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for the named workers, or for all workers."""
+    return {"workers": list(workers) or None, **options}
 
 
 # --- data -----------------------------------------------------------------------------
@@ -269,11 +268,12 @@ def release(
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options = {"include_other_clients": include_other_clients}
-    call = Call(verb="release", names=prefixes, options=options)
-    change(target, call, form, consent)
+    change(target, "release", options, form, consent, names=prefixes)
 
 
 async def _holdings(client: Client) -> tuple[KeyGroup, ...]:
+    from clustertune.monitor import inquiry, monitor
+
     await monitor.open_door(client, await monitor.identify(client))
     found = [h for h in await inquiry.holdings(client, ()) if h.keys]
     return tuple(sorted(found, key=lambda h: -h.nbytes))
@@ -413,55 +413,4 @@ def prepare(
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
     options["workers"] = list(workers) or None
-    change(target, Call(verb="prepare", names=datasets, options=options), form, consent)
-
-
-# --- plan, ask, change ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Instead:
-    """The context object of ``clustertune plan``: handles a call without making it."""
-
-    do: Callable[[Target, Call, str, Consent], None]
-
-
-def change(target: Target, call: Call, form: str, consent: Consent) -> None:
-    """Make a call, or only plan it as a command of ``clustertune plan``."""
-    instead = click.get_current_context().find_object(Instead)
-    if instead is not None:
-        instead.do(target, call, form, consent)
-    else:
-        carry_out(target, call.make, call.refused, form, consent)
-
-
-def carry_out(
-    target: Target,
-    make: Callable[..., Awaitable[Report]],
-    is_refused: Callable[[Report], bool],
-    form: str,
-    consent: Consent,
-) -> None:
-    """Show the plan, ask, carry it out, and exit with the code of the result.
-
-    Parameters
-    ----------
-    make
-        Makes the call with a client, ``dry_run`` and ``progress``.
-    is_refused
-        Returns whether a plan refuses all steps.
-    """
-
-    def call(client: Client, dry: bool) -> Awaitable[Report]:
-        return told_usage(make(client, dry_run=dry, progress=consent.progress))
-
-    if consent.dry_run or not consent.yes:
-        plan = run(target, lambda client: call(client, True))
-        refused = is_refused(plan)
-        if consent.dry_run or refused or not plan.steps:
-            click.echo(rendered(plan, form))
-            sys.exit(REFUSED if refused else 0)
-        consent.ask(str(plan))
-    done = run(target, lambda client: call(client, False))
-    click.echo(rendered(done, form))
-    sys.exit(0 if done.status in ("done", "fine") else FAILED)
+    change(target, "prepare", options, form, consent, names=datasets)

@@ -15,7 +15,7 @@ from clustertune.cli import examples
 from clustertune.cli.options import Target, on_a_cluster
 from clustertune.cli.running import run, told, typed
 from clustertune.core.wording import plural, printable
-from clustertune.operations.history import histories, noting
+from clustertune.operations.history import histories
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
@@ -174,6 +174,8 @@ def collect(target: Target) -> None:
     The plugin keeps the last 50 runs since clustertune first connected to the
     scheduler: their times, and the memory of every worker in and after them.
     """
+    from clustertune.operations.history import noting
+
     with _checked():
         found = run(target, noting.collect)
     click.echo(f"{plural(found, 'run')} noted")

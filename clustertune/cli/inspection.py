@@ -7,16 +7,12 @@ import difflib
 import json
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from distributed import Client
 from tabulate import tabulate
 
 from clustertune import checks
@@ -32,37 +28,17 @@ from clustertune.cli.running import (
     told_usage,
     typed,
 )
-from clustertune.core.model import Severity, Unknown, WorkerSnapshot
-from clustertune.core.report import Report
 from clustertune.core.wording import names_text, plural, printable
-from clustertune.errors import (
-    ConnectionLostError,
-    TimedOutError,
-    VersionMismatchError,
-)
-from clustertune.integrations import libraries, managers
-from clustertune.monitor import connection, inquiry, monitor
-from clustertune.operations import check as checking
-from clustertune.operations import publishing
-from clustertune.operations.watch import Monitor
-from clustertune.remote import versions
+from clustertune.errors import ConnectionLostError
+from clustertune.integrations import libraries
 
-TIMEOUT = 60.0  # seconds to read versions and names
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.operations.watch import Monitor
+
 PORT = 8790
 LOOPBACK = "127.0.0.1"
-#: compared on all sides, by the names of distributions
-PACKAGES = (
-    "xgboost",
-    "xgboost-cpu",  # the modules of xgboost under another name
-    "lightgbm",
-    "scikit-learn",
-    "dask-ml",
-    "torch",
-    "tensorflow",
-    "pyarrow",
-    "bokeh",
-)
-_REQUIRED = frozenset(("workers", "sending code", "placing data"))
 
 _workload = click.option("--workload", help="Check for this library, like xgboost.")
 
@@ -74,62 +50,6 @@ def _known_workload(name: str | None) -> str | None:
 
 
 # --- check ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """One feature of clustertune, and whether it works on a cluster."""
-
-    subject: str
-    works: bool | None  # None: does not apply, or unknown
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """The findings of all checks, and the features that work on a cluster."""
-
-    address: str
-    report: Report
-    features: tuple[Feature, ...]
-    datasets: tuple[str, ...] = ()
-
-    @property
-    def usable(self) -> bool:
-        """Whether ``prepare`` works on this cluster."""
-        return all(
-            f.works is not False for f in self.features if f.subject in _REQUIRED
-        )
-
-    def exit_code(self, fail_on: str) -> int:
-        """Return 1 if ``prepare`` would not work, or for findings of a severity."""
-        if not self.usable:
-            return 1
-        if fail_on == "never":
-            return 0
-        return int(any(f.severity >= Severity[fail_on] for f in self.report.found))
-
-    def __str__(self) -> str:
-        table = tabulate(self._rows(), maxcolwidths=[24, 4, 66])
-        return f"{self.report}\n\n{self._title()}\n{table}"
-
-    def _repr_html_(self) -> str:
-        table = tabulate(self._rows(), tablefmt="html")
-        title = escape(self._title())
-        return f"{self.report._repr_html_()}<p>{title}</p>{table}"
-
-    def to_json(self) -> str:
-        """Return the report as JSON, with ``address`` and ``features``."""
-        features = [asdict(f) for f in self.features]
-        report = json.loads(self.report.to_json())
-        return json.dumps(report | {"address": self.address, "features": features})
-
-    def _title(self) -> str:
-        return f"Features of clustertune on {printable(self.address)}"
-
-    def _rows(self) -> list[list[str]]:
-        marks = {True: "yes", False: "NO", None: ""}
-        return [[f.subject, marks[f.works], printable(f.detail)] for f in self.features]
 
 
 @click.command(
@@ -164,6 +84,8 @@ def check(
     The result also lists versions of all sides, and which features of clustertune work
     on the cluster. Exit code 1 if `clustertune prepare` would not work there.
     """
+    from clustertune.cli.features import inspect
+
     inspecting = partial(inspect, datasets=datasets, workload=_known_workload(workload))
     found = run(target, lambda client: told_usage(inspecting(client)))
     click.echo(rendered(found, form))
@@ -174,147 +96,6 @@ def check(
             f"to check the rows of published data ({names}): {command}", err=True
         )
     sys.exit(found.exit_code(fail_on))
-
-
-async def inspect(
-    client: Client, datasets: Sequence[str] = (), workload: str | None = None
-) -> Inspection:
-    """Read versions without sending code; if they allow it, run all checks.
-
-    Parameters
-    ----------
-    client
-        A connected asynchronous client.
-    datasets
-        Names of published data to check: X, y, and others with the same rows.
-    workload
-        The library that will train.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not one collection, or cannot be read here.
-    IncompleteError
-        Partitions of a data set are gone.
-    TimedOutError
-        The scheduler did not answer in time.
-    """
-    try:
-        reading = _read(client)
-        identity, sides, published = await asyncio.wait_for(reading, TIMEOUT)
-    except asyncio.TimeoutError:
-        raise TimedOutError(
-            f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
-            "check again when it is less busy"
-        ) from None
-    objections = sides.objections()
-    features = [*_cluster_features(client, identity, sides), *_version_features(sides)]
-    features.append(
-        Feature(
-            subject="sending code",
-            works=not objections,
-            detail="; ".join(objections[:3]) or "all sides have suitable versions",
-        )
-    )
-    try:
-        await monitor.open_door(client, identity)  # before data sets are unpickled
-        data = await publishing.present(client, datasets)
-        diagnosed: Any = checking.check(client, *data, estimator=workload)
-        report: Report = await diagnosed
-        snapshot, _ = await monitor.look(client, [])
-        features += [_placing(snapshot.workers), _limits(snapshot.workers)]
-    except VersionMismatchError as error:
-        report = Report(status="failed", seconds=0.0, error=str(error))
-        features.append(Feature(subject="placing data", works=False, detail=str(error)))
-    return Inspection(
-        address=identity["address"],
-        report=report,
-        features=tuple(features),
-        datasets=tuple(name for name in published if isinstance(name, str)),
-    )
-
-
-async def _read(client: Client) -> tuple[Any, versions.Sides, Any]:
-    """Read the cluster, versions, and names of published data; send no code."""
-    identity = await monitor.identify(client)
-    sides = await versions.read(client, packages=PACKAGES)
-    datasets: Any = client.list_datasets()
-    return identity, sides, await datasets
-
-
-def _cluster_features(
-    client: Client, identity: Mapping[str, Any], sides: versions.Sides
-) -> Iterator[Feature]:
-    workers = identity["workers"]
-    states = Counter(w["status"] for w in workers.values())
-    counts = ", ".join(f"{n} {status}" for status, n in sorted(states.items()))
-    threads = plural(sum(w["nthreads"] for w in workers.values()), "thread")
-    yield Feature(
-        subject="workers",
-        works=states["running"] > 0,
-        detail=f"{counts or 'none'}; {threads}",
-    )
-    bare = [address for address, w in workers.items() if w["nanny"] is None]
-    why = "they were started with --no-nanny or processes=False"
-    yield Feature(
-        subject="restarting workers",
-        works=not bare,
-        detail=f"no nanny: {names_text(bare)}; {why}" if bare else "all have a nanny",
-    )
-    reason = managers.obstacle(client.cluster, len(workers) + 1)
-    yield Feature(
-        subject="scaling (n_workers=)",
-        works=reason is None,
-        detail=reason or f"with {type(client.cluster).__name__}",
-    )
-    port, bokeh = identity["services"].get("dashboard"), sides.scheduler.get("bokeh")
-    detail = f"port {port}" if port else "the scheduler serves none"
-    yield Feature(
-        subject="dashboard",
-        works=bool(port and bokeh),
-        detail=detail if bokeh else f"{detail}; the scheduler has no Bokeh",
-    )
-
-
-def _version_features(sides: versions.Sides) -> Iterator[Feature]:
-    """Return a feature for each package that some side has."""
-    for name in ("python", "dask", "distributed", "cloudpickle", "numpy", *PACKAGES):
-        found = {"client": sides.client.get(name)}
-        found["scheduler"] = sides.scheduler.get(name)
-        counts = Counter(p.get(name) for p in sides.workers.values())
-        different = {*found.values(), *counts}
-        if different == {None}:
-            continue
-        texts = [f"{side} {v or 'without'}" for side, v in found.items()]
-        texts += [f"{plural(n, 'worker')} {v or 'without'}" for v, n in counts.items()]
-        same = len(different) == 1
-        detail = str(sides.client.get(name)) if same else f"differs: {', '.join(texts)}"
-        yield Feature(subject=name, works=True if same else None, detail=detail)
-    if sides.silent:
-        detail = f"{names_text(sides.silent)} did not report their versions"
-        yield Feature(subject="silent workers", works=None, detail=detail)
-
-
-def _placing(workers: tuple[WorkerSnapshot, ...]) -> Feature:
-    silent = [w.id for w in workers if isinstance(w.facts, Unknown)]
-    detail = "the memory thresholds of all workers are known"
-    if silent:
-        detail = f"the memory thresholds of {names_text(silent)} are unknown"
-    return Feature(subject="placing data", works=not silent, detail=detail)
-
-
-def _limits(workers: tuple[WorkerSnapshot, ...]) -> Feature:
-    unlimited = [w.id for w in workers if not w.memory_limit]
-    known = [w.facts for w in workers if not isinstance(w.facts, Unknown)]
-    kept = [f for f in known if f.thresholds.spill is None]
-    detail = "all workers have a memory limit and spill to disk"
-    if unlimited:
-        detail = f"no memory limit: {names_text(unlimited)}"
-    elif kept:
-        detail = f"{plural(len(kept), 'worker')} cannot spill to disk"
-    return Feature(subject="memory limits", works=None, detail=detail)
 
 
 # --- watch, report, explain -----------------------------------------------------------
@@ -351,6 +132,8 @@ def watch(
     The command watches workers, and growth of memory from run to run. Only `clustertune
     check` and `clustertune prepare` read clients, tasks, names and data.
     """
+    from clustertune.operations.watch import Monitor
+
     profile = _known_workload(workload)
     seconds = seconds_of("--for", duration)
 
@@ -391,6 +174,8 @@ async def _print_events(watching: Monitor, form: str) -> None:
 @format_option
 def report(target: Target, form: str) -> None:
     """Show the last report of this cluster."""
+    from clustertune.monitor import inquiry
+
     found = run(target, inquiry.last_report)
     if found is None:
         text = "this cluster has no report since its scheduler started"
@@ -478,6 +263,7 @@ async def _serve(
     client: Client, *, port: int, address: str, origins: tuple[str, ...]
 ) -> None:
     from clustertune.dashboard import server
+    from clustertune.monitor import connection
 
     scheduler: Any = client.scheduler
     connect = partial(

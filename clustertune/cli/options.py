@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import dask
-from distributed.security import Security
 
 from clustertune.cli import INTERRUPTED, REFUSED
-from clustertune.integrations import managers
+
+if TYPE_CHECKING:
+    from distributed.security import Security
 
 Command = Callable[..., None]
 
@@ -105,6 +106,8 @@ def _kind_and_name(
 ) -> tuple[str, str] | None:
     if text is None:
         return None
+    from clustertune.integrations import managers
+
     kind, _, name = text.partition(":")
     kinds = managers.attachable()
     if kind not in kinds or not name:
@@ -169,6 +172,8 @@ def _security(
 ) -> Security | None:
     if not (ca_file or cert or key):
         return None
+    from distributed.security import Security
+
     if bool(cert) != bool(key):
         given, missing = ("cert", "key") if cert else ("key", "cert")
         raise click.UsageError(f"--tls-{given} needs --tls-{missing}: give both")

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from distributed import Client
 
 from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
-from clustertune.cli.changes import Instead, carry_out
 from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
 from clustertune.cli.running import (
+    Instead,
+    carry_out_call,
     format_option,
     rendered,
     run,
@@ -26,8 +26,11 @@ from clustertune.cli.running import (
 from clustertune.cli.scheduling import LATER
 from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
-from clustertune.operations import planfile, planning
-from clustertune.operations.planfile import LONGEST, StoredPlan
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.operations.planfile import PlannedCall, StoredPlan
 
 DEFAULT = "prepare"
 # a plan changes nothing, and a restart between runs cannot be planned
@@ -35,6 +38,8 @@ _LEFT_OUT = {"dry_run", "yes", *LATER}
 
 
 def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
+    from clustertune.operations.planfile import LONGEST
+
     seconds = seconds_of(option.opts[0], text)
     assert seconds is not None
     if seconds > LONGEST:
@@ -87,6 +92,7 @@ def _planned(command: click.Command) -> click.Command:
     )
 
 
+#: by planned verb the options of an example
 _EXAMPLES = {
     "prepare": " --dataset X --dataset y",
     "release": " --prefix add --include-other-clients",
@@ -99,7 +105,7 @@ _EXAMPLES = {
 
 @click.group(
     cls=_Verbs,
-    table={verb: COMMANDS[verb] for verb in planfile.VERBS},
+    table={verb: COMMANDS[verb] for verb in _EXAMPLES},
     subcommand_metavar="[VERB] ...",
     epilog=examples(
         "clustertune plan --dataset X --dataset y -o plan.json tcp://10.0.0.5:8786",
@@ -120,11 +126,12 @@ def _store(
     output: str | None,
     expires: float,
     target: Target,
-    call: planfile.Call,
+    call: PlannedCall,
     form: str,
     consent: Consent,
 ) -> None:
     """Plan a call, show the plan and write its file."""
+    from clustertune.operations import planning
 
     def work(client: Client) -> Awaitable[StoredPlan]:
         made: Any = planning.make_plan(
@@ -172,6 +179,9 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
     Without ADDRESS, the address is taken from Dask's configuration, or else from the
     plan.
     """
+    from clustertune.operations import planning
+    from clustertune.operations.planfile import StoredPlan
+
     with told(), typed(OSError, ValueError):
         stored = StoredPlan.load(Path(plan))
 
@@ -186,4 +196,4 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
         return report
 
     target = target.otherwise(stored.seen.address)
-    carry_out(target, make, stored.call.refused, form, consent)
+    carry_out_call(target, stored.call, make, form, consent)

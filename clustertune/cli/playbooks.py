@@ -6,37 +6,34 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
-from distributed import Client
 from tabulate import tabulate
 
 from clustertune.cli import examples
 from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
-from clustertune.cli.running import (
-    format_option,
-    once,
-    pairs,
-    rendered,
-    told_usage,
-    typed,
-)
-from clustertune.cli.running import run as run_on
+from clustertune.cli.running import carry_out, format_option, once, pairs, typed
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
-from clustertune.operations.playbooks import library, running, schema
-from clustertune.operations.playbooks.playbook import PlaybookResult
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.operations.playbooks.playbook import PlaybookResult
 
 
 def _complete(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of playbooks, and files."""
+    from clustertune.operations.playbooks import library
+
     named = [n for n in library.available() if n.startswith(incomplete)]
     return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
@@ -103,40 +100,34 @@ def run(
     PLAYBOOK is a name of `clustertune playbooks`, or a file. If it may change
     something, the command first shows a plan and asks.
     """
+    from clustertune.operations.playbooks import library, running
+
     with _usage_errors():
         read = library.read(playbook, values)
         running.refuse_without_data(read, datasets or None)
         libraries.choose(estimator)
 
-    def carry_out(dry_run: bool) -> PlaybookResult:
-        async def work(client: Client) -> PlaybookResult:
-            # in the client's event loop this returns an awaitable
-            call: Any = running.run_on_datasets
-            result: PlaybookResult = await call(
-                client,
-                read,
-                *datasets,
-                estimator=estimator,
-                dry_run=dry_run,
-                progress=consent.progress,
-            )
-            return result
-
-        return run_on(target, lambda client: told_usage(work(client)))
-
-    def end(result: PlaybookResult) -> None:
-        click.echo(rendered(result, form))
-        least = None if fail_on == "never" else Severity[fail_on]
-        sys.exit(result.exit_status(least))
+    async def make(client: Client, **how: Any) -> PlaybookResult:
+        # in the client's event loop this returns an awaitable
+        call: Any = running.run_on_datasets
+        result: PlaybookResult = await call(
+            client, read, *datasets, estimator=estimator, **how
+        )
+        return result
 
     if read.acts:
         consent.refuse_where_nobody_answers()
-    if consent.dry_run or (read.acts and not consent.yes):
-        plan = carry_out(dry_run=True)
-        if consent.dry_run or not any(s.status == "planned" for s in plan.steps):
-            end(plan)
-        consent.ask(str(plan))
-    end(carry_out(dry_run=False))
+    else:
+        consent = replace(consent, yes=True)  # checks need no consent
+    least = None if fail_on == "never" else Severity[fail_on]
+    carry_out(
+        target,
+        make,
+        form,
+        consent,
+        acts=lambda plan: any(s.status == "planned" for s in plan.steps),
+        code=lambda result: result.exit_status(least),
+    )
 
 
 @click.command(
@@ -162,6 +153,8 @@ def playbooks(name: str | None, form: str, as_schema: bool) -> None:
     `clustertune.playbooks` names in Dask's configuration. Your own playbooks override
     shipped ones with the same name.
     """
+    from clustertune.operations.playbooks import library, schema
+
     with _usage_errors():
         if as_schema:
             click.echo(json.dumps(schema.schema(), indent=2))
@@ -180,6 +173,8 @@ def playbooks(name: str | None, form: str, as_schema: bool) -> None:
 
 def _described(name: str, path: Path) -> dict[str, str]:
     """A row of the list; for a bad playbook, its first mistake."""
+    from clustertune.operations.playbooks import library
+
     try:
         text = library.read(path).description
     except ValueError as error:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from distributed import Client
 
 from clustertune.cli import REFUSED, examples
 from clustertune.cli.options import Consent, with_consent
@@ -19,11 +18,13 @@ from clustertune.cli.running import (
     told,
     typed,
 )
-from clustertune.core.report import Report
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations.managers import saturn
-from clustertune.monitor.connection import no_connection_logs
-from clustertune.operations import resetting
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.core.report import Report
+    from clustertune.operations.resetting import Recreated
 
 
 @click.command(
@@ -68,7 +69,9 @@ def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
     sys.exit(REFUSED if refused else 0)
 
 
-def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
+def _reset(consent: Consent, options: dict[str, Any]) -> Recreated:
+    from clustertune.operations import resetting
+
     def confirm(plan: Report) -> bool:
         if not (consent.quiet and consent.yes):
             click.echo(str(plan), err=True)
@@ -87,6 +90,11 @@ def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
 
 
 def _client() -> Client:
+    from distributed import Client
+
+    from clustertune.integrations.managers import saturn
+    from clustertune.monitor.connection import no_connection_logs
+
     cluster = saturn.of_this_resource()
     try:
         with no_connection_logs(everything=True):

@@ -1,28 +1,34 @@
-"""Connect commands to a cluster, and turn errors into one line and an exit code."""
+"""Connect commands to a cluster, show plans, ask, and turn errors into exit codes.
+
+Commands import distributed and the modules that need it when they run, so that
+``clustertune VERB --help`` starts fast.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from distributed import Client
 
 from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
-from clustertune.cli.options import Target
+from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments, rendering
 from clustertune.core.report import acted
 from clustertune.core.wording import printable
-from clustertune.integrations import managers
-from clustertune.monitor import connection
-from clustertune.monitor.connection import no_connection_logs
-from clustertune.operations.call import refuse_wrong_settings
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.core.report import Report
+    from clustertune.operations.planfile import PlannedCall
 
 T = TypeVar("T")
 
@@ -96,6 +102,9 @@ async def told_usage(work: Awaitable[T]) -> T:
 
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     """Connect and work; turn errors into one line and an exit code."""
+    from clustertune.monitor.connection import no_connection_logs
+    from clustertune.operations.call import refuse_wrong_settings
+
     try:
         refuse_wrong_settings()
     except ValueError as error:
@@ -118,6 +127,8 @@ def _at_most(seconds: float) -> float:
 async def _connected(
     target: Target, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
+    from clustertune.monitor import connection
+
     place = target.place
     try:
         address = _address_in(place) if target.scheduler_file else place
@@ -138,6 +149,8 @@ async def _connected(
 
 async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
     """Work; turn Dask's errors about a lost connection into ours."""
+    from clustertune.monitor import connection
+
     try:
         return await work(client)
     except asyncio.CancelledError as error:  # ^C; KeyboardInterrupt loses this text
@@ -153,6 +166,8 @@ async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
 async def _attached(
     kind: str, name: str, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
+    from clustertune.integrations import managers
+
     async with AsyncExitStack() as stack:
         try:
             attaching = managers.attach(kind, name, stack)
@@ -188,3 +203,91 @@ def exit_code(error: errors.ClustertuneError) -> int:
         return UNREACHED
     changed = isinstance(error, errors.ChangedError) and not acted(error.report)
     return REFUSED if changed or isinstance(error, errors.REFUSALS) else FAILED
+
+
+# --- plan, ask, change ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Instead:
+    """The context object of ``clustertune plan``: handles a call without making it."""
+
+    do: Callable[[Target, PlannedCall, str, Consent], None]
+
+
+def change(
+    target: Target,
+    verb: str,
+    options: Mapping[str, Any],
+    form: str,
+    consent: Consent,
+    names: tuple[str, ...] = (),
+) -> None:
+    """Make a call, or only plan it as a command of ``clustertune plan``."""
+    from clustertune.operations.planfile import PlannedCall
+
+    call = PlannedCall(verb=verb, names=names, options=options)
+    instead = click.get_current_context().find_object(Instead)
+    if instead is not None:
+        instead.do(target, call, form, consent)
+    else:
+        carry_out_call(target, call, call.make, form, consent)
+
+
+def carry_out_call(
+    target: Target,
+    call: PlannedCall,
+    make: Callable[..., Awaitable[Report]],
+    form: str,
+    consent: Consent,
+) -> None:
+    """Plan a call, ask, make it, and exit with the code of its report."""
+
+    def code(report: Report) -> int:
+        if report.status == "planned":
+            return REFUSED if call.refused(report) else 0
+        return 0 if report.status in ("done", "fine") else FAILED
+
+    def acts(plan: Report) -> bool:
+        return bool(plan.steps) and not call.refused(plan)
+
+    carry_out(target, make, form, consent, acts=acts, code=code)
+
+
+def carry_out(
+    target: Target,
+    make: Callable[..., Awaitable[T]],
+    form: str,
+    consent: Consent,
+    *,
+    acts: Callable[[T], bool],
+    code: Callable[[T], int],
+) -> None:
+    """Show the plan, ask, carry it out, and exit with the code of the result.
+
+    Parameters
+    ----------
+    make
+        Makes the call with a client, ``dry_run`` and ``progress``.
+    acts
+        Returns whether a plan has something to carry out.
+    code
+        Returns the exit code of a plan or a result.
+    """
+
+    def call(dry: bool) -> T:
+        def work(client: Client) -> Awaitable[T]:
+            return told_usage(make(client, dry_run=dry, progress=consent.progress))
+
+        return run(target, work)
+
+    def end(result: T) -> None:
+        click.echo(rendered(result, form))
+        sys.exit(code(result))
+
+    if consent.dry_run or not consent.yes:
+        plan = call(dry=True)
+        if consent.dry_run or not acts(plan):
+            end(plan)
+        consent.ask(str(plan))
+    end(call(dry=False))

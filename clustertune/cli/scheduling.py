@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from distributed import Client
 
 from clustertune.cli import FAILED, examples
 from clustertune.cli.options import Consent, Target, on_a_cluster
 from clustertune.cli.running import format_option, run, told_usage, typed
-from clustertune.operations.scheduling import schedule as schedules
-from clustertune.operations.scheduling import scheduling
-from clustertune.operations.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from clustertune.operations.scheduling.schedule import Schedule
 
 SCHEMA_VERSION = 1
 NOT_FOUND = 1
@@ -109,6 +110,7 @@ def between_runs(
     later: Later,
 ) -> None:
     """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
+    from clustertune.operations.scheduling import scheduling
 
     async def call(client: Client, dry: bool) -> Schedule:
         names = list(workers) or None
@@ -145,6 +147,8 @@ def _cancel_command(made: Schedule, target: Target) -> str:
 async def _follow(
     client: Client, made: Schedule, consent: Consent, command: str
 ) -> Schedule:
+    from clustertune.operations.scheduling import schedule as schedules
+
     def notify(text: str) -> None:
         if not consent.quiet:
             click.echo(text, err=True)
@@ -183,6 +187,8 @@ def schedule() -> None:
 @format_option
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
+    from clustertune.operations.scheduling import schedule as schedules
+
     click.echo(_rendered(run(target, schedules.listed), form))
 
 
@@ -194,6 +200,7 @@ def list_(target: Target, form: str) -> None:
 @format_option
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
+    from clustertune.operations.scheduling import schedule as schedules
 
     async def end(client: Client) -> Schedule | str:
         try:

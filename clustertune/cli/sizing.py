@@ -8,7 +8,6 @@ import click
 
 from clustertune.cli import examples
 from clustertune.cli.running import format_option, rendered, told, typed
-from clustertune.operations import sizing
 
 _count = click.IntRange(1)
 
@@ -59,6 +58,8 @@ def size(
     form: str,
 ) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
+    from clustertune.operations import sizing
+
     with told(), typed(ValueError):
         found = sizing.recommend_size(
             rows=rows,

@@ -313,7 +313,7 @@ class Values:
         found = self._looked.get(x.label)
         needed = None if found is None else number_type(x, found.contents, goal)
         goal = replace(goal, dtype=goal.dtype or needed)
-        made = conversion.asked(x.label, x.collection, goal)
+        made = conversion.requested(x.label, x.collection, goal)
         lists = self._categories.get(x.label)
         if not lists:
             return made

@@ -30,7 +30,7 @@ from clustertune.core.wording import names_text
 MAX_GROUPS = 2**32  # in a partition
 
 
-def asked(label: str, x: Any, goal: Goal) -> Conversion | None:
+def requested(label: str, x: Any, goal: Goal) -> Conversion | None:
     """Return the conversion that the goal needs; None: the collection stays.
 
     ``dtype`` applies to features, also those of eval sets. Labels, weights and groups

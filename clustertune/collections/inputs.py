@@ -26,6 +26,7 @@ from clustertune.collections.conversion import (
     fixed_bytes,
     group_numbers,
     number_bytes,
+    requested,
     value_bytes,
 )
 from clustertune.core.model import (
@@ -103,12 +104,15 @@ NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
 
 def gather(
     X: Any,
-    y: Any,
-    others: Sequence[Any],
-    companions: dict[str, Any],
-    eval_set: Any,
+    y: Any = None,
+    *others: Any,
+    eval_set: Any = None,
+    optional: bool = False,
+    **companions: Any,
 ) -> Inputs:
     """Check and group the arguments of ``prepare``.
+
+    With ``optional`` all of them may be None.
 
     Raises
     ------
@@ -117,6 +121,10 @@ def gather(
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
+    if optional and X is None:
+        if any(x is not None for x in (y, *others, eval_set, *companions.values())):
+            raise TypeError("X is None but other data is given; give X, too")
+        return NOTHING
     if y is None and others:
         raise TypeError("y is None but collections follow it; give y, or name them")
     sizes: dict[str, Any] = {}
@@ -165,8 +173,7 @@ def of_rows(collections: Sequence[Any]) -> Inputs:
     """Return inputs of row-aligned collections without known roles."""
     if not collections:
         return NOTHING
-    X, y, *others = (*collections, None) if len(collections) == 1 else collections
-    return gather(X, y, others, {}, None)
+    return gather(*collections)
 
 
 def _add(
@@ -366,7 +373,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     Raises
     ------
     ValueError
-        An argument is missing, or contradicts another one.
+        An argument is missing or contradicts another one, or a conversion would change
+        values.
     """
     if "y" in inputs.training:
         _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
@@ -396,6 +404,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
             "it; leave one of them out"
         )
+    for x in inputs:
+        requested(x.label, x.collection, goal)  # raises if it would change values
 
 
 def _refuse_byte_order(given: Given) -> None:

@@ -339,9 +339,7 @@ class Restart:
     ]  # greatest process memory of the others, by id
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
-    simultaneous: tuple[
-        str, ...
-    ] = ()  # addresses of workers that restart at the same time
+    concurrent: tuple[str, ...] = ()  # addresses of workers that restart with it
     size: WorkerSize | None = None  # None: unchanged
     #: greatest process memory under a lower limit: with all keys, while they return
     lowered_limits: tuple[int, int] = (0, 0)  # 0: no limit
@@ -515,7 +513,11 @@ class Cluster(Protocol):
 
 
 class Action(Protocol):
-    """The contract of a module in ``actions/``."""
+    """The contract of a module in ``actions/``.
+
+    A module may also have ``needless(step, view)``. It is called before each step, and
+    returns why the step is not needed any more; empty if it is needed.
+    """
 
     def propose(self, findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         """Return steps that fix findings (pure)."""

@@ -1,5 +1,7 @@
 """Rules that both the client and the scheduler plugin apply (pure).
 
+- Free memory: the bytes that a worker can take below a ceiling of its process memory.
+  Plans, restarts and moves apply it.
 - Admission: whether the keys of a worker have room elsewhere during its restart. Plans
   apply the rule to a snapshot, scheduled restarts to the scheduler's state.
 - Growth: whether the unmanaged memory of a worker grows from run to run. The check
@@ -9,12 +11,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from clustertune.core.wording import bytes_text
+
+# --- free memory ----------------------------------------------------------------------
+
+
+def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> float:
+    """Return the bytes of keys that a worker can take below a ceiling.
+
+    Parameters
+    ----------
+    ceiling
+        Greatest process memory in bytes; 0: any, so the free memory is infinite.
+    process
+        Memory of its process, as of the last heartbeat.
+    keys
+        The least memory that its present keys need. It is newer than ``process``, since
+        the scheduler learns of each key at once. A move adds the unmanaged memory,
+        because many keys arrive between two heartbeats.
+    incoming
+        Bytes of keys in flight to the worker.
+    """
+    if not ceiling:
+        return math.inf
+    return max(0.0, ceiling - max(process, keys) - incoming)
+
 
 # --- admission of restarts ------------------------------------------------------------
 

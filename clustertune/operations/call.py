@@ -1,8 +1,13 @@
-"""One shell for every public call: validate, limit the time, report, note.
+"""One shell for every public call: validate, limit the time, act, report, note.
 
-A public function validates its arguments and makes a :class:`Call`. :class:`Run`
-carries it out: it limits the time, cleans up after errors, makes the report, and notes
-the call in the history and in Dask's event log.
+A public function validates its arguments and makes a :class:`Call`.
+:class:`RunningCall` limits its time, cleans up after errors, makes the report, and
+notes the call in the history and in Dask's event log. :func:`execute` carries out its
+plans step by step.
+
+A stored plan is carried out by the same code as a direct call. Its :class:`Approval`
+gets each view, plan and step, and raises if they differ from the stored plan. It
+applies to one task only, because a call may make further calls.
 """
 
 from __future__ import annotations
@@ -10,19 +15,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from distributed import Client
 
-from clustertune import checks
+from clustertune import actions, checks
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import inputs
 from clustertune.collections.inputs import Given, Inputs
 from clustertune.core import counts, settings
-from clustertune.core.model import Finding, Goal, Notify, View
+from clustertune.core.model import (
+    Cluster,
+    Finding,
+    Goal,
+    Notify,
+    Outcome,
+    Plan,
+    Result,
+    Step,
+    View,
+    attached_result,
+)
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, headlines
 from clustertune.core.wording import seconds_text
@@ -33,9 +51,12 @@ from clustertune.operations import events
 from clustertune.operations.history import noting
 from clustertune.operations.history import record as history
 from clustertune.operations.journal import Journal, error_text
+from clustertune.planner import guards
 
 logger = logging.getLogger("clustertune")
 
+Clock = Callable[[], float]
+Record = Callable[[Outcome], None]
 #: makes what the dashboard page shows after a call
 Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
@@ -122,6 +143,140 @@ def _refuse_joined(given: Given) -> None:
         )
 
 
+# --- context of a task ----------------------------------------------------------------
+
+
+class Approval(Protocol):
+    """Compares a call with a plan that was made earlier; raises where they differ."""
+
+    def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:
+        """Check a plan before its first step; further plans may follow."""
+
+    def step(self, view: View, step: Step) -> None:
+        """Check a step against the last view, just before it is carried out."""
+
+
+_approval: ContextVar[Approval | None] = ContextVar("approval", default=None)
+
+
+@contextmanager
+def checked_by(approval: Approval) -> Iterator[None]:
+    """Have this approval check all plans and steps of calls in the block."""
+    token = _approval.set(approval)
+    try:
+        yield
+    finally:
+        _approval.reset(token)
+
+
+def approve_plan(view: View, found: tuple[Finding, ...], plan: Plan) -> None:
+    """Pass a plan to the approval of this task, if there is one."""
+    approval = _approval.get()
+    if approval is not None:
+        approval.plan(view, found, plan)
+
+
+def _approve_step(view: View, step: Step) -> None:
+    approval = _approval.get()
+    if approval is not None:
+        approval.step(view, step)
+
+
+_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
+
+
+@contextmanager
+def limited_to(phase: str) -> Iterator[None]:
+    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
+    token = _phases.set(frozenset((phase,)))
+    try:
+        yield
+    finally:
+        _phases.reset(token)
+
+
+def permitted_phases() -> frozenset[str]:
+    """The phases to which the calls of this task are limited; empty: all phases."""
+    return _phases.get()
+
+
+# --- steps --------------------------------------------------------------------------
+
+
+async def execute(
+    plan: Plan,
+    view: View,
+    cluster: Cluster,
+    *,
+    notify: Notify,
+    clock: Clock,
+    record: Record,
+) -> None:
+    """Carry out the steps of a plan in order.
+
+    Parameters
+    ----------
+    plan, view
+        The plan, and the view from which it was made.
+    cluster
+        The port.
+    notify, clock
+        Shows progress; returns seconds, to time each step.
+    record
+        Called with the outcome of each step as soon as it is known, also before the
+        error of a step that fails or is interrupted is raised.
+    """
+    for number, step in enumerate(plan.steps):
+        if number:
+            view = await cluster.look(notify)
+        needless = actions.needless(step, view)
+        if needless:
+            record(Outcome(step=step, status="not needed", reason=needless))
+            continue
+        _approve_step(view, step)
+        refused = guards.refusal(step, view)
+        if refused is not None:
+            record(Outcome(step=step, status="skipped", reason=refused.reason))
+            continue
+        await _enact(step, cluster, notify, clock, record)
+
+
+async def _enact(
+    step: Step, cluster: Cluster, notify: Notify, clock: Clock, record: Record
+) -> None:
+    start = clock()
+    notify(step.summary, None)
+    try:
+        result = await actions.available()[step.action].enact(step, cluster, notify)
+    except BaseException as error:
+        known = attached_result(error)
+        seconds, text = clock() - start, error_text(error)
+        if known is None:
+            record(Outcome(step=step, status="failed", seconds=seconds, reason=text))
+        else:
+            record(_outcome(step, known, seconds, text))
+        raise
+    record(_outcome(step, result, clock() - start))
+
+
+def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Outcome:
+    """The outcome of a step; ``error`` has interrupted it."""
+    status = "partly" if result.not_done else "done"
+    reason = result.not_done or result.details
+    if result.not_done and result.unchanged:
+        status, reason = "skipped", f"{error}, and undone" if error else reason
+    return Outcome(
+        step=step,
+        status=status,
+        seconds=seconds,
+        nbytes=result.nbytes,
+        reason=reason,
+        count=result.count,
+        lost=result.lost,
+        measured=result.measured,
+    )
+
+
 # --- the shell ------------------------------------------------------------------------
 
 
@@ -154,7 +309,7 @@ class Call:
     keeps_refused: bool = False
 
 
-class Run:
+class RunningCall:
     """One call while it runs.
 
     Attributes

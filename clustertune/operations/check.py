@@ -92,20 +92,17 @@ def check(
     --------
     >>> print(clustertune.check(client, X, y, estimator=model))     # doctest: +SKIP
     """
-    companions = {
-        "sample_weight": sample_weight,
-        "qid": qid,
-        "group": group,
-        "base_margin": base_margin,
-        "init_score": init_score,
-    }
-    rest = (y, *others, *companions.values(), eval_set)
-    if X is None and any(data is not None for data in rest):
-        raise TypeError("X is None but other data is given; give X, too")
-    given = (
-        inputs.NOTHING
-        if X is None
-        else inputs.gather(X, y, others, companions, eval_set)
+    given = inputs.gather(
+        X,
+        y,
+        *others,
+        sample_weight=sample_weight,
+        qid=qid,
+        group=group,
+        base_margin=base_margin,
+        init_score=init_score,
+        eval_set=eval_set,
+        optional=True,
     )
     check_client(client, given)
     fractions = settings.fractions()

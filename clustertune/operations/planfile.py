@@ -60,12 +60,12 @@ NEVER = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class PlannedCall:
     """One call of a function that changes a cluster, without the client."""
 
     verb: str
     names: tuple[str, ...] = ()  # data sets of prepare: X, y, others; or prefixes
-    options: Mapping[str, Any] = field(default_factory=dict)  # values as in JSON
+    options: Mapping[str, Any] = field(default_factory=dict)  # JSON, if it is stored
 
     def __str__(self) -> str:
         defaults = options_of(self.verb)
@@ -102,20 +102,24 @@ class Call:
         arguments.variables("options.env", self.options.get("env"))
 
     def refused(self, planned: Report) -> bool:
-        """Whether the call would refuse to do what a dry run has planned.
-
-        ``prepare`` skips refused steps and does the others. Other calls do no step if
-        one is refused.
-        """
-        states = {step.status for step in planned.steps}
-        in_part = self.verb == "prepare" and "planned" in states
-        return "refused" in states and not in_part
+        """Whether the call would refuse to do what a dry run has planned."""
+        return is_refused(planned, in_part=self.verb == "prepare")
 
     async def make(self, client: Client, **how: Any) -> Report:
         """Call the function in the client's event loop."""
         work: Any = VERBS[self.verb](client, *self.names, **self.options, **how)
         report: Report = await work
         return report
+
+
+def is_refused(planned: Report, *, in_part: bool = False) -> bool:
+    """Whether a call would refuse to do what a dry run has planned.
+
+    ``in_part``: as ``prepare``, which skips refused steps and does the others. Other
+    calls do no step if one is refused.
+    """
+    states = {step.status for step in planned.steps}
+    return "refused" in states and not (in_part and "planned" in states)
 
 
 @cache
@@ -132,7 +136,9 @@ def options_of(verb: str) -> Mapping[str, Any]:
     }
 
 
-def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Call:
+def checked(
+    verb: str, names: tuple[str, ...], options: Mapping[str, Any]
+) -> PlannedCall:
     """Make a call whose arguments are equal after a file was written and read."""
     for name in names:
         if not isinstance(name, str):
@@ -141,7 +147,7 @@ def checked(verb: str, names: tuple[str, ...], options: Mapping[str, Any]) -> Ca
                 "publish the data and give its name"
             )
     plain = {name: _as_json(name, value) for name, value in options.items()}
-    call = Call(verb=verb, names=names, options=plain)
+    call = PlannedCall(verb=verb, names=names, options=plain)
     call.refuse_unknown()
     return call
 
@@ -187,7 +193,7 @@ class StoredPlan:
     expires: float
     by: str
     reason: str
-    call: Call
+    call: PlannedCall
     seen: Fingerprint
     report: Report
 

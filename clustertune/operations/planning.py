@@ -19,8 +19,8 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
-from clustertune.operations import events, execution, planfile
-from clustertune.operations.call import check_client
+from clustertune.operations import events, planfile
+from clustertune.operations.call import check_client, checked_by
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import guards, verification
 
@@ -164,13 +164,13 @@ class _Recorder:
 
 async def _plan(
     client: Client,
-    call: planfile.Call,
+    call: planfile.PlannedCall,
     seconds: float,
     progress: bool | Notify | None,
 ) -> StoredPlan:
     identity = await monitor.identify(client)
     recorder = _Recorder()
-    with execution.asking(recorder):
+    with checked_by(recorder):
         found = await call.make(client, dry_run=True, progress=progress)
     assert recorder.view is not None
     made = recorder.view.now.time
@@ -202,7 +202,7 @@ async def _apply(
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
     because = events.why() or stored.reason or None
-    with execution.asking(Comparison(stored)), events.because(because):
+    with checked_by(Comparison(stored)), events.because(because):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
         # the arguments were valid when the plan was made: a worker or data set is gone

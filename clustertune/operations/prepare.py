@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -18,16 +18,22 @@ from distributed import Client
 
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import RESTARTABLE, LiveCluster, LookOptions
-from clustertune.collections import conversion, inputs
+from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.core.report import Report
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
-from clustertune.operations import call as calling
-from clustertune.operations import execution, page_facts
-from clustertune.operations.call import Call, Run
+from clustertune.operations import page_facts
+from clustertune.operations.call import (
+    Call,
+    RunningCall,
+    approve_plan,
+    check_client,
+    execute,
+    permitted_phases,
+)
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import PrepareContext, Prepared
 from clustertune.planner import goals, layouts, suitability, verification
@@ -72,7 +78,7 @@ async def tune(
         if stalled == MAX_STALLED_ROUNDS or number == MAX_ROUNDS:
             break
         begun = len(journal.outcomes)
-        await execution.execute(
+        await execute(
             plan,
             journal.views[-1],
             cluster,
@@ -122,7 +128,7 @@ async def _plan(
     journal.plans.append(plan)
     if not plan.steps:
         _refuse_unfixed(found, view)
-    execution.approve_plan(view, found, plan)
+    approve_plan(view, found, plan)
     return plan
 
 
@@ -152,17 +158,16 @@ def _refuse(findings: Iterable[Finding]) -> None:
 
 
 async def _prepare(call: Call, estimator: object) -> Prepared:
-    run = Run(call)
+    run = RunningCall(call)
     report = await run.finish(
         _work(run), lambda: run.journal.status(call.dry_run), page_facts.facts
     )
     cluster = run.cluster
-    now = replace(call, given=cluster.given)
     # the goal with the ids of workers that the call found, and without finished parts
-    checked = replace(now, goal=run.journal.views[-1].goal, look=LookOptions())
+    goal = run.journal.views[-1].goal
+    checked = replace(call, given=cluster.given, goal=goal, look=LookOptions())
     context = PrepareContext(
         client=call.client,
-        prepare=partial(_prepare, replace(now, dry_run=False), estimator),
         verify=partial(_verify, checked),
         put_bounds_back=cluster.put_bounds_back,
         workload=call.goal.workload,
@@ -173,7 +178,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
     return Prepared(cluster.given, run.journal, report, context)
 
 
-async def _work(run: Run) -> None:
+async def _work(run: RunningCall) -> None:
     call, cluster, journal = run.call, run.cluster, run.journal
     await cluster.open(call.workers, needs=call.needs)
     if call.dry_run:
@@ -194,7 +199,7 @@ async def _work(run: Run) -> None:
 
 
 async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
-    run, start = Run(call), monotonic()
+    run, start = RunningCall(call), monotonic()
     await run.cluster.open(call.workers)
     seconds = DROP_SECONDS if settle else 0.0
     now = suitability.chosen(await _settled(run.cluster, seconds))
@@ -264,7 +269,6 @@ def prepare(
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
-    _only: Collection[str] | None = None,
 ) -> Prepared:
     """Prepare a cluster and data for a fit: all workers, even rows, paired partitions.
 
@@ -351,7 +355,9 @@ def prepare(
         None: to stderr in a terminal or notebook, otherwise to the log ``clustertune``.
         True or False: always or never to stderr. Or a function ``(text, fraction)``.
     timeout
-        Seconds, or a duration such as ``"10 minutes"``, for the whole call.
+        Seconds, or a duration such as ``"10 minutes"``, for the whole call. At the
+        limit, the call waits at most 10 s more until copies in flight have arrived and
+        a restart that has begun is undone.
 
     Returns
     -------
@@ -399,15 +405,18 @@ LeaseHeldError
     >>> with clustertune.prepare(client, X, y) as (X, y):           # doctest: +SKIP
     ...     model.fit(X, y)
     """
-    companions = {
-        "sample_weight": sample_weight,
-        "qid": qid,
-        "group": group,
-        "base_margin": base_margin,
-        "init_score": init_score,
-    }
-    given = inputs.gather(X, y, others, companions, eval_set)
-    calling.check_client(client, given)
+    given = inputs.gather(
+        X,
+        y,
+        *others,
+        sample_weight=sample_weight,
+        qid=qid,
+        group=group,
+        base_margin=base_margin,
+        init_score=init_score,
+        eval_set=eval_set,
+    )
+    check_client(client, given)
     profile = libraries.choose(estimator)
     inputs.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
@@ -430,13 +439,11 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
-        permitted=frozenset(_only or ()),
+        permitted=permitted_phases(),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")
     inputs.refuse_unfit(given, goal)
-    for x in given:
-        conversion.asked(x.label, x.collection, goal)  # refuses what cannot be
     prepared: Prepared = client.sync(
         _prepare,
         Call(

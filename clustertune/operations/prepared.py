@@ -25,10 +25,9 @@ from clustertune.operations.journal import Journal
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareContext:
-    """What ``Prepared`` needs to verify, apply or hold; not the old collections."""
+    """What ``Prepared`` needs to verify or hold; not the old collections."""
 
     client: Client
-    prepare: Callable[[], Awaitable[Prepared]]
     verify: Callable[..., Awaitable[Report]]
     put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
     workload: Profile
@@ -157,17 +156,6 @@ class Prepared(Block):
         """
         verify = self._context.verify
         return self._context.client.sync(verify, self._journal, settle=settle)
-
-    def apply(self) -> Any:
-        """Carry out a dry run: look again, plan again, and act.
-
-        Returns
-        -------
-        Prepared
-            As of ``prepare`` without ``dry_run`` (awaitable with an asynchronous
-            client).
-        """
-        return self._context.client.sync(self._context.prepare)
 
     # --- hold -------------------------------------------------------------------------
 

@@ -27,8 +27,14 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report
 from clustertune.errors import RefusedError
-from clustertune.operations import execution, page_facts
-from clustertune.operations.call import Call, Run, check_client
+from clustertune.operations import page_facts
+from clustertune.operations.call import (
+    Call,
+    RunningCall,
+    approve_plan,
+    check_client,
+    execute,
+)
 from clustertune.operations.journal import Journal
 from clustertune.planner import guards
 from clustertune.planner import plan as planner
@@ -58,7 +64,7 @@ class Procedure(Call):
 async def carry_out(procedure: Procedure) -> Report:
     """Carry out a procedure, and report; errors carry the report so far."""
     check_client(procedure.client, procedure.given)
-    run = Run(procedure)
+    run = RunningCall(procedure)
     return await run.finish(
         _work(procedure, run),
         lambda: _status(procedure, run.journal),
@@ -67,7 +73,7 @@ async def carry_out(procedure: Procedure) -> Report:
     )
 
 
-async def _work(procedure: Procedure, run: Run) -> None:
+async def _work(procedure: Procedure, run: RunningCall) -> None:
     cluster, journal, notify = run.cluster, run.journal, run.notify
     await cluster.open(None, needs=procedure.needs)
 
@@ -117,7 +123,7 @@ def _plan(
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)
-    execution.approve_plan(view, found, plan)
+    approve_plan(view, found, plan)
     return plan
 
 
@@ -137,7 +143,7 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
             continue
         view = await cluster.look(notify) if number else journal.views[-1]
         await _all_of(
-            execution.execute(
+            execute(
                 Plan(phase=plan.phase, steps=(step,)),
                 view,
                 cluster,
@@ -157,9 +163,9 @@ def _batches(plan: Plan) -> Iterator[tuple[Step, ...]]:
 
 def _batch(step: Step) -> object:
     args = step.args
-    if not isinstance(args, Restart) or not args.simultaneous:
+    if not isinstance(args, Restart) or not args.concurrent:
         return id(step)
-    return frozenset((args.address, *args.simultaneous))
+    return frozenset((args.address, *args.concurrent))
 
 
 async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:

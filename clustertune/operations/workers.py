@@ -76,7 +76,9 @@ def restart_workers(
     progress
         As for :func:`clustertune.prepare`.
     timeout
-        Seconds, or a duration, for the whole call.
+        Seconds, or a duration, for the whole call. At the limit, a restart that has
+        begun is undone. The call waits for that for at most 10 s more; the scheduler
+        completes it in any case.
 
     Returns
     -------

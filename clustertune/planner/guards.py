@@ -191,7 +191,7 @@ def _no_space(
     restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
     workers = view.now.by_address
-    batch = [workers[a] for a in restart.simultaneous if a in workers]
+    batch = [workers[a] for a in restart.concurrent if a in workers]
     needed = burden.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
     free = None
     # workers restarted earlier in this plan have other addresses, so ids are compared

@@ -4,7 +4,8 @@ A worker's memory consists of the given data, Dask's other keys, and unmanaged m
 Only the given data can be moved.
 
 - :func:`process_limit`: the process memory at which Dask first acts.
-- :func:`free_below`: the free bytes below that limit, for any keys.
+- :func:`free_below`: the free bytes below that limit, for any keys. The scheduler
+  plugin applies the same rule, ``core.rules.free_bytes``.
 - :func:`free_memory`: the free bytes for the given data.
 """
 
@@ -29,7 +30,7 @@ from clustertune.core.model import (
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.rules import MemoryAfterRun, step
+from clustertune.core.rules import MemoryAfterRun, free_bytes, step
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import CapacityError
 from clustertune.planner.layouts import held_bytes
@@ -119,13 +120,8 @@ def process_limit(worker: WorkerSnapshot, limit: int | None = None) -> int:
 
 
 def free_below(worker: WorkerSnapshot, most: int) -> float:
-    """Return the free bytes below a ceiling of the process; infinite if it is 0.
-
-    The process memory is from the last heartbeat; the bytes of keys are current.
-    """
-    if not most:
-        return math.inf
-    return max(0.0, most - max(worker.process, worker.counted))
+    """Return the free bytes below a limit of the process; infinite if it is 0."""
+    return free_bytes(most, worker.process, worker.counted)
 
 
 def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:

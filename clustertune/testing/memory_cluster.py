@@ -266,8 +266,6 @@ class MemoryCluster:
             ),
         )
         self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
-        if not shuffle.sort_by and not number:
-            self.goal = replace(self.goal, order="")
         return Result(nbytes=self.moved - before)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
@@ -283,8 +281,6 @@ class MemoryCluster:
 
     async def restart(self, restart: Restart, notify: Notify) -> Result:
         self.calls.append(f"restart {restart.id}")
-        tried = self.goal.restarted | {restart.id}
-        self.goal = replace(self.goal, restarted=tried)
         if restart.address not in self.workers:
             return Result(nbytes=0, not_done="it is gone")
         before, old = self.moved, self.workers[restart.address]
@@ -304,8 +300,6 @@ class MemoryCluster:
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:
         self.calls.append(f"trim {len(trim.workers)}")
-        trimmed = self.goal.trimmed | set(trim.workers.values())
-        self.goal = replace(self.goal, trimmed=trimmed)
         return Result(nbytes=0)
 
     async def release(self, release: Release, notify: Notify) -> Result:

@@ -40,6 +40,9 @@ def play(seed: int) -> Round:
     cluster.stop_faults()
     broken += list(_violations(case, cluster, journal, before, outcome))
     if case.action == "prepare" and not case.dry_run and not broken:
+        if journal.views:
+            # a second call requests only what the first one has not finished
+            cluster.goal = journal.continued(before).goal
         broken += _second_call(case, cluster, before, outcome)
     return Round(
         seed=seed,

@@ -33,7 +33,7 @@ from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveEr
 from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
 from clustertune.operations.history import histories, record
-from clustertune.operations.planfile import VERBS, Call, StoredPlan
+from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import triggers
 from clustertune.planner.verification import Fingerprint
@@ -169,10 +169,10 @@ def _plans() -> list[bytes]:
     from tests.operations.test_planfile import stored
 
     calls = [
-        Call(verb="prepare", names=("X", "y"), options={"rechunk": 8}),
-        Call(verb="scale", options={"n_workers": 3}),
-        Call(verb="release", names=("sum",), options={}),
-        Call(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),
+        PlannedCall(verb="prepare", names=("X", "y"), options={"estimator": "xgboost"}),
+        PlannedCall(verb="scale", options={"n_workers": 3}),
+        PlannedCall(verb="release", names=("sum",), options={}),
+        PlannedCall(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),
     ]
     return [stored(call=call).to_json().encode() for call in calls]
 
@@ -191,7 +191,7 @@ def _draw_plan(rng: Random, target: Target) -> bytes:
 
 
 def _plan_words() -> list[str]:
-    kinds = (StoredPlan, Report, Fingerprint, Call)
+    kinds = (StoredPlan, Report, Fingerprint, PlannedCall)
     return [*VERBS, *(n for kind in kinds for n in kind.__dataclass_fields__)]
 
 

@@ -133,7 +133,7 @@ async def test_one_task_for_each_thread(c, s, a, b):
         y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
     await wait(y)
     s.add_plugin(begun := Begun(s))
-    given = inputs.gather(y.reshape(-1, 1), y, (), {}, None)
+    given = inputs.gather(y.reshape(-1, 1), y)
     wanted = Goal(workload=replace(GENERIC.profile, needs_all_classes=True))
     cluster = LiveCluster(
         c, given, wanted, lambda: 30.0, options=LookOptions(values=True)

@@ -19,7 +19,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.collections import inputs, loading
-from clustertune.collections.inputs import Given, Inputs
+from clustertune.collections.inputs import Given, Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.operations import call as entrance
@@ -29,11 +29,6 @@ Y = da.zeros(100, chunks=10)
 PANDAS = pd.DataFrame({"a": range(100), "b": np.arange(100, dtype="float32"), "c": "s"})
 FRAME = dd.from_pandas(PANDAS, npartitions=5)
 ONE = [("127.0.0.1", 1)]
-
-
-def gather(X: Any, y: Any = None, *others: Any, **named: Any) -> Inputs:
-    eval_set = named.pop("eval_set", None)
-    return inputs.gather(X, y, others, named, eval_set)
 
 
 def labels(given: Inputs) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ import pytest
 from clustertune import actions, checks
 from clustertune.core.model import Outcome, Plan, Price, Step, View
 from clustertune.errors import ScaleError
-from clustertune.operations.execution import execute
+from clustertune.operations.call import execute
 from clustertune.planner import plan as planner
 from clustertune.testing import MemoryCluster, layout, view, worker
 

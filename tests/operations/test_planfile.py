@@ -18,7 +18,7 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import LayoutSummary, WorkerShare
 from clustertune.errors import RefusedError
-from clustertune.operations.planfile import VERBS, Call, StoredPlan, checked
+from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan, checked
 from clustertune.planner import verification
 from clustertune.testing import layout, view, worker
 
@@ -68,7 +68,9 @@ def stored(**changes: Any) -> StoredPlan:
         "expires": 4600.0,
         "by": "ada@node7",
         "reason": "",
-        "call": Call(verb="restart", options={"workers": [0, "b"], "wait": 60.0}),
+        "call": PlannedCall(
+            verb="restart", options={"workers": [0, "b"], "wait": 60.0}
+        ),
         "seen": verification.fingerprint("Scheduler-1", some),
         "report": report,
     }
@@ -186,7 +188,7 @@ def test_what_was_edited(path: str, value: Any) -> None:
 )
 def test_variables_that_run_code(options: dict[str, Any], text: str) -> None:
     """A plan file cannot set them, even if its digest is right."""
-    plan = stored(call=Call(verb="resize", options=options))
+    plan = stored(call=PlannedCall(verb="resize", options=options))
     with pytest.raises(ValueError, match="options") as caught:
         StoredPlan.from_json(plan.to_json())
     assert text in str(caught.value)
@@ -276,7 +278,7 @@ def test_arguments_are_as_a_file_gives_them_back() -> None:
     call = checked("prepare", ("X", "y"), {"eval_set": (("a", "b"),), "qid": "q"})
     assert call.options == {"eval_set": [["a", "b"]], "qid": "q"}
     assert str(call) == "prepare('X', 'y', eval_set=[['a', 'b']], qid='q')"
-    assert str(Call(verb="trim", options={"workers": None})) == "trim()"
+    assert str(PlannedCall(verb="trim", options={"workers": None})) == "trim()"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,7 @@ def test_what_is_refused() -> None:
     both = Report(status="planned", seconds=0, steps=(planned, refused))
     only = Report(status="planned", seconds=0, steps=(refused,))
     for verb in VERBS:
-        call = Call(verb=verb)
+        call = PlannedCall(verb=verb)
         assert call.refused(only)
         assert call.refused(both) is (verb != "prepare")
         assert not call.refused(stored().report)

@@ -29,9 +29,10 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
-from clustertune.operations import events, execution
+from clustertune.operations import call as shell
+from clustertune.operations import events
 from clustertune.operations.journal import Journal
-from clustertune.operations.planfile import Call, StoredPlan
+from clustertune.operations.planfile import PlannedCall, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
 from clustertune.operations.prepare import tune
 from clustertune.planner import verification
@@ -46,7 +47,7 @@ def stored(start: View, plan: Plan, found: tuple[Finding, ...] = ()) -> StoredPl
         expires=time() + 60,
         by="ada@node7",
         reason="",
-        call=Call(verb="restart"),
+        call=PlannedCall(verb="restart"),
         seen=verification.fingerprint("Scheduler-1", start),
         report=Report(
             status="planned", seconds=0, found=found, steps=tuple(planned(plan))
@@ -80,7 +81,7 @@ def test_what_is_as_planned_is_done() -> None:
     """The planned step is done, and the steps that follow from it."""
     comparison = kept(crowded())
     cluster = crowded()
-    with execution.asking(comparison):
+    with shell.checked_by(comparison):
         assert tuned(cluster).status(dry_run=False) == "done"
     assert cluster.calls == ["move 8"]
 
@@ -91,7 +92,7 @@ def test_what_has_changed_stops_it() -> None:
     cluster = crowded()
     cluster.workers.popitem()
     with (
-        execution.asking(comparison),
+        shell.checked_by(comparison),
         pytest.raises(ChangedError, match=r"nothing was done: worker 2 is gone; "),
     ):
         tuned(cluster)
@@ -108,7 +109,7 @@ def test_a_worker_that_goes_meanwhile_stops_it() -> None:
     comparison = kept(crowded())
     cluster = crowded(fault=leave)
     with (
-        execution.asking(comparison),
+        shell.checked_by(comparison),
         pytest.raises(ChangedError, match="stopped before the next step: worker 2: go"),
     ):
         tuned(cluster)

@@ -179,8 +179,8 @@ async def test_a_paused_worker_gets_nothing(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_a_dry_run_changes_nothing_and_can_be_applied(c, s, a, b):
-    """A dry run moves, loads and keeps nothing; ``apply`` does what it planned."""
+async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
+    """A dry run moves, loads and keeps nothing; the call does what it planned."""
     X, y = await uneven(c, a)
     before = where(s, X)
     p = await clustertune.prepare(c, X, y, dry_run=True)
@@ -191,7 +191,7 @@ async def test_a_dry_run_changes_nothing_and_can_be_applied(c, s, a, b):
         s.tasks[f.key].nbytes for f in futures_of(X)[:10]
     ) + (sum(s.tasks[f.key].nbytes for f in futures_of(y)[:10]))
     assert await clustertune.last_report(c) is None
-    q = await p.apply()
+    q = await clustertune.prepare(c, X, y)
     assert q.report.status == "done"
     assert q.report.steps[0].nbytes == step.price.nbytes
     assert where(s, X) != before

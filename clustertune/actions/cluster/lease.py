@@ -209,8 +209,8 @@ class Lease:
 
     async def _stop(self, name: str, ended: list[dict[str, Any]]) -> None:
         """Stop a job, and append its last state, which may be undoing its work."""
-        await self.quietly("stop", job=name)
         asked, end = {"job": name, "wait": WAIT}, monotonic() + LANDING
+        await self.quietly("stop", job=name)
         while self.opened and (seconds := end - monotonic()) > 0:
             try:
                 work = self.ask("progress", **asked)

@@ -27,6 +27,7 @@ from clustertune.core.wording import (
     seconds_text,
 )
 from clustertune.errors import RefusedError
+from clustertune.operations import planfile
 from clustertune.operations.prepared import Prepared
 
 SCHEMA_VERSION = 1  # of the JSON of a result
@@ -134,7 +135,7 @@ class Limits:
         drops = [s.args for s in steps if isinstance(s.args, model.Drop)]
         # retired workers do not come back, so all of them are away in the end
         retired = sum(restart.retire for restart in restarts)
-        together = [1 + len(restart.simultaneous) for restart in restarts]
+        together = [1 + len(restart.concurrent) for restart in restarts]
         away = max([retired, *together, *(len(drop.workers) for drop in drops)])
         ids = {restart.id for restart in restarts}
         ids |= {id for drop in drops for id in drop.workers.values()}
@@ -227,13 +228,15 @@ class StepResult:
         }
 
 
-def status_of(report: Report) -> str:
-    """The status of a step, from the report of its action."""
-    statuses = {s.status for s in report.steps}
+def status_of(report: Report, *, in_part: bool) -> str:
+    """The status of a step, from the report of its action.
+
+    ``in_part``: whether the action skips refused steps and does the others.
+    """
     if report.status == "planned":  # a dry run
-        if "planned" in statuses:
-            return "planned"
-        return "refused" if "refused" in statuses else "fine"
+        if planfile.is_refused(report, in_part=in_part):
+            return "refused"
+        return "planned" if planned_of(report) else "fine"
     return report.status if report.status in ("done", "fine", "left") else "failed"
 
 

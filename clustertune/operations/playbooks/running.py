@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Collection,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -26,7 +26,6 @@ from distributed import Client
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
-from clustertune.collections.inputs import COMPANIONS
 from clustertune.core import arguments, model
 from clustertune.core.counts import Done
 from clustertune.core.model import (
@@ -48,9 +47,10 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import publishing, release, workers
-from clustertune.operations.call import check_client
+from clustertune.operations import publishing, release
+from clustertune.operations.call import check_client, limited_to
 from clustertune.operations.check import Question, diagnose
+from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
 from clustertune.operations.playbooks.playbook import (
     BAD,
@@ -76,14 +76,6 @@ logger = logging.getLogger("clustertune")
 READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
 INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
 TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
-
-#: the public calls of actions on workers
-ON_WORKERS: Mapping[str, Any] = {
-    "resize": workers.resize_workers,
-    "restart": workers.restart_workers,
-    "scale": workers.scale,
-    "trim": workers.trim_memory,
-}
 
 _LOST = "the cluster is lost"
 _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
@@ -159,17 +151,12 @@ def run_playbook(
         "init_score": init_score,
         "eval_set": eval_set,
     }
-    data = None
-    if X is not None:
-        data = GivenData(client=client, given=given)
-        check_client(client, data.gather())
-    elif any(x is not None for x in given.values()):
-        raise TypeError("X is None but other data is given; give X too")
+    check_client(client, inputs.gather(**given, optional=True))
     values = {key: str(value) for key, value in (settings or {}).items()}
     job = PlaybookRun(
         client=client,
         playbook=library.read(playbook, values),
-        data=data,
+        data=None if X is None else GivenData(client=client, given=given),
         estimator=estimator,
         dry_run=dry_run,
         progress=progress,
@@ -228,26 +215,19 @@ class GivenData:
     given: dict[str, Any]  # arguments of ``prepare``
     prepared: Prepared | None = None
 
-    def gather(self) -> inputs.Inputs:
-        """Return the present collections; wrong ones raise TypeError or ValueError."""
-        companions = {name: self.given[name] for name in COMPANIONS}
-        eval_set = self.given["eval_set"] or None
-        return inputs.gather(self.given["X"], self.given["y"], (), companions, eval_set)
-
     async def inputs(self) -> inputs.Inputs:
-        return self.gather()
+        return inputs.gather(**self.given)
 
     async def prepare(self, **options: Any) -> Report:
         preparing: Any = prepare
-        given = self.given | {"eval_set": self.given["eval_set"] or None}
-        done: Prepared = await preparing(self.client, **given, **options)
+        done: Prepared = await preparing(self.client, **self.given, **options)
         if not options.get("dry_run"):
             self.prepared = done
             self.given = {name: getattr(done, name) for name in self.given}
         return done.report
 
     async def release(self, *, dry_run: bool, **options: Any) -> Report:
-        every = [x.collection for x in self.gather()]
+        every = [x.collection for x in await self.inputs()]
         releasing: Any = release.release_collections
         report: Report = await releasing(
             self.client, *every, dry_run=dry_run, **options
@@ -263,14 +243,7 @@ class PublishedData:
     names: tuple[str, ...]
 
     async def inputs(self) -> inputs.Inputs:
-        X, *rest = await publishing.collections(self.client, self.names)
-        y, *others = rest or [None]
-        return inputs.gather(X, y, others, {}, None)
-
-    async def prepare(self, **options: Any) -> Report:
-        prepare: Any = publishing.prepare_datasets
-        report: Report = await prepare(self.client, *self.names, **options)
-        return report
+        return inputs.gather(*await publishing.collections(self.client, self.names))
 
     async def release(self, *, dry_run: bool, **options: Any) -> Report:
         """Unpublish the data sets; Dask frees keys that no client holds."""
@@ -402,7 +375,7 @@ class PlaybookRun:
         except (TypeError, ValueError) as error:  # an unknown worker or prefix
             reason = str(error)
             return _result(step, "failed", reason=reason, found=condition.found)
-        status = status_of(report)
+        status = status_of(report, in_part=step.do in ON_DATA)
         self._unplannable |= status == "planned" and step.do in ON_DATA
         reason = failure_of(report) if status in BAD else ""
         if status == "planned" and condition.reason:
@@ -512,28 +485,41 @@ class PlaybookRun:
             ids = ids_of(options.get("workers"), view)
             limits = self.playbook.limits
             options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
-        options |= {"dry_run": self.dry_run, "progress": self.progress}
         if step.do in actions.others():
             return await self._plugin(step.do, await self._findings(), **options)
         if step.do in ON_DATA:
             return await self._prepare(step.do, options)
         if step.do == "release":
             return await self._release(options)
-        report: Report = await ON_WORKERS[step.do](self.client, **options)
-        return report
+        return await self._call(step.do, (), options)
 
-    def _prepare(self, phase: str, options: dict[str, Any]) -> Awaitable[Report]:
+    async def _call(
+        self, verb: str, names: Sequence[str], options: Mapping[str, Any]
+    ) -> Report:
+        """Make a call, in the way in which stored plans are made and carried out."""
+        call = PlannedCall(verb=verb, names=tuple(names), options=options)
+        return await call.make(
+            self.client, dry_run=self.dry_run, progress=self.progress
+        )
+
+    async def _prepare(self, phase: str, options: dict[str, Any]) -> Report:
         assert self.data is not None
         if phase == "load":
             options["persist"] = True
         options["estimator"] = self.estimator
-        return self.data.prepare(_only=(phase,), **options)
+        with limited_to(phase):
+            if isinstance(self.data, PublishedData):
+                return await self._call("prepare", self.data.names, options)
+            how = {"dry_run": self.dry_run, "progress": self.progress}
+            return await self.data.prepare(**options, **how)
 
     async def _release(self, options: dict[str, Any]) -> Report:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
         if not prefixes and keep is None:
             assert self.data is not None
-            report = await self.data.release(**options)
+            report = await self.data.release(
+                **options, dry_run=self.dry_run, progress=self.progress
+            )
             if not self.dry_run:
                 self.data = None
             return report
@@ -541,17 +527,13 @@ class PlaybookRun:
             assert self.data is not None
             given = await self.data.inputs()
             options["keep"] = [x.collection for x in given]
-        releasing: Any = release.release_data
-        done: Report = await releasing(self.client, *prefixes, **options)
-        return done
+        return await self._call("release", prefixes, options)
 
     async def _plugin(
         self,
         do: str,
         found: tuple[Finding, ...],
         *,
-        dry_run: bool,
-        progress: bool | Notify | None,
         timeout: float = TIMEOUT,
     ) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
@@ -566,8 +548,8 @@ class PlaybookRun:
             name=do,
             steps=steps,
             timeout=timeout,
-            dry_run=dry_run,
-            progress=progress,
+            dry_run=self.dry_run,
+            progress=self.progress,
             look=LookOptions(held_data=True),
         )
         try:

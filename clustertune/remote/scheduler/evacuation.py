@@ -10,7 +10,7 @@ from distributed.core import Status
 
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.nanny import Parking, set_status
-from clustertune.remote.scheduler.state import COMING, is_gone, process_bytes
+from clustertune.remote.scheduler.state import COMING, free_bytes, is_gone
 
 
 class Refused(Exception):  # noqa: N818
@@ -162,7 +162,7 @@ class Evacuation:
             return {parked.address: float("inf")} if self.parking.is_open() else {}
         others = {ws.address: ws for ws in self.scheduler.running if ws is not worker}
         return {
-            address: float("inf") if not most else most - process_bytes(others[address])
+            address: free_bytes(others[address], most)
             for address, most in self.process_limits.items()
             if address in others
         }

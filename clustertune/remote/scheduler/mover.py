@@ -32,6 +32,7 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
+from clustertune.core.rules import free_bytes
 from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
@@ -241,19 +242,15 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         """Whether a key fits; only a single key may exceed ``MAX_BYTES``."""
         if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
             return False
-        limit = self.process_limits.get(target.address, 0)
-        return not limit or self._expected(target) + nbytes <= limit
-
-    def _expected(self, target: Any) -> Any:
-        """Bytes of process memory once the keys in flight have arrived.
-
-        The process memory is from the last heartbeat, the bytes of keys are current.
-        The larger estimate counts.
-        """
         address = target.address
         managed, process = counted_bytes(target), target.memory.process
         unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
-        return max(process, unmanaged + managed) + self.inbound[address]
+        return nbytes <= free_bytes(
+            self.process_limits.get(address, 0),
+            process,
+            unmanaged + managed,
+            self.inbound[address],
+        )
 
     def _finish(self, key: Any, reason: str = "") -> None:
         transfer = self.requested.pop(key)

@@ -21,9 +21,9 @@ from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
 from clustertune.remote.scheduler.schedule import Moment, Schedule, met
 from clustertune.remote.scheduler.state import (
     begun_tasks,
+    free_bytes,
     id_of,
     is_parking,
-    process_bytes,
     training_workers,
 )
 from clustertune.remote.scheduler.survey import held_data
@@ -295,9 +295,7 @@ class ScheduleRunner:
 
     def _room(self, address: str, most: int) -> float:
         worker = self.scheduler.workers.get(address)
-        if worker is None:
-            return 0.0
-        return max(0.0, most - process_bytes(worker)) if most else float("inf")
+        return 0.0 if worker is None else free_bytes(worker, most)
 
     # --- the restart ------------------------------------------------------------------
 

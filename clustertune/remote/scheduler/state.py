@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from distributed.core import Status
 
+from clustertune.core import rules
 from clustertune.core.wording import plural
 
 PARKING_PREFIX = "clustertune-parking-"  # of the names of parking workers
@@ -88,9 +89,9 @@ def memory_of(worker: Any) -> Memory:
     return Memory(process, min(process, counted), worker.memory.spilled, counted)
 
 
-def process_bytes(worker: Any) -> int:
-    """Bytes of a worker's process; its keys may be newer than its last heartbeat."""
-    return int(max(worker.memory.process, counted_bytes(worker)))
+def free_bytes(worker: Any, ceiling: int) -> float:
+    """Bytes of keys that a worker can take below a ceiling; 0: any."""
+    return rules.free_bytes(ceiling, worker.memory.process, counted_bytes(worker))
 
 
 # --- tasks ----------------------------------------------------------------------------

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
+from clustertune.core.report import Report
 from clustertune.errors import RefusedError
 from clustertune.operations.playbooks.playbook import (
     Limits,
     PlaybookResult,
     Step,
     StepResult,
+    status_of,
 )
 from clustertune.testing import view, worker
 
@@ -135,3 +138,31 @@ def test_results_are_escaped() -> None:
     assert data["status"] == "failed"
     assert data["steps"][0]["found"][0]["check"] == "a"
     assert repr(shown) == "<PlaybookResult: <i>; failed>"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "in_part", "status"),
+    [
+        (("planned", "refused"), False, "refused"),  # the call would do no step
+        (("planned", "refused"), True, "planned"),  # prepare does the others
+        (("refused",), True, "refused"),
+        (("planned",), False, "planned"),
+        ((), False, "fine"),
+    ],
+)
+def test_status_of_a_dry_run(statuses: Any, in_part: bool, status: str) -> None:
+    """A dry run has the status that the real call would have."""
+    steps = tuple(
+        Done(
+            action="restart",
+            summary="restart worker 1",
+            gain="",
+            status=s,
+            predicted_bytes=0,
+            predicted_seconds=None,
+            at_risk="nothing",
+        )
+        for s in statuses
+    )
+    report = Report(status="planned", seconds=0.0, steps=steps)
+    assert status_of(report, in_part=in_part) == status

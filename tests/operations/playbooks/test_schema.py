@@ -12,9 +12,9 @@ import yaml
 
 import clustertune
 from clustertune import checks
+from clustertune.operations.planfile import VERBS
 from clustertune.operations.playbooks import library, schema
-from clustertune.operations.playbooks.running import ON_WORKERS
-from clustertune.operations.playbooks.schema import READERS, own_actions
+from clustertune.operations.playbooks.schema import ON_DATA, READERS, own_actions
 
 
 def accepts(data: Any) -> bool:
@@ -125,8 +125,7 @@ def test_arguments_of_actions() -> None:
     """Each is an argument of the function, and none loses data."""
     for name, options in own_actions().items():
         keys = set(options["properties"])
-        functions = {"release": clustertune.release_data, **ON_WORKERS}
-        function = functions.get(name, clustertune.prepare)
+        function = clustertune.prepare if name in ON_DATA else VERBS[name]
         assert keys <= set(inspect.signature(function).parameters), name
         assert keys <= set(READERS)
         assert not {"drop_data", "allow_any_env"} & keys

@@ -1,0 +1,236 @@
+"""``check``: the findings of all checks, and the features that work on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+from distributed import Client
+from tabulate import tabulate
+
+from clustertune.core.model import Severity, Unknown, WorkerSnapshot
+from clustertune.core.report import Report
+from clustertune.core.wording import names_text, plural, printable
+from clustertune.errors import TimedOutError, VersionMismatchError
+from clustertune.integrations import managers
+from clustertune.monitor import monitor
+from clustertune.operations import check as checking
+from clustertune.operations import publishing
+from clustertune.remote import versions
+
+TIMEOUT = 60.0  # seconds to read versions and names
+#: compared on all sides, by the names of distributions
+PACKAGES = (
+    "xgboost",
+    "xgboost-cpu",  # the modules of xgboost under another name
+    "lightgbm",
+    "scikit-learn",
+    "dask-ml",
+    "torch",
+    "tensorflow",
+    "pyarrow",
+    "bokeh",
+)
+_REQUIRED = frozenset(("workers", "sending code", "placing data"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One feature of clustertune, and whether it works on a cluster."""
+
+    subject: str
+    works: bool | None  # None: does not apply, or unknown
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The findings of all checks, and the features that work on a cluster."""
+
+    address: str
+    report: Report
+    features: tuple[Feature, ...]
+    datasets: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether ``prepare`` works on this cluster."""
+        return all(
+            f.works is not False for f in self.features if f.subject in _REQUIRED
+        )
+
+    def exit_code(self, fail_on: str) -> int:
+        """Return 1 if ``prepare`` would not work, or for findings of a severity."""
+        if not self.usable:
+            return 1
+        if fail_on == "never":
+            return 0
+        return int(any(f.severity >= Severity[fail_on] for f in self.report.found))
+
+    def __str__(self) -> str:
+        table = tabulate(self._rows(), maxcolwidths=[24, 4, 66])
+        return f"{self.report}\n\n{self._title()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        table = tabulate(self._rows(), tablefmt="html")
+        title = escape(self._title())
+        return f"{self.report._repr_html_()}<p>{title}</p>{table}"
+
+    def to_json(self) -> str:
+        """Return the report as JSON, with ``address`` and ``features``."""
+        features = [asdict(f) for f in self.features]
+        report = json.loads(self.report.to_json())
+        return json.dumps(report | {"address": self.address, "features": features})
+
+    def _title(self) -> str:
+        return f"Features of clustertune on {printable(self.address)}"
+
+    def _rows(self) -> list[list[str]]:
+        marks = {True: "yes", False: "NO", None: ""}
+        return [[f.subject, marks[f.works], printable(f.detail)] for f in self.features]
+
+
+async def inspect(
+    client: Client, datasets: Sequence[str] = (), workload: str | None = None
+) -> Inspection:
+    """Read versions without sending code; if they allow it, run all checks.
+
+    Parameters
+    ----------
+    client
+        A connected asynchronous client.
+    datasets
+        Names of published data to check: X, y, and others with the same rows.
+    workload
+        The library that will train.
+
+    Raises
+    ------
+    ValueError
+        A data set does not exist.
+    RefusedError
+        A data set is not one collection, or cannot be read here.
+    IncompleteError
+        Partitions of a data set are gone.
+    TimedOutError
+        The scheduler did not answer in time.
+    """
+    try:
+        reading = _read(client)
+        identity, sides, published = await asyncio.wait_for(reading, TIMEOUT)
+    except asyncio.TimeoutError:
+        raise TimedOutError(
+            f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
+            "check again when it is less busy"
+        ) from None
+    objections = sides.objections()
+    features = [*_cluster_features(client, identity, sides), *_version_features(sides)]
+    features.append(
+        Feature(
+            subject="sending code",
+            works=not objections,
+            detail="; ".join(objections[:3]) or "all sides have suitable versions",
+        )
+    )
+    try:
+        await monitor.open_door(client, identity)  # before data sets are unpickled
+        data = await publishing.present(client, datasets)
+        diagnosed: Any = checking.check(client, *data, estimator=workload)
+        report: Report = await diagnosed
+        snapshot, _ = await monitor.look(client, [])
+        features += [_placing(snapshot.workers), _limits(snapshot.workers)]
+    except VersionMismatchError as error:
+        report = Report(status="failed", seconds=0.0, error=str(error))
+        features.append(Feature(subject="placing data", works=False, detail=str(error)))
+    return Inspection(
+        address=identity["address"],
+        report=report,
+        features=tuple(features),
+        datasets=tuple(name for name in published if isinstance(name, str)),
+    )
+
+
+async def _read(client: Client) -> tuple[Any, versions.Sides, Any]:
+    """Read the cluster, versions, and names of published data; send no code."""
+    identity = await monitor.identify(client)
+    sides = await versions.read(client, packages=PACKAGES)
+    datasets: Any = client.list_datasets()
+    return identity, sides, await datasets
+
+
+def _cluster_features(
+    client: Client, identity: Mapping[str, Any], sides: versions.Sides
+) -> Iterator[Feature]:
+    workers = identity["workers"]
+    states = Counter(w["status"] for w in workers.values())
+    counts = ", ".join(f"{n} {status}" for status, n in sorted(states.items()))
+    threads = plural(sum(w["nthreads"] for w in workers.values()), "thread")
+    yield Feature(
+        subject="workers",
+        works=states["running"] > 0,
+        detail=f"{counts or 'none'}; {threads}",
+    )
+    bare = [address for address, w in workers.items() if w["nanny"] is None]
+    why = "they were started with --no-nanny or processes=False"
+    yield Feature(
+        subject="restarting workers",
+        works=not bare,
+        detail=f"no nanny: {names_text(bare)}; {why}" if bare else "all have a nanny",
+    )
+    reason = managers.obstacle(client.cluster, len(workers) + 1)
+    yield Feature(
+        subject="scaling (n_workers=)",
+        works=reason is None,
+        detail=reason or f"with {type(client.cluster).__name__}",
+    )
+    port, bokeh = identity["services"].get("dashboard"), sides.scheduler.get("bokeh")
+    detail = f"port {port}" if port else "the scheduler serves none"
+    yield Feature(
+        subject="dashboard",
+        works=bool(port and bokeh),
+        detail=detail if bokeh else f"{detail}; the scheduler has no Bokeh",
+    )
+
+
+def _version_features(sides: versions.Sides) -> Iterator[Feature]:
+    """Return a feature for each package that some side has."""
+    for name in ("python", "dask", "distributed", "cloudpickle", "numpy", *PACKAGES):
+        found = {"client": sides.client.get(name)}
+        found["scheduler"] = sides.scheduler.get(name)
+        counts = Counter(p.get(name) for p in sides.workers.values())
+        different = {*found.values(), *counts}
+        if different == {None}:
+            continue
+        texts = [f"{side} {v or 'without'}" for side, v in found.items()]
+        texts += [f"{plural(n, 'worker')} {v or 'without'}" for v, n in counts.items()]
+        same = len(different) == 1
+        detail = str(sides.client.get(name)) if same else f"differs: {', '.join(texts)}"
+        yield Feature(subject=name, works=True if same else None, detail=detail)
+    if sides.silent:
+        detail = f"{names_text(sides.silent)} did not report their versions"
+        yield Feature(subject="silent workers", works=None, detail=detail)
+
+
+def _placing(workers: tuple[WorkerSnapshot, ...]) -> Feature:
+    silent = [w.id for w in workers if isinstance(w.facts, Unknown)]
+    detail = "the memory thresholds of all workers are known"
+    if silent:
+        detail = f"the memory thresholds of {names_text(silent)} are unknown"
+    return Feature(subject="placing data", works=not silent, detail=detail)
+
+
+def _limits(workers: tuple[WorkerSnapshot, ...]) -> Feature:
+    unlimited = [w.id for w in workers if not w.memory_limit]
+    known = [w.facts for w in workers if not isinstance(w.facts, Unknown)]
+    kept = [f for f in known if f.thresholds.spill is None]
+    detail = "all workers have a memory limit and spill to disk"
+    if unlimited:
+        detail = f"no memory limit: {names_text(unlimited)}"
+    elif kept:
+        detail = f"{plural(len(kept), 'worker')} cannot spill to disk"
+    return Feature(subject="memory limits", works=None, detail=detail)
