@@ -92,7 +92,7 @@ def test_no_number_would_do() -> None:
     assert forecast.workers_needed(found) is None
     assert forecast.wanted_workers(found) is None
     assert any(
-        "more workers alone would not do" in f.message for f in checks.run(found)
+        "more workers are not enough" in f.message for f in checks.run(found)
     )
 
 

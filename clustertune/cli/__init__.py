@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "explain": (
         "inspection",
-        "Describe a check; without NAME, list all checks.",
+        "Describe a check; without NAME, list all checks by symptom.",
     ),
     "history": (
         "histories",

@@ -175,7 +175,7 @@ def test_sizes_of_groups(client: Any) -> None:
         client, X, data.labels(X), group=group, estimator=model, dry_run=True
     )
     assert list(dry)[2] is group
-    with pytest.raises(AlignmentError, match="from the same rows"):
+    with pytest.raises(AlignmentError, match="cannot be paired"):
         clustertune.prepare(
             client, X, data.labels(X), group=group[:-1], estimator=model
         )
