@@ -28,7 +28,7 @@ from clustertune.core.wording import (
 from clustertune.planner import remedies
 from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
-from clustertune.planner.memory import levels
+from clustertune.planner.memory import levels, restart_reason
 
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
 
@@ -132,8 +132,14 @@ def _paused(
         subject=ids,
         evidence={"paused_seconds": seconds, "process_bytes": worst.process},
         remedy=remedies.free_memory(view, workers),
-        fixed_by="restart" if view.goal.restart else "",
+        fixed_by="restart" if _restarts(view, workers) else "",
     )
+
+
+def _restarts(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
+    """Whether this call restarts all workers, or one of these because of its memory."""
+    by_need = view.goal.restart == "auto" and any(map(restart_reason, workers))
+    return view.goal.restart is True or by_need
 
 
 def _seconds_paused(view: View, workers: Sequence[WorkerSnapshot]) -> float:
