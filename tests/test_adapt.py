@@ -91,9 +91,7 @@ def test_no_number_would_do() -> None:
     found = fit(400, small(0, process=1200))
     assert forecast.workers_needed(found) is None
     assert forecast.wanted_workers(found) is None
-    assert any(
-        "more workers are not enough" in f.message for f in checks.run(found)
-    )
+    assert any("more workers are not enough" in f.message for f in checks.run(found))
 
 
 def test_it_is_not_guessed() -> None:

@@ -137,9 +137,12 @@ def _paused(
 
 
 def _restarts(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
-    """Whether this call restarts all workers, or one of these because of its memory."""
-    by_need = view.goal.restart == "auto" and any(map(restart_reason, workers))
-    return view.goal.restart is True or by_need
+    """Whether this call will still restart one of these workers."""
+    goal = view.goal
+    return bool(goal.restart) and any(
+        w.id not in goal.restarted and (goal.restart is True or restart_reason(w))
+        for w in workers
+    )
 
 
 def _seconds_paused(view: View, workers: Sequence[WorkerSnapshot]) -> float:

@@ -308,7 +308,10 @@ def find_changed_partitions(
 ):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
     seen = view(
-        [worker(i) for i in range(workers)], [data], previous_shape=previous_shape, **goal
+        [worker(i) for i in range(workers)],
+        [data],
+        previous_shape=previous_shape,
+        **goal,
     )
     seen = replace(seen, given_partitions=given)
     workload = replace(seen.goal.workload, keeps_partitions=keeps)
