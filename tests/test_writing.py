@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -148,11 +149,13 @@ GENERATED = {"docs/benchmarks.md", "docs/checks.md", "docs/workloads.md"}
 
 
 def _section(name: str) -> str:
-    """Return the section of a benchmark."""
+    """Return the section of a benchmark, and its raw output."""
     text = (DOCS / "benchmarks.md").read_text()
     begin = text.index(f"\n({name})=\n")
     end = text.find("\n(", begin + 2)
-    return text[begin : end if end > 0 else None]
+    result = ROOT / "benchmarks" / "results" / f"{name}.json"
+    output = json.loads(result.read_text())["output"] if result.exists() else ""
+    return text[begin : end if end > 0 else None] + output
 
 
 def _has(section: str, figure: str) -> bool:
