@@ -437,7 +437,7 @@ def test_exit_codes(
     error: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each error that a user can fix has an exit code, and is one harmless line."""
-    with pytest.raises(SystemExit) as stop, running.told():
+    with pytest.raises(SystemExit) as stop, running.exit_on_error():
         raise error("a worker called \x1b[2J\nis gone")
     assert stop.value.code == code
     written = capsys.readouterr()
@@ -457,7 +457,7 @@ def test_every_error_has_an_exit_code() -> None:
 
 def test_other_errors_are_bugs() -> None:
     """An error that a user cannot fix keeps its traceback."""
-    with pytest.raises(ZeroDivisionError), running.told():
+    with pytest.raises(ZeroDivisionError), running.exit_on_error():
         raise ZeroDivisionError
 
 

@@ -41,7 +41,7 @@ COMMANDS = {
         "Describe a check; without NAME, list all checks.",
     ),
     "history": (
-        "histories",
+        "history",
         "Show records of past calls and runs, and trends over them.",
     ),
     "plan": (
@@ -57,7 +57,7 @@ COMMANDS = {
         "Prepare published data for a fit; its names then refer to the new data.",
     ),
     "recreate": (
-        "resetting",
+        "recreating",
         "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
     "release": ("changes", "Release data in memory, by the prefix of its keys."),

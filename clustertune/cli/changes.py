@@ -13,19 +13,29 @@ from distributed import Client
 from tabulate import tabulate
 
 from clustertune.cli import FAILED, REFUSED, examples
-from clustertune.cli.options import Command, Consent, Target, on_a_cluster, with_consent
-from clustertune.cli.running import (
-    format_option,
-    once,
-    pairs,
-    part_of,
-    rendered,
-    run,
-    seconds_of,
-    told_usage,
-    typed,
+from clustertune.cli.options import (
+    Command,
+    Consent,
+    Target,
+    cluster_options,
+    with_consent,
 )
-from clustertune.cli.scheduling import Later, between_runs, with_later
+from clustertune.cli.running import (
+    distinct_names,
+    format_option,
+    parse_pairs,
+    parse_part,
+    parse_seconds,
+    render,
+    run,
+    usage_errors,
+    with_usage_errors,
+)
+from clustertune.cli.scheduling import (
+    ScheduleOptions,
+    between_runs,
+    with_schedule_options,
+)
 from clustertune.core import arguments
 from clustertune.core.model import KeyGroup
 from clustertune.core.report import Report
@@ -68,7 +78,7 @@ def _timeout(default: str) -> Callable[[Command], Command]:
         "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @click.option("--nthreads", type=click.IntRange(1), help="Set the threads of a worker.")
@@ -100,17 +110,17 @@ def resize(
     """Change the threads, memory or variables of workers without losing data."""
     if not (nthreads or memory_limit or variables):
         raise click.UsageError("give --nthreads, --memory-limit or --env")
-    named = pairs("--env", variables, "NAME=VALUE")
-    with typed(ValueError):
+    named = parse_pairs("--env", variables, "NAME=VALUE")
+    with usage_errors(ValueError):
         arguments.nbytes("--memory-limit", memory_limit)
         env = arguments.variables("--env", named)
     options: dict[str, Any] = {
         "nthreads": nthreads,
         "memory_limit": memory_limit,
         "env": env or None,
-        "max_unavailable": part_of("--max-unavailable", max_unavailable),
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
+        "max_unavailable": parse_part("--max-unavailable", max_unavailable),
+        "wait": parse_seconds("--wait", wait),
+        "timeout": parse_seconds("--timeout", timeout),
     }
     change(target, _call_on("resize", workers, options), form, consent)
 
@@ -124,7 +134,7 @@ def resize(
         "clustertune restart --between-runs --if leak --idle-for 1m --yes",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @_unavailable
@@ -139,7 +149,7 @@ def resize(
 @_others
 @_wait
 @_timeout("30 minutes")
-@with_later
+@with_schedule_options
 @with_consent
 def restart(
     target: Target,
@@ -151,12 +161,12 @@ def restart(
     include_other_clients: bool,
     wait: str,
     timeout: str,
-    later: Later | None,
+    scheduled: ScheduleOptions | None,
     consent: Consent,
 ) -> None:
     """Restart workers one at a time without losing data."""
-    if later is not None:
-        between_runs(target, workers, form, consent, later)
+    if scheduled is not None:
+        between_runs(target, workers, form, consent, scheduled)
         return
     for given, option in ((workers, "--worker"), (if_needed, "--if-needed")):
         if drop_data and given:
@@ -166,9 +176,9 @@ def restart(
     if include_other_clients and not drop_data:
         raise click.UsageError("--include-other-clients is for --drop-data")
     options: dict[str, Any] = {
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
-        "max_unavailable": part_of("--max-unavailable", max_unavailable),
+        "wait": parse_seconds("--wait", wait),
+        "timeout": parse_seconds("--timeout", timeout),
+        "max_unavailable": parse_part("--max-unavailable", max_unavailable),
         "if_needed": if_needed,
         "drop_data": drop_data,
         "include_other_clients": include_other_clients,
@@ -183,7 +193,7 @@ def restart(
     )
 )
 @click.argument("n_workers", type=click.IntRange(1))
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @_wait
 @_timeout("10 minutes")
@@ -203,8 +213,8 @@ def scale(
     """
     options: dict[str, Any] = {
         "n_workers": n_workers,
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
+        "wait": parse_seconds("--wait", wait),
+        "timeout": parse_seconds("--timeout", timeout),
     }
     change(target, Call(verb="scale", options=options), form, consent)
 
@@ -215,7 +225,7 @@ def scale(
         "clustertune trim --worker 3 --yes --quiet",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @with_consent
@@ -243,7 +253,7 @@ def _call_on(verb: str, workers: tuple[str, ...], options: Mapping[str, Any]) ->
         "clustertune release --prefix random_sample --include-other-clients --dry-run",
     )
 )
-@on_a_cluster()
+@cluster_options()
 @format_option
 @click.option(
     "--prefix", "prefixes", multiple=True, metavar="NAME", help="Release the keys with "
@@ -264,7 +274,7 @@ def release(
     client holds no data, so all data belongs to other clients.
     """
     if not prefixes:
-        if click.get_current_context().find_object(Instead) is not None:
+        if click.get_current_context().find_object(PlanOnly) is not None:
             raise click.UsageError("which data? give --prefix")
         click.echo(_render_holdings(run(target, _holdings), form))
         return
@@ -308,7 +318,7 @@ def _checked(
     def callback(_context: click.Context, option: click.Parameter, value: Any) -> Any:
         if value is None:
             return None
-        with typed(ValueError):
+        with usage_errors(ValueError):
             return check(option.opts[0], value)
 
     return callback
@@ -369,11 +379,12 @@ def _with_prepare_options(command: Command) -> Command:
         "clustertune prepare --dataset X --dataset y --restart auto --yes",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
-    callback=once, help="Prepare this published data set: first X, then y, and so on."
+    callback=distinct_names, help="Prepare this published data set: first X, then y, "
+    "and so on."
 )  # fmt: skip
 @click.option("--sample-weight", metavar="NAME", help="Use this published data set.")
 @click.option("--qid", metavar="NAME", help="Use this published data set.")
@@ -420,7 +431,7 @@ def prepare(
 
 
 @dataclass(frozen=True)
-class Instead:
+class PlanOnly:
     """The context object of ``clustertune plan``: handles a call without making it."""
 
     do: Callable[[Target, Call, str, Consent], None]
@@ -428,7 +439,7 @@ class Instead:
 
 def change(target: Target, call: Call, form: str, consent: Consent) -> None:
     """Make a call, or only plan it as a command of ``clustertune plan``."""
-    instead = click.get_current_context().find_object(Instead)
+    instead = click.get_current_context().find_object(PlanOnly)
     if instead is not None:
         instead.do(target, call, form, consent)
     else:
@@ -453,15 +464,15 @@ def carry_out(
     """
 
     def call(client: Client, dry: bool) -> Awaitable[Report]:
-        return told_usage(make(client, dry_run=dry, progress=consent.progress))
+        return with_usage_errors(make(client, dry_run=dry, progress=consent.progress))
 
     if consent.dry_run or not consent.yes:
         plan = run(target, lambda client: call(client, True))
         refused = is_refused(plan)
         if consent.dry_run or refused or not plan.steps:
-            click.echo(rendered(plan, form))
+            click.echo(render(plan, form))
             sys.exit(REFUSED if refused else 0)
         consent.ask(str(plan))
     done = run(target, lambda client: call(client, False))
-    click.echo(rendered(done, form))
+    click.echo(render(done, form))
     sys.exit(0 if done.status in ("done", "fine") else FAILED)

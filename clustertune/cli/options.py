@@ -66,7 +66,7 @@ class Target:
             )
 
     @property
-    def _place(self) -> str | None:
+    def _configured(self) -> str | None:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
 
@@ -77,9 +77,9 @@ class Target:
             named = ["--scheduler-file", self.scheduler_file]
         return " ".join([line, *map(shlex.quote, named)])
 
-    def otherwise(self, address: str) -> Target:
+    def or_address(self, address: str) -> Target:
         """Return this target, or one with the address if this one names no cluster."""
-        named = self.cluster or self._place
+        named = self.cluster or self._configured
         return self if named else replace(self, address=address)
 
     @property
@@ -91,7 +91,7 @@ class Target:
         click.UsageError
             None of them is given.
         """
-        place = self._place
+        place = self._configured
         if not place:
             raise click.UsageError(
                 "which cluster? give ADDRESS or --scheduler-file, or set "
@@ -131,7 +131,7 @@ _CLUSTER = click.option(
 )  # fmt: skip
 
 
-def on_a_cluster(*, manager: bool = False) -> Callable[[Command], Command]:
+def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
     """Add the options that name a cluster; the command gets a :class:`Target` first.
 
     Parameters
@@ -181,7 +181,9 @@ def _security(
 
 # --- consent --------------------------------------------------------------------------
 
-NOBODY = "this is no terminal, so no question can be answered: give --yes or --dry-run"
+NO_TERMINAL = (
+    "this is no terminal, so no question can be answered: give --yes or --dry-run"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +209,10 @@ class Consent:
         """The argument ``progress`` of clustertune's functions."""
         return False if self.quiet else None
 
-    def refuse_where_nobody_answers(self) -> None:
+    def refuse_without_terminal(self) -> None:
         """Refuse before any work if a needed question cannot be answered."""
         if not (self.dry_run or self.yes or is_terminal()):
-            raise click.UsageError(NOBODY)
+            raise click.UsageError(NO_TERMINAL)
 
     def ask(self, plan: str) -> None:
         """Show a plan, ask, and exit if the user declines."""
@@ -218,7 +220,7 @@ class Consent:
             return
         click.echo(plan, err=True)
         if not is_terminal():
-            raise click.UsageError(NOBODY)
+            raise click.UsageError(NO_TERMINAL)
         try:
             agreed = click.confirm("Go on?", err=True)
         except click.Abort:
@@ -252,14 +254,14 @@ def with_consent(command: Command) -> Command:
         **others: Any,
     ) -> None:
         consent = Consent(dry_run=dry_run, yes=yes, quiet=quiet)
-        with because(reason):
+        with logged_reason(reason):
             command(*args, consent=consent, **others)
 
     return _with_options(call, _CONSENT)
 
 
 @contextmanager
-def because(reason: str | None) -> Iterator[None]:
+def logged_reason(reason: str | None) -> Iterator[None]:
     """Log a reason with all changes of a block."""
     if reason is None:
         yield

@@ -12,18 +12,18 @@ import click
 from distributed import Client
 
 from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
-from clustertune.cli.changes import Instead, carry_out
-from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
+from clustertune.cli.changes import PlanOnly, carry_out
+from clustertune.cli.options import Consent, Target, cluster_options, with_consent
 from clustertune.cli.running import (
+    exit_on_error,
     format_option,
-    rendered,
+    parse_seconds,
+    render,
     run,
-    seconds_of,
-    told,
-    told_usage,
-    typed,
+    usage_errors,
+    with_usage_errors,
 )
-from clustertune.cli.scheduling import LATER
+from clustertune.cli.scheduling import SCHEDULE_OPTIONS
 from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
 from clustertune.operations import planfile, planning
@@ -31,11 +31,11 @@ from clustertune.operations.planfile import LONGEST, StoredPlan
 
 DEFAULT = "prepare"
 # a plan changes nothing, and a restart between runs cannot be planned
-_LEFT_OUT = {"dry_run", "yes", *LATER}
+_LEFT_OUT = {"dry_run", "yes", *SCHEDULE_OPTIONS}
 
 
 def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
-    seconds = seconds_of(option.opts[0], text)
+    seconds = parse_seconds(option.opts[0], text)
     assert seconds is not None
     if seconds > LONGEST:
         raise click.BadParameter(f"{text!r} is more than a year")
@@ -71,7 +71,7 @@ def _planned(command: click.Command) -> click.Command:
     assert own is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
-        instead = Instead(partial(_store, output, expires))
+        instead = PlanOnly(partial(_store, output, expires))
         click.get_current_context().obj = instead
         own(dry_run=True, yes=False, **others)
 
@@ -135,10 +135,10 @@ def _store(
             progress=consent.progress,
             **call.options,
         )
-        return told_usage(made)
+        return with_usage_errors(made)
 
     made = run(target, work)
-    click.echo(rendered(made, form))
+    click.echo(render(made, form))
     if made.refused:
         text = "" if output is None else "; the file was not written"
         click.echo(f"clustertune: apply would refuse this plan{text}", err=True)
@@ -160,7 +160,7 @@ def _store(
     )
 )
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @with_consent
 def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
@@ -172,7 +172,7 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
     Without ADDRESS, the address is taken from Dask's configuration, or else from the
     plan.
     """
-    with told(), typed(OSError, ValueError):
+    with exit_on_error(), usage_errors(OSError, ValueError):
         stored = StoredPlan.load(Path(plan))
 
     async def make(client: Client, **how: Any) -> Report:
@@ -181,9 +181,9 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
             report: Report = await work
         except ChangedError as error:
             if error.report is not None and acted(error.report):
-                click.echo(rendered(error.report, form))
+                click.echo(render(error.report, form))
             raise
         return report
 
-    target = target.otherwise(stored.seen.address)
+    target = target.or_address(stored.seen.address)
     carry_out(target, make, stored.call.refused, form, consent)

@@ -15,14 +15,14 @@ from distributed import Client
 from tabulate import tabulate
 
 from clustertune.cli import examples
-from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
+from clustertune.cli.options import Consent, Target, cluster_options, with_consent
 from clustertune.cli.running import (
+    distinct_names,
     format_option,
-    once,
-    pairs,
-    rendered,
-    told_usage,
-    typed,
+    parse_pairs,
+    render,
+    usage_errors,
+    with_usage_errors,
 )
 from clustertune.cli.running import run as run_on
 from clustertune.core.model import Severity
@@ -44,13 +44,13 @@ def _complete(
 def _values(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
-    return pairs("--set", given, "KEY=VALUE")
+    return parse_pairs("--set", given, "KEY=VALUE")
 
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Print a line for each mistake in a playbook; other errors are wrong usage."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         try:
             yield
         except PlaybookError as error:
@@ -68,7 +68,7 @@ def _usage_errors() -> Iterator[None]:
     ),
 )
 @click.argument("playbook", shell_complete=_complete)
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @click.option(
     "--set", "values", multiple=True, metavar="KEY=VALUE", callback=_values,
@@ -76,7 +76,7 @@ def _usage_errors() -> Iterator[None]:
     "Repeat for several values.",
 )  # fmt: skip
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
     help="Use a published data set: first X, then y, then others.",
 )  # fmt: skip
 @click.option(
@@ -122,15 +122,15 @@ def run(
             )
             return result
 
-        return run_on(target, lambda client: told_usage(work(client)))
+        return run_on(target, lambda client: with_usage_errors(work(client)))
 
     def end(result: PlaybookResult) -> None:
-        click.echo(rendered(result, form))
+        click.echo(render(result, form))
         least = None if fail_on == "never" else Severity[fail_on]
         sys.exit(result.exit_status(least))
 
     if read.acts:
-        consent.refuse_where_nobody_answers()
+        consent.refuse_without_terminal()
     if consent.dry_run or (read.acts and not consent.yes):
         plan = carry_out(dry_run=True)
         if consent.dry_run or not any(s.status == "planned" for s in plan.steps):

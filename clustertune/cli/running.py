@@ -37,7 +37,7 @@ format_option = click.option(
 )  # fmt: skip
 
 
-def part_of(option: str, text: str) -> float:
+def parse_part(option: str, text: str) -> float:
     """Read an option's number, or part of all."""
     try:
         return arguments.part(option, text)
@@ -45,7 +45,7 @@ def part_of(option: str, text: str) -> float:
         raise click.UsageError(str(error)) from error
 
 
-def seconds_of(option: str, text: str | None) -> float | None:
+def parse_seconds(option: str, text: str | None) -> float | None:
     """Read an option's duration, in seconds."""
     try:
         return None if text is None else arguments.duration(option, text)
@@ -53,26 +53,26 @@ def seconds_of(option: str, text: str | None) -> float | None:
         raise click.UsageError(str(error)) from error
 
 
-def once(
+def distinct_names(
     _context: click.Context, option: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Refuse duplicate names of an option (a callback)."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         return arguments.distinct(option.opts[0], names)
 
 
-def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
+def parse_pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
     """Read texts like NAME=VALUE with distinct names."""
     odd = [text for text in given if not text.partition("=")[1]]
     if odd:
         raise click.UsageError(f"{option} {odd[0]} is not of the form {form}")
     found = [text.partition("=") for text in given]
-    with typed(ValueError):
+    with usage_errors(ValueError):
         arguments.distinct(option, [name for name, _, _ in found])
     return {name: value for name, _, value in found}
 
 
-def rendered(thing: Any, form: str) -> str:
+def render(thing: Any, form: str) -> str:
     """Format a report or a diagnosis as text, JSON or an HTML page."""
     if form == "json":
         return str(thing.to_json())
@@ -80,7 +80,7 @@ def rendered(thing: Any, form: str) -> str:
 
 
 @contextmanager
-def typed(*kinds: type[Exception]) -> Iterator[None]:
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of these kinds into usage errors."""
     try:
         yield
@@ -88,9 +88,9 @@ def typed(*kinds: type[Exception]) -> Iterator[None]:
         raise click.UsageError(printable(str(error), longest=2000)) from error
 
 
-async def told_usage(work: Awaitable[T]) -> T:
+async def with_usage_errors(work: Awaitable[T]) -> T:
     """Turn a ValueError, such as an unknown worker, into a usage error."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         return await work
 
 
@@ -101,7 +101,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     _INTERRUPTED.clear()
-    with told(), no_connection_logs():
+    with exit_on_error(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
         return asyncio.run(_connected(target, work, _at_most(2 * CONNECT)))
@@ -111,7 +111,7 @@ def _at_most(seconds: float) -> float:
     """Limit seconds to the ``--timeout`` of the running command."""
     context = click.get_current_context(silent=True)
     given = None if context is None else context.params.get("timeout")
-    limit = seconds_of("--timeout", given)
+    limit = parse_seconds("--timeout", given)
     return seconds if limit is None else min(seconds, limit)
 
 
@@ -156,7 +156,7 @@ async def _attached(
     async with AsyncExitStack() as stack:
         try:
             attaching = managers.attach(kind, name, stack)
-            client = await told_usage(asyncio.wait_for(attaching, seconds))
+            client = await with_usage_errors(asyncio.wait_for(attaching, seconds))
         except (OSError, asyncio.TimeoutError) as error:
             raise errors.ConnectionLostError(
                 f"no scheduler answers at {kind}:{name}: {error!r}"
@@ -169,7 +169,7 @@ def _address_in(scheduler_file: str) -> str:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Turn errors of clustertune into one line; all other errors are bugs."""
     try:
         yield

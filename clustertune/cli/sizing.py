@@ -7,7 +7,7 @@ import sys
 import click
 
 from clustertune.cli import examples
-from clustertune.cli.running import format_option, rendered, told, typed
+from clustertune.cli.running import exit_on_error, format_option, render, usage_errors
 from clustertune.operations import sizing
 
 _count = click.IntRange(1)
@@ -59,7 +59,7 @@ def size(
     form: str,
 ) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
-    with told(), typed(ValueError):
+    with exit_on_error(), usage_errors(ValueError):
         found = sizing.recommend_size(
             rows=rows,
             columns=columns,
@@ -71,5 +71,5 @@ def size(
             host_memory=host_memory,
             n_hosts=hosts,
         )
-    click.echo(rendered(found, form))
+    click.echo(render(found, form))
     sys.exit(0 if found.enough else 1)

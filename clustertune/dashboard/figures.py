@@ -25,8 +25,8 @@ from bokeh.palettes import Cividis256
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.dashboard import style
 from clustertune.dashboard.state import (
+    MAX_IMBALANCE,
     THRESHOLDS,
-    UNEVEN,
     Columns,
     State,
     conditions,
@@ -440,7 +440,7 @@ def _row_columns(share: Columns) -> Columns:
 def _row_problem(rows: int, due: float) -> str:
     if due and not rows:
         return "empty"
-    if rows > due * UNEVEN:
+    if rows > due * MAX_IMBALANCE:
         return "too many" if due else "should have none"
     return ""
 
@@ -470,7 +470,7 @@ def _layout_table(layouts: list[dict[str, Any]]) -> str:
     return style.table(head, rows, " nnnnn")
 
 
-def _marked(words: str, value: float, most: float = UNEVEN) -> str:
+def _marked(words: str, value: float, most: float = MAX_IMBALANCE) -> str:
     """Mark a number that is too high with a sign and a colour."""
     return f'<span class="bad">&#9650; {words}</span>' if value > most else words
 

@@ -96,10 +96,10 @@ def dashboard_page(client: Client) -> Any:
     >>> clustertune.dashboard_page(client).show()  # doctest: +SKIP
     """
     check_client(client)
-    return client.sync(add_panel, client)
+    return client.sync(add_page, client)
 
 
-async def tell(client: Client) -> None:
+async def run_checks(client: Client) -> None:
     """Run all checks, and leave the findings with the scheduler."""
     question = Question(
         client=client,
@@ -111,10 +111,10 @@ async def tell(client: Client) -> None:
     await diagnose(question)
 
 
-async def add_panel(client: Client) -> DashboardPage:
+async def add_page(client: Client) -> DashboardPage:
     """Run :func:`dashboard_page` in an event loop."""
     try:
-        await tell(client)
+        await run_checks(client)
     except VersionMismatchError as error:
         raise VersionMismatchError(f"{error}. {SERVE}") from error
     answer = await ship.on_scheduler(client, mount.mount)

@@ -19,7 +19,7 @@ from clustertune.remote.scheduler.plugin import NAME
 PATH = "/clustertune"
 #: parts with a page for each
 INDIVIDUAL = ("memory", "rows", "findings", "timeline")
-GONE = (
+NO_PLUGIN = (
     "the scheduler plugin of clustertune is gone; "
     "run clustertune.dashboard_page(client)"
 )
@@ -55,10 +55,10 @@ def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
     """Return by path the function that fills a document."""
 
     async def read() -> Any:
-        resident = scheduler.plugins.get(NAME)
-        if resident is None:
-            return make(scheduler=scheduler.address, trouble=GONE)
-        return resident.page()
+        plugin = scheduler.plugins.get(NAME)
+        if plugin is None:
+            return make(scheduler=scheduler.address, trouble=NO_PLUGIN)
+        return plugin.page()
 
     whole: dict[str, Callable[[Any], None]] = {PATH: partial(page.build, read=read)}
     return whole | {
@@ -102,5 +102,5 @@ def _fill(served: Any, path: str, scheduler: Any, extra: Any, document: Any) -> 
 
     served.clustertune[path](document)
     if path == PATH:
-        document.template = env.from_string(page.TEMPLATE)
+        document.template = env.from_string(page.DASK_TEMPLATE)
         document.template_variables.update(extra)

@@ -15,7 +15,7 @@ from bokeh.models import Column, Row
 from clustertune.core.wording import plural, seconds_text
 from clustertune.dashboard import style
 from clustertune.dashboard.figures import Memory, Rows, Timeline
-from clustertune.dashboard.state import State, imbalance, is_over, total, verdict
+from clustertune.dashboard.state import State, has_ended, imbalance, total, verdict
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
@@ -33,9 +33,9 @@ html, body { background: #ffffff }
   .navbar li a { color: #e8eaee !important }
 }
 </style>"""
-ALONE = "{% block preamble %}" + STYLE + "{% endblock %}"
+OWN_TEMPLATE = "{% block preamble %}" + STYLE + "{% endblock %}"
 #: for Dask's dashboard, whose own pages are light only
-TEMPLATE = (
+DASK_TEMPLATE = (
     '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
 )
 
@@ -107,7 +107,7 @@ def _findings_table(
 
 
 def _ended(finding: Mapping[str, Any], addresses: Collection[str]) -> str:
-    if not is_over(finding, addresses):
+    if not has_ended(finding, addresses):
         return ""
     ended = "process has" if len(finding["processes"]) == 1 else "processes have"
     return f" <span class='soft'>(the {ended} ended since)</span>"
@@ -246,7 +246,7 @@ class Page:
             document.js_on_event("document_ready", style.theme(figures))
         document.add_root(self.root)
         document.title = title
-        document.template = ALONE
+        document.template = OWN_TEMPLATE
 
 
 def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:

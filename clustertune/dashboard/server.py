@@ -40,8 +40,8 @@ from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.monitor import monitor
 
 CONNECT = 10.0  # seconds
-AGAIN = 2.0  # seconds between two attempts to reach a lost scheduler
-FRESH = 0.5  # seconds during which all readers get the same state
+RETRY_INTERVAL = 2.0  # seconds between two attempts to reach a lost scheduler
+MAX_AGE = 0.5  # seconds during which all readers get the same state
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 ANY = "*"
 
@@ -63,22 +63,23 @@ class Source:
         self._client: Client | None = None
         self._objection = ""  # why no code may be sent to this cluster
         self._state: State = make(trouble="the cluster has not been read yet")
-        self._seen: float | None = None  # epoch seconds
-        self._ahead = 0.0  # seconds by which this clock is ahead of the scheduler's
-        self._asked = self._tried = -AGAIN  # monotonic
-        self._turn = asyncio.Lock()
+        self._last_answer: float | None = None  # epoch seconds
+        #: seconds by which this clock is ahead of the scheduler's
+        self._clock_lead = 0.0
+        self._last_read = self._last_attempt = -RETRY_INTERVAL  # monotonic
+        self._lock = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     async def read(self) -> State:
         """Return the current page state, or the last one if the scheduler is lost."""
-        async with self._turn:
-            if monotonic() - self._asked >= FRESH and not self._closed:
+        async with self._lock:
+            if monotonic() - self._last_read >= MAX_AGE and not self._closed:
                 self._looking = asyncio.ensure_future(self._look())
                 await asyncio.wait([self._looking])
                 if not self._looking.cancelled():
                     self._looking.result()
-                self._asked = monotonic()
+                self._last_read = monotonic()
         return self._state
 
     async def close(self) -> None:
@@ -96,14 +97,14 @@ class Source:
         except (ClustertuneError, OSError, asyncio.TimeoutError) as error:
             self._state = self._state | {"trouble": self._lost(error)}
         else:
-            self._state, self._seen = state, time()
+            self._state, self._last_answer = state, time()
 
     async def _ask(self, client: Client) -> State:
         if not self._objection:
             state: State = await monitor.ask(client, "page")
             return state
         scheduler: Any = client.scheduler
-        now = time() - self._ahead
+        now = time() - self._clock_lead
         state = of_identity(await scheduler.identity(n_workers=-1), now)
         finding = {
             "severity": "warning",  # such a cluster is never shown as ready
@@ -116,25 +117,27 @@ class Source:
         return state | {"findings": found}
 
     def _lost(self, error: BaseException) -> str:
-        since = (
-            "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
-        )
-        why = str(error) or type(error).__name__
-        return f"the scheduler has not answered{since} ({why})"
+        duration = ""
+        if self._last_answer is not None:
+            duration = f" for {seconds_text(time() - self._last_answer)}"
+        reason = str(error) or type(error).__name__
+        return f"the scheduler has not answered{duration} ({reason})"
 
     async def _connected(self) -> Client:
         client = self._client
         if client is not None and client.status == "running":
             return client
-        if monotonic() - self._tried < AGAIN:
-            raise ConnectionLostError(f"the next attempt is within {AGAIN:.0f} s")
-        self._tried = monotonic()
+        if monotonic() - self._last_attempt < RETRY_INTERVAL:
+            raise ConnectionLostError(
+                f"the next attempt is within {RETRY_INTERVAL:.0f} s"
+            )
+        self._last_attempt = monotonic()
         if client is not None:
             await client.close()
         self._client = client = await self._connect()
-        self._ahead = await _clock_difference(client)
+        self._clock_lead = await _clock_difference(client)
         try:
-            await link.tell(client)
+            await link.run_checks(client)
             self._objection = ""
         except ConnectionLostError:
             raise

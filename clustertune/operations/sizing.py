@@ -1,7 +1,7 @@
 """``size``: compute the cluster that a fit needs, before the cluster exists.
 
-The decision is pure. Its inputs are the data (:mod:`~clustertune.operations.dataset`),
-the profile of the library, and one host. It uses the rules of the checks:
+The decision is pure. Its inputs are the size of the data (``dataset_size``), the
+profile of the library, and one host. It uses the rules of the checks:
 
 - ``fit_memory``: a fit may fill ``memory_fraction`` of the memory limit.
 - Managed memory stays below Dask's spill target.
@@ -27,8 +27,8 @@ from clustertune.core.model import Profile
 from clustertune.core.wording import bytes_text, plural, printable, times_text
 from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
-from clustertune.operations import dataset
-from clustertune.operations.dataset import Dataset
+from clustertune.operations import dataset_size
+from clustertune.operations.dataset_size import Dataset
 from clustertune.remote.worker import probe
 
 SCHEMA_VERSION = 1
@@ -234,9 +234,9 @@ def recommend_size(
     }
     n_hosts = arguments.count("n_hosts", n_hosts)
     if parquet is None:
-        data = dataset.dense(rows, columns, dtype)
+        data = dataset_size.dense(rows, columns, dtype)
     else:
-        data = dataset.parquet(parquet, dtype)
+        data = dataset_size.parquet(parquet, dtype)
     return decide(data, profile, host, n_hosts=n_hosts, **wanted)
 
 

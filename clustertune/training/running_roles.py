@@ -21,7 +21,7 @@ from clustertune.core import arguments
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
 from clustertune.monitor import monitor
-from clustertune.operations.blocks import Block
+from clustertune.operations.client_context import ClientContext
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 
@@ -184,7 +184,7 @@ class Scores:
             number += 1
 
 
-class Roles(Block):
+class Roles(ClientContext):
     """Roles that run on workers; see :func:`run_roles`.
 
     As a context manager, it stops all roles at the end of the block and waits for them.

@@ -103,7 +103,7 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 @gen_test(timeout=120)
 async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
     """The served page shows that the scheduler is lost, and then reconnects."""
-    monkeypatch.setattr(server, "AGAIN", 0.2)
+    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.2)
     monkeypatch.setattr(server, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **board) as first:

@@ -141,8 +141,8 @@ async def test_closed_while_it_connects(s, a):
 @gen_test()
 async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
     """The last state stays, with the reason, until the scheduler is back."""
-    monkeypatch.setattr(server, "AGAIN", 0.0)
-    monkeypatch.setattr(server, "FRESH", 0.0)
+    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr(server, "MAX_AGE", 0.0)
     monkeypatch.setattr(server, "CONNECT", 0.5)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **options) as s:

@@ -98,7 +98,7 @@ def test_what_was_found_of_processes_ends_with_them() -> None:
 
 
 def test_the_checks_that_are_seen_now_exist() -> None:
-    assert set(checks.available()) >= states.LIVE
+    assert set(checks.available()) >= states.LIVE_CHECKS
 
 
 def test_memory_above_a_workers_own_spill_threshold() -> None:

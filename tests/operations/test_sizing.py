@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Profile
-from clustertune.operations import dataset, sizing
+from clustertune.operations import dataset_size, sizing
 from clustertune.operations.sizing import (
     Fit,
     Host,
@@ -59,7 +59,7 @@ def sized(
     n_hosts: int | None = None,
 ) -> Sizing:
     return decide(
-        dataset.dense(rows, columns, dtype),
+        dataset_size.dense(rows, columns, dtype),
         profile,
         host or Host(cpus=16, memory=64 * GIB),
         eval_fraction=eval_fraction,
@@ -220,7 +220,7 @@ def test_data_that_is_not_kept() -> None:
 
 def test_columns_that_are_joined() -> None:
     """A library that joins columns converts them to the widest type."""
-    mixed = replace(dataset.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
+    mixed = replace(dataset_size.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
     hosts = [
         decide(
             mixed,

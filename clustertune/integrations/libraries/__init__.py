@@ -6,7 +6,8 @@ profile and the arguments of ``fit``.
 Other packages add workloads through the entry point group ``clustertune.workloads``.
 The entry's name is the name of the profile and its value is a module. The module has a
 ``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
-``profile_for(estimator)``, ``fit_kwargs(handed)`` and ``estimator_params(handed)``.
+``profile_for(estimator)``, ``fit_kwargs(fit_inputs)`` and
+``estimator_params(fit_inputs)``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from clustertune.integrations.libraries import (
     torch,
     xgboost,
 )
-from clustertune.integrations.libraries.workload import Handed, Rows, Workload
+from clustertune.integrations.libraries.workload import FitInputs, Rows, Workload
 
 __all__ = [
-    "Handed",
+    "FitInputs",
     "Rows",
     "Workload",
     "available",
@@ -182,19 +183,19 @@ def refuse(profile: Profile, given: Collection[str]) -> None:
         )
 
 
-def fit_kwargs(profile: Profile, handed: Handed) -> dict[str, Any]:
+def fit_kwargs(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return arguments for the estimator's ``fit`` beyond X and y."""
-    prefix, trains = estimators.last_step(handed.estimator)
+    prefix, trains = estimators.last_step(fit_inputs.estimator)
     workload = available()[profile.name]
-    found = workload.fit_kwargs(replace(handed, estimator=trains)) or {}
+    found = workload.fit_kwargs(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-def estimator_params(profile: Profile, handed: Handed) -> dict[str, Any]:
+def estimator_params(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return parameters for the estimator: ``estimator.set_params(**these)``."""
-    prefix, trains = estimators.last_step(handed.estimator)
+    prefix, trains = estimators.last_step(fit_inputs.estimator)
     workload = available()[profile.name]
-    found = workload.estimator_params(replace(handed, estimator=trains)) or {}
+    found = workload.estimator_params(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 

@@ -77,15 +77,15 @@ async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     A synchronous one waits for the object's event loop, which may be this one. So it is
     called in a thread, or it would wait forever.
     """
-    return await settled(await asyncio.to_thread(method, *args, **kwargs))
+    return await await_if_needed(await asyncio.to_thread(method, *args, **kwargs))
 
 
-async def settled(answer: Any) -> Any:
+async def await_if_needed(answer: Any) -> Any:
     """Await the answer of a method if the cluster object is asynchronous."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def brought(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
+def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
     """Return whether adaptive scaling starts this many workers by itself.
 
     For managers whose ``scale`` ends adaptive scaling.

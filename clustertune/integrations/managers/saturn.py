@@ -72,7 +72,7 @@ def _names(cluster: Any) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OfferedSize:
     """A size that Saturn offers; None: its description has no such number."""
 
     name: str
@@ -87,7 +87,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RequestedSizes:
     """Sizes of a recreated cluster; None: Saturn's default."""
 
     worker_size: str | None = None
@@ -114,7 +114,7 @@ def of_this_resource() -> Any:
         ) from error
 
 
-def sizes() -> tuple[Offer, ...]:
+def sizes() -> tuple[OfferedSize, ...]:
     """Return the sizes that this installation offers.
 
     Raises
@@ -128,18 +128,20 @@ def sizes() -> tuple[Offer, ...]:
         described = describe_sizes()
     except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
         raise RecreateError(f"Saturn did not list its sizes: {_text(error)}") from error
-    return tuple(_offer(name, text) for name, text in described.items())
+    return tuple(_offered_size(name, text) for name, text in described.items())
 
 
-def _offer(name: str, display: str) -> Offer:
+def _offered_size(name: str, display: str) -> OfferedSize:
     found = _DISPLAY.search(str(display))
     if found is None:
-        return Offer(name=name)
+        return OfferedSize(name=name)
     cores, memory = found.groups()
-    return Offer(name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB"))
+    return OfferedSize(
+        name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB")
+    )
 
 
-def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
+def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str | None:
     """The error text if Saturn does not offer a size; None if it does."""
     for argument in ("worker_size", "scheduler_size"):
         name = getattr(wanted, argument)
@@ -149,7 +151,7 @@ def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
     return None
 
 
-def recreate(cluster: Any, wanted: Wanted) -> Any:
+def recreate(cluster: Any, wanted: RequestedSizes) -> Any:
     """Destroy the cluster and start one of the wanted size.
 
     Raises

@@ -10,7 +10,7 @@ from distributed.deploy.spec import SpecCluster
 
 from clustertune.core.model import WorkerSize
 from clustertune.errors import ScaleError
-from clustertune.integrations.managers.adapter import settled
+from clustertune.integrations.managers.adapter import await_if_needed
 
 NAMES = 10_000  # of new workers that are compared with a retired one
 EXPECTED = "clustertune://restarting/"  # stands for an address, before a name
@@ -64,7 +64,7 @@ async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     missing = n_workers - there - coming
     if missing <= 0:
         return
-    await settled(cluster.scale(len(cluster.plan) + missing))
+    await await_if_needed(cluster.scale(len(cluster.plan) + missing))
 
 
 async def state(cluster: SpecCluster) -> str:
@@ -81,12 +81,13 @@ def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
     specs = cluster.worker_spec
     if "options" not in specs.get(id, {}):
         return
-    specs[id] = _with(specs[id], size)  # a new dict, because workers may share one
-    if all(_with(spec, size) == spec for spec in specs.values()):
-        cluster.new_spec = _with(cluster.new_spec, size)
+    # a new dict, because workers may share one
+    specs[id] = _resized_spec(specs[id], size)
+    if all(_resized_spec(spec, size) == spec for spec in specs.values()):
+        cluster.new_spec = _resized_spec(cluster.new_spec, size)
 
 
-def _with(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
+def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
     if size.nthreads is not None:
@@ -123,11 +124,11 @@ def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None
 async def retired(cluster: SpecCluster, id: str | int) -> None:
     """Remove the worker, or the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
-        _use_up(cluster, id)
-        await settled(cluster.scale(len(cluster.worker_spec)))
+        _skip_name(cluster, id)
+        await await_if_needed(cluster.scale(len(cluster.worker_spec)))
 
 
-def _use_up(cluster: SpecCluster, id: str | int) -> None:
+def _skip_name(cluster: SpecCluster, id: str | int) -> None:
     """Make the names of new workers differ from this one.
 
     A worker keeps its name while it closes, which can take seconds. The cluster object

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Block(ABC):
+class ClientContext(ABC):
     """A block that begins and ends as coroutines in the event loop of its client."""
 
     _error: BaseException | None = None  # the error that ended the block

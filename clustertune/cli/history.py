@@ -12,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from clustertune.cli import examples
-from clustertune.cli.options import Target, on_a_cluster
-from clustertune.cli.running import run, told, typed
+from clustertune.cli.options import Target, cluster_options
+from clustertune.cli.running import exit_on_error, run, usage_errors
 from clustertune.core.wording import plural, printable
-from clustertune.operations.history import histories, noting
+from clustertune.operations.history import query, recording
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
@@ -29,7 +29,7 @@ _path = click.option(
     "default clustertune.history.path of Dask's configuration."
 )  # fmt: skip
 _kind = click.option(
-    "--kind", type=click.Choice(histories.KINDS), help="Select one kind of records: "
+    "--kind", type=click.Choice(query.KINDS), help="Select one kind of records: "
     "`fit` is a held run, `run` is a run that the scheduler plugin has seen."
 )  # fmt: skip
 _last = click.option(
@@ -46,7 +46,7 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def _checked() -> Iterator[None]:
     """Turn invalid options and settings into usage errors, and print other errors."""
-    with told(), typed(ValueError):
+    with exit_on_error(), usage_errors(ValueError):
         try:
             yield
         except LookupError as error:
@@ -100,7 +100,7 @@ def _list(
     job: str | None, kind: str | None, last: int | None, path: str | None, form: str
 ) -> None:
     with _checked():
-        found = histories.history(job, kind=kind, last=last, path=path)
+        found = query.history(job, kind=kind, last=last, path=path)
         if form == "json":
             click.echo(found.to_json())
         _refuse_missing(found)
@@ -108,7 +108,7 @@ def _list(
         click.echo(str(found))
 
 
-def _refuse_missing(found: histories.History) -> None:
+def _refuse_missing(found: query.History) -> None:
     """Refuse a request that no record matches, although there are records.
 
     Raises
@@ -130,11 +130,11 @@ _id = click.IntRange(1)
 def show(number: int, path: str | None, form: str) -> None:
     """Show all values of record NUMBER."""
     with _checked():
-        record = histories.history(path=path).record(number)
+        record = query.history(path=path).record(number)
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "record": asdict(record)}))
     else:
-        click.echo(histories.details(record))
+        click.echo(query.details(record))
 
 
 @history.command(epilog=examples("clustertune history compare 11 12"))
@@ -145,12 +145,12 @@ def show(number: int, path: str | None, form: str) -> None:
 def compare(first: int, second: int, path: str | None, form: str) -> None:
     """Show the records FIRST and SECOND side by side."""
     with _checked():
-        found = histories.history(path=path).compare(first, second)
+        found = query.history(path=path).compare(first, second)
     if form == "json":
         rows = [asdict(d) for d in found]
         click.echo(json.dumps({"schema_version": 1, "differences": rows}))
     else:
-        click.echo(histories.differences(found))
+        click.echo(query.differences(found))
 
 
 @history.command(epilog=examples("clustertune history trends --job nightly"))
@@ -160,14 +160,14 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
 def trends(job: str | None, path: str | None, form: str) -> None:
     """Show memory leaks, regressions, and how many workers would be enough."""
     with _checked():
-        past = histories.history(job, path=path)
+        past = query.history(job, path=path)
         _refuse_missing(past)
         found = past.trends()
     click.echo(found.to_json() if form == "json" else str(found))
 
 
 @history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))
-@on_a_cluster()
+@cluster_options()
 def collect(target: Target) -> None:
     """Add the runs that the scheduler plugin has seen to the history.
 
@@ -175,5 +175,5 @@ def collect(target: Target) -> None:
     scheduler: their times, and the memory of every worker in and after them.
     """
     with _checked():
-        found = run(target, noting.collect)
+        found = run(target, recording.collect)
     click.echo(f"{plural(found, 'run')} noted")

@@ -30,7 +30,7 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import events
+from clustertune.operations import event_log
 from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.scheduling import schedule, triggers
@@ -217,7 +217,7 @@ def _times(request: _Request, now: float, expires: float) -> tuple[float, ...]:
 
 def _reason(reason: object) -> str | None:
     if reason is None:
-        reason = events.reason()
+        reason = event_log.configured_reason()
     if reason is None:
         return None
     if isinstance(reason, str) and 0 < len(reason) <= MAX_REASON:

@@ -33,12 +33,12 @@ from clustertune.core.wording import (
     times_text,
     workers_text,
 )
-from clustertune.operations.history.record import Record, Store, configured, file_of
+from clustertune.operations.history.store import Record, Store, configured, file_of
 
 SCHEMA_VERSION = 1
 KINDS = (
     "prepare", "plan", "fit", "run",
-    "restart", "resize", "scale", "trim", "release", "reset",
+    "restart", "resize", "scale", "trim", "release", "recreate",
 )  # fmt: skip
 MAX_SHOWN = 50  # records
 
@@ -361,7 +361,7 @@ class History:
         Path of the history file.
     records
         The records that match the request; see
-        :class:`clustertune.operations.history.record.Record`.
+        :class:`clustertune.operations.history.store.Record`.
     missing
         Reason why no record matches, if the file has records.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clustertune.errors import HistoryError
-from clustertune.operations.history.record import (
+from clustertune.operations.history.store import (
     MAX_WORKERS,
     VERSION,
     Record,
@@ -115,7 +115,7 @@ def test_a_large_cluster(store: Store) -> None:
 ADDING = """
 import sys
 from pathlib import Path
-from clustertune.operations.history.record import Record, Store
+from clustertune.operations.history.store import Record, Store
 store = Store(Path(sys.argv[1]), patience=60)
 for i in range(20):
     store.add([Record(kind="fit", began=float(i), seconds=1.0)], keep=1000)

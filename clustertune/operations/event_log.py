@@ -48,7 +48,7 @@ async def log_call(client: Client, action: str, status: str, journal: Journal) -
         }
         for o in journal.outcomes[:MAX_STEPS]
     ]
-    await log_done(
+    await log_operation(
         client,
         action,
         status=status,
@@ -59,7 +59,7 @@ async def log_call(client: Client, action: str, status: str, journal: Journal) -
     )
 
 
-async def log_done(
+async def log_operation(
     client: Client,
     action: str,
     *,
@@ -86,10 +86,10 @@ async def log_done(
     event = {
         "action": action,
         "status": status,
-        "by": who(),
+        "by": user(),
         "pid": os.getpid(),
         "client": client.id,
-        "reason": why(),
+        "reason": change_reason(),
         "before": dict(before),
         "after": dict(after),
         **more,
@@ -105,7 +105,7 @@ async def log_done(
         logger.warning("clustertune could not write to Dask's event log: %r", error)
 
 
-def who() -> str:
+def user() -> str:
     """The user of this process and its host: ``ada@node7``."""
     try:
         user = getpass.getuser()
@@ -118,7 +118,7 @@ _reason: ContextVar[str | None] = ContextVar("reason", default=None)
 
 
 @contextmanager
-def because(reason: str | None) -> Iterator[None]:
+def use_reason(reason: str | None) -> Iterator[None]:
     """Log this reason for the calls in the block, in this task only.
 
     None: the reason in Dask's configuration.
@@ -130,19 +130,19 @@ def because(reason: str | None) -> Iterator[None]:
         _reason.reset(token)
 
 
-def reason() -> Any:
+def configured_reason() -> Any:
     """The reason for changes: of this call, else the setting ``clustertune.reason``."""
     own = _reason.get()
     return dask.config.get("clustertune.reason", None) if own is None else own
 
 
-def why() -> str | None:
+def change_reason() -> str | None:
     """The reason for changes, as it is logged."""
-    given = reason()
+    given = configured_reason()
     return None if given is None else printable(str(given), longest=1000)
 
 
-def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
+def summarize(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
     """The state of a view as short plain data (pure)."""
     workers = [w for w in view.now.workers if not w.parking]
     severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
@@ -169,7 +169,7 @@ def _state_in(journal: Journal, place: int) -> dict[str, Any]:
     """The state at the first look (0) or the last (-1)."""
     # the last look may have been interrupted before the checks ran
     seen = zip(journal.views, journal.findings, strict=False)
-    return state(*list(seen)[place])
+    return summarize(*list(seen)[place])
 
 
 def _short(text: str) -> str:

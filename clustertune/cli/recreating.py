@@ -12,18 +12,18 @@ from clustertune.cli import REFUSED, examples
 from clustertune.cli.options import Consent, with_consent
 from clustertune.cli.running import (
     CONNECT,
+    distinct_names,
+    exit_on_error,
     format_option,
-    once,
-    rendered,
-    seconds_of,
-    told,
-    typed,
+    parse_seconds,
+    render,
+    usage_errors,
 )
 from clustertune.core.report import Report
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers import saturn
 from clustertune.monitor.connection import no_connection_logs
-from clustertune.operations import resetting
+from clustertune.operations import recreating
 
 
 @click.command(
@@ -39,7 +39,7 @@ from clustertune.operations import resetting
 @click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
 @click.option("--save-to", metavar="PATH", help="Folder for the data of --dataset.")
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
     help="A published data set to save, load and publish again; may be given several "
     "times."
 )  # fmt: skip
@@ -59,23 +59,23 @@ def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
     All data in its memory is lost, except data sets that --dataset names. The command
     uses the cluster of the Saturn environment in which it runs.
     """
-    options["timeout"] = seconds_of("--timeout", timeout)
-    consent.refuse_where_nobody_answers()
-    with told():
+    options["timeout"] = parse_seconds("--timeout", timeout)
+    consent.refuse_without_terminal()
+    with exit_on_error():
         found = _reset(consent, options)
-    click.echo(rendered(found.report, form))
+    click.echo(render(found.report, form))
     refused = any(s.status == "refused" for s in found.report.steps)
     sys.exit(REFUSED if refused else 0)
 
 
-def _reset(consent: Consent, options: dict[str, Any]) -> resetting.Recreated:
+def _reset(consent: Consent, options: dict[str, Any]) -> recreating.Recreated:
     def confirm(plan: Report) -> bool:
         if not (consent.quiet and consent.yes):
             click.echo(str(plan), err=True)
         return consent.yes or click.confirm("Go on?", err=True)
 
-    with _client() as client, typed(ValueError, TypeError):
-        found = resetting.recreate_cluster(
+    with _client() as client, usage_errors(ValueError, TypeError):
+        found = recreating.recreate_cluster(
             client,
             confirm=confirm,
             dry_run=consent.dry_run,

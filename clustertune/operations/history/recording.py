@@ -20,7 +20,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import printable, workers_text
 from clustertune.errors import HistoryError
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations.history.record import (
+from clustertune.operations.history.store import (
     Measures,
     Record,
     Store,
