@@ -96,11 +96,8 @@ def examples(*lines: str) -> str:
 class LazyGroup(click.Group):
     """A group that imports a command when it is used.
 
-    Parameters
-    ----------
-    table
-        By name of the command: its module, and the first line of its help. The command
-        is the module's attribute of that name.
+    ``table`` has, by name of the command, its module and the first line of its help.
+    The command is the module's attribute of that name.
     """
 
     def __init__(

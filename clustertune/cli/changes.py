@@ -455,12 +455,8 @@ def carry_out(
 ) -> None:
     """Show the plan, ask, carry it out, and exit with the code of the result.
 
-    Parameters
-    ----------
-    make
-        Makes the call with a client, ``dry_run`` and ``progress``.
-    is_refused
-        Returns whether a plan refuses all steps.
+    ``make`` makes the call with a client, ``dry_run`` and ``progress``. ``is_refused``
+    returns whether a plan refuses all steps.
     """
 
     def call(client: Client, dry: bool) -> Awaitable[Report]:

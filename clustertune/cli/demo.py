@@ -109,23 +109,11 @@ def run(
     *,
     rows: int = ROWS,
 ) -> None:
-    """Run the demo.
+    """Run the demo on Parquet data, or on ``rows`` generated rows.
 
-    Parameters
-    ----------
-    parquet, label
-        Parquet data and the column to predict; None generates data.
-    workers
-        Number of workers after scaling up, at least 2.
-    echo
-        Prints text of one line or more.
-    rows
-        Number of generated rows.
-
-    Raises
-    ------
-    DemoError
-        A package is missing, or the data cannot be read or learned.
+    ``label`` is the column to predict. ``workers``, at least 2, is the number after
+    scaling up. ``echo`` prints text. Raise DemoError if a package is missing, or if the
+    data cannot be read or learned.
     """
     _require_packages()
     with ExitStack() as stack:
@@ -217,10 +205,8 @@ def row_groups(rows: int, partitions: int) -> npt.NDArray[np.int64]:
 def read(path: str, label: str) -> Any:
     """Return the data as a lazy DataFrame, with a partition for each row group.
 
-    Raises
-    ------
-    DemoError
-        The data cannot be read, has no such label, or has columns that are not numbers.
+    Raise DemoError if the data cannot be read or has no such label, or if a column has
+    neither numbers nor categories.
     """
     try:
         frame = dd.read_parquet(path, split_row_groups=True)
@@ -266,12 +252,8 @@ def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
     """Split the data, and load it on the current workers.
 
     Data with fewer than a quarter of the partitions is repartitioned, so that moving
-    whole partitions can give each worker an even share.
-
-    Raises
-    ------
-    DemoError
-        There are too few rows, or the label cannot be learned.
+    whole partitions can give each worker an even share. Raise DemoError if there are
+    too few rows, or if the label cannot be learned.
     """
     if 4 * frame.npartitions < partitions:
         frame = frame.repartition(npartitions=partitions)

@@ -109,13 +109,7 @@ def _list(
 
 
 def _refuse_missing(found: query.History) -> None:
-    """Refuse a request that no record matches, although there are records.
-
-    Raises
-    ------
-    LookupError
-        The message lists the existing jobs or kinds.
-    """
+    """Raise LookupError if there are records, but none matches."""
     if found.missing:
         raise LookupError(found.missing)
 

@@ -180,25 +180,9 @@ async def inspect(
 ) -> Inspection:
     """Read versions without sending code; if they allow it, run all checks.
 
-    Parameters
-    ----------
-    client
-        A connected asynchronous client.
-    datasets
-        Names of published data to check: X, y, and others with the same rows.
-    workload
-        The library that will train.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not one collection, or cannot be read here.
-    IncompleteError
-        Partitions of a data set are gone.
-    TimedOutError
-        The scheduler did not answer in time.
+    ``datasets`` are names of published data: X, y, and others with the same rows.
+    ``workload`` is the library that will train. Raise TimedOutError if the scheduler
+    does not answer, or an error of :func:`~clustertune.operations.publishing.present`.
     """
     try:
         reading = _read(client)

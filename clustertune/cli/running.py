@@ -26,8 +26,8 @@ from clustertune.operations.call import refuse_wrong_settings
 
 T = TypeVar("T")
 
-CONNECT = 10  # seconds
-ATTACH = 60  # seconds; a manager may have to forward a port
+CONNECT = 10  # seconds to connect to a scheduler
+ATTACH = 60  # seconds to connect through a manager, which may forward a port
 
 _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
 
@@ -38,19 +38,15 @@ format_option = click.option(
 
 
 def parse_part(option: str, text: str) -> float:
-    """Read an option's number, or part of all."""
-    try:
+    """Parse a number of workers, or a part of all workers."""
+    with usage_errors(ValueError):
         return arguments.part(option, text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def parse_seconds(option: str, text: str | None) -> float | None:
-    """Read an option's duration, in seconds."""
-    try:
+    """Parse a duration, in seconds."""
+    with usage_errors(ValueError):
         return None if text is None else arguments.duration(option, text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def distinct_names(
@@ -61,15 +57,15 @@ def distinct_names(
         return arguments.distinct(option.opts[0], names)
 
 
-def parse_pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
-    """Read texts like NAME=VALUE with distinct names."""
-    odd = [text for text in given if not text.partition("=")[1]]
-    if odd:
-        raise click.UsageError(f"{option} {odd[0]} is not of the form {form}")
-    found = [text.partition("=") for text in given]
+def parse_pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
+    """Parse texts like NAME=VALUE with distinct names."""
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise click.UsageError(f"{option} {wrong[0]} is not of the form {form}")
+    pairs = [text.partition("=") for text in texts]
     with usage_errors(ValueError):
-        arguments.distinct(option, [name for name, _, _ in found])
-    return {name: value for name, _, value in found}
+        arguments.distinct(option, [name for name, _, _ in pairs])
+    return {name: value for name, _, value in pairs}
 
 
 def render(thing: Any, form: str) -> str:
@@ -95,11 +91,9 @@ async def with_usage_errors(work: Awaitable[T]) -> T:
 
 
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect and work; turn errors into one line and an exit code."""
-    try:
+    """Connect and call a function; turn errors into one line and an exit code."""
+    with usage_errors(ValueError):
         refuse_wrong_settings()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     _INTERRUPTED.clear()
     with exit_on_error(), no_connection_logs():
         if target.cluster:
@@ -118,11 +112,11 @@ def _at_most(seconds: float) -> float:
 async def _connected(
     target: Target, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
-    place = target.place
+    source = target.source
     try:
-        address = _address_in(place) if target.scheduler_file else place
+        address = _address_in(source) if target.scheduler_file else source
     except (OSError, ValueError, LookupError, TypeError) as error:
-        text = f"no scheduler answers at {place}: {error!r}"
+        text = f"no scheduler answers at {source}: {error!r}"
         raise errors.ConnectionLostError(text) from error
     try:
         client = await connection.connected(
@@ -130,14 +124,14 @@ async def _connected(
         )
     except errors.ConnectionLostError as error:
         if target.scheduler_file:
-            error.args = (f"{place}: {error}",)
+            error.args = (f"{source}: {error}",)
         raise
     async with client:
-        return await _worked(client, work)
+        return await _call(client, work)
 
 
-async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Work; turn Dask's errors about a lost connection into ours."""
+async def _call(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Call a function; turn Dask's errors about a lost connection into ours."""
     try:
         return await work(client)
     except asyncio.CancelledError as error:  # ^C; KeyboardInterrupt loses this text
@@ -161,7 +155,7 @@ async def _attached(
             raise errors.ConnectionLostError(
                 f"no scheduler answers at {kind}:{name}: {error!r}"
             ) from error
-        return await _worked(client, work)
+        return await _call(client, work)
 
 
 def _address_in(scheduler_file: str) -> str:
@@ -170,7 +164,7 @@ def _address_in(scheduler_file: str) -> str:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Turn errors of clustertune into one line; all other errors are bugs."""
+    """Print errors of clustertune in one line and exit; all other errors are bugs."""
     try:
         yield
     except KeyboardInterrupt:

@@ -35,13 +35,7 @@ class DashboardPage:
     url: str
 
     def show(self, height: int = 900) -> Frame:
-        """Show the live page in a notebook.
-
-        Parameters
-        ----------
-        height
-            Pixels.
-        """
+        """Show the live page in a notebook, ``height`` pixels high."""
         return Frame(self.url, height)
 
     def _repr_html_(self) -> str:
@@ -100,7 +94,7 @@ def dashboard_page(client: Client) -> Any:
 
 
 async def run_checks(client: Client) -> None:
-    """Run all checks, and leave the findings with the scheduler."""
+    """Run all checks, which send their findings to the scheduler."""
     question = Question(
         client=client,
         given=inputs.NOTHING,
@@ -112,7 +106,7 @@ async def run_checks(client: Client) -> None:
 
 
 async def add_page(client: Client) -> DashboardPage:
-    """Run :func:`dashboard_page` in an event loop."""
+    """Carry out :func:`dashboard_page` in an event loop."""
     try:
         await run_checks(client)
     except VersionMismatchError as error:
@@ -128,13 +122,9 @@ async def add_page(client: Client) -> DashboardPage:
 def page_url(link: str, path: str) -> str:
     """Return the URL of a page of the dashboard.
 
-    Parameters
-    ----------
-    link
-        URL of the status page by Dask's setting. It may be that of a proxy, with a
-        folder that is unknown to the scheduler.
-    path
-        Path of the page on the scheduler, with its prefix.
+    ``link`` is the URL of the status page by Dask's setting. It may be that of a proxy,
+    with a folder that the scheduler does not have. ``path`` is the page's path on the
+    scheduler, with its prefix.
     """
     parts = urlsplit(link)
     folder = parts.path.removesuffix("/").removesuffix("/status")

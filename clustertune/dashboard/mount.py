@@ -1,7 +1,7 @@
-"""Adds the page to the dashboard that a scheduler serves.
+"""Add the page to the dashboard of a scheduler.
 
 ``/clustertune`` and ``/individual-clustertune-...`` become pages of the dashboard's
-first Bokeh application, whose pages ``/individual-plots.json`` lists. They have its
+first Bokeh application. ``/individual-plots.json`` lists its pages. They have its
 prefix and its origins, and stay until the scheduler ends. A second call replaces their
 contents and adds no pages.
 """
@@ -28,10 +28,7 @@ NO_PLUGIN = (
 def mount(dask_scheduler: Any) -> dict[str, Any]:
     """Add the pages, or replace their contents.
 
-    Returns
-    -------
-    dict
-        ``path`` of the page, with the dashboard's prefix, or ``error``.
+    Return ``path`` of the page, with the dashboard's prefix, or ``error``.
     """
     served: Any = getattr(dask_scheduler, "http_application", None)
     try:

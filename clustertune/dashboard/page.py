@@ -44,7 +44,7 @@ DASK_TEMPLATE = (
 
 
 class Text:
-    """HTML made from the state alone."""
+    """HTML that a function makes of the state."""
 
     figures: tuple[Any, ...] = ()
 
@@ -210,13 +210,7 @@ _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
 class Page:
-    """Some parts of the page, or all of them.
-
-    Parameters
-    ----------
-    rows
-        Names of :data:`PARTS`; parts of one row are next to each other.
-    """
+    """Some parts of the page, or all; ``rows`` has names of :data:`PARTS` by row."""
 
     def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
         self.parts = {name: PARTS[name]() for row in rows for name in row}
@@ -250,16 +244,9 @@ class Page:
 
 
 def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:
-    """Fill a document, and update it while a reader looks at it.
+    """Fill a Bokeh document, and update it while a reader looks at it.
 
-    Parameters
-    ----------
-    document
-        A Bokeh document.
-    read
-        Returns a page state; runs in the event loop of the server.
-    rows
-        As for :class:`Page`.
+    ``read`` returns a page state in the event loop of the server.
     """
     page = Page(rows)
     page.add_to(document)

@@ -52,10 +52,7 @@ ANY = "*"
 class Source:
     """Page states of a cluster, read while a reader looks at the page.
 
-    Parameters
-    ----------
-    connect
-        Connects to the cluster; called again after the scheduler was lost.
+    ``connect`` connects to the cluster. It is called again if the scheduler was lost.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
@@ -150,8 +147,8 @@ class Source:
 async def _clock_difference(client: Client) -> float:
     """Return the seconds by which this machine's clock is ahead of the scheduler's.
 
-    The scheduler has logged this client's connection a moment ago, by its own clock.
-    Reading that event sends no code. Without the event the difference counts as zero.
+    The scheduler has just logged this client's connection by its own clock. Reading
+    that event sends no code. Without the event the difference counts as zero.
     """
     now = time()
     logged = await client.get_events(client.id)
@@ -165,23 +162,11 @@ async def _clock_difference(client: Client) -> float:
 async def serving(
     source: Source, *, port: int, address: str, origins: Sequence[str]
 ) -> AsyncIterator[str]:
-    """Serve the page during a block; yields its URL.
+    """Serve the page during a block; yield its URL, and close the source afterwards.
 
-    Parameters
-    ----------
-    source
-        Page states; closed afterwards.
-    port
-        0 chooses a free port.
-    address
-        The address of this machine to listen on.
-    origins
-        ``HOST:PORT`` of other pages and proxies that may show the page.
-
-    Raises
-    ------
-    OSError
-        The port is in use.
+    ``port=0`` chooses a free port. ``address`` is the address of this machine to listen
+    on. ``origins`` are ``HOST:PORT`` of other pages and proxies that may show the page.
+    Raise OSError if the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # tornado's own function leaves a socket open if the port is in use
@@ -210,10 +195,7 @@ async def serving(
 def content_security_policy(origins: Iterable[str]) -> str:
     """Return the header that limits what a page may load and connect to.
 
-    Parameters
-    ----------
-    origins
-        Origins of scripts and styles besides the server's own.
+    Scripts and styles may come from the server itself and from ``origins``.
     """
     sources = " ".join(("'self'", *origins, "'unsafe-inline'"))
     parts = (
@@ -233,12 +215,8 @@ def content_security_policy(origins: Iterable[str]) -> str:
 def allowed_hosts(address: str, origins: Iterable[str]) -> frozenset[str] | None:
     """Return the host names that requests may use; None allows all.
 
-    Parameters
-    ----------
-    address
-        The address on which the server listens.
-    origins
-        ``HOST`` or ``HOST:PORT`` of pages and proxies that may show the page.
+    The server listens on ``address``. ``origins`` are ``HOST`` or ``HOST:PORT`` of
+    pages and proxies that may show the page.
     """
     hosts = {_host(origin) for origin in origins}
     if ANY in hosts or not _is_loopback(address):
@@ -264,12 +242,7 @@ def _host(place: str) -> str:
 class ProtectedTornado(BokehTornado):
     """Bokeh's application, with security headers and a list of allowed host names.
 
-    Parameters
-    ----------
-    applications, **options
-        As for Bokeh's class.
-    hosts
-        Host names that requests may use; None allows all.
+    ``hosts`` are the host names that requests may use; None allows all.
     """
 
     def __init__(

@@ -93,12 +93,8 @@ def columns(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Columns:
 def of_identity(identity: Mapping[str, Any], now: float) -> State:
     """Return the page state of a scheduler that runs no code of clustertune.
 
-    Parameters
-    ----------
-    identity
-        The scheduler's ``identity(n_workers=-1)``.
-    now
-        Epoch seconds by the scheduler's clock, or by this machine's.
+    ``identity`` is the scheduler's ``identity(n_workers=-1)``. ``now`` is the time by
+    the scheduler's clock, in epoch seconds.
     """
     rows: list[tuple[Any, ...]] = []
     hosts: dict[str, list[int]] = {}
@@ -163,13 +159,10 @@ def total(workers: Columns) -> str:
 
 
 def verdict(state: State) -> tuple[str, str]:
-    """Return whether a fit can begin, and why not.
+    """Return whether a fit can begin, and a sentence with the reasons.
 
-    Returns
-    -------
-    level, text
-        ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
-        ``unknown``; and a sentence.
+    The first is ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
+    ``unknown``.
     """
     if state["trouble"]:
         return "unknown", f"Unknown: {state['trouble']}"

@@ -1,4 +1,4 @@
-"""Context managers for both kinds of clients: ``with``, and ``async with``."""
+"""Context managers for synchronous and asynchronous clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ClientContext(ABC):
-    """A block that begins and ends as coroutines in the event loop of its client."""
+    """A block whose begin and end are coroutines in the event loop of its client."""
 
     _error: BaseException | None = None  # the error that ended the block
 

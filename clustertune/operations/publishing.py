@@ -1,8 +1,8 @@
-"""``prepare`` for published data sets: afterwards their names point to the new data.
+"""Prepare published data sets; afterwards their names refer to the prepared data.
 
-All names change in one step, and only if no other client has changed one of them since.
-Dask itself can only replace one name after the other. An interruption would then leave
-new rows with old labels.
+All names change in one step, if no other client has changed one of them meanwhile. Dask
+can only replace one name after another. An interruption would then leave new rows with
+old labels.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def prepare_datasets(
     progress: bool | Notify | None = None,
     **options: Any,
 ) -> Report:
-    """Prepare published data sets; their names then point to the new data.
+    """Prepare published data sets; their names then refer to the prepared data.
 
     Either all names change, in one step, or none does, even if this client ends. Lazy
     data is published as persisted data. If partitions were only moved, their keys and
@@ -146,7 +146,7 @@ class Roles:
         companions: Mapping[str, str | None],
         eval_set: Sequence[tuple[str, str]] | None,
     ) -> Roles:
-        """Check names; raises TypeError or ValueError."""
+        """Check the names; raise TypeError or ValueError."""
         if y is None and others:
             raise TypeError("y is None but names follow it; give y, or name them")
         pairs = () if eval_set is None else tuple(eval_set)
@@ -172,7 +172,7 @@ class Roles:
 
     @property
     def all(self) -> list[str]:
-        """In the order in which ``prepare`` returns them; eval sets are last."""
+        """Names in the order of the results of ``prepare``; eval sets are last."""
         return [
             *self.training,
             *self.companions.values(),
@@ -185,19 +185,19 @@ class Roles:
         return tuple(dict.fromkeys(self.all))
 
     def given(self, collections: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments for ``prepare``."""
+        """Return the positional and the named arguments for ``prepare``."""
         named: dict[str, Any] = {k: collections[n] for k, n in self.companions.items()}
         pairs = [(collections[x], collections[y]) for x, y in self.eval_set]
         named["eval_set"] = pairs or None
         return [collections[name] for name in self.training], named
 
     def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """The prepared collections by name."""
+        """Return the prepared collections by name."""
         pairs = chain.from_iterable(prepared.eval_set)
         return dict(zip(self.all, [*prepared, *pairs], strict=True))
 
     def extras(self, profile: Profile, options: Mapping[str, Any]) -> ExtraDatasets:
-        """New names for additional results of ``prepare``."""
+        """Return names for additional results of ``prepare``."""
         X = self.training[0]
         ordered = options.get("shuffle") or options.get("sort")
         rows = (*self.training, *self.companions.values())
@@ -223,7 +223,7 @@ class ExtraDatasets:
         return (*order, *self.remainder, *self.copies.values())
 
     def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """The additional collections by name, except eval sets."""
+        """Return the additional collections by name, except eval sets."""
         found = {}
         if self.order and prepared.row_order is not None:
             found[self.order] = prepared.row_order
@@ -233,7 +233,7 @@ class ExtraDatasets:
 
 
 def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
-    """The name for each replaced collection; empty if they are not kept."""
+    """Return the new name of each replaced collection; empty if they are not kept."""
     if keep_old is None:
         return {}
     if not (isinstance(keep_old, str) and keep_old):
@@ -249,7 +249,7 @@ def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
 def replaced(
     before: Mapping[str, Sequence[Key] | None], after: Mapping[str, Sequence[Key]]
 ) -> tuple[str, ...]:
-    """Names of data with other keys than before; None: it was not persisted."""
+    """Return the names whose data has other keys than before, or was not persisted."""
     return tuple(
         n for n in after if (was := before[n]) is None or list(was) != list(after[n])
     )
@@ -317,12 +317,8 @@ def _loaded_keys(collection: Any) -> list[Key] | None:
 async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
     """Read published data sets.
 
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set cannot be unpickled here.
+    Raise ValueError if a data set does not exist, and RefusedError if it cannot be
+    unpickled here.
     """
     there: Any = await client.list_datasets()
     unknown = [name for name in names if name not in there]
@@ -335,15 +331,7 @@ async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
 
 
 async def collections(client: Client, names: Sequence[str]) -> list[Any]:
-    """Read published collections; raises RefusedError for data of other types.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not a collection, or cannot be unpickled here.
-    """
+    """Read published collections; raise RefusedError for data of other types."""
     found = await fetch(client, names)
     for name, data in zip(names, found, strict=True):
         _refuse_other(name, data)
@@ -351,17 +339,7 @@ async def collections(client: Client, names: Sequence[str]) -> list[Any]:
 
 
 async def present(client: Client, names: Sequence[str]) -> list[Any]:
-    """Read published collections whose partitions are all there.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not a collection, or cannot be unpickled here.
-    IncompleteError
-        Partitions are gone.
-    """
+    """Read published collections; raise IncompleteError if partitions are gone."""
     if not names:
         return []
     gone = await monitor.ask(client, "note_names", owner=client.id, names=[*names])
@@ -500,7 +478,7 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
 
 
 def _hindered(answer: Mapping[str, Any]) -> ClustertuneError:
-    """The error for a refusal by the scheduler plugin."""
+    """Return the error for a refusal by the scheduler plugin."""
     if changed := answer["changed"]:
         return RefusedError(
             f"another client published or unpublished {names_text(changed)} meanwhile, "

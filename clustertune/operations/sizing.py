@@ -1,4 +1,4 @@
-"""``size``: compute the cluster that a fit needs, before the cluster exists.
+"""``recommend_size``: compute the cluster that a fit needs, before it exists.
 
 The decision is pure. Its inputs are the size of the data (``dataset_size``), the
 profile of the library, and one host. It uses the rules of the checks:
@@ -280,7 +280,7 @@ class Fit:
     fraction: float  # of the memory limit that the fit may fill
 
     def data(self, n_workers: int, threads: int) -> float:
-        """Bytes of data on the fullest of ``n_workers`` workers."""
+        """Return the bytes of data on the fullest of ``n_workers`` workers."""
         uneven = 1 + TOLERANCE if n_workers > 1 else 1
         share = self.shared / n_workers * uneven + self.copied
         if self.partition is None:
@@ -288,18 +288,18 @@ class Fit:
         return min(share, PARTITIONS_PER_THREAD * threads * self.partition)
 
     def process(self, data: float) -> float:
-        """Bytes of the process of a worker that has ``data`` bytes."""
+        """Return the bytes of the process of a worker that has ``data`` bytes."""
         return self.base + max(self.multiple, self.held) * data
 
     def most(self, limit: int) -> float:
-        """Bytes of data for which a memory limit suffices."""
+        """Return the largest data, in bytes, for which a memory limit suffices."""
         free = self.fraction * limit - self.base
         lines = [free / max(self.multiple, self.held)]
         lines += [TARGET * limit / self.held] if self.held else []
         return max(0.0, min(lines))
 
     def hosts(self, shape: Shape) -> int | None:
-        """Number of needed hosts; None: no number suffices."""
+        """Return the number of needed hosts; None: no number suffices."""
         most = self.most(shape.limit)
         if self.data(shape.workers, shape.threads) <= most:
             return 1
@@ -322,8 +322,8 @@ def decide(
 ) -> Sizing:
     """Choose hosts, workers, threads and memory limits.
 
-    The fewest hosts win. Among equals the shape wins that suits the library: one worker
-    with all threads, or as many workers as CPUs.
+    The fewest hosts win. Of equal numbers, the shape that suits the library wins: one
+    worker with all threads, or as many workers as CPUs.
     """
     if profile.refused:
         raise RefusedError(
@@ -372,7 +372,7 @@ def decide(
 
 
 def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
-    """Yield the ways to use all CPUs of a host; the best for the library is first."""
+    """Yield the ways to use all CPUs of a host; the first suits the library best."""
     counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
     for n in counts[:1] if profile.threads == "worker" else reversed(counts):
         limit = _rounded((host.memory - host.reserved) / n)

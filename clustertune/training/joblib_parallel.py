@@ -46,20 +46,10 @@ logger = logging.getLogger("clustertune")
 
 
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Send batches of fits to the function of ``remote_fits.fit_runner``.
+    """Send batches of fits to ``run``, a future of ``remote_fits.fit_runner``.
 
-    Parameters
-    ----------
-    client
-        Client that sends tasks.
-    prefix
-        Prefix of keys whose replicas are kept.
-    run
-        Future of the function, which all workers have.
-    data
-        By ``id`` of an array, its future.
-    calls
-        List to which each call of joblib is added with its fits.
+    ``data`` has the future of an array by its ``id``. Replicas of keys with ``prefix``
+    are kept. Each call of joblib is added to ``calls`` with its fits.
     """
 
     supports_retrieve_callback = True

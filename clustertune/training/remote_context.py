@@ -166,13 +166,7 @@ class Context:
         return future.result()
 
     def report(self, score: Any) -> None:
-        """Send a score to the client: to ``scores`` of the result of ``run_roles``.
-
-        Parameters
-        ----------
-        score
-            A number, or any object that pickles.
-        """
+        """Send a score, any object that pickles, to the ``scores`` of ``run_roles``."""
         self._connection.send("score", pickle.dumps(score))
 
     def log(self, text: object) -> None:

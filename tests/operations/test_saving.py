@@ -335,7 +335,7 @@ def test_storage_that_is_not_shared(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Processes with separate storage are found before any data is written."""
-    monkeypatch.setattr(saving, "SEEN", 0.2)
+    monkeypatch.setattr(saving, "VISIBILITY_TIMEOUT", 0.2)
     _, client = local_cluster(2)
     x = client.persist(X)
     wait(x)

@@ -102,13 +102,9 @@ def available() -> Mapping[str, Workload]:
 def choose(estimator: object = None) -> Profile:
     """Return the profile of an estimator or of the name of a workload.
 
-    None is ``generic``, like an estimator that fits Dask collections and has no profile
-    of its own.
-
-    Raises
-    ------
-    ValueError
-        The workload or the estimator is unknown, or no layout helps it.
+    None means ``generic``. So does an estimator that fits Dask collections and has no
+    profile. Raise ValueError if the workload or the estimator is unknown, or if no
+    layout helps it.
     """
     if estimator is None:
         return GENERIC.profile
@@ -150,17 +146,7 @@ def _names() -> str:
 def refuse(profile: Profile, given: Collection[str]) -> None:
     """Refuse companions that the library does not take, and require those it needs.
 
-    Parameters
-    ----------
-    profile
-        The chosen profile.
-    given
-        Names of the given companions, and ``eval_set``.
-
-    Raises
-    ------
-    ValueError
-        A companion is not taken, or a needed one is missing.
+    ``given`` has the names of the given companions, and ``eval_set``. Raise ValueError.
     """
     if profile.takes is not None:
         wrong = [f"{name}=" for name in given if name not in profile.takes]

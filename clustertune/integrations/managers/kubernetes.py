@@ -86,7 +86,7 @@ async def state(cluster: Any) -> str:
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Delete the deployment, then reduce the number, so that no other one is closed."""
+    """Delete the deployment, then reduce the number, or another worker would close."""
     await off_loop(cluster.sync, _remove, cluster, str(id))
 
 

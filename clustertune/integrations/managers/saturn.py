@@ -33,12 +33,12 @@ def matches(cluster: Any) -> bool:
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Return why it cannot have so many workers; the server may refuse later."""
+    """Return why it cannot have so many workers. The server may still refuse."""
     return None if cluster.cluster_url else "the cluster was closed; make a new one"
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Return why they are unknown."""
+    """Return Unknown: a client cannot read the bounds."""
     return Unknown("only Saturn's server knows the bounds")
 
 
@@ -97,13 +97,7 @@ class RequestedSizes:
 
 
 def of_this_resource() -> Any:
-    """Return the cluster of this Jupyter server, job or deployment; start it if needed.
-
-    Raises
-    ------
-    ConnectionLostError
-        This is not an environment of Saturn, or the server does not answer.
-    """
+    """Return the cluster of this Saturn environment; start it if needed."""
     try:
         from dask_saturn import SaturnCluster
 
@@ -115,13 +109,7 @@ def of_this_resource() -> Any:
 
 
 def sizes() -> tuple[OfferedSize, ...]:
-    """Return the sizes that this installation offers.
-
-    Raises
-    ------
-    RecreateError
-        The server does not answer.
-    """
+    """Return the sizes that this installation offers."""
     from dask_saturn import describe_sizes
 
     try:
@@ -142,7 +130,7 @@ def _offered_size(name: str, display: str) -> OfferedSize:
 
 
 def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str | None:
-    """The error text if Saturn does not offer a size; None if it does."""
+    """Return an error text if Saturn does not offer a size, else None."""
     for argument in ("worker_size", "scheduler_size"):
         name = getattr(wanted, argument)
         if name is not None and name not in {offer.name for offer in offers}:
@@ -152,13 +140,7 @@ def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str |
 
 
 def recreate(cluster: Any, wanted: RequestedSizes) -> Any:
-    """Destroy the cluster and start one of the wanted size.
-
-    Raises
-    ------
-    RecreateError
-        Saturn refused it, or it did not start.
-    """
+    """Destroy the cluster and start one with the requested sizes."""
     try:
         new = type(cluster).reset(
             n_workers=wanted.n_workers,

@@ -77,7 +77,7 @@ async def state(cluster: SpecCluster) -> str:
 
 
 def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
-    """Start this worker with this size, and new workers too once all have it."""
+    """Start this worker with this size, and new workers once all have it."""
     specs = cluster.worker_spec
     if "options" not in specs.get(id, {}):
         return
@@ -101,11 +101,11 @@ def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
 
 @contextmanager
 def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None]:
-    """Make the cluster object see these workers while they restart.
+    """Keep the cluster object from removing these workers while they restart.
 
-    15 s after a worker leaves (``distributed.deploy.lost-worker-timeout``), the object
-    removes it for good and closes its nanny, unless the worker is back. A restart may
-    take longer, or begin when an earlier timeout ends.
+    The object removes a worker and closes its nanny if the worker is still missing
+    after ``distributed.deploy.lost-worker-timeout`` (15 s). A restart may take longer,
+    or begin when an earlier timeout ends.
     """
     workers = cluster.scheduler_info["workers"]
     marks = {
@@ -132,7 +132,7 @@ def _skip_name(cluster: SpecCluster, id: str | int) -> None:
     """Make the names of new workers differ from this one.
 
     A worker keeps its name while it closes, which can take seconds. The cluster object
-    skips a worker whose name is in use, and does not try again.
+    skips a new worker with the same name, and does not try again.
     """
     for number in range(cluster._i, cluster._i + NAMES):
         if cluster._new_worker_name(number) == id:

@@ -1,8 +1,7 @@
 """``history``: read the records of past calls and runs, and compare them.
 
 The first part is pure: memory leaks, fewest sufficient workers, regressions, and the
-comparison of two records. Too few runs give
-:class:`~clustertune.core.snapshots.Unknown` with the reason.
+comparison of two records. With too few runs, the result is ``Unknown`` with the reason.
 """
 
 from __future__ import annotations
@@ -146,8 +145,8 @@ def usage(run: Record) -> Usage | Unknown:
     """Compute the fewest sufficient workers from the memory of one run.
 
     Every worker needs the memory that it had before the run; workers share the rest.
-    Libraries that are imported in the run count as shared, so the memory of fewer
-    workers is rather overestimated.
+    Libraries that are imported in the run count as shared. So the memory of fewer
+    workers may be overestimated.
     """
     known = [m for m in run.memory if m.peak and m.limit]
     if not known or run.peak is None:
@@ -529,7 +528,7 @@ def _row(record: Record) -> list[str]:
 
 
 def _when(record: Record) -> str:
-    """Return the time at which it began, in the local zone."""
+    """Return the time of the beginning, in the local zone."""
     return datetime.fromtimestamp(record.began).astimezone().strftime("%Y-%m-%d %H:%M")
 
 

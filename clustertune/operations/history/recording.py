@@ -1,7 +1,7 @@
 """Add records of calls and runs to the user's history file.
 
-Records are written in a thread after the work. A failure to write becomes a note in the
-report or the log; the call itself succeeds.
+A thread writes records after the work. If it fails, the report or the log has a note,
+and the call still succeeds.
 """
 
 from __future__ import annotations
@@ -119,15 +119,9 @@ def of_hold(
 ) -> Record:
     """Return the record of a held block.
 
-    Parameters
-    ----------
-    about
-        Record of the prepared data and its cluster. If None, the record counts all
-        running workers.
-    label
-        Label of the block; may be empty.
-    watched
-        Monitor of the block. A single snapshot only shows the state before the block.
+    ``about`` is the record of the prepared data and its cluster. If it is None, the
+    record counts all running workers. A single snapshot of the monitor shows only the
+    state before the block.
     """
     snapshots = watched.snapshots
     was_sampled = len(snapshots) > 1
@@ -232,20 +226,7 @@ async def note(make: Callable[[], Record]) -> str:
 
 
 async def collect(client: Client) -> int:
-    """Add the runs that the scheduler plugin has seen and the file does not have.
-
-    Returns
-    -------
-    int
-        Number of added runs.
-
-    Raises
-    ------
-    HistoryError
-        The file cannot be written.
-    ConnectionLostError, VersionMismatchError
-        The scheduler cannot be asked.
-    """
+    """Add the runs that the scheduler plugin has seen; return how many are new."""
     history = configured()
     identity = await monitor.identify(client)
     await monitor.open_door(client, identity)

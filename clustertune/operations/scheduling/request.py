@@ -279,7 +279,7 @@ async def _send(request: _Request) -> Schedule:
 def _terms(
     request: _Request, view: View, ids: tuple[str | int, ...] | None
 ) -> dict[str, Any]:
-    """The request without its times: plain values, and code for approved nannies."""
+    """Return the request as plain values, with code for approved nannies."""
     approved = monitor.known(request.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     condition = request.condition
@@ -302,12 +302,9 @@ def _terms(
 
 
 def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
-    """Notes about obstacles that may be gone later.
+    """Return notes about obstacles that may be gone later.
 
-    Raises
-    ------
-    RefusedError
-        A worker can never be restarted.
+    Raise RefusedError if a worker can never be restarted.
     """
     wanted = {w.id for w in view.now.workers} if ids is None else set(ids)
     steps = restarting.steps(view, wanted)
@@ -329,7 +326,7 @@ def _is_permanent(refusal: Refusal, view: View) -> bool:
 
 
 async def _check_now(request: _Request, condition: Condition) -> str:
-    """Run the checks, so the scheduler has findings; a note about the condition."""
+    """Run the checks, which send findings, and return a note about the condition."""
     question = Question(
         client=request.client,
         given=request.given,

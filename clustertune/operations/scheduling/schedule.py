@@ -1,7 +1,7 @@
 """Scheduled restarts in the client: their state, listing, cancellation, progress.
 
 The scheduler carries them out (``remote/scheduler/schedule_runner.py``). Its answers
-are untrusted, so their text is escaped before it is shown.
+are untrusted, so their text is escaped.
 """
 
 from __future__ import annotations
@@ -131,7 +131,6 @@ class Schedule:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         return self.state in ENDED
 
     def cancel(self) -> Any:
@@ -239,13 +238,7 @@ def _attempt(result: Mapping[str, Any]) -> Attempt:
 
 
 async def cancel(client: Client, name: str) -> Schedule:
-    """Cancel a scheduled restart by id.
-
-    Raises
-    ------
-    LookupError
-        There is none with this id; the message lists the waiting ones.
-    """
+    """Cancel a scheduled restart by id; raise LookupError if there is none."""
     await monitor.open_door(client, await monitor.identify(client))
     answer = await monitor.ask(client, "cancel_schedule", name=name)
     if answer is None:
@@ -264,13 +257,7 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
 async def follow(
     client: Client, schedule: Schedule, notify: Callable[[Schedule], None]
 ) -> Schedule:
-    """Wait until a restart has ended; call ``notify`` after each relevant change.
-
-    Raises
-    ------
-    ConnectionLostError
-        The scheduler restarted, or does not answer.
-    """
+    """Wait until a restart has ended; call ``notify`` after each relevant change."""
     shown = _progress(schedule)
     while not schedule.ended:
         await asyncio.sleep(POLL_INTERVAL)
@@ -295,7 +282,7 @@ async def follow(
 
 
 def _progress(schedule: Schedule) -> tuple[object, ...]:
-    """What a user wants to see, without elapsed seconds and numbers of tasks."""
+    """Return the state without elapsed seconds and numbers of tasks."""
     waits = schedule.waits
     which = (waits.get(name) for name in ("for", "until", "label", "text"))
     return (schedule.state, schedule.left, *which)
