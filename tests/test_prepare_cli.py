@@ -22,10 +22,10 @@ from distributed import Client, LocalCluster, futures_of, wait
 
 from clustertune.monitor import monitor
 from clustertune.operations.publishing import (
-    Roles,
-    kept_names,
+    DatasetNames,
+    backup_names,
+    changed_names,
     prepare_datasets,
-    replaced,
 )
 from tests.processes import blocking, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
@@ -109,10 +109,10 @@ def prepared(client: Client, *options: str) -> Any:
 def test_roles() -> None:
     """Names and collections map to each other in both directions."""
     companions = {"qid": None, "sample_weight": "w"}
-    roles = Roles.of("a", "b", ["c"], companions, [("v", "b")])
-    assert roles.all == ["a", "b", "c", "w", "v", "b"]
-    assert roles.names == ("a", "b", "c", "w", "v")
-    given, named = roles.given({n: n.upper() for n in roles.names})
+    names = DatasetNames.of("a", "b", ["c"], companions, [("v", "b")])
+    assert names.all == ["a", "b", "c", "w", "v", "b"]
+    assert names.distinct == ("a", "b", "c", "w", "v")
+    given, named = names.prepare_arguments({n: n.upper() for n in names.distinct})
     assert given == ["A", "B", "C"]
     assert named == {"sample_weight": "W", "eval_set": [("V", "B")]}
 
@@ -130,27 +130,27 @@ def test_roles() -> None:
 def test_what_is_no_role(arguments: Any, error: Any, text: str) -> None:
     """Errors are raised before a cluster is used."""
     with pytest.raises(error, match=text):
-        Roles.of(*arguments)
+        DatasetNames.of(*arguments)
 
 
 def test_names_of_what_is_kept() -> None:
     """One name for one data set; a placeholder for several."""
-    assert kept_names(["a", "b"], None) == {}
-    assert kept_names(["a"], "old") == {"a": "old"}
-    assert kept_names(["a", "b"], "{name}-old") == {"a": "a-old", "b": "b-old"}
+    assert backup_names(["a", "b"], None) == {}
+    assert backup_names(["a"], "old") == {"a": "old"}
+    assert backup_names(["a", "b"], "{name}-old") == {"a": "a-old", "b": "b-old"}
     # no other placeholder is filled in
-    assert kept_names(["{0.x}"], "{name}{}") == {"{0.x}": "{0.x}{}"}
+    assert backup_names(["{0.x}"], "{name}{}") == {"{0.x}": "{0.x}{}"}
     with pytest.raises(ValueError, match="one name for 2 data sets; give one with"):
-        kept_names(["a", "b"], "old")
+        backup_names(["a", "b"], "old")
     with pytest.raises(ValueError, match="must be a name"):
-        kept_names(["a"], "")
+        backup_names(["a"], "")
 
 
 def test_which_are_replaced() -> None:
     """Data with other keys, and data that was lazy."""
     before = {"a": [1, 2], "b": [1, 2], "c": None}
     after = {"a": [1, 2], "b": [2, 1], "c": [3]}
-    assert replaced(before, after) == ("b", "c")
+    assert changed_names(before, after) == ("b", "c")
 
 
 # --- what names point to --------------------------------------------------------------
@@ -244,8 +244,8 @@ def test_lazy_data(client: Client) -> None:
     client.publish_dataset(X=data[["a"]], y=data["b"], w=weights)
     client.publish_dataset(v=data[["a"]] + 1, l=data["b"] + 1)
     assert not in_memory(client)
-    roles = ("--sample-weight", "w", "--eval-set", "v", "l", "--to", "array")
-    result = prepared(client, *roles, "--yes")
+    names = ("--sample-weight", "w", "--eval-set", "v", "l", "--to", "array")
+    result = prepared(client, *names, "--yes")
     assert result.exit_code == 0, result.stderr
     names = ("X", "y", "w", "v", "l")
     new = set().union(*keys_of(client, *names))

@@ -103,24 +103,21 @@ def resize(
     nthreads: int | None,
     memory_limit: str | None,
     variables: tuple[str, ...],
-    wait: str,
-    timeout: str,
     consent: Consent,
+    **limits: str,
 ) -> None:
     """Change the threads, memory or variables of workers without losing data."""
     if not (nthreads or memory_limit or variables):
         raise click.UsageError("give --nthreads, --memory-limit or --env")
-    named = parse_pairs("--env", variables, "NAME=VALUE")
+    pairs = parse_pairs("--env", variables, "NAME=VALUE")
     with usage_errors(ValueError):
         arguments.nbytes("--memory-limit", memory_limit)
-        env = arguments.variables("--env", named)
-    options: dict[str, Any] = {
+        env = arguments.variables("--env", pairs)
+    options: dict[str, Any] = _seconds(limits) | {
         "nthreads": nthreads,
         "memory_limit": memory_limit,
         "env": env or None,
         "max_unavailable": parse_part("--max-unavailable", max_unavailable),
-        "wait": parse_seconds("--wait", wait),
-        "timeout": parse_seconds("--timeout", timeout),
     }
     change(target, _call_on("resize", workers, options), form, consent)
 
@@ -159,25 +156,22 @@ def restart(
     if_needed: bool,
     drop_data: bool,
     include_other_clients: bool,
-    wait: str,
-    timeout: str,
     scheduled: ScheduleOptions | None,
     consent: Consent,
+    **limits: str,
 ) -> None:
     """Restart workers one at a time without losing data."""
     if scheduled is not None:
         between_runs(target, workers, form, consent, scheduled)
         return
-    for given, option in ((workers, "--worker"), (if_needed, "--if-needed")):
-        if drop_data and given:
+    for value, option in ((workers, "--worker"), (if_needed, "--if-needed")):
+        if drop_data and value:
             raise click.UsageError(
                 f"--drop-data restarts all workers: leave {option} out"
             )
     if include_other_clients and not drop_data:
-        raise click.UsageError("--include-other-clients is for --drop-data")
-    options: dict[str, Any] = {
-        "wait": parse_seconds("--wait", wait),
-        "timeout": parse_seconds("--timeout", timeout),
+        raise click.UsageError("--include-other-clients needs --drop-data")
+    options: dict[str, Any] = _seconds(limits) | {
         "max_unavailable": parse_part("--max-unavailable", max_unavailable),
         "if_needed": if_needed,
         "drop_data": drop_data,
@@ -199,23 +193,14 @@ def restart(
 @_timeout("10 minutes")
 @with_consent
 def scale(
-    target: Target,
-    n_workers: int,
-    form: str,
-    wait: str,
-    timeout: str,
-    consent: Consent,
+    target: Target, n_workers: int, form: str, consent: Consent, **limits: str
 ) -> None:
     """Scale to N_WORKERS workers; leaving workers move their data to the others.
 
     A command with an address can only remove workers. Give --cluster to start workers,
     or scale where the cluster was created.
     """
-    options: dict[str, Any] = {
-        "n_workers": n_workers,
-        "wait": parse_seconds("--wait", wait),
-        "timeout": parse_seconds("--timeout", timeout),
-    }
+    options = {"n_workers": n_workers, **_seconds(limits)}
     change(target, Call(verb="scale", options=options), form, consent)
 
 
@@ -229,18 +214,16 @@ def scale(
 @format_option
 @worker_option
 @with_consent
-def trim(
-    target: Target,
-    form: str,
-    workers: tuple[str, ...],
-    consent: Consent,
-) -> None:
+def trim(target: Target, form: str, workers: tuple[str, ...], consent: Consent) -> None:
     """Return unused memory of workers to the operating system."""
     change(target, _call_on("trim", workers, {}), form, consent)
 
 
+def _seconds(limits: Mapping[str, str]) -> dict[str, float | None]:
+    return {name: parse_seconds(f"--{name}", text) for name, text in limits.items()}
+
+
 def _call_on(verb: str, workers: tuple[str, ...], options: Mapping[str, Any]) -> Call:
-    """Return a call on the named workers, or on all workers."""
     return Call(verb=verb, options={"workers": list(workers) or None, **options})
 
 
@@ -275,7 +258,7 @@ def release(
     """
     if not prefixes:
         if click.get_current_context().find_object(PlanOnly) is not None:
-            raise click.UsageError("which data? give --prefix")
+            raise click.UsageError("no data is named: give --prefix")
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options = {"include_other_clients": include_other_clients}
@@ -432,16 +415,16 @@ def prepare(
 
 @dataclass(frozen=True)
 class PlanOnly:
-    """The context object of ``clustertune plan``: handles a call without making it."""
+    """Context object of ``clustertune plan``, whose commands plan and do not act."""
 
-    do: Callable[[Target, Call, str, Consent], None]
+    handle: Callable[[Target, Call, str, Consent], None]
 
 
 def change(target: Target, call: Call, form: str, consent: Consent) -> None:
     """Make a call, or only plan it as a command of ``clustertune plan``."""
-    instead = click.get_current_context().find_object(PlanOnly)
-    if instead is not None:
-        instead.do(target, call, form, consent)
+    plan_only = click.get_current_context().find_object(PlanOnly)
+    if plan_only is not None:
+        plan_only.handle(target, call, form, consent)
     else:
         carry_out(target, call.make, call.refused, form, consent)
 

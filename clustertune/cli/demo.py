@@ -73,7 +73,7 @@ class Trial:
 
 
 class Step:
-    """A long step, which prints its name, its progress and its time."""
+    """A long step that prints its name, its progress and its time."""
 
     def __init__(self, echo: Echo, text: str) -> None:
         self._echo = echo
@@ -148,7 +148,7 @@ def _require_packages() -> None:
 
 @contextmanager
 def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Client]]:
-    """Start a cluster with one worker, and memory for more; leave no files."""
+    """Start a cluster with one worker, with memory for more workers; leave no files."""
     with (
         dask.config.set({"temporary-directory": folder}),
         LocalCluster(
@@ -171,9 +171,9 @@ def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Cl
 def write_digits(folder: Path, *, rows: int, partitions: int) -> None:
     """Write Parquet files with uneven row groups, of scikit-learn's digits with noise.
 
-    The noise makes all rows different, and the task so hard that wrong labels would
-    lower the score. An image can be in both the training and the validation set, so the
-    score is only good for comparing the two fits.
+    The noise makes all rows different. It makes the task so hard that wrong labels
+    would lower the score. An image can be in both the training and the validation set,
+    so the score can only compare the two fits.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -365,7 +365,6 @@ def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Tri
 
 
 def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
-    """Count the rows of each worker with Dask alone."""
     cluster: Any = client.cluster
     names = {w.worker_address: str(n) for n, w in cluster.workers.items()}
     futures = futures_of(X)
@@ -384,7 +383,6 @@ def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
 
 
 def _score(model: Any, data: Data) -> float:
-    """Return the accuracy, or R2 of quantities; computed on the cluster."""
     predicted = _as_array(model.predict(data.X_valid))
     truth = _as_array(data.y_valid)
     if data.classes is not None:

@@ -1,4 +1,4 @@
-"""``history``: show records of past calls and runs; only ``collect`` asks a cluster."""
+"""``history``: show records of past calls and runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -21,11 +22,11 @@ COMMANDLINE = ParameterSource.COMMANDLINE
 
 _form = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Form of the output.",
+    show_default=True, help="Print the output in this form.",
 )  # fmt: skip
 _job = click.option("--job", metavar="NAME", help="Select records of this job.")
 _path = click.option(
-    "--path", type=click.Path(dir_okay=False), help="Path of the history file; by "
+    "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
     "default clustertune.history.path of Dask's configuration."
 )  # fmt: skip
 _kind = click.option(
@@ -63,24 +64,17 @@ def _checked() -> Iterator[None]:
 )
 @_selecting
 @click.pass_context
-def history(
-    context: click.Context,
-    job: str | None,
-    kind: str | None,
-    last: int | None,
-    path: str | None,
-    form: str,
-) -> None:
+def history(context: click.Context, /, **options: Any) -> None:
     """Show records of past calls and runs, and trends over them.
 
-    Without a command it lists the records, the latest last.
+    Without a command, list the records, the latest last.
     """
     command = context.invoked_subcommand
     if command is None:
-        _list(job, kind, last, path, form)
+        context.invoke(list_, **options)
     elif any(context.get_parameter_source(p) is COMMANDLINE for p in context.params):
         raise click.UsageError(
-            f"options go behind the command: clustertune history {command} --..."
+            f"put the options after the command: clustertune history {command} --..."
         )
 
 
@@ -89,18 +83,10 @@ def history(
     epilog=examples("clustertune history list --job nightly --kind fit --last 10"),
 )
 @_selecting
-def list_(
-    job: str | None, kind: str | None, last: int | None, path: str | None, form: str
-) -> None:
+def list_(form: str, **selection: Any) -> None:
     """List calls and runs, the latest last."""
-    _list(job, kind, last, path, form)
-
-
-def _list(
-    job: str | None, kind: str | None, last: int | None, path: str | None, form: str
-) -> None:
     with _checked():
-        found = query.history(job, kind=kind, last=last, path=path)
+        found = query.history(**selection)
         if form == "json":
             click.echo(found.to_json())
         _refuse_missing(found)
@@ -170,4 +156,4 @@ def collect(target: Target) -> None:
     """
     with _checked():
         found = run(target, recording.collect)
-    click.echo(f"{plural(found, 'run')} noted")
+    click.echo(f"{plural(found, 'run')} added")

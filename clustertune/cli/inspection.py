@@ -95,7 +95,6 @@ class Inspection:
 
     @property
     def usable(self) -> bool:
-        """Whether ``prepare`` works on this cluster."""
         return all(
             f.works is not False for f in self.features if f.subject in _REQUIRED
         )
@@ -339,23 +338,23 @@ def watch(
 
     async def follow(client: Client) -> None:
         every = parse_seconds("--interval", interval)
-        async with Monitor(client, interval=every, estimator=profile) as watching:
+        async with Monitor(client, interval=every, estimator=profile) as monitoring:
             try:
-                await asyncio.wait_for(_print_events(watching, form), seconds)
+                await asyncio.wait_for(_print_events(monitoring, form), seconds)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
 
     run(target, follow)
 
 
-async def _print_events(watching: Monitor, form: str) -> None:
+async def _print_events(monitoring: Monitor, form: str) -> None:
     begun = False
-    async for snapshot in watching:
+    async for snapshot in monitoring:
         if not begun and form == "text":
             workers = plural(len(snapshot.workers), "worker")
             click.echo(f"watching {printable(snapshot.scheduler)}, {workers}")
         begun = True
-        for event in watching.take_events():
+        for event in monitoring.take_events():
             if form == "json":
                 click.echo(json.dumps({"schema_version": 1} | asdict(event)))
             else:

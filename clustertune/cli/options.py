@@ -174,7 +174,6 @@ class Consent:
 
     @property
     def progress(self) -> bool | None:
-        """The argument ``progress`` of clustertune's functions."""
         return False if self.quiet else None
 
     def refuse_without_terminal(self) -> None:

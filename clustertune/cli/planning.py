@@ -35,8 +35,7 @@ _LEFT_OUT = {"dry_run", "yes", *SCHEDULE_OPTIONS}
 
 
 def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
-    seconds = parse_seconds(option.opts[0], text)
-    assert seconds is not None
+    seconds = parse_seconds(option.opts[0], text) or 0.0
     if seconds > LONGEST:
         raise click.BadParameter(f"{text!r} is more than a year")
     return seconds
@@ -52,7 +51,7 @@ _options = (
 
 
 class _Verbs(LazyGroup):
-    """The commands that change a cluster. Here they only plan."""
+    """The commands that change a cluster; here they only plan."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -66,21 +65,21 @@ class _Verbs(LazyGroup):
 
 
 def _planned(command: click.Command) -> click.Command:
-    """The same command, which stores its call."""
-    own = command.callback
-    assert own is not None
+    """Return the same command, which only plans its call."""
+    original = command.callback
+    assert original is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
-        instead = PlanOnly(partial(_store, output, expires))
-        click.get_current_context().obj = instead
-        own(dry_run=True, yes=False, **others)
+        plan_only = PlanOnly(partial(_store, output, expires))
+        click.get_current_context().obj = plan_only
+        original(dry_run=True, yes=False, **others)
 
-    taken = [p for p in command.params if p.name not in _LEFT_OUT]
+    kept = [p for p in command.params if p.name not in _LEFT_OUT]
     name = command.name or ""
     first, *rest = (command.help or "").splitlines()
     return click.Command(
         name,
-        params=[*taken, *_options],
+        params=[*kept, *_options],
         callback=call,
         help="\n".join([f"Plan without changing anything: {first}", *rest]),
         epilog=examples(f"clustertune plan {name}{_EXAMPLES[name]} -o plan.json"),
@@ -124,8 +123,6 @@ def _store(
     form: str,
     consent: Consent,
 ) -> None:
-    """Plan a call, show the plan and write its file."""
-
     def work(client: Client) -> Awaitable[StoredPlan]:
         made: Any = planning.make_plan(
             client,
@@ -140,7 +137,7 @@ def _store(
     made = run(target, work)
     click.echo(render(made, form))
     if made.refused:
-        text = "" if output is None else "; the file was not written"
+        text = "" if output is None else ", so the file was not written"
         click.echo(f"clustertune: apply would refuse this plan{text}", err=True)
         sys.exit(REFUSED)
     if output is not None:

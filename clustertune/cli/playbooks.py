@@ -36,7 +36,6 @@ from clustertune.operations.playbooks.playbook import PlaybookResult
 def _complete(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of playbooks, and files."""
     named = [n for n in library.available() if n.startswith(incomplete)]
     return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
@@ -169,17 +168,17 @@ def playbooks(name: str | None, form: str, as_schema: bool) -> None:
         if name is not None:
             click.echo(library.text_of(name), nl=False)
             return
-        listed = [_described(n, path) for n, path in library.available().items()]
+        found = [_described(n, path) for n, path in library.available().items()]
     if form == "json":
-        click.echo(json.dumps({"schema_version": 1, "playbooks": listed}))
+        click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
         return
-    rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in listed]
+    rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 60, None]))
 
 
 def _described(name: str, path: Path) -> dict[str, str]:
-    """A row of the list; for a bad playbook, its first mistake."""
+    """Return a row of the list; for a bad playbook, its first mistake."""
     try:
         text = library.read(path).description
     except ValueError as error:

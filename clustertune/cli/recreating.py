@@ -33,24 +33,26 @@ from clustertune.operations import recreating
     )
 )
 @format_option
-@click.option("--worker-size", metavar="NAME", help="Name of one of Saturn's sizes.")
-@click.option("--scheduler-size", metavar="NAME", help="Name of one of Saturn's sizes.")
-@click.option("--n-workers", type=click.IntRange(1), help="By default as many as now.")
-@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
-@click.option("--save-to", metavar="PATH", help="Folder for the data of --dataset.")
+@click.option("--worker-size", metavar="NAME", help="Use this size of Saturn.")
+@click.option("--scheduler-size", metavar="NAME", help="Use this size of Saturn.")
+@click.option(
+    "--n-workers", type=click.IntRange(1), help="Start N workers. By default as many "
+    "as now."
+)  # fmt: skip
+@click.option("--nthreads", type=click.IntRange(1), help="Set the threads of a worker.")
+@click.option("--save-to", metavar="PATH", help="Save the data of --dataset here.")
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    help="A published data set to save, load and publish again; may be given several "
-    "times."
+    help="Save, load and publish this data set again; may be given several times."
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH.")
 @click.option(
-    "--include-other-clients", is_flag=True, help="Lose data of other clients and of "
-    "other published names."
+    "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
+    "and other published data."
 )  # fmt: skip
 @click.option(
-    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="Limit for "
-    "the whole command."
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="Limit the "
+    "time of the whole command."
 )  # fmt: skip
 @with_consent
 def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
@@ -62,13 +64,13 @@ def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
     options["timeout"] = parse_seconds("--timeout", timeout)
     consent.refuse_without_terminal()
     with exit_on_error():
-        found = _reset(consent, options)
+        found = _recreate(consent, options)
     click.echo(render(found.report, form))
     refused = any(s.status == "refused" for s in found.report.steps)
     sys.exit(REFUSED if refused else 0)
 
 
-def _reset(consent: Consent, options: dict[str, Any]) -> recreating.Recreated:
+def _recreate(consent: Consent, options: dict[str, Any]) -> recreating.Recreated:
     def confirm(plan: Report) -> bool:
         if not (consent.quiet and consent.yes):
             click.echo(str(plan), err=True)

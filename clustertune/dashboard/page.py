@@ -54,7 +54,6 @@ class Text:
         self.roots = (self.root,)
 
     def update(self, state: State) -> None:
-        """Show another state."""
         self.root.text = self.make(state)
 
 
@@ -226,7 +225,6 @@ class Page:
         self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
 
     def update(self, state: State) -> None:
-        """Show another state."""
         _unchecked(self._update)(state)
 
     def _update(self, state: State) -> None:
@@ -234,7 +232,6 @@ class Page:
             part.update(state)
 
     def add_to(self, document: Any, title: str = TITLE) -> None:
-        """Fill a document, in the colours of its reader."""
         figures = [f for part in self.parts.values() for f in part.figures]
         if figures:
             document.js_on_event("document_ready", style.theme(figures))

@@ -80,7 +80,6 @@ class Source:
         return self._state
 
     async def close(self) -> None:
-        """Disconnect, or stop connecting."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()

@@ -362,7 +362,6 @@ def array_chunks(
 
 
 def _refuse_missing(files: Any, folder: str, x: Given, answers: Sequence[Any]) -> None:
-    """Raise SaveError unless the client sees the bytes that the workers reported."""
     names = file_names(x.collection)
     seen = dict.fromkeys(names, 0)
     for path, file in files.find(folder, detail=True).items():
@@ -386,7 +385,7 @@ def read_small_frame(
     data: bytes = files.cat_file(f"{root}/{saved.folder}/{name}.parquet")
     if crc32(data) != saved.crc32[name]:
         raise SaveError(
-            f"{saved.folder}/{name}.parquet has another checksum than when it was "
-            "saved, so the data cannot be loaded; save it again"
+            f"{saved.folder}/{name}.parquet is not as it was saved: its checksum is "
+            "another. The data cannot be loaded; save it again"
         )
     return partitions.decode(data, series=series)

@@ -260,11 +260,9 @@ class _Recreation:
     start: float = field(default_factory=monotonic)
 
     def notify(self, text: str, fraction: float | None = None) -> None:
-        """Show progress."""
         self.display.notify(text, fraction)
 
     def remaining(self) -> float:
-        """Return the seconds until the timeout."""
         return self.start + self.timeout - monotonic()
 
     async def finish(self) -> Recreated:
@@ -480,7 +478,6 @@ class _Recreation:
     async def _on_loop_of(
         self, client: Client, work: Callable[..., Awaitable[T]], *args: Any
     ) -> T:
-        """Run a coroutine function in the event loop of a client."""
         if self.asynchronous or client is self.client:
             return await work(*args)
         answer: T = await asyncio.to_thread(client.sync, work, *args)
@@ -488,7 +485,6 @@ class _Recreation:
 
     @asynccontextmanager
     async def _closed_by_error(self, client: Client) -> AsyncIterator[None]:
-        """Close the new client if the call fails: the caller does not get it."""
         try:
             yield
         except Exception:

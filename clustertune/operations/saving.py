@@ -347,7 +347,6 @@ async def write(
 async def _written(
     cluster: LiveCluster, target: Target, folder: str, notify: Notify
 ) -> list[Saved]:
-    """Let workers write all partitions to a new folder."""
     client, given = cluster.client, cluster.given
     loaded = await cluster.futures()
     await _refuse_unshared(client, target, folder, given)

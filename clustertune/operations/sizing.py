@@ -88,7 +88,6 @@ class Sizing:
 
     @property
     def workers(self) -> int:
-        """Number of workers of the whole cluster."""
         return self.hosts * self.workers_per_host
 
     @property
@@ -399,7 +398,6 @@ def _fit(
 
 
 def _rounded(limit: float) -> int:
-    """Round a memory limit down to a readable number."""
     step = 2**28 if limit >= 2**32 else 2**20
     return int(limit // step * step)
 

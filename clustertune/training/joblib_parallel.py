@@ -2,9 +2,9 @@
 
 joblib's own backend for Dask has three faults. It waits forever if an argument or
 result does not pickle, or if workers die. It scatters arrays that fits share to one
-worker, and a search is lost with that worker. It makes tasks of all joblib calls inside
-fits. This backend raises any error in the fit. Data that is used once travels with its
-task, and other data becomes a task that Dask can run again.
+worker, and a search fails with that worker. It makes tasks of all joblib calls inside
+fits. This backend raises any error in the fit. It sends data that is used once with its
+task, and makes a task of other data, which Dask can run again.
 
 This module imports joblib, which may not be installed.
 """
@@ -208,7 +208,6 @@ def limited_threads(
 def _on_workers(
     client: Client, function: Any, workers: list[str], **arguments: Any
 ) -> None:
-    """Call a function on workers and warn of errors."""
     arguments = {"timeout": LOAD_TIMEOUT, **arguments}
     answers = client.sync(ship.on_workers, client, function, workers, **arguments)
     for address, answer in answers.items():

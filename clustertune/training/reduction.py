@@ -2,8 +2,7 @@
 
 ``reduction_plan`` decides the tasks. This module sends them as one graph, waits for the
 one result and releases everything. A large argument that all tasks need is a task of
-the graph, not scattered data. So Dask recomputes it after the loss of a worker, and
-releases it with the graph.
+the graph. If it were scattered, Dask could not recompute it after the loss of a worker.
 """
 
 from __future__ import annotations

@@ -198,7 +198,6 @@ class Context:
         return runs and self._worker.status not in (Status.closing, Status.closed)
 
     def close(self) -> None:
-        """End the reader threads."""
         for reader in list(self._readers):
             reader.close()
 
@@ -318,7 +317,6 @@ class BatchReader:
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread and release the waiting batches."""
         with self._changed:
             self._ended = True
             self._waiting.clear()

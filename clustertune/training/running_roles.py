@@ -76,7 +76,6 @@ class RoleState:
 
     @property
     def lost(self) -> bool:
-        """Whether its worker is lost."""
         return self.failure is not None and self.failure.lost
 
 
@@ -303,7 +302,6 @@ class Roles(ClientContext):
         return by_role(self._states, lambda s: s.result)
 
     async def _score(self, number: int) -> Score | None:
-        """Return a score by its number; None if all roles ended without it."""
         await self._wait_until(lambda: number < len(self._scores) or self._ended)
         if number < len(self._scores):
             return self._scores[number]
@@ -400,7 +398,6 @@ class Roles(ClientContext):
         await self._holds(lambda: self._is_ending() or self._all_over())
 
     async def _finish(self, tasks: Tasks) -> None:
-        """End all roles and release everything."""
         grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()

@@ -86,7 +86,7 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(links, "tell", refuse)
+    monkeypatch.setattr(links, "run_checks", refuse)
     async with source_of(s.address) as source:
         state = await source.read()
         assert state["workers"]["threads"] == [1]
@@ -105,7 +105,7 @@ async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(links, "tell", refuse)
+    monkeypatch.setattr(links, "run_checks", refuse)
     monkeypatch.setattr(server, "time", lambda: time() + shift)
     async with source_of(s.address) as source:
         state = await source.read()

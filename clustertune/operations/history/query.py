@@ -346,7 +346,6 @@ class Trends:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """Return the trends as JSON, with ``schema_version``."""
         return _json(trends=self)
 
 
@@ -528,7 +527,6 @@ def _row(record: Record) -> list[str]:
 
 
 def _when(record: Record) -> str:
-    """Return the time of the beginning, in the local zone."""
     return datetime.fromtimestamp(record.began).astimezone().strftime("%Y-%m-%d %H:%M")
 
 

@@ -95,7 +95,7 @@ def _costs(
 
 
 def _on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
-    """Add the sizes of the cluster, counting only these workers."""
+    """Add the sizes of the cluster; count only these workers."""
     hosts = machines.by_host(workers)
     cpus = [machines.host_cpus(group) for group in hosts.values()]
     known = [c.usable for c in cpus if not isinstance(c, Unknown)]

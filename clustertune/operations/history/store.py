@@ -173,7 +173,6 @@ class Record:
 
     @property
     def peak(self) -> float | None:
-        """Memory of the fullest worker, as a fraction of its limit."""
         known = [m.peak / m.limit for m in self.memory if m.peak and m.limit]
         return max(known, default=None)
 

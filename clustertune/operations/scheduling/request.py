@@ -1,4 +1,4 @@
-"""Schedule a rolling restart for the next gap between runs.
+"""``schedule_restart``: restart workers in the next gap between runs.
 
 The client checks the request: it computes cron times, reads the condition, and refuses
 restarts that can never happen. Then the scheduler waits
@@ -191,7 +191,7 @@ class _Request:
 
 
 def _zone(cron: str | None, tz: str | None) -> tzinfo:
-    """Check both arguments; the times follow when the scheduler's clock is known."""
+    """Check both arguments. The times follow when the scheduler's clock is known."""
     if cron is None and tz is not None:
         raise TypeError("tz is the time zone of cron: give cron, too")
     zone = triggers.zone(tz)

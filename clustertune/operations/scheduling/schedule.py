@@ -184,7 +184,6 @@ class Schedule:
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__}
         del values["client"]
         shown = [

@@ -124,7 +124,6 @@ class Condition:
         return f"{self.check or self.kind}:{self.severity}"
 
     def plain(self) -> dict[str, Any]:
-        """Plain values for the scheduler plugin."""
         least = 0.0
         if self.kind == "leak":  # growth per run, as a fraction of the memory limit
             least = float(checks.setting("memory_growth", "least"))

@@ -264,7 +264,9 @@ def test_an_option_of_the_list_before_a_command(file: Path) -> None:
     """Such an option would have no effect, so it is refused."""
     result = run("--job", "other", "trends")
     assert result.exit_code == 2
-    assert "options go behind the command: clustertune history trends" in result.stderr
+    assert (
+        "put the options after the command: clustertune history trends" in result.stderr
+    )
 
 
 def test_trends(file: Path) -> None:
@@ -301,7 +303,7 @@ def test_collecting_by_command(file: Path) -> None:
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as cluster:
         result = run("collect", cluster.scheduler_address)
-    assert (result.exit_code, result.stdout) == (0, "0 runs noted\n")
+    assert (result.exit_code, result.stdout) == (0, "0 runs added\n")
 
 
 def test_in_python(file: Path) -> None:
