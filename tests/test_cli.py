@@ -695,7 +695,9 @@ def test_size_in_every_form() -> None:
     host = ("--host-cpus", "4", "--host-memory", "8GiB", "--dtype", "float32")
     text = run(*data, *host)
     assert text.exit_code == 0
-    assert text.stdout.startswith("One machine without Dask would do. Else: 1 worker x")
+    assert text.stdout.startswith(
+        "One machine without Dask is enough. Otherwise: 1 worker x"
+    )
     assert "LocalCluster(n_workers=1, threads_per_worker=4" in text.stdout
     found = json.loads(run(*data, *host, "-f", "json").stdout)
     assert (found["host_cpus"], found["memory_limit"]) == (4, 7 * 2**30)
@@ -710,7 +712,7 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     assert run(*data, "--host-memory", "64GiB").exit_code == 0
     few = run(*data, "--host-memory", "64GiB", "--hosts", "2")
     assert few.exit_code == 1
-    assert few.stdout.startswith("Too large for 2 such hosts. It takes: ")
+    assert few.stdout.startswith("Too large for 2 such hosts. Needed: ")
     tiny = run(*data, "--host-memory", "600MiB")
     assert tiny.exit_code == 4
     assert "no number of hosts with 4 CPUs and 600.0 MiB is enough" in one_line(tiny)

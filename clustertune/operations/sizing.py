@@ -120,7 +120,8 @@ class Sizing:
     def __str__(self) -> str:
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
         lines = "\n".join(self.lines.values())
-        return f"{self._title()}\n\nWhy\n{why}\n\nTo paste{self._where()}\n{lines}"
+        start = f"Start it with{self._where()}\n{lines}"
+        return f"{self._title()}\n\nReasons\n{why}\n\n{start}"
 
     def __repr__(self) -> str:
         return f"<Sizing: {self._shape()}>"
@@ -130,7 +131,8 @@ class Sizing:
         rows = [[name, line] for name, line in self.lines.items()]
         return (
             f'<div class="clustertune"><p>{escape(self._title())}</p><ul>{why}</ul>'
-            f"<p>To paste{self._where()}</p>{tabulate(rows, tablefmt='html')}</div>"
+            f"<p>Start it with{self._where()}</p>"
+            f"{tabulate(rows, tablefmt='html')}</div>"
         )
 
     def to_json(self) -> str:
@@ -141,11 +143,11 @@ class Sizing:
 
     def _title(self) -> str:
         if self.one_machine:
-            verb = "might" if self.data.at_least else "would"
-            return f"One machine without Dask {verb} do. Else: {self._shape()}"
+            verb = "might be" if self.data.at_least else "is"
+            return f"One machine without Dask {verb} enough. Otherwise: {self._shape()}"
         if not self.enough:
-            given = plural(self.n_hosts or 0, "such host")
-            return f"Too large for {given}. It takes: {self._shape()}"
+            hosts = plural(self.n_hosts or 0, "such host", "such hosts")
+            return f"Too large for {hosts}. Needed: {self._shape()}"
         return self._shape()
 
     def _shape(self) -> str:
@@ -450,7 +452,7 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
     if profile.frugal is not None:
         other = f"{profile.frugal.name}: {profile.frugal_parameters}"
-        yield f"less memory would do with {other}"
+        yield f"less memory: {other} needs less"
     if profile.starts_processes:
         yield (
             "processes: the library starts child processes of workers, so set "

@@ -256,7 +256,7 @@ def test_one_machine_is_said_first() -> None:
     """One machine is enough if the data and its copies fit."""
     found = sized(rows_of(1))
     assert found.one_machine
-    assert str(found).startswith("One machine without Dask would do")
+    assert str(found).startswith("One machine without Dask is enough")
     assert found.reasons[0].startswith("one process without Dask would take 2.1 GiB")
     assert "80% of the time with Dask" in found.reasons[0]
 
@@ -284,7 +284,7 @@ def test_too_few_hosts() -> None:
     found = sized(rows_of(100), n_hosts=2)
     assert not found.enough
     assert found.hosts > 2
-    assert str(found).startswith("Too large for 2 such hosts. It takes: ")
+    assert str(found).startswith("Too large for 2 such hosts. Needed: ")
     assert any("(2 were given)" in r for r in found.reasons)
 
 

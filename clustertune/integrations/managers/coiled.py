@@ -83,7 +83,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
             name=name,
             cloud=cloud,
             shutdown_on_close=False,
-            credentials=None,  # keep those that it was made with
+            credentials=None,  # keep the cluster's credentials
             show_widget=False,
         )
     except (

@@ -57,8 +57,8 @@ def adaptive_of(cluster: Any) -> Any:
 async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     """Request the missing workers; earlier requests are starting.
 
-    ``there`` includes workers that the cluster object did not start. The object's
-    ``scale`` takes the number of its own workers.
+    ``there`` includes workers that the cluster object did not start, but the object's
+    ``scale`` does not count them.
     """
     coming = len(cluster.plan) - len(cluster.plan & cluster.observed)
     missing = n_workers - there - coming

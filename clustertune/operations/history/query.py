@@ -65,9 +65,7 @@ class Leak:
             f"each run (of {self.runs})"
         )
         if self.left is not None:
-            text += (
-                f"; its limit is full after about {plural(round(self.left), 'more')}"
-            )
+            text += f"; about {plural(round(self.left), 'more run')} fill its limit"
         return f"{text}. Remedy: clustertune.restart_workers(client) between two runs"
 
 
@@ -135,9 +133,9 @@ class Usage:
         if self.enough is None:
             return f"{text}; workers of this size are too small: give them more memory"
         if self.enough == self.workers:
-            return f"{text}, which are as many as it needs"
+            return f"{text}, as many as needed"
         less = self.enough < self.workers
-        verb = "would do" if less else f"would stay below {FRACTION:.0%}"
+        verb = "would be enough" if less else f"would stay below {FRACTION:.0%}"
         return f"{text}; {plural(self.enough, 'worker')} {verb}"
 
 
@@ -408,7 +406,9 @@ class History:
 
     def __str__(self) -> str:
         if not self.records:
-            return self.missing or f"nothing is noted in {printable(str(self.path))}"
+            return (
+                self.missing or f"there are no records in {printable(str(self.path))}"
+            )
         more = len(self.records) - MAX_SHOWN
         table = self._table("simple")
         return f"({plural(more, 'older one')})\n{table}" if more > 0 else table

@@ -218,10 +218,10 @@ async def note(make: Callable[[], Record]) -> str:
             store = Store(history.path)
             await asyncio.to_thread(store.add, [record], keep=history.keep)
     except (HistoryError, ValueError) as error:
-        return f"not noted in the history: {error}"
+        return f"not added to the history: {error}"
     except Exception as error:  # the finished work must not fail for its record
-        logger.exception("clustertune could not note a call or a run")
-        return f"not noted in the history: {printable(repr(error), longest=200)}"
+        logger.exception("clustertune could not add a call or a run to the history")
+        return f"not added to the history: {printable(repr(error), longest=200)}"
     return ""
 
 

@@ -241,7 +241,7 @@ def file_of(path: str | None) -> Path:
         data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     except RuntimeError as error:
         raise HistoryError(
-            f"the history has no place, as there is no home folder ({error}): set "
+            f"the user has no home folder for the history ({error}): set "
             "clustertune.history.path, or clustertune.history.enabled to false"
         ) from error
     return data / "clustertune" / "history.sqlite"
@@ -336,7 +336,7 @@ class Store:
         if owner != APPLICATION_ID:
             if file.execute("SELECT 1 FROM sqlite_master").fetchone() or version:
                 raise HistoryError(
-                    f"{self.path} is a database of something else, so it was not "
+                    f"{self.path} is a database of another program, so it was not "
                     "changed: set clustertune.history.path to another file"
                 )
             return 0

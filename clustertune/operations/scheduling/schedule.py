@@ -50,7 +50,7 @@ class Attempt:
         ``failed``, ``lost`` (keys were lost), ``not needed`` (the condition was not
         met), ``cancelled`` or ``expired``.
     restarted, left
-        Ids of restarted workers, and of workers whose turn is still to come.
+        Ids of restarted workers, and of workers that are not restarted yet.
     keys, nbytes
         Keys and bytes that were moved away and back.
     lost
@@ -76,7 +76,7 @@ class Attempt:
                 f"{plural(self.keys, 'key')} ({bytes_text(self.nbytes)} moved) kept, "
                 f"{self.lost:,} lost"
             )
-        text += f"; {workers_text(self.left)} still to come" if self.left else ""
+        text += f"; {workers_text(self.left)} not restarted yet" if self.left else ""
         text += f"; {printable(self.problem, longest=300)}" if self.problem else ""
         return text
 
@@ -106,7 +106,7 @@ class Schedule:
     workers
         Ids of the workers to restart. None: all workers at that time.
     left
-        Ids of workers whose turn is still to come. None: it has not begun.
+        Ids of workers that are not restarted yet. None: it has not begun.
     attempts
         Results of the gaps so far, oldest first.
     notes
@@ -178,7 +178,7 @@ class Schedule:
     def standing(self) -> str:
         """Describe its state in one line."""
         if self.state == "running":
-            return f"running: {workers_text(self.left or ())} still away or to come"
+            return f"running: {workers_text(self.left or ())} not restarted yet"
         if self.state != "waiting":
             return printable(self.state)
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"

@@ -49,10 +49,10 @@ def seen(*peaks, idle=0.4, limit=GIB, **what):
     ("run", "text"),
     [
         (seen(0.61, 0.6, 0.6, 0.6), "peaked at 61% of memory on 4 workers; 3 workers"),
-        (seen(0.69, 0.69), "on 2 workers, which are as many as it needs"),
+        (seen(0.69, 0.69), "on 2 workers, as many as needed"),
         (seen(0.9, 0.9), "on 2 workers; 4 workers would stay below 70%"),
         (seen(0.9, 0.9, idle=0.8), "workers of this size are too small"),
-        (seen(0.4), "peaked at 40% of memory on 1 worker, which are"),
+        (seen(0.4), "peaked at 40% of memory on 1 worker, as many as"),
     ],
 )
 def test_size(run, text) -> None:

@@ -133,11 +133,11 @@ async def test_a_history_that_cannot_be_written(
         prepared = await clustertune.prepare(c, X, y)
         async with prepared:
             pass
-    assert "not noted in the history" in caplog.messages[-1]
+    assert "not added to the history" in caplog.messages[-1]
     report = prepared.report
     assert report.status == "done"
     (note,) = report.notes
-    assert "not noted in the history: " in note
+    assert "not added to the history: " in note
     assert "mv " in note
     # without white space, because the report wraps lines
     assert "".join(str(report).split()).count("".join(note.split())) == 1
@@ -241,7 +241,7 @@ def test_listing(file: Path, command: tuple[str, ...]) -> None:
         "no record of the job 'nightly' is of the kind restart; there are fit"
         in none.stderr
     )
-    assert "nothing is noted in" in run(*command, "--path", "/no/such").stdout
+    assert "there are no records in" in run(*command, "--path", "/no/such").stdout
 
 
 def test_showing(file: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     """Unexpected errors are returned as text and logged, not raised."""
     with noted_in(tmp_path):
         text = asyncio.run(recording.note(lambda: fits()[9]))
-    assert text == "not noted in the history: IndexError('list index out of range')"
+    assert text == "not added to the history: IndexError('list index out of range')"
     assert "Traceback" in caplog.text
     with noted_in(tmp_path, enabled=False):
         assert asyncio.run(recording.note(lambda: fits()[9])) == ""

@@ -234,7 +234,7 @@ def test_a_database_of_something_else(store: Store) -> None:
     changed(store, "CREATE TABLE mine (x)")
     before = store.path.read_bytes()
     for work in (store.read, lambda: store.add([RECORD], keep=10)):
-        with pytest.raises(HistoryError, match="a database of something else"):
+        with pytest.raises(HistoryError, match="a database of another program"):
             work()
     assert store.path.read_bytes() == before
 
