@@ -134,9 +134,7 @@ def test_nothing_in_memory(client: Client, server: Saturn) -> None:
 # --- refused --------------------------------------------------------------------------
 
 
-def test_what_would_be_lost_is_asked_for(
-    client: Client, server: Saturn, tmp_path: Path
-) -> None:
+def test_losses_need_permission(client: Client, server: Saturn, tmp_path: Path) -> None:
     """Other data of this client, data of others, and names; nothing is done."""
     X, frame = loaded(client)
     size = {"worker_size": "large", "save_to": tmp_path / "save"}
@@ -192,7 +190,7 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
     np.testing.assert_array_equal(X.compute(), VALUES)
 
 
-def test_data_that_comes_meanwhile(
+def test_data_that_is_loaded_meanwhile(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that another client loads during the save is not lost."""
@@ -216,7 +214,7 @@ def test_data_that_comes_meanwhile(
     assert not resets(server)
 
 
-def test_managers_that_cannot(local_cluster: Any) -> None:
+def test_other_managers(local_cluster: Any) -> None:
     """The error names the class and an alternative."""
     cluster, client = local_cluster(1)
     with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
@@ -283,7 +281,7 @@ def test_destroyed_and_not_started(
         np.testing.assert_array_equal(X2.compute(), VALUES)
 
 
-def test_workers_that_do_not_come(
+def test_workers_that_do_not_join(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting ends, and the error has the path of the data."""

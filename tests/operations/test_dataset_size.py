@@ -65,7 +65,7 @@ def test_numbers_of_another_type(tmp_path: Path) -> None:
     assert "as float32" in found.notes[0]
 
 
-def test_integers_that_lack_values(tmp_path: Path) -> None:
+def test_integers_with_missing_values(tmp_path: Path) -> None:
     """Pandas converts them to eight bytes, for NaN."""
     path = tmp_path / "data.parquet"
     values = [None, *range(99)]
@@ -176,7 +176,7 @@ def test_patterns_and_urls(tmp_path: Path) -> None:
         ("rowless.parquet", "has no rows, in 1 file"),
     ],
 )
-def test_what_cannot_be_read(
+def test_unreadable_data_sets(
     path: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors have the argument and the problem."""

@@ -24,7 +24,7 @@ async def noted(client: Any) -> list[dict[str, Any]]:
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_calls_do(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
     """Each once; a dry run, and a call with nothing to do, not."""
     data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
     X = c.persist(data, workers=[a.address], allow_other_workers=True)

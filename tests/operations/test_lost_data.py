@@ -10,7 +10,7 @@ from clustertune.core.model import KeyGroup
 from clustertune.operations.lost_data import LostData, lost_data, objection
 
 
-def test_whose_it_is() -> None:
+def test_lost_data_by_owner() -> None:
     """Losses of this client come first, then by bytes; restored names are no loss."""
     common: dict[str, Any] = {"scattered": 0, "mine": False}
     a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
@@ -33,7 +33,7 @@ def test_whose_it_is() -> None:
 
 @pytest.mark.parametrize("drop_data", [True, False])
 @pytest.mark.parametrize("include_others", [True, False])
-def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
+def test_each_loss_needs_permission(drop_data: bool, include_others: bool) -> None:
     """Each kind of loss needs its own permission."""
     lost = [
         LostData(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), pending=0)

@@ -143,7 +143,7 @@ def test_more_rows_never_need_less(
     limit=st.integers(GIB, 2**40),
     workers=st.integers(1, 64),
 )
-def test_no_fewer_hosts_would_do(shared: float, limit: int, workers: int) -> None:
+def test_fewer_hosts_are_not_enough(shared: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers=workers, threads=1, limit=limit)
     fit = Fit(
@@ -200,7 +200,7 @@ def test_small_hosts() -> None:
         sized(10, host=Host(cpus=2, memory=100 * 2**20))
 
 
-def test_eval_sets_of_which_each_worker_has_all() -> None:
+def test_copied_eval_sets() -> None:
     """More workers do not make these eval sets smaller."""
     shared = sized(rows_of(60), eval_fraction=0.2)
     copied = sized(rows_of(60), COPIES, eval_fraction=0.2)
@@ -210,7 +210,7 @@ def test_eval_sets_of_which_each_worker_has_all() -> None:
         sized(rows_of(200), COPIES, eval_fraction=0.2)
 
 
-def test_data_that_is_not_kept() -> None:
+def test_data_that_is_not_persisted() -> None:
     """Only the partitions in work take memory."""
     found = sized(rows_of(1000), STREAMS)
     assert found.hosts == 1
@@ -235,7 +235,7 @@ def test_columns_that_are_joined() -> None:
     assert hosts[1] > hosts[0]
 
 
-def test_what_a_profile_says_is_said() -> None:
+def test_the_profile_is_in_the_reasons() -> None:
     """Reasons mention wide numbers, frugal workloads and child processes."""
     other = replace(WHOLE, name="other")
     wide = replace(WHOLE, feature_bytes=4, frugal=other, frugal_parameters="ask so")
@@ -252,7 +252,7 @@ def test_what_a_profile_says_is_said() -> None:
 # --- one machine ----------------------------------------------------------------------
 
 
-def test_one_machine_is_said_first() -> None:
+def test_one_machine_comes_first() -> None:
     """One machine is enough if the data and its copies fit."""
     found = sized(rows_of(1))
     assert found.one_machine
@@ -261,7 +261,7 @@ def test_one_machine_is_said_first() -> None:
     assert "80% of the time with Dask" in found.reasons[0]
 
 
-def test_one_machine_would_not_do() -> None:
+def test_one_machine_is_not_enough() -> None:
     """The machine is too small, or the available cluster is faster."""
     large = sized(rows_of(100))
     assert not large.one_machine
@@ -272,7 +272,7 @@ def test_one_machine_would_not_do() -> None:
     assert "320% of the time of 4 hosts" in many.reasons[-1]
 
 
-def test_one_machine_may_do_where_dask_needs_two() -> None:
+def test_one_machine_may_be_enough() -> None:
     """Dask counts data twice that one process has once."""
     found = sized(rows_of(20))
     assert found.hosts == 2
@@ -363,7 +363,7 @@ def test_no_local_cluster_of_several_hosts() -> None:
 # --- the public function --------------------------------------------------------------
 
 
-def test_a_host_is_this_machine_unless_said() -> None:
+def test_the_default_host_is_this_machine() -> None:
     """The defaults respect affinity, quotas and limits of this process."""
     found = clustertune.recommend_size(rows=10, columns=2, estimator="xgboost")
     assert found.host_cpus == probe.usable_cpus()

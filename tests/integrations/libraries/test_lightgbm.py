@@ -51,7 +51,7 @@ def test_weights_count(client: Any, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
-def test_lacking_labels(client: Any, kind: Any) -> None:
+def test_missing_labels(client: Any, kind: Any) -> None:
     """Its regressor trains on such frames without an error; prepare reads labels."""
     X = data.features()
     y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")

@@ -113,7 +113,7 @@ def test_groups(client: Any, method: str) -> None:
     assert next(iter(model.evals_result()["validation_0"])).startswith("ndcg")
 
 
-def test_what_it_refuses(client: Any) -> None:
+def test_refused_estimators(client: Any) -> None:
     """Weights with groups are refused because XGBoost does not take them."""
     X = data.features()
     y = data.labels(X)

@@ -94,7 +94,7 @@ def test_no_leak() -> None:
     assert query.leaks([*elsewhere, *steady]) == ()
 
 
-def test_a_leak_without_what_the_scheduler_saw() -> None:
+def test_a_leak_without_records_of_the_scheduler() -> None:
     """The memory at the beginning of held blocks is used instead."""
     fits = [after(n * 2 * GIB, kind="fit", began=n, limit=None) for n in range(3)]
     (leak,) = query.leaks([after(0), *fits])
@@ -124,7 +124,7 @@ def test_slower() -> None:
     assert not found.worse
 
 
-def test_less_than_a_unit_is_nothing() -> None:
+def test_growth_below_a_unit_is_ignored() -> None:
     """Smaller growth is ignored, even after constant values."""
     (found,) = query.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
     assert not found.worse
@@ -144,7 +144,7 @@ def test_memory_and_spill() -> None:
     }
 
 
-def test_only_what_is_alike_is_compared() -> None:
+def test_only_similar_runs_are_compared() -> None:
     """Runs on other numbers of workers or rows are not compared."""
     others = series(*[1.0] * 10, rows=10) + [fit(4, 1.0) for _ in range(10)]
     found = query.regressions([*others, *series(*[9.0] * 12)])

@@ -96,7 +96,7 @@ async def test_calls_and_runs_are_noted(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_worker_that_goes(
+async def test_a_worker_that_leaves(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
     """The record of the run has another status than a successful one."""
@@ -110,7 +110,7 @@ async def test_a_worker_that_goes(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_call_that_fails_is_noted(
+async def test_a_failed_call_is_recorded(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
     """The record has the reason."""
@@ -334,7 +334,7 @@ def test_many(tmp_path: Path) -> None:
     assert str(clustertune.history(path=path)).startswith("(10 older ones)\n")
 
 
-def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Unexpected errors are returned as text and logged, not raised."""
     with noted_in(tmp_path):
         text = asyncio.run(recording.note(lambda: fits()[9]))
@@ -344,7 +344,7 @@ def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         assert asyncio.run(recording.note(lambda: fits()[9])) == ""
 
 
-def test_what_was_predicted_and_what_it_took() -> None:
+def test_predicted_and_actual_costs() -> None:
     """Costs are sums over steps for which both are known; a plan has predictions."""
     steps = [
         Done(

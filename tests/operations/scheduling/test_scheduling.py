@@ -184,7 +184,7 @@ def test_while_it_runs() -> None:
     assert it.standing() == "running: worker 0 not restarted yet"
 
 
-def test_an_attempt_in_words() -> None:
+def test_an_attempt_as_text() -> None:
     """Restarted and remaining workers, and the reason."""
     attempt = Attempt(
         time=0.0, outcome="interrupted", restarted=(1,), left=(2,), problem="tasks came"
