@@ -23,8 +23,8 @@ from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.remote.worker.partitions import refuse_old_pyarrow
 
 EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
-MOST_FOOTERS = 50  # of more files, a sample is read
-POINTER = 8  # bytes of an offset, or of a reference to an object
+MAX_FOOTERS = 50  # of more files, a sample is read
+POINTER_SIZE = 8  # bytes of an offset, or of a reference to an object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +170,8 @@ def _relative(folder: str, name: str) -> tuple[str, ...]:
 
 
 def _sample(files: Sequence[str]) -> list[str]:
-    """Return at most MOST_FOOTERS files, evenly from the first to the last."""
-    n = min(len(files), MOST_FOOTERS)
+    """Return at most MAX_FOOTERS files, evenly from the first to the last."""
+    n = min(len(files), MAX_FOOTERS)
     return [files[i] for i in np.linspace(0, len(files) - 1, n).round().astype(int)]
 
 
@@ -226,14 +226,16 @@ def _footer(metadata: Any, dtype_width: int | None) -> _Footer:
             found.varied.append(column.name)
             chunks = _chunks(metadata, leaves)
             encoded = sum(c.total_uncompressed_size for c in chunks)
-            found.nbytes += max(encoded, POINTER * rows)
+            found.nbytes += max(encoded, POINTER_SIZE * rows)
             continue
         if is_number:
             if dtype_width is not None:
                 width = dtype_width
             # pandas converts narrow integers with missing values to float64
-            elif width < POINTER and _may_become_float(column.type, metadata, leaves):
-                width = POINTER
+            elif width < POINTER_SIZE and _may_become_float(
+                column.type, metadata, leaves
+            ):
+                width = POINTER_SIZE
             found.widths.append(width)
         found.nbytes += rows * width
     return found

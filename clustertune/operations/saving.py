@@ -55,7 +55,7 @@ from clustertune.operations.manifests import (
 from clustertune.remote import ship
 from clustertune.remote.worker import partitions
 
-NEEDED = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
+PACKAGES = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
 VISIBILITY_TIMEOUT = 30.0  # seconds until other processes see a new file
 ANSWER_TIMEOUT = 60.0  # seconds for a worker to write a small file
 POLL = 0.1  # seconds between two checks
@@ -212,7 +212,7 @@ async def check(cluster: LiveCluster, target: Target, *, overwrite: bool) -> Non
 def refuse(given: Inputs, loaded: Mapping[str, Any]) -> None:
     """Check that all collections are in memory and can be restored from files."""
     for x in given:
-        package = NEEDED[manifests.kind_of(x.collection)]
+        package = PACKAGES[manifests.kind_of(x.collection)]
         if importlib.util.find_spec(package) is None:
             raise RefusedError(
                 f"{x.label} cannot be saved without {package}: pip install {package}, "
@@ -272,7 +272,7 @@ async def _refuse_unshared(
             **more,
         )
 
-    packages = sorted({NEEDED[manifests.kind_of(x.collection)] for x in given})
+    packages = sorted({PACKAGES[manifests.kind_of(x.collection)] for x in given})
     try:
         answers = await ask(partitions.leave_mark, packages=packages)
         for worker, answer in answers.items():

@@ -34,7 +34,7 @@ from clustertune.remote.worker import probe
 SCHEMA_VERSION = 1
 RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's process
 MIN_RESERVED = 2**29  # bytes
-TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
+SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 PARTITIONS_PER_THREAD = (
     2  # of data that is read by partition: the current and the next one
@@ -296,7 +296,7 @@ class Fit:
         """Return the largest data, in bytes, for which a memory limit suffices."""
         free = self.fraction * limit - self.base
         lines = [free / max(self.multiple, self.held)]
-        lines += [TARGET * limit / self.held] if self.held else []
+        lines += [SPILL_TARGET * limit / self.held] if self.held else []
         return max(0.0, min(lines))
 
     def hosts(self, shape: Shape) -> int | None:
@@ -438,9 +438,9 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
     )
     if fit.held:
         yield (
-            f"managed memory: Dask counts the data up to {times_text(fit.held)}, since "
-            "cuts keep old and new partitions for a while, and libraries pack "
-            f"partitions for the fit; above {TARGET:.0%} of the limit Dask would spill"
+            f"managed memory: Dask counts the data up to {times_text(fit.held)}: "
+            "rechunking keeps old and new partitions for a while, and libraries pack "
+            f"partitions for the fit; Dask spills above {SPILL_TARGET:.0%} of the limit"
         )
     if fit.partition is not None:
         yield (

@@ -26,9 +26,9 @@ from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 
 LISTEN_TIMEOUT = 10.0  # seconds after which the worker of a silent role answers
-WATCH = 2.0  # seconds between two checks for lost workers
-COLLECT = 0.02  # seconds in which frequent scores are collected
-RETRY = 0.2  # seconds before the next attempt to reach a worker
+WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
+COLLECT_TIME = 0.02  # seconds in which frequent scores are collected
+RETRY_INTERVAL = 0.2  # seconds before the next attempt to reach a worker
 #: A failed role makes other roles fail, which may be noticed first. A worker that is
 #: lost within these seconds after a failure counts as the cause.
 LOSS_DELAY = 3.0
@@ -454,7 +454,7 @@ class Roles(ClientContext):
         message = {"command": "listen", "seen": state.seen, "timeout": LISTEN_TIMEOUT}
         reached, answer = await self._ask(state, message)
         if not reached:
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(RETRY_INTERVAL)
             await self._find_lost_workers()
         elif answer is None:  # distributed's answer if there is no such handler
             self._mark_lost(state)
@@ -462,7 +462,7 @@ class Roles(ClientContext):
         else:
             self._read_news(state, answer)
             self._notify()
-            await asyncio.sleep(COLLECT if answer["lines"] else 0)
+            await asyncio.sleep(COLLECT_TIME if answer["lines"] else 0)
 
     def _read_news(self, state: RoleState, answer: dict[str, Any]) -> None:
         for kind, time, value in answer["lines"]:
@@ -494,7 +494,7 @@ class Roles(ClientContext):
         try:
             while True:
                 await self._find_lost_workers()
-                await asyncio.sleep(WATCH)
+                await asyncio.sleep(WATCH_INTERVAL)
         except ConnectionLostError:
             return  # the listeners raise it
 

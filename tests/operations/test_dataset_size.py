@@ -140,7 +140,7 @@ def test_many_files_are_estimated_by_their_bytes(
     whole = dataset_size.parquet(tmp_path)
     assert whole.rows == sum(500 + 100 * i for i in range(20))
     assert len(whole.notes) == 1
-    monkeypatch.setattr(dataset_size, "MOST_FOOTERS", 5)
+    monkeypatch.setattr(dataset_size, "MAX_FOOTERS", 5)
     (tmp_path / "07.parquet").write_bytes(b"a footer that is not read" * 1000)
     found = dataset_size.parquet(tmp_path)
     assert found.rows == pytest.approx(whole.rows, rel=0.1)

@@ -12,8 +12,8 @@ from clustertune.core.model import WorkerSize
 from clustertune.errors import ScaleError
 from clustertune.integrations.managers.adapter import await_if_needed
 
-NAMES = 10_000  # of new workers that are compared with a retired one
-EXPECTED = "clustertune://restarting/"  # stands for an address, before a name
+MAX_NAMES = 10_000  # of new workers that are compared with a retired one
+MARK = "clustertune://restarting/"  # stands for an address, before a name
 
 
 def matches(cluster: Any) -> bool:
@@ -109,7 +109,7 @@ def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None
     """
     workers = cluster.scheduler_info["workers"]
     marks = {
-        f"{EXPECTED}{entry['name']}": entry
+        f"{MARK}{entry['name']}": entry
         for entry in list(workers.values())
         if entry["name"] in ids
     }
@@ -134,7 +134,7 @@ def _skip_name(cluster: SpecCluster, id: str | int) -> None:
     A worker keeps its name while it closes, which can take seconds. The cluster object
     skips a new worker with the same name, and does not try again.
     """
-    for number in range(cluster._i, cluster._i + NAMES):
+    for number in range(cluster._i, cluster._i + MAX_NAMES):
         if cluster._new_worker_name(number) == id:
             cluster._i = number + 1
             return

@@ -115,7 +115,7 @@ def _leaks(runs: Records) -> Iterator[Leak]:
 
 # --- fewest sufficient workers --------------------------------------------------------
 
-FRACTION = 0.7  # of a worker's limit that a fit may fill, as for prepare
+MAX_FILL = 0.7  # of a worker's limit that a fit may fill, as for prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Usage:
         if self.enough == self.workers:
             return f"{text}, as many as needed"
         less = self.enough < self.workers
-        verb = "would be enough" if less else f"would stay below {FRACTION:.0%}"
+        verb = "would be enough" if less else f"would stay below {MAX_FILL:.0%}"
         return f"{text}; {plural(self.enough, 'worker')} {verb}"
 
 
@@ -152,14 +152,14 @@ def usage(run: Record) -> Usage | Unknown:
     idle = max(m.idle or 0 for m in known)
     limit = min(m.limit or 0 for m in known)
     shared = max(0, *((m.peak or 0) - (m.idle or 0) for m in known)) * len(known)
-    room = FRACTION * limit - idle
+    room = MAX_FILL * limit - idle
     enough = max(1, math.ceil(shared / room)) if room > 0 else None
     return Usage(peak=run.peak, workers=len(known), enough=enough)
 
 
 # --- regressions ----------------------------------------------------------------------
 
-LATEST, BEFORE = 3, 10  # runs
+N_LATEST, N_BEFORE = 3, 10  # runs
 ROW_TOLERANCE = 0.1  # by which the rows of compared runs may differ
 
 
@@ -216,12 +216,12 @@ def regressions(records: Records) -> tuple[Regression, ...] | Unknown:
     """
     fits = comparable(records)
     alike = [r for r in fits if _are_alike(r, fits[-1])]
-    if len(alike) < LATEST + BEFORE:
+    if len(alike) < N_LATEST + N_BEFORE:
         return Unknown(
             f"too few runs: {len(alike)} fits on as many threads and rows as the last, "
-            f"{LATEST + BEFORE} are needed"
+            f"{N_LATEST + N_BEFORE} are needed"
         )
-    before, now = alike[-LATEST - BEFORE : -LATEST], alike[-LATEST:]
+    before, now = alike[-N_LATEST - N_BEFORE : -N_LATEST], alike[-N_LATEST:]
     return tuple(filter(None, (_regression(m, before, now) for m in MEASURES)))
 
 
@@ -248,8 +248,8 @@ def _regression(measure: Measure, before: Records, now: Records) -> Regression |
         before=was,
         now=is_now,
         line=line,
-        text=f"{measure.name} of the last {LATEST} fits is {verdict}: {show(is_now)} "
-        f"on average, {show(was)} in the {BEFORE} before; up to {show(line)} may be "
+        text=f"{measure.name} of the last {N_LATEST} fits is {verdict}: {show(is_now)} "
+        f"on average, {show(was)} in the {N_BEFORE} before; up to {show(line)} may be "
         "chance",
     )
 

@@ -34,7 +34,7 @@ from clustertune.operations import event_log
 from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.scheduling import schedule, triggers
-from clustertune.operations.scheduling.schedule import DATA, KEPT, Schedule
+from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
 from clustertune.operations.scheduling.triggers import Condition, time_text
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
@@ -254,7 +254,7 @@ async def _send(request: _Request) -> Schedule:
     if request.workers is not None:
         ids = tuple(sorted(ids_of(request.workers, view), key=str))
     condition = request.condition
-    notes = (KEPT, DATA, *_obstacles(view, ids))
+    notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
     if condition is not None and condition.kind == "check":
         notes += (await _check_now(request, condition),)
     if request.dry_run:

@@ -7,7 +7,7 @@ are untrusted, so their text is escaped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,11 @@ from clustertune.operations.scheduling.triggers import time_text
 
 POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
-KEPT = (
+KEPT_NOTE = (
     "The scheduler keeps this restart, so this process may end. The restart is lost if "
     "the scheduler itself restarts."
 )
-DATA = (
+DATA_NOTE = (
     "Data in memory of all clients is kept. As always in Dask, unpublished data is "
     "freed when its client closes."
 )
@@ -209,9 +209,9 @@ def _waits_text(waits: Mapping[str, Any], idle_for: float) -> str:
 
 # --- answers of the scheduler ---------------------------------------------------------
 
-_COPIED = (
-    *("id", "state", "idle_for", "expires", "made", "waits", "condition"),
-    *("reason", "owner"),
+_FIELDS = (
+    *("id", "state", "idle_for", "expires", "made", "waits", "condition", "reason"),
+    *("owner", "instants", "workers", "left"),
 )
 
 
@@ -219,21 +219,17 @@ def read(
     answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
 ) -> Schedule:
     """Convert an answer of the scheduler plugin."""
-    values: dict[str, Any] = {name: answer[name] for name in _COPIED}
-    for name in ("instants", "workers", "left"):
-        values[name] = None if answer[name] is None else tuple(answer[name])
-    return Schedule(
-        **values,
-        attempts=tuple(map(_attempt, answer["results"])),
-        notes=notes,
-        client=client,
+    attempts = tuple(
+        Attempt(**_values(result, Attempt.__slots__)) for result in answer["results"]
     )
+    values = _values(answer, _FIELDS)
+    return Schedule(**values, attempts=attempts, notes=notes, client=client)
 
 
-def _attempt(result: Mapping[str, Any]) -> Attempt:
-    values = {name: result[name] for name in Attempt.__slots__}
-    lists = {name: tuple(values[name]) for name in ("restarted", "left")}
-    return Attempt(**values | lists)
+def _values(answer: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these names; lists become tuples."""
+    found = {name: answer[name] for name in names}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 async def cancel(client: Client, name: str) -> Schedule:
