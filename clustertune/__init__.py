@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from clustertune.dashboard.link import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.fit import fit as fit
-    from clustertune.operations.history.histories import History as History
-    from clustertune.operations.history.histories import history as history
+    from clustertune.operations.history.query import History as History
+    from clustertune.operations.history.query import history as history
     from clustertune.operations.hold import hold as hold
     from clustertune.operations.planfile import StoredPlan as StoredPlan
     from clustertune.operations.planning import apply_plan as apply_plan
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
+    from clustertune.operations.recreating import Recreated as Recreated
+    from clustertune.operations.recreating import recreate_cluster as recreate_cluster
     from clustertune.operations.release import release_data as release_data
-    from clustertune.operations.resetting import Recreated as Recreated
-    from clustertune.operations.resetting import recreate_cluster as recreate_cluster
     from clustertune.operations.saving import load_data as load_data
     from clustertune.operations.saving import save_data as save_data
-    from clustertune.operations.scheduling.schedule import Schedule as Schedule
-    from clustertune.operations.scheduling.scheduling import (
+    from clustertune.operations.scheduling.request import (
         schedule_restart as schedule_restart,
     )
-    from clustertune.operations.scheduling.scheduling import schedules as schedules
+    from clustertune.operations.scheduling.request import schedules as schedules
+    from clustertune.operations.scheduling.schedule import Schedule as Schedule
     from clustertune.operations.sizing import Sizing as Sizing
     from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
@@ -54,8 +54,8 @@ _PUBLIC = {
     "errors": "errors",
     "check": "operations.check",
     "fit": "operations.fit",
-    "history": "operations.history.histories",
-    "History": "operations.history.histories",
+    "history": "operations.history.query",
+    "History": "operations.history.query",
     "hold": "operations.hold",
     "last_report": "operations.prepare",
     "load_data": "operations.saving",
@@ -66,18 +66,18 @@ _PUBLIC = {
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
-    "Recreated": "operations.resetting",
+    "Recreated": "operations.recreating",
     "release_data": "operations.release",
     "Report": "core.report",
-    "recreate_cluster": "operations.resetting",
+    "recreate_cluster": "operations.recreating",
     "resize_workers": "operations.workers",
     "restart_workers": "operations.workers",
     "run_playbook": "operations.playbooks.running",
     "save_data": "operations.saving",
     "scale": "operations.workers",
     "Schedule": "operations.scheduling.schedule",
-    "schedule_restart": "operations.scheduling.scheduling",
-    "schedules": "operations.scheduling.scheduling",
+    "schedule_restart": "operations.scheduling.request",
+    "schedules": "operations.scheduling.request",
     "recommend_size": "operations.sizing",
     "StoredPlan": "operations.planfile",
     "Sizing": "operations.sizing",

@@ -28,7 +28,7 @@ from distributed import Client, Scheduler
 
 from clustertune.dashboard.mount import mount
 from clustertune.errors import ClustertuneError
-from clustertune.operations.scheduling.scheduling import schedule_restart
+from clustertune.operations.scheduling.request import schedule_restart
 from clustertune.remote.scheduler.audit import audit_logger
 from clustertune.remote.scheduler.plugin import install
 

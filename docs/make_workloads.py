@@ -56,7 +56,7 @@ functions are
   it, the workload is chosen by name only. Workloads of clustertune are tried first;
 - `profile_for(estimator)`: another profile of the same name, if parameters change the
   needs;
-- `fit_kwargs(handed)` and `estimator_params(handed)`: arguments of `fit`, and
+- `fit_kwargs(fit_inputs)` and `estimator_params(fit_inputs)`: arguments of `fit`, and
   parameters of the estimator;
 - `unfit`, `awaitable_fit` and `eval_arguments`: what `clustertune.fit` needs, as
   described in `clustertune/integrations/libraries/workload.py`.

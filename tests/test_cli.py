@@ -462,7 +462,7 @@ def test_exit_codes(
     error: type[BaseException], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each error that a user can fix has an exit code, and is one harmless line."""
-    with pytest.raises(SystemExit) as stop, running.told():
+    with pytest.raises(SystemExit) as stop, running.exit_on_error():
         raise error("a worker called \x1b[2J\nis gone")
     assert stop.value.code == code
     written = capsys.readouterr()
@@ -482,7 +482,7 @@ def test_every_error_has_an_exit_code() -> None:
 
 def test_other_errors_are_bugs() -> None:
     """An error that a user cannot fix keeps its traceback."""
-    with pytest.raises(ZeroDivisionError), running.told():
+    with pytest.raises(ZeroDivisionError), running.exit_on_error():
         raise ZeroDivisionError
 
 
@@ -720,7 +720,9 @@ def test_size_in_every_form() -> None:
     host = ("--host-cpus", "4", "--host-memory", "8GiB", "--dtype", "float32")
     text = run(*data, *host)
     assert text.exit_code == 0
-    assert text.stdout.startswith("One machine without Dask would do. Else: 1 worker x")
+    assert text.stdout.startswith(
+        "One machine without Dask is enough. Otherwise: 1 worker x"
+    )
     assert "LocalCluster(n_workers=1, threads_per_worker=4" in text.stdout
     found = json.loads(run(*data, *host, "-f", "json").stdout)
     assert (found["host_cpus"], found["memory_limit"]) == (4, 7 * 2**30)
@@ -735,7 +737,7 @@ def test_size_of_a_cluster_that_does_not_suffice() -> None:
     assert run(*data, "--host-memory", "64GiB").exit_code == 0
     few = run(*data, "--host-memory", "64GiB", "--hosts", "2")
     assert few.exit_code == 1
-    assert few.stdout.startswith("Too large for 2 such hosts. It takes: ")
+    assert few.stdout.startswith("Too large for 2 such hosts. Needed: ")
     tiny = run(*data, "--host-memory", "600MiB")
     assert tiny.exit_code == 4
     assert "no number of hosts with 4 CPUs and 600.0 MiB is enough" in one_line(tiny)

@@ -22,7 +22,7 @@ from clustertune.core import plugins
 from clustertune.core.model import Drop, Price, Restart, Severity, Step
 from clustertune.errors import PlaybookError, RefusedError
 from clustertune.integrations import libraries, managers
-from clustertune.integrations.libraries import Handed, Rows
+from clustertune.integrations.libraries import FitInputs, Rows
 from clustertune.operations.playbooks.library import load
 from clustertune.operations.playbooks.playbook import Limits
 from clustertune.testing import view, worker
@@ -116,7 +116,7 @@ def test_its_workload(ours: Path) -> None:
     kind = type("Forest", (), {"__module__": "ours.models"})
     profile = libraries.choose(kind())
     assert profile.name == "forest"
-    handed = Handed(training=Rows(X="X", sample_weight="w"))
+    handed = FitInputs(training=Rows(X="X", sample_weight="w"))
     assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}
 
 

@@ -22,10 +22,10 @@ from distributed import Client, LocalCluster, futures_of, wait
 
 from clustertune.monitor import monitor
 from clustertune.operations.publishing import (
-    Roles,
-    kept_names,
+    DatasetNames,
+    backup_names,
+    changed_names,
     prepare_datasets,
-    replaced,
 )
 from tests.processes import blocking, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
@@ -106,13 +106,13 @@ def prepared(client: Client, *options: str) -> Any:
 # --- pure functions -------------------------------------------------------------------
 
 
-def test_roles() -> None:
+def test_dataset_names() -> None:
     """Names and collections map to each other in both directions."""
     companions = {"qid": None, "sample_weight": "w"}
-    roles = Roles.of("a", "b", ["c"], companions, [("v", "b")])
-    assert roles.all == ["a", "b", "c", "w", "v", "b"]
-    assert roles.names == ("a", "b", "c", "w", "v")
-    given, named = roles.given({n: n.upper() for n in roles.names})
+    names = DatasetNames.of("a", "b", ["c"], companions, [("v", "b")])
+    assert names.all == ["a", "b", "c", "w", "v", "b"]
+    assert names.distinct == ("a", "b", "c", "w", "v")
+    given, named = names.prepare_arguments({n: n.upper() for n in names.distinct})
     assert given == ["A", "B", "C"]
     assert named == {"sample_weight": "W", "eval_set": [("V", "B")]}
 
@@ -127,30 +127,30 @@ def test_roles() -> None:
         (("a", None, [], {}, [("v",)]), ValueError, "must be a list of pairs of names"),
     ],
 )
-def test_what_is_no_role(arguments: Any, error: Any, text: str) -> None:
+def test_wrong_names(arguments: Any, error: Any, text: str) -> None:
     """Errors are raised before a cluster is used."""
     with pytest.raises(error, match=text):
-        Roles.of(*arguments)
+        DatasetNames.of(*arguments)
 
 
-def test_names_of_what_is_kept() -> None:
+def test_names_of_old_collections() -> None:
     """One name for one data set; a placeholder for several."""
-    assert kept_names(["a", "b"], None) == {}
-    assert kept_names(["a"], "old") == {"a": "old"}
-    assert kept_names(["a", "b"], "{name}-old") == {"a": "a-old", "b": "b-old"}
+    assert backup_names(["a", "b"], None) == {}
+    assert backup_names(["a"], "old") == {"a": "old"}
+    assert backup_names(["a", "b"], "{name}-old") == {"a": "a-old", "b": "b-old"}
     # no other placeholder is filled in
-    assert kept_names(["{0.x}"], "{name}{}") == {"{0.x}": "{0.x}{}"}
+    assert backup_names(["{0.x}"], "{name}{}") == {"{0.x}": "{0.x}{}"}
     with pytest.raises(ValueError, match="one name for 2 data sets; give one with"):
-        kept_names(["a", "b"], "old")
+        backup_names(["a", "b"], "old")
     with pytest.raises(ValueError, match="must be a name"):
-        kept_names(["a"], "")
+        backup_names(["a"], "")
 
 
-def test_which_are_replaced() -> None:
+def test_changed_names() -> None:
     """Data with other keys, and data that was lazy."""
     before = {"a": [1, 2], "b": [1, 2], "c": None}
     after = {"a": [1, 2], "b": [2, 1], "c": [3]}
-    assert replaced(before, after) == ("b", "c")
+    assert changed_names(before, after) == ("b", "c")
 
 
 # --- what names point to --------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_names_point_to_new_partitions(client: Client, tmp_path: Path) -> None:
     assert steps(last) == done
 
 
-def test_old_ones_are_kept(client: Client) -> None:
+def test_old_collections_are_kept(client: Client) -> None:
     """All given data sets are kept, because they belong together."""
     publish(client, X=100, y=300)
     old = keys_of(client, "X", "y")
@@ -244,8 +244,8 @@ def test_lazy_data(client: Client) -> None:
     client.publish_dataset(X=data[["a"]], y=data["b"], w=weights)
     client.publish_dataset(v=data[["a"]] + 1, l=data["b"] + 1)
     assert not in_memory(client)
-    roles = ("--sample-weight", "w", "--eval-set", "v", "l", "--to", "array")
-    result = prepared(client, *roles, "--yes")
+    names = ("--sample-weight", "w", "--eval-set", "v", "l", "--to", "array")
+    result = prepared(client, *names, "--yes")
     assert result.exit_code == 0, result.stderr
     names = ("X", "y", "w", "v", "l")
     new = set().union(*keys_of(client, *names))
@@ -300,7 +300,7 @@ def test_a_dry_run(client: Client, unchanged: None) -> None:
     assert "point X and y to the prepared data" in planned["publish"]["summary"]
 
 
-def test_nobody_can_be_asked(client: Client, unchanged: None) -> None:
+def test_no_terminal(client: Client, unchanged: None) -> None:
     """The plan is shown; without a terminal the command does not wait."""
     result = prepared(client)
     assert result.exit_code == 2
@@ -357,7 +357,7 @@ def test_wrong_options(arguments: Any, text: str) -> None:
     assert text in " ".join(result.stderr.split())
 
 
-def test_what_is_no_collection(client: Client) -> None:
+def test_data_sets_that_are_not_collections(client: Client) -> None:
     """The error has the type, and the call that publishes correctly."""
     X = client.persist(da.ones((10, 1)))
     client.publish_dataset(X, X, name="both")
@@ -379,7 +379,7 @@ class Strange:
     """Pickled with a module that does not exist here."""
 
 
-def test_what_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_data_sets(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the module, in one line."""
     module = ModuleType("a_module_of_theirs")
     module.Strange = Strange  # type: ignore[attr-defined]
@@ -434,7 +434,7 @@ def before_names_change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("name", ["X", "y"])
-def test_somebody_publishes_meanwhile(
+def test_another_client_publishes_meanwhile(
     client: Client, before_names_change: Callable[..., None], name: str
 ) -> None:
     """The other client's data stays, also under a name that we do not change."""
@@ -452,7 +452,7 @@ def test_somebody_publishes_meanwhile(
     assert len(client.get_dataset(rest).chunks[0]) == {"X": 12, "y": 4}[rest]
 
 
-def test_somebody_takes_the_name_for_old_ones(
+def test_the_name_for_old_collections_is_taken(
     client: Client, before_names_change: Callable[..., None]
 ) -> None:
     """No name is changed."""
@@ -546,7 +546,7 @@ def test_it_ends_in_the_middle(
     is_whole(client)
 
 
-def test_what_takes_nobodys_place(client: Client) -> None:
+def test_names_that_cannot_be_used(client: Client) -> None:
     """Left out rows and row numbers are published under new names."""
     rows = np.arange(1201 * 2.0).reshape(-1, 2)
     data = client.persist(

@@ -34,7 +34,7 @@ from clustertune.collections import inputs
 from clustertune.core import estimators
 from clustertune.core.model import Profile
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries import Handed, Rows, choose
+from clustertune.integrations.libraries import FitInputs, Rows, choose
 
 FILES = {p.stem: p for p in Path(libraries.__file__).parent.glob("[!_]*.py")}
 SGD = sklearn.linear_model.SGDClassifier
@@ -442,13 +442,13 @@ def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:
 def test_nothing_given_is_nothing_to_pass(name: str) -> None:
     """Without companions the fit needs no arguments beyond X and y."""
     profile = libraries.available()[name].profile
-    assert libraries.fit_kwargs(profile, Handed(training=Rows(X="X", y="y"))) == {}
+    assert libraries.fit_kwargs(profile, FitInputs(training=Rows(X="X", y="y"))) == {}
 
 
 def test_arguments_in_a_pipeline() -> None:
     """A pipeline hands them on by the names of its steps."""
     model = Pipeline([("a", StandardScaler()), ("b", xgboost.dask.DaskXGBRanker())])
-    handed = Handed(training=Rows(X="X", y="y", qid="q"), estimator=model)
+    handed = FitInputs(training=Rows(X="X", y="y", qid="q"), estimator=model)
     profile = choose(model)
     assert libraries.fit_kwargs(profile, handed) == {"b__qid": "q"}
     assert libraries.estimator_params(profile, handed) == {"b__allow_group_split": True}
@@ -502,5 +502,5 @@ def test_a_workload_of_another_package(other: Any) -> None:
     assert profile.title == "Boost"
     assert choose(object()).name == "boost"
     assert choose(xgboost.dask.DaskXGBRanker).name == "xgboost_rank"
-    handed = Handed(training=Rows(X="X", sample_weight="w"))
+    handed = FitInputs(training=Rows(X="X", sample_weight="w"))
     assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}

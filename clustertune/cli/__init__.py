@@ -41,7 +41,7 @@ COMMANDS = {
         "Describe a check; without NAME, list all checks by symptom.",
     ),
     "history": (
-        "histories",
+        "history",
         "Show records of past calls and runs, and trends over them.",
     ),
     "plan": (
@@ -57,7 +57,7 @@ COMMANDS = {
         "Prepare published data for a fit; its names then refer to the new data.",
     ),
     "recreate": (
-        "resetting",
+        "recreating",
         "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
     "release": ("changes", "Release data in memory, by the prefix of its keys."),
@@ -96,11 +96,8 @@ def examples(*lines: str) -> str:
 class LazyGroup(click.Group):
     """A group that imports a command when it is used.
 
-    Parameters
-    ----------
-    table
-        By name of the command: its module, and the first line of its help. The command
-        is the module's attribute of that name.
+    ``table`` has, by name of the command, its module and the first line of its help.
+    The command is the module's attribute of that name.
     """
 
     def __init__(

@@ -11,19 +11,29 @@ import click
 from tabulate import tabulate
 
 from clustertune.cli import examples
-from clustertune.cli.options import Command, Consent, Target, on_a_cluster, with_consent
-from clustertune.cli.running import (
-    Instead,
-    change,
-    format_option,
-    once,
-    pairs,
-    part_of,
-    run,
-    seconds_of,
-    typed,
+from clustertune.cli.options import (
+    Command,
+    Consent,
+    Target,
+    cluster_options,
+    with_consent,
 )
-from clustertune.cli.scheduling import Later, between_runs, with_later
+from clustertune.cli.running import (
+    PlanOnly,
+    change,
+    distinct_names,
+    format_option,
+    parse_pairs,
+    parse_part,
+    parse_seconds,
+    run,
+    usage_errors,
+)
+from clustertune.cli.scheduling import (
+    ScheduleOptions,
+    between_runs,
+    with_schedule_options,
+)
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, printable
 from clustertune.integrations import libraries
@@ -67,7 +77,7 @@ def _timeout(default: str) -> Callable[[Command], Command]:
         "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @click.option("--nthreads", type=click.IntRange(1), help="Set the threads of a worker.")
@@ -92,24 +102,21 @@ def resize(
     nthreads: int | None,
     memory_limit: str | None,
     variables: tuple[str, ...],
-    wait: str,
-    timeout: str,
     consent: Consent,
+    **limits: str,
 ) -> None:
     """Change the threads, memory or variables of workers without losing data."""
     if not (nthreads or memory_limit or variables):
         raise click.UsageError("give --nthreads, --memory-limit or --env")
-    named = pairs("--env", variables, "NAME=VALUE")
-    with typed(ValueError):
+    pairs = parse_pairs("--env", variables, "NAME=VALUE")
+    with usage_errors(ValueError):
         arguments.nbytes("--memory-limit", memory_limit)
-        env = arguments.variables("--env", named)
-    options: dict[str, Any] = {
+        env = arguments.variables("--env", pairs)
+    options: dict[str, Any] = _seconds(limits) | {
         "nthreads": nthreads,
         "memory_limit": memory_limit,
         "env": env or None,
-        "max_unavailable": part_of("--max-unavailable", max_unavailable),
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
+        "max_unavailable": parse_part("--max-unavailable", max_unavailable),
     }
     change(target, "resize", _on_workers(workers, options), form, consent)
 
@@ -123,7 +130,7 @@ def resize(
         "clustertune restart --between-runs --if leak --idle-for 1m --yes",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @_unavailable
@@ -138,7 +145,7 @@ def resize(
 @_others
 @_wait
 @_timeout("30 minutes")
-@with_later
+@with_schedule_options
 @with_consent
 def restart(
     target: Target,
@@ -148,26 +155,23 @@ def restart(
     if_needed: bool,
     drop_data: bool,
     include_other_clients: bool,
-    wait: str,
-    timeout: str,
-    later: Later | None,
+    scheduled: ScheduleOptions | None,
     consent: Consent,
+    **limits: str,
 ) -> None:
     """Restart workers one at a time without losing data."""
-    if later is not None:
-        between_runs(target, workers, form, consent, later)
+    if scheduled is not None:
+        between_runs(target, workers, form, consent, scheduled)
         return
-    for given, option in ((workers, "--worker"), (if_needed, "--if-needed")):
-        if drop_data and given:
+    for value, option in ((workers, "--worker"), (if_needed, "--if-needed")):
+        if drop_data and value:
             raise click.UsageError(
                 f"--drop-data restarts all workers: leave {option} out"
             )
     if include_other_clients and not drop_data:
-        raise click.UsageError("--include-other-clients is for --drop-data")
-    options: dict[str, Any] = {
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
-        "max_unavailable": part_of("--max-unavailable", max_unavailable),
+        raise click.UsageError("--include-other-clients needs --drop-data")
+    options: dict[str, Any] = _seconds(limits) | {
+        "max_unavailable": parse_part("--max-unavailable", max_unavailable),
         "if_needed": if_needed,
         "drop_data": drop_data,
         "include_other_clients": include_other_clients,
@@ -182,29 +186,20 @@ def restart(
     )
 )
 @click.argument("n_workers", type=click.IntRange(1))
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @_wait
 @_timeout("10 minutes")
 @with_consent
 def scale(
-    target: Target,
-    n_workers: int,
-    form: str,
-    wait: str,
-    timeout: str,
-    consent: Consent,
+    target: Target, n_workers: int, form: str, consent: Consent, **limits: str
 ) -> None:
     """Scale to N_WORKERS workers; leaving workers move their data to the others.
 
     A command with an address can only remove workers. Give --cluster to start workers,
     or scale where the cluster was created.
     """
-    options: dict[str, Any] = {
-        "n_workers": n_workers,
-        "wait": seconds_of("--wait", wait),
-        "timeout": seconds_of("--timeout", timeout),
-    }
+    options = {"n_workers": n_workers, **_seconds(limits)}
     change(target, "scale", options, form, consent)
 
 
@@ -214,18 +209,17 @@ def scale(
         "clustertune trim --worker 3 --yes --quiet",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @worker_option
 @with_consent
-def trim(
-    target: Target,
-    form: str,
-    workers: tuple[str, ...],
-    consent: Consent,
-) -> None:
+def trim(target: Target, form: str, workers: tuple[str, ...], consent: Consent) -> None:
     """Return unused memory of workers to the operating system."""
     change(target, "trim", _on_workers(workers, {}), form, consent)
+
+
+def _seconds(limits: Mapping[str, str]) -> dict[str, float | None]:
+    return {name: parse_seconds(f"--{name}", text) for name, text in limits.items()}
 
 
 def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +236,7 @@ def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[st
         "clustertune release --prefix random_sample --include-other-clients --dry-run",
     )
 )
-@on_a_cluster()
+@cluster_options()
 @format_option
 @click.option(
     "--prefix", "prefixes", multiple=True, metavar="NAME", help="Release the keys with "
@@ -263,8 +257,8 @@ def release(
     client holds no data, so all data belongs to other clients.
     """
     if not prefixes:
-        if click.get_current_context().find_object(Instead) is not None:
-            raise click.UsageError("which data? give --prefix")
+        if click.get_current_context().find_object(PlanOnly) is not None:
+            raise click.UsageError("no data is named: give --prefix")
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options = {"include_other_clients": include_other_clients}
@@ -308,7 +302,7 @@ def _checked(
     def callback(_context: click.Context, option: click.Parameter, value: Any) -> Any:
         if value is None:
             return None
-        with typed(ValueError):
+        with usage_errors(ValueError):
             return check(option.opts[0], value)
 
     return callback
@@ -369,11 +363,12 @@ def _with_prepare_options(command: Command) -> Command:
         "clustertune prepare --dataset X --dataset y --restart auto --yes",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
-    callback=once, help="Prepare this published data set: first X, then y, and so on."
+    callback=distinct_names, help="Prepare this published data set: first X, then y, "
+    "and so on."
 )  # fmt: skip
 @click.option("--sample-weight", metavar="NAME", help="Use this published data set.")
 @click.option("--qid", metavar="NAME", help="Use this published data set.")

@@ -73,7 +73,7 @@ class Trial:
 
 
 class Step:
-    """A long step, which prints its name, its progress and its time."""
+    """A long step that prints its name, its progress and its time."""
 
     def __init__(self, echo: Echo, text: str) -> None:
         self._echo = echo
@@ -109,23 +109,11 @@ def run(
     *,
     rows: int = ROWS,
 ) -> None:
-    """Run the demo.
+    """Run the demo on Parquet data, or on ``rows`` generated rows.
 
-    Parameters
-    ----------
-    parquet, label
-        Parquet data and the column to predict; None generates data.
-    workers
-        Number of workers after scaling up, at least 2.
-    echo
-        Prints text of one line or more.
-    rows
-        Number of generated rows.
-
-    Raises
-    ------
-    DemoError
-        A package is missing, or the data cannot be read or learned.
+    ``label`` is the column to predict. ``workers``, at least 2, is the number after
+    scaling up. ``echo`` prints text. Raise DemoError if a package is missing, or if the
+    data cannot be read or learned.
     """
     _require_packages()
     with ExitStack() as stack:
@@ -161,7 +149,7 @@ def _require_packages() -> None:
 
 @contextmanager
 def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Client]]:
-    """Start a cluster with one worker, and memory for more; leave no files."""
+    """Start a cluster with one worker, with memory for more workers; leave no files."""
     with (
         dask.config.set({"temporary-directory": folder}),
         LocalCluster(
@@ -184,9 +172,9 @@ def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Cl
 def write_digits(folder: Path, *, rows: int, partitions: int) -> None:
     """Write Parquet files with uneven row groups, of scikit-learn's digits with noise.
 
-    The noise makes all rows different, and the task so hard that wrong labels would
-    lower the score. An image can be in both the training and the validation set, so the
-    score is only good for comparing the two fits.
+    The noise makes all rows different. It makes the task so hard that wrong labels
+    would lower the score. An image can be in both the training and the validation set,
+    so the score can only compare the two fits.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -218,10 +206,8 @@ def row_groups(rows: int, partitions: int) -> npt.NDArray[np.int64]:
 def read(path: str, label: str) -> Any:
     """Return the data as a lazy DataFrame, with a partition for each row group.
 
-    Raises
-    ------
-    DemoError
-        The data cannot be read, has no such label, or has columns that are not numbers.
+    Raise DemoError if the data cannot be read or has no such label, or if a column has
+    neither numbers nor categories.
     """
     try:
         frame = dd.read_parquet(path, split_row_groups=True)
@@ -270,12 +256,8 @@ def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
     """Split the data, and load it on the current workers.
 
     Data with fewer than a quarter of the partitions is repartitioned, so that moving
-    whole partitions can give each worker an even share.
-
-    Raises
-    ------
-    DemoError
-        There are too few rows, or the label cannot be learned.
+    whole partitions can give each worker an even share. Raise DemoError if there are
+    too few rows, or if the label cannot be learned.
     """
     if 4 * frame.npartitions < partitions:
         frame = frame.repartition(npartitions=partitions)
@@ -387,7 +369,6 @@ def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Tri
 
 
 def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
-    """Count the rows of each worker with Dask alone."""
     cluster: Any = client.cluster
     names = {w.worker_address: str(n) for n, w in cluster.workers.items()}
     futures = futures_of(X)
@@ -406,7 +387,6 @@ def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
 
 
 def _score(model: Any, data: Data) -> float:
-    """Return the accuracy, or R2 of quantities; computed on the cluster."""
     predicted = _as_array(model.predict(data.X_valid))
     truth = _as_array(data.y_valid)
     if data.classes is not None:

@@ -17,16 +17,16 @@ from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.cli import examples
-from clustertune.cli.options import Target, on_a_cluster
+from clustertune.cli.options import Target, cluster_options
 from clustertune.cli.running import (
+    distinct_names,
+    exit_on_error,
     format_option,
-    once,
-    rendered,
+    parse_seconds,
+    render,
     run,
-    seconds_of,
-    told,
-    told_usage,
-    typed,
+    usage_errors,
+    with_usage_errors,
 )
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
@@ -44,7 +44,7 @@ _workload = click.option("--workload", help="Check for this library, like xgboos
 
 
 def _known_workload(name: str | None) -> str | None:
-    with typed(ValueError):
+    with usage_errors(ValueError):
         libraries.choose(name)
     return name
 
@@ -59,12 +59,12 @@ def _known_workload(name: str | None) -> str | None:
         "clustertune check --dataset X --dataset y --workload xgboost",
     )
 )
-@on_a_cluster()
+@cluster_options()
 @format_option
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once, help="Also "
-    "check this published data set: first X, then y, then others. Reading it runs code "
-    "of its publisher."
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
+    help="Also check this published data set: first X, then y, then others. Reading it "
+    "runs code of its publisher."
 )  # fmt: skip
 @_workload
 @click.option(
@@ -87,8 +87,8 @@ def check(
     from clustertune.cli.features import inspect
 
     inspecting = partial(inspect, datasets=datasets, workload=_known_workload(workload))
-    found = run(target, lambda client: told_usage(inspecting(client)))
-    click.echo(rendered(found, form))
+    found = run(target, lambda client: with_usage_errors(inspecting(client)))
+    click.echo(render(found, form))
     if found.datasets and not datasets:
         command = target.command("clustertune check --dataset NAME")
         names = names_text(found.datasets)
@@ -107,7 +107,7 @@ def check(
         "clustertune watch --for 1h -f json > events.jsonl",
     )
 )
-@on_a_cluster()
+@cluster_options()
 @_workload
 @click.option(
     "--interval", metavar="TIME", help="Read the cluster this often, like 5s. By "
@@ -135,27 +135,27 @@ def watch(
     from clustertune.operations.watch import Monitor
 
     profile = _known_workload(workload)
-    seconds = seconds_of("--for", duration)
+    seconds = parse_seconds("--for", duration)
 
     async def follow(client: Client) -> None:
-        every = seconds_of("--interval", interval)
-        async with Monitor(client, interval=every, estimator=profile) as watching:
+        every = parse_seconds("--interval", interval)
+        async with Monitor(client, interval=every, estimator=profile) as monitoring:
             try:
-                await asyncio.wait_for(_print_events(watching, form), seconds)
+                await asyncio.wait_for(_print_events(monitoring, form), seconds)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
 
     run(target, follow)
 
 
-async def _print_events(watching: Monitor, form: str) -> None:
+async def _print_events(monitoring: Monitor, form: str) -> None:
     begun = False
-    async for snapshot in watching:
+    async for snapshot in monitoring:
         if not begun and form == "text":
             workers = plural(len(snapshot.workers), "worker")
             click.echo(f"watching {printable(snapshot.scheduler)}, {workers}")
         begun = True
-        for event in watching.take_events():
+        for event in monitoring.take_events():
             if form == "json":
                 click.echo(json.dumps({"schema_version": 1} | asdict(event)))
             else:
@@ -170,7 +170,7 @@ async def _print_events(watching: Monitor, form: str) -> None:
         "clustertune report -f html > report.html",
     )
 )
-@on_a_cluster()
+@cluster_options()
 @format_option
 def report(target: Target, form: str) -> None:
     """Show the last report of this cluster."""
@@ -181,7 +181,7 @@ def report(target: Target, form: str) -> None:
         text = "this cluster has no report since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)
         sys.exit(1)
-    click.echo(rendered(found, form))
+    click.echo(render(found, form))
 
 
 @click.command(
@@ -215,7 +215,7 @@ def explain(name: str | None) -> None:
         "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
     )
 )
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @click.option(
     "--serve", is_flag=True, help="Serve the page from this machine until ^C. Use it "
     "for schedulers without Bokeh, or with another Python."
@@ -241,7 +241,7 @@ def dashboard(
 ) -> None:
     """Show the page of a cluster, on its dashboard or served from this machine."""
     if not serve:
-        from clustertune.dashboard.link import add_panel
+        from clustertune.dashboard.link import add_page
 
         for name, value in (
             ("--port", port),
@@ -250,7 +250,7 @@ def dashboard(
         ):
             if value:
                 raise click.UsageError(f"{name} needs --serve")
-        click.echo(printable(run(target, add_panel).url, longest=2000))
+        click.echo(printable(run(target, add_page).url, longest=2000))
         return
     number = PORT if port is None else port
     run(
@@ -304,7 +304,7 @@ def demo(parquet: str | None, label: str | None, workers: int) -> None:
 
     if (parquet is None) != (label is None):
         raise click.UsageError("--parquet and --label go together")
-    with told():
+    with exit_on_error():
         try:
             code.run(parquet, label, workers, click.echo)
         except code.DemoError as error:

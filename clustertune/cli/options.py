@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -33,23 +32,11 @@ def _with_options(command: Command, options: Sequence[Callable[[Any], Any]]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The cluster that a command uses.
+    """The cluster that a command uses; None: the value in Dask's configuration."""
 
-    Attributes
-    ----------
-    address
-        Address of the scheduler; None: from Dask's configuration.
-    scheduler_file
-        File that the scheduler wrote, instead of the address.
-    cluster
-        Kind and name of a running cluster of a manager, instead of both.
-    security
-        Certificates; None: from Dask's configuration.
-    """
-
-    address: str | None = None
-    scheduler_file: str | None = None
-    cluster: tuple[str, str] | None = None
+    address: str | None = None  # of the scheduler
+    scheduler_file: str | None = None  # instead of the address
+    cluster: tuple[str, str] | None = None  # kind and name, instead of both
     security: Security | None = None
 
     def __post_init__(self) -> None:
@@ -67,7 +54,7 @@ class Target:
             )
 
     @property
-    def _place(self) -> str | None:
+    def _source(self) -> str | None:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
 
@@ -78,27 +65,21 @@ class Target:
             named = ["--scheduler-file", self.scheduler_file]
         return " ".join([line, *map(shlex.quote, named)])
 
-    def otherwise(self, address: str) -> Target:
+    def or_address(self, address: str) -> Target:
         """Return this target, or one with the address if this one names no cluster."""
-        named = self.cluster or self._place
-        return self if named else replace(self, address=address)
+        is_named = self.cluster or self._source
+        return self if is_named else replace(self, address=address)
 
     @property
-    def place(self) -> str:
-        """The scheduler file, or the address, or the address in Dask's configuration.
-
-        Raises
-        ------
-        click.UsageError
-            None of them is given.
-        """
-        place = self._place
-        if not place:
+    def source(self) -> str:
+        """The scheduler file, the address, or the address in Dask's configuration."""
+        source = self._source
+        if not source:
             raise click.UsageError(
                 "which cluster? give ADDRESS or --scheduler-file, or set "
                 "DASK_SCHEDULER_ADDRESS"
             )
-        return str(place)
+        return str(source)
 
 
 def _kind_and_name(
@@ -134,13 +115,10 @@ _CLUSTER = click.option(
 )  # fmt: skip
 
 
-def on_a_cluster(*, manager: bool = False) -> Callable[[Command], Command]:
+def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
     """Add the options that name a cluster; the command gets a :class:`Target` first.
 
-    Parameters
-    ----------
-    manager
-        Whether to add ``--cluster``.
+    ``manager`` adds ``--cluster``.
     """
 
     def decorate(command: Command) -> Command:
@@ -186,36 +164,27 @@ def _security(
 
 # --- consent --------------------------------------------------------------------------
 
-NOBODY = "this is no terminal, so no question can be answered: give --yes or --dry-run"
+NO_TERMINAL = (
+    "this is not a terminal, so no question can be answered: give --yes or --dry-run"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
-    """Whether a command may make changes.
+    """Whether a command may make changes."""
 
-    Attributes
-    ----------
-    dry_run
-        Plan, and change nothing.
-    yes
-        Do not ask.
-    quiet
-        Print only the result, and questions.
-    """
-
-    dry_run: bool
-    yes: bool
-    quiet: bool
+    dry_run: bool  # plan, and change nothing
+    yes: bool  # do not ask
+    quiet: bool  # print only the result, and questions
 
     @property
     def progress(self) -> bool | None:
-        """The argument ``progress`` of clustertune's functions."""
         return False if self.quiet else None
 
-    def refuse_where_nobody_answers(self) -> None:
-        """Refuse before any work if a needed question cannot be answered."""
+    def refuse_without_terminal(self) -> None:
+        """Refuse before any work if the command must ask and there is no terminal."""
         if not (self.dry_run or self.yes or is_terminal()):
-            raise click.UsageError(NOBODY)
+            raise click.UsageError(NO_TERMINAL)
 
     def ask(self, plan: str) -> None:
         """Show a plan, ask, and exit if the user declines."""
@@ -223,7 +192,7 @@ class Consent:
             return
         click.echo(plan, err=True)
         if not is_terminal():
-            raise click.UsageError(NOBODY)
+            raise click.UsageError(NO_TERMINAL)
         try:
             agreed = click.confirm("Go on?", err=True)
         except click.Abort:
@@ -245,7 +214,7 @@ _CONSENT = (
 
 
 def with_consent(command: Command) -> Command:
-    """Add the options of commands that change a cluster; they get ``consent``."""
+    """Add the options of a command that changes a cluster; it gets ``consent``."""
 
     @wraps(command)
     def call(
@@ -257,20 +226,11 @@ def with_consent(command: Command) -> Command:
         **others: Any,
     ) -> None:
         consent = Consent(dry_run=dry_run, yes=yes, quiet=quiet)
-        with because(reason):
+        settings = {} if reason is None else {"clustertune.reason": reason}
+        with dask.config.set(settings):
             command(*args, consent=consent, **others)
 
     return _with_options(call, _CONSENT)
-
-
-@contextmanager
-def because(reason: str | None) -> Iterator[None]:
-    """Log a reason with all changes of a block."""
-    if reason is None:
-        yield
-        return
-    with dask.config.set({"clustertune.reason": reason}):
-        yield
 
 
 def is_terminal() -> bool:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
-from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
+from clustertune.cli.options import Consent, Target, cluster_options, with_consent
 from clustertune.cli.running import (
-    Instead,
+    PlanOnly,
     carry_out_call,
+    exit_on_error,
     format_option,
-    rendered,
+    parse_seconds,
+    render,
     run,
-    seconds_of,
-    told,
-    told_usage,
-    typed,
+    usage_errors,
+    with_usage_errors,
 )
-from clustertune.cli.scheduling import LATER
+from clustertune.cli.scheduling import SCHEDULE_OPTIONS
 from clustertune.core.report import Report, acted
 from clustertune.errors import ChangedError
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 DEFAULT = "prepare"
 # a plan changes nothing, and a restart between runs cannot be planned
-_LEFT_OUT = {"dry_run", "yes", *LATER}
+_LEFT_OUT = {"dry_run", "yes", *SCHEDULE_OPTIONS}
 
 
 def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
     from clustertune.operations.planfile import LONGEST
 
-    seconds = seconds_of(option.opts[0], text)
+    seconds = parse_seconds(option.opts[0], text)
     assert seconds is not None
     if seconds > LONGEST:
         raise click.BadParameter(f"{text!r} is more than a year")
@@ -57,7 +57,7 @@ _options = (
 
 
 class _Verbs(LazyGroup):
-    """The commands that change a cluster. Here they only plan."""
+    """The commands that change a cluster; here they only plan."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -71,21 +71,21 @@ class _Verbs(LazyGroup):
 
 
 def _planned(command: click.Command) -> click.Command:
-    """The same command, which stores its call."""
-    own = command.callback
-    assert own is not None
+    """Return the same command, which only plans its call."""
+    original = command.callback
+    assert original is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
-        instead = Instead(partial(_store, output, expires))
-        click.get_current_context().obj = instead
-        own(dry_run=True, yes=False, **others)
+        plan_only = PlanOnly(partial(_store, output, expires))
+        click.get_current_context().obj = plan_only
+        original(dry_run=True, yes=False, **others)
 
-    taken = [p for p in command.params if p.name not in _LEFT_OUT]
+    kept = [p for p in command.params if p.name not in _LEFT_OUT]
     name = command.name or ""
     first, *rest = (command.help or "").splitlines()
     return click.Command(
         name,
-        params=[*taken, *_options],
+        params=[*kept, *_options],
         callback=call,
         help="\n".join([f"Plan without changing anything: {first}", *rest]),
         epilog=examples(f"clustertune plan {name}{_EXAMPLES[name]} -o plan.json"),
@@ -142,12 +142,12 @@ def _store(
             progress=consent.progress,
             **call.options,
         )
-        return told_usage(made)
+        return with_usage_errors(made)
 
     made = run(target, work)
-    click.echo(rendered(made, form))
+    click.echo(render(made, form))
     if made.refused:
-        text = "" if output is None else "; the file was not written"
+        text = "" if output is None else ", so the file was not written"
         click.echo(f"clustertune: apply would refuse this plan{text}", err=True)
         sys.exit(REFUSED)
     if output is not None:
@@ -167,7 +167,7 @@ def _store(
     )
 )
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @with_consent
 def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
@@ -182,7 +182,7 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
     from clustertune.operations import planning
     from clustertune.operations.planfile import StoredPlan
 
-    with told(), typed(OSError, ValueError):
+    with exit_on_error(), usage_errors(OSError, ValueError):
         stored = StoredPlan.load(Path(plan))
 
     async def make(client: Client, **how: Any) -> Report:
@@ -191,9 +191,9 @@ def apply(target: Target, plan: str, form: str, consent: Consent) -> None:
             report: Report = await work
         except ChangedError as error:
             if error.report is not None and acted(error.report):
-                click.echo(rendered(error.report, form))
+                click.echo(render(error.report, form))
             raise
         return report
 
-    target = target.otherwise(stored.seen.address)
+    target = target.or_address(stored.seen.address)
     carry_out_call(target, stored.call, make, form, consent)

@@ -15,8 +15,14 @@ from click.shell_completion import CompletionItem
 from tabulate import tabulate
 
 from clustertune.cli import examples
-from clustertune.cli.options import Consent, Target, on_a_cluster, with_consent
-from clustertune.cli.running import carry_out, format_option, once, pairs, typed
+from clustertune.cli.options import Consent, Target, cluster_options, with_consent
+from clustertune.cli.running import (
+    carry_out,
+    distinct_names,
+    format_option,
+    parse_pairs,
+    usage_errors,
+)
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
@@ -41,13 +47,13 @@ def _complete(
 def _values(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str]:
-    return pairs("--set", given, "KEY=VALUE")
+    return parse_pairs("--set", given, "KEY=VALUE")
 
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     """Print a line for each mistake in a playbook; other errors are wrong usage."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         try:
             yield
         except PlaybookError as error:
@@ -65,7 +71,7 @@ def _usage_errors() -> Iterator[None]:
     ),
 )
 @click.argument("playbook", shell_complete=_complete)
-@on_a_cluster(manager=True)
+@cluster_options(manager=True)
 @format_option
 @click.option(
     "--set", "values", multiple=True, metavar="KEY=VALUE", callback=_values,
@@ -73,7 +79,7 @@ def _usage_errors() -> Iterator[None]:
     "Repeat for several values.",
 )  # fmt: skip
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
     help="Use a published data set: first X, then y, then others.",
 )  # fmt: skip
 @click.option(
@@ -116,7 +122,7 @@ def run(
         return result
 
     if read.acts:
-        consent.refuse_where_nobody_answers()
+        consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
     least = None if fail_on == "never" else Severity[fail_on]
@@ -162,11 +168,11 @@ def playbooks(name: str | None, form: str, as_schema: bool) -> None:
         if name is not None:
             click.echo(library.text_of(name), nl=False)
             return
-        listed = [_described(n, path) for n, path in library.available().items()]
+        found = [_described(n, path) for n, path in library.available().items()]
     if form == "json":
-        click.echo(json.dumps({"schema_version": 1, "playbooks": listed}))
+        click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
         return
-    rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in listed]
+    rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 60, None]))
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CONNECT = 10  # seconds
-ATTACH = 60  # seconds; a manager may have to forward a port
+CONNECT = 10  # seconds to connect to a scheduler
+ATTACH = 60  # seconds to connect through a manager, which may forward a port
 
 _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
 
@@ -43,42 +43,38 @@ format_option = click.option(
 )  # fmt: skip
 
 
-def part_of(option: str, text: str) -> float:
-    """Read an option's number, or part of all."""
-    try:
+def parse_part(option: str, text: str) -> float:
+    """Parse a number of workers, or a part of all workers."""
+    with usage_errors(ValueError):
         return arguments.part(option, text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
-def seconds_of(option: str, text: str | None) -> float | None:
-    """Read an option's duration, in seconds."""
-    try:
+def parse_seconds(option: str, text: str | None) -> float | None:
+    """Parse a duration, in seconds."""
+    with usage_errors(ValueError):
         return None if text is None else arguments.duration(option, text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
-def once(
+def distinct_names(
     _context: click.Context, option: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Refuse duplicate names of an option (a callback)."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         return arguments.distinct(option.opts[0], names)
 
 
-def pairs(option: str, given: tuple[str, ...], form: str) -> dict[str, str]:
-    """Read texts like NAME=VALUE with distinct names."""
-    odd = [text for text in given if not text.partition("=")[1]]
-    if odd:
-        raise click.UsageError(f"{option} {odd[0]} is not of the form {form}")
-    found = [text.partition("=") for text in given]
-    with typed(ValueError):
-        arguments.distinct(option, [name for name, _, _ in found])
-    return {name: value for name, _, value in found}
+def parse_pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
+    """Parse texts like NAME=VALUE with distinct names."""
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise click.UsageError(f"{option} {wrong[0]} is not of the form {form}")
+    pairs = [text.partition("=") for text in texts]
+    with usage_errors(ValueError):
+        arguments.distinct(option, [name for name, _, _ in pairs])
+    return {name: value for name, _, value in pairs}
 
 
-def rendered(thing: Any, form: str) -> str:
+def render(thing: Any, form: str) -> str:
     """Format a report or a diagnosis as text, JSON or an HTML page."""
     if form == "json":
         return str(thing.to_json())
@@ -86,7 +82,7 @@ def rendered(thing: Any, form: str) -> str:
 
 
 @contextmanager
-def typed(*kinds: type[Exception]) -> Iterator[None]:
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Turn errors of these kinds into usage errors."""
     try:
         yield
@@ -94,23 +90,21 @@ def typed(*kinds: type[Exception]) -> Iterator[None]:
         raise click.UsageError(printable(str(error), longest=2000)) from error
 
 
-async def told_usage(work: Awaitable[T]) -> T:
+async def with_usage_errors(work: Awaitable[T]) -> T:
     """Turn a ValueError, such as an unknown worker, into a usage error."""
-    with typed(ValueError):
+    with usage_errors(ValueError):
         return await work
 
 
 def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect and work; turn errors into one line and an exit code."""
+    """Connect and call a function; turn errors into one line and an exit code."""
     from clustertune.monitor.connection import no_connection_logs
     from clustertune.operations.call import refuse_wrong_settings
 
-    try:
+    with usage_errors(ValueError):
         refuse_wrong_settings()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     _INTERRUPTED.clear()
-    with told(), no_connection_logs():
+    with exit_on_error(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
         return asyncio.run(_connected(target, work, _at_most(2 * CONNECT)))
@@ -120,7 +114,7 @@ def _at_most(seconds: float) -> float:
     """Limit seconds to the ``--timeout`` of the running command."""
     context = click.get_current_context(silent=True)
     given = None if context is None else context.params.get("timeout")
-    limit = seconds_of("--timeout", given)
+    limit = parse_seconds("--timeout", given)
     return seconds if limit is None else min(seconds, limit)
 
 
@@ -129,11 +123,11 @@ async def _connected(
 ) -> T:
     from clustertune.monitor import connection
 
-    place = target.place
+    source = target.source
     try:
-        address = _address_in(place) if target.scheduler_file else place
+        address = _address_in(source) if target.scheduler_file else source
     except (OSError, ValueError, LookupError, TypeError) as error:
-        text = f"no scheduler answers at {place}: {error!r}"
+        text = f"no scheduler answers at {source}: {error!r}"
         raise errors.ConnectionLostError(text) from error
     try:
         client = await connection.connected(
@@ -141,14 +135,14 @@ async def _connected(
         )
     except errors.ConnectionLostError as error:
         if target.scheduler_file:
-            error.args = (f"{place}: {error}",)
+            error.args = (f"{source}: {error}",)
         raise
     async with client:
-        return await _worked(client, work)
+        return await _call(client, work)
 
 
-async def _worked(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Work; turn Dask's errors about a lost connection into ours."""
+async def _call(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Call a function; turn Dask's errors about a lost connection into ours."""
     from clustertune.monitor import connection
 
     try:
@@ -171,12 +165,12 @@ async def _attached(
     async with AsyncExitStack() as stack:
         try:
             attaching = managers.attach(kind, name, stack)
-            client = await told_usage(asyncio.wait_for(attaching, seconds))
+            client = await with_usage_errors(asyncio.wait_for(attaching, seconds))
         except (OSError, asyncio.TimeoutError) as error:
             raise errors.ConnectionLostError(
                 f"no scheduler answers at {kind}:{name}: {error!r}"
             ) from error
-        return await _worked(client, work)
+        return await _call(client, work)
 
 
 def _address_in(scheduler_file: str) -> str:
@@ -184,8 +178,8 @@ def _address_in(scheduler_file: str) -> str:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Turn errors of clustertune into one line; all other errors are bugs."""
+def exit_on_error() -> Iterator[None]:
+    """Print errors of clustertune in one line and exit; all other errors are bugs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -209,7 +203,7 @@ def exit_code(error: errors.ClustertuneError) -> int:
 
 
 @dataclass(frozen=True)
-class Instead:
+class PlanOnly:
     """The context object of ``clustertune plan``: handles a call without making it."""
 
     do: Callable[[Target, PlannedCall, str, Consent], None]
@@ -227,7 +221,7 @@ def change(
     from clustertune.operations.planfile import PlannedCall
 
     call = PlannedCall(verb=verb, names=names, options=options)
-    instead = click.get_current_context().find_object(Instead)
+    instead = click.get_current_context().find_object(PlanOnly)
     if instead is not None:
         instead.do(target, call, form, consent)
     else:
@@ -277,12 +271,14 @@ def carry_out(
 
     def call(dry: bool) -> T:
         def work(client: Client) -> Awaitable[T]:
-            return told_usage(make(client, dry_run=dry, progress=consent.progress))
+            return with_usage_errors(
+                make(client, dry_run=dry, progress=consent.progress)
+            )
 
         return run(target, work)
 
     def end(result: T) -> None:
-        click.echo(rendered(result, form))
+        click.echo(render(result, form))
         sys.exit(code(result))
 
     if consent.dry_run or not consent.yes:

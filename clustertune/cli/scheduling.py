@@ -15,8 +15,8 @@ import click
 from click.core import ParameterSource
 
 from clustertune.cli import FAILED, examples
-from clustertune.cli.options import Consent, Target, on_a_cluster
-from clustertune.cli.running import format_option, run, told_usage, typed
+from clustertune.cli.options import Consent, Target, cluster_options
+from clustertune.cli.running import format_option, run, usage_errors, with_usage_errors
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -28,7 +28,7 @@ NOT_FOUND = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Later:
+class ScheduleOptions:
     """Options of ``--between-runs``, for :func:`clustertune.schedule_restart`."""
 
     options: dict[str, Any]
@@ -51,7 +51,7 @@ _options = (
     click.option("--stay", is_flag=True, help="Between runs: wait until the restart "
         "has ended, and show its state."),
 )  # fmt: skip
-_NOT_LATER = (
+_NOT_SCHEDULED = (
     "drop_data",
     "if_needed",
     "include_other_clients",
@@ -59,21 +59,21 @@ _NOT_LATER = (
     "timeout",
 )
 _WHEN = ("idle_for", "cron", "tz", "condition", "expires")
-_LATER_ONLY = (*_WHEN, "stay")
-LATER = frozenset(("between_runs", *_LATER_ONLY))
+_ONLY_SCHEDULED = (*_WHEN, "stay")
+SCHEDULE_OPTIONS = frozenset(("between_runs", *_ONLY_SCHEDULED))
 
 
-def with_later(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``--between-runs``; the command gets ``later``, or None.
+def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``--between-runs``; the command gets ``scheduled``.
 
-    Without these options (``LATER``) the command restarts at once.
+    ``scheduled`` is None without ``--between-runs``: the command restarts at once.
     """
 
     @wraps(command)
     def call(
         *args: Any, between_runs: bool = False, stay: bool = False, **others: Any
     ) -> None:
-        wrong = _NOT_LATER if between_runs else _LATER_ONLY
+        wrong = _NOT_SCHEDULED if between_runs else _ONLY_SCHEDULED
         # `plan` has another --expires
         known = {*others, "stay"}
         given = [name for name in wrong if name in known and _is_given(name)]
@@ -88,8 +88,10 @@ def with_later(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: others.pop(name, None) for name in _WHEN}
         if between_runs and _is_given("wait"):
             options["wait"] = others["wait"]
-        later = Later(options=options, stay=stay) if between_runs else None
-        command(*args, later=later, **others)
+        scheduled = None
+        if between_runs:
+            scheduled = ScheduleOptions(options=options, stay=stay)
+        command(*args, scheduled=scheduled, **others)
 
     decorated: Callable[..., None] = call
     for option in reversed(_options):
@@ -107,23 +109,23 @@ def between_runs(
     workers: tuple[str, ...],
     form: str,
     consent: Consent,
-    later: Later,
+    scheduled: ScheduleOptions,
 ) -> None:
     """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
-    from clustertune.operations.scheduling import scheduling
+    from clustertune.operations.scheduling.request import schedule_restart
 
     async def call(client: Client, dry: bool) -> Schedule:
         names = list(workers) or None
-        with typed(ValueError, TypeError):
-            answer: Any = scheduling.schedule_restart(
-                client, workers=names, dry_run=dry, **later.options
+        with usage_errors(ValueError, TypeError):
+            answer: Any = schedule_restart(
+                client, workers=names, dry_run=dry, **scheduled.options
             )
-        found: Schedule = await told_usage(answer)
+        found: Schedule = await with_usage_errors(answer)
         return found
 
     async def schedule(client: Client) -> Schedule:
         made = await call(client, dry=False)
-        if not later.stay:
+        if not scheduled.stay:
             return made
         return await _follow(client, made, consent, _cancel_command(made, target))
 
@@ -135,7 +137,7 @@ def between_runs(
         consent.ask(str(plan))
     done = run(target, schedule)
     click.echo(_rendered([done], form))
-    if not (done.ended or later.stay or consent.quiet):
+    if not (done.ended or scheduled.stay or consent.quiet):
         click.echo(f"to cancel it: {_cancel_command(done, target)}", err=True)
     sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
 
@@ -183,7 +185,7 @@ def schedule() -> None:
 @schedule.command(
     "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
 )
-@on_a_cluster()
+@cluster_options()
 @format_option
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
@@ -196,7 +198,7 @@ def list_(target: Target, form: str) -> None:
     epilog=examples("clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786")
 )
 @click.argument("id")
-@on_a_cluster()
+@cluster_options()
 @format_option
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""

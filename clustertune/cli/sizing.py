@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
 from clustertune.cli import examples
-from clustertune.cli.running import format_option, rendered, told, typed
+from clustertune.cli.running import exit_on_error, format_option, render, usage_errors
 
 _count = click.IntRange(1)
 
@@ -18,59 +19,43 @@ _count = click.IntRange(1)
         "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
     )
 )
-@click.option("--rows", type=_count, help="Rows of the data.")
-@click.option("--columns", type=_count, help="Columns: features, labels, weights.")
+@click.option("--rows", type=_count, help="Set the rows of the data.")
 @click.option(
-    "--dtype", help="Type of the numbers, like float32; for Parquet data, their type "
-    "after loading."
-)  # fmt: skip
-@click.option(
-    "--parquet", metavar="PATH", help="Instead of rows and columns: a file, folder, "
-    "pattern or URL of Parquet data. Only footers are read."
-)  # fmt: skip
-@click.option("--workload", "estimator", help="Training library, like xgboost.")
-@click.option(
-    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
-    help="Rows of eval sets, as a fraction of the rows of the data, like 0.2.",
-)  # fmt: skip
-@click.option(
-    "--host-cpus", type=_count, help="CPUs of one host; by default this machine's."
+    "--columns", type=_count, help="Set the columns: features, labels, weights."
 )
 @click.option(
-    "--host-memory", metavar="SIZE", help="Memory of one host, like 64GiB; by default "
-    "this machine's."
+    "--dtype", help="Set the type of the numbers, like float32; for Parquet data, the "
+    "type after loading."
 )  # fmt: skip
 @click.option(
-    "--hosts", type=_count, help="Number of available hosts; by default as many as "
-    "needed. Exit code 1: these hosts are not enough."
+    "--parquet", metavar="PATH", help="Read rows and columns from the footers of this "
+    "file, folder, pattern or URL of Parquet data."
+)  # fmt: skip
+@click.option(
+    "--workload", "estimator", help="Recommend for this library, like xgboost."
+)
+@click.option(
+    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
+    help="Add eval sets with this fraction of the rows of the data, like 0.2.",
+)  # fmt: skip
+@click.option(
+    "--host-cpus", type=_count, help="Set the CPUs of one host. By default this "
+    "machine's."
+)  # fmt: skip
+@click.option(
+    "--host-memory", metavar="SIZE", help="Set the memory of one host, like 64GiB. By "
+    "default this machine's."
+)  # fmt: skip
+@click.option(
+    "--hosts", "n_hosts", type=_count, help="Set the number of available hosts. By "
+    "default as many as needed. Exit with code 1 if these hosts are not enough."
 )  # fmt: skip
 @format_option
-def size(
-    rows: int | None,
-    columns: int | None,
-    dtype: str | None,
-    parquet: str | None,
-    estimator: str | None,
-    eval_fraction: float,
-    host_cpus: int | None,
-    host_memory: str | None,
-    hosts: int | None,
-    form: str,
-) -> None:
+def size(form: str, **options: Any) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
     from clustertune.operations import sizing
 
-    with told(), typed(ValueError):
-        found = sizing.recommend_size(
-            rows=rows,
-            columns=columns,
-            dtype=dtype,
-            parquet=parquet,
-            estimator=estimator,
-            eval_fraction=eval_fraction,
-            host_cpus=host_cpus,
-            host_memory=host_memory,
-            n_hosts=hosts,
-        )
-    click.echo(rendered(found, form))
+    with exit_on_error(), usage_errors(ValueError):
+        found = sizing.recommend_size(**options)
+    click.echo(render(found, form))
     sys.exit(0 if found.enough else 1)

@@ -25,8 +25,8 @@ from bokeh.palettes import Cividis256
 from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.dashboard import style
 from clustertune.dashboard.state import (
+    MAX_IMBALANCE,
     THRESHOLDS,
-    UNEVEN,
     Columns,
     State,
     conditions,
@@ -128,7 +128,6 @@ class MemoryBars:
         )  # fmt: skip
 
     def update(self, state: State) -> None:
-        """Show another state."""
         workers, data = state["workers"], _bar_columns(state)
         # a new axis costs more than all other changes
         if data["name"] != self.source.data["name"]:
@@ -205,7 +204,6 @@ class Memory:
         self.cells.root.visible = self.list.visible = False
 
     def update(self, state: State) -> None:
-        """Show another state."""
         n = len(state["workers"]["id"])
         many = n > MAX_BARS
         self.bars.root.visible = 0 < n <= MAX_BARS
@@ -221,7 +219,6 @@ class Memory:
 
 
 def _has_thresholds(state: State) -> bool:
-    """Whether each worker with a limit has a known threshold."""
     w = state["workers"]
     own = zip(w["limit"], *(w[name] for name in THRESHOLDS), strict=True)
     return all(not limit or any(four) for limit, *four in own)
@@ -299,7 +296,6 @@ def _cell_columns(state: State) -> Columns:
 
 
 def _bar_columns(state: State) -> Columns:
-    """Return the columns of bars and their tooltips."""
     cells, ends = _cell_columns(state), [0] * len(state["workers"]["id"])
     data = _fixed_columns(state) | {"status": cells["status"]}
     for name in _SIZES:
@@ -324,7 +320,6 @@ def _widest(data: Columns) -> float:
 
 
 def _patch(source: Any, data: Columns) -> None:
-    """Send only the values that have changed."""
     changed = {}
     for name, column in data.items():
         pairs = enumerate(zip(source.data[name], column, strict=True))
@@ -389,7 +384,6 @@ class Rows:
         style.legend(chart, [("even share", [even])])
 
     def update(self, state: State) -> None:
-        """Show another state."""
         known = state["collections"]
         layouts = [
             x for x in known if not x["missing"] or x["missing"] < x["partitions"]
@@ -440,13 +434,12 @@ def _row_columns(share: Columns) -> Columns:
 def _row_problem(rows: int, due: float) -> str:
     if due and not rows:
         return "empty"
-    if rows > due * UNEVEN:
+    if rows > due * MAX_IMBALANCE:
         return "too many" if due else "should have none"
     return ""
 
 
 def _row_marks(data: Columns) -> Columns:
-    """Return the places of workers without rows."""
     return {"y": [y for y in data["y"] if data["problem"][y] == "empty"]}
 
 
@@ -470,7 +463,7 @@ def _layout_table(layouts: list[dict[str, Any]]) -> str:
     return style.table(head, rows, " nnnnn")
 
 
-def _marked(words: str, value: float, most: float = UNEVEN) -> str:
+def _marked(words: str, value: float, most: float = MAX_IMBALANCE) -> str:
     """Mark a number that is too high with a sign and a colour."""
     return f'<span class="bad">&#9650; {words}</span>' if value > most else words
 
@@ -529,7 +522,6 @@ class Timeline:
         style.legend(chart, [("managed", [data]), ("unmanaged", [whole])])
 
     def update(self, state: State) -> None:
-        """Show another state."""
         history, events = state["history"], state["events"]
         self.root.visible = any(history["process"])
         self._follow(history)

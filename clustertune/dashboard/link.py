@@ -35,13 +35,7 @@ class DashboardPage:
     url: str
 
     def show(self, height: int = 900) -> Frame:
-        """Show the live page in a notebook.
-
-        Parameters
-        ----------
-        height
-            Pixels.
-        """
+        """Show the live page in a notebook, ``height`` pixels high."""
         return Frame(self.url, height)
 
     def _repr_html_(self) -> str:
@@ -96,11 +90,11 @@ def dashboard_page(client: Client) -> Any:
     >>> clustertune.dashboard_page(client).show()  # doctest: +SKIP
     """
     check_client(client)
-    return client.sync(add_panel, client)
+    return client.sync(add_page, client)
 
 
-async def tell(client: Client) -> None:
-    """Run all checks, and leave the findings with the scheduler."""
+async def run_checks(client: Client) -> None:
+    """Run all checks, which send their findings to the scheduler."""
     question = Question(
         client=client,
         given=inputs.NOTHING,
@@ -111,10 +105,10 @@ async def tell(client: Client) -> None:
     await diagnose(question)
 
 
-async def add_panel(client: Client) -> DashboardPage:
-    """Run :func:`dashboard_page` in an event loop."""
+async def add_page(client: Client) -> DashboardPage:
+    """Carry out :func:`dashboard_page` in an event loop."""
     try:
-        await tell(client)
+        await run_checks(client)
     except VersionMismatchError as error:
         raise VersionMismatchError(f"{error}. {SERVE}") from error
     answer = await ship.on_scheduler(client, mount.mount)
@@ -128,13 +122,9 @@ async def add_panel(client: Client) -> DashboardPage:
 def page_url(link: str, path: str) -> str:
     """Return the URL of a page of the dashboard.
 
-    Parameters
-    ----------
-    link
-        URL of the status page by Dask's setting. It may be that of a proxy, with a
-        folder that is unknown to the scheduler.
-    path
-        Path of the page on the scheduler, with its prefix.
+    ``link`` is the URL of the status page by Dask's setting. It may be that of a proxy,
+    with a folder that the scheduler does not have. ``path`` is the page's path on the
+    scheduler, with its prefix.
     """
     parts = urlsplit(link)
     folder = parts.path.removesuffix("/").removesuffix("/status")

@@ -1,7 +1,7 @@
-"""Adds the page to the dashboard that a scheduler serves.
+"""Add the page to the dashboard of a scheduler.
 
 ``/clustertune`` and ``/individual-clustertune-...`` become pages of the dashboard's
-first Bokeh application, whose pages ``/individual-plots.json`` lists. They have its
+first Bokeh application. ``/individual-plots.json`` lists its pages. They have its
 prefix and its origins, and stay until the scheduler ends. A second call replaces their
 contents and adds no pages.
 """
@@ -19,7 +19,7 @@ from clustertune.remote.scheduler.plugin import NAME
 PATH = "/clustertune"
 #: parts with a page for each
 INDIVIDUAL = ("memory", "rows", "findings", "timeline")
-GONE = (
+NO_PLUGIN = (
     "the scheduler plugin of clustertune is gone; "
     "run clustertune.dashboard_page(client)"
 )
@@ -28,10 +28,7 @@ GONE = (
 def mount(dask_scheduler: Any) -> dict[str, Any]:
     """Add the pages, or replace their contents.
 
-    Returns
-    -------
-    dict
-        ``path`` of the page, with the dashboard's prefix, or ``error``.
+    Return ``path`` of the page, with the dashboard's prefix, or ``error``.
     """
     served: Any = getattr(dask_scheduler, "http_application", None)
     try:
@@ -55,10 +52,10 @@ def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
     """Return by path the function that fills a document."""
 
     async def read() -> Any:
-        resident = scheduler.plugins.get(NAME)
-        if resident is None:
-            return make(scheduler=scheduler.address, trouble=GONE)
-        return resident.page()
+        plugin = scheduler.plugins.get(NAME)
+        if plugin is None:
+            return make(scheduler=scheduler.address, trouble=NO_PLUGIN)
+        return plugin.page()
 
     whole: dict[str, Callable[[Any], None]] = {PATH: partial(page.build, read=read)}
     return whole | {
@@ -102,5 +99,5 @@ def _fill(served: Any, path: str, scheduler: Any, extra: Any, document: Any) -> 
 
     served.clustertune[path](document)
     if path == PATH:
-        document.template = env.from_string(page.TEMPLATE)
+        document.template = env.from_string(page.DASK_TEMPLATE)
         document.template_variables.update(extra)

@@ -15,7 +15,7 @@ from bokeh.models import Column, Row
 from clustertune.core.wording import plural, seconds_text
 from clustertune.dashboard import style
 from clustertune.dashboard.figures import Memory, Rows, Timeline
-from clustertune.dashboard.state import State, imbalance, is_over, total, verdict
+from clustertune.dashboard.state import State, has_ended, imbalance, total, verdict
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
@@ -33,9 +33,9 @@ html, body { background: #ffffff }
   .navbar li a { color: #e8eaee !important }
 }
 </style>"""
-ALONE = "{% block preamble %}" + STYLE + "{% endblock %}"
+OWN_TEMPLATE = "{% block preamble %}" + STYLE + "{% endblock %}"
 #: for Dask's dashboard, whose own pages are light only
-TEMPLATE = (
+DASK_TEMPLATE = (
     '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
 )
 
@@ -44,7 +44,7 @@ TEMPLATE = (
 
 
 class Text:
-    """HTML made from the state alone."""
+    """HTML that a function makes of the state."""
 
     figures: tuple[Any, ...] = ()
 
@@ -54,7 +54,6 @@ class Text:
         self.roots = (self.root,)
 
     def update(self, state: State) -> None:
-        """Show another state."""
         self.root.text = self.make(state)
 
 
@@ -107,7 +106,7 @@ def _findings_table(
 
 
 def _ended(finding: Mapping[str, Any], addresses: Collection[str]) -> str:
-    if not is_over(finding, addresses):
+    if not has_ended(finding, addresses):
         return ""
     ended = "process has" if len(finding["processes"]) == 1 else "processes have"
     return f" <span class='soft'>(the {ended} ended since)</span>"
@@ -210,13 +209,7 @@ _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
 class Page:
-    """Some parts of the page, or all of them.
-
-    Parameters
-    ----------
-    rows
-        Names of :data:`PARTS`; parts of one row are next to each other.
-    """
+    """Some parts of the page, or all; ``rows`` has names of :data:`PARTS` by row."""
 
     def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
         self.parts = {name: PARTS[name]() for row in rows for name in row}
@@ -232,7 +225,6 @@ class Page:
         self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
 
     def update(self, state: State) -> None:
-        """Show another state."""
         _unchecked(self._update)(state)
 
     def _update(self, state: State) -> None:
@@ -240,26 +232,18 @@ class Page:
             part.update(state)
 
     def add_to(self, document: Any, title: str = TITLE) -> None:
-        """Fill a document, in the colours of its reader."""
         figures = [f for part in self.parts.values() for f in part.figures]
         if figures:
             document.js_on_event("document_ready", style.theme(figures))
         document.add_root(self.root)
         document.title = title
-        document.template = ALONE
+        document.template = OWN_TEMPLATE
 
 
 def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:
-    """Fill a document, and update it while a reader looks at it.
+    """Fill a Bokeh document, and update it while a reader looks at it.
 
-    Parameters
-    ----------
-    document
-        A Bokeh document.
-    read
-        Returns a page state; runs in the event loop of the server.
-    rows
-        As for :class:`Page`.
+    ``read`` returns a page state in the event loop of the server.
     """
     page = Page(rows)
     page.add_to(document)

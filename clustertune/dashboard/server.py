@@ -40,8 +40,8 @@ from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.monitor import monitor
 
 CONNECT = 10.0  # seconds
-AGAIN = 2.0  # seconds between two attempts to reach a lost scheduler
-FRESH = 0.5  # seconds during which all readers get the same state
+RETRY_INTERVAL = 2.0  # seconds between two attempts to reach a lost scheduler
+MAX_AGE = 0.5  # seconds during which all readers get the same state
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 ANY = "*"
 
@@ -52,10 +52,7 @@ ANY = "*"
 class Source:
     """Page states of a cluster, read while a reader looks at the page.
 
-    Parameters
-    ----------
-    connect
-        Connects to the cluster; called again after the scheduler was lost.
+    ``connect`` connects to the cluster. It is called again if the scheduler was lost.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
@@ -63,26 +60,26 @@ class Source:
         self._client: Client | None = None
         self._objection = ""  # why no code may be sent to this cluster
         self._state: State = make(trouble="the cluster has not been read yet")
-        self._seen: float | None = None  # epoch seconds
-        self._ahead = 0.0  # seconds by which this clock is ahead of the scheduler's
-        self._asked = self._tried = -AGAIN  # monotonic
-        self._turn = asyncio.Lock()
+        self._last_answer: float | None = None  # epoch seconds
+        #: seconds by which this clock is ahead of the scheduler's
+        self._clock_lead = 0.0
+        self._last_read = self._last_attempt = -RETRY_INTERVAL  # monotonic
+        self._lock = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     async def read(self) -> State:
         """Return the current page state, or the last one if the scheduler is lost."""
-        async with self._turn:
-            if monotonic() - self._asked >= FRESH and not self._closed:
+        async with self._lock:
+            if monotonic() - self._last_read >= MAX_AGE and not self._closed:
                 self._looking = asyncio.ensure_future(self._look())
                 await asyncio.wait([self._looking])
                 if not self._looking.cancelled():
                     self._looking.result()
-                self._asked = monotonic()
+                self._last_read = monotonic()
         return self._state
 
     async def close(self) -> None:
-        """Disconnect, or stop connecting."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
@@ -96,14 +93,14 @@ class Source:
         except (ClustertuneError, OSError, asyncio.TimeoutError) as error:
             self._state = self._state | {"trouble": self._lost(error)}
         else:
-            self._state, self._seen = state, time()
+            self._state, self._last_answer = state, time()
 
     async def _ask(self, client: Client) -> State:
         if not self._objection:
             state: State = await monitor.ask(client, "page")
             return state
         scheduler: Any = client.scheduler
-        now = time() - self._ahead
+        now = time() - self._clock_lead
         state = of_identity(await scheduler.identity(n_workers=-1), now)
         finding = {
             "severity": "warning",  # such a cluster is never shown as ready
@@ -116,25 +113,27 @@ class Source:
         return state | {"findings": found}
 
     def _lost(self, error: BaseException) -> str:
-        since = (
-            "" if self._seen is None else f" for {seconds_text(time() - self._seen)}"
-        )
-        why = str(error) or type(error).__name__
-        return f"the scheduler has not answered{since} ({why})"
+        duration = ""
+        if self._last_answer is not None:
+            duration = f" for {seconds_text(time() - self._last_answer)}"
+        reason = str(error) or type(error).__name__
+        return f"the scheduler has not answered{duration} ({reason})"
 
     async def _connected(self) -> Client:
         client = self._client
         if client is not None and client.status == "running":
             return client
-        if monotonic() - self._tried < AGAIN:
-            raise ConnectionLostError(f"the next attempt is within {AGAIN:.0f} s")
-        self._tried = monotonic()
+        if monotonic() - self._last_attempt < RETRY_INTERVAL:
+            raise ConnectionLostError(
+                f"the next attempt is within {RETRY_INTERVAL:.0f} s"
+            )
+        self._last_attempt = monotonic()
         if client is not None:
             await client.close()
         self._client = client = await self._connect()
-        self._ahead = await _clock_difference(client)
+        self._clock_lead = await _clock_difference(client)
         try:
-            await link.tell(client)
+            await link.run_checks(client)
             self._objection = ""
         except ConnectionLostError:
             raise
@@ -147,8 +146,8 @@ class Source:
 async def _clock_difference(client: Client) -> float:
     """Return the seconds by which this machine's clock is ahead of the scheduler's.
 
-    The scheduler has logged this client's connection a moment ago, by its own clock.
-    Reading that event sends no code. Without the event the difference counts as zero.
+    The scheduler has just logged this client's connection by its own clock. Reading
+    that event sends no code. Without the event the difference counts as zero.
     """
     now = time()
     logged = await client.get_events(client.id)
@@ -162,23 +161,11 @@ async def _clock_difference(client: Client) -> float:
 async def serving(
     source: Source, *, port: int, address: str, origins: Sequence[str]
 ) -> AsyncIterator[str]:
-    """Serve the page during a block; yields its URL.
+    """Serve the page during a block; yield its URL, and close the source afterwards.
 
-    Parameters
-    ----------
-    source
-        Page states; closed afterwards.
-    port
-        0 chooses a free port.
-    address
-        The address of this machine to listen on.
-    origins
-        ``HOST:PORT`` of other pages and proxies that may show the page.
-
-    Raises
-    ------
-    OSError
-        The port is in use.
+    ``port=0`` chooses a free port. ``address`` is the address of this machine to listen
+    on. ``origins`` are ``HOST:PORT`` of other pages and proxies that may show the page.
+    Raise OSError if the port is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # tornado's own function leaves a socket open if the port is in use
@@ -207,10 +194,7 @@ async def serving(
 def content_security_policy(origins: Iterable[str]) -> str:
     """Return the header that limits what a page may load and connect to.
 
-    Parameters
-    ----------
-    origins
-        Origins of scripts and styles besides the server's own.
+    Scripts and styles may come from the server itself and from ``origins``.
     """
     sources = " ".join(("'self'", *origins, "'unsafe-inline'"))
     parts = (
@@ -230,12 +214,8 @@ def content_security_policy(origins: Iterable[str]) -> str:
 def allowed_hosts(address: str, origins: Iterable[str]) -> frozenset[str] | None:
     """Return the host names that requests may use; None allows all.
 
-    Parameters
-    ----------
-    address
-        The address on which the server listens.
-    origins
-        ``HOST`` or ``HOST:PORT`` of pages and proxies that may show the page.
+    The server listens on ``address``. ``origins`` are ``HOST`` or ``HOST:PORT`` of
+    pages and proxies that may show the page.
     """
     hosts = {_host(origin) for origin in origins}
     if ANY in hosts or not _is_loopback(address):
@@ -261,12 +241,7 @@ def _host(place: str) -> str:
 class ProtectedTornado(BokehTornado):
     """Bokeh's application, with security headers and a list of allowed host names.
 
-    Parameters
-    ----------
-    applications, **options
-        As for Bokeh's class.
-    hosts
-        Host names that requests may use; None allows all.
+    ``hosts`` are the host names that requests may use; None allows all.
     """
 
     def __init__(

@@ -57,14 +57,14 @@ SHARE = ("id", "rows", "partitions", "due")
 KINDS = ("did", "failed", "held", "scheduled")
 
 #: checks whose conditions the page sees live, so their old findings do not count
-LIVE = frozenset(
+LIVE_CHECKS = frozenset(
     (
         "empty_workers", "memory_pressure", "missing_workers", "paused_workers",
         "separated_pairs", "unresponsive_workers", "uneven_rows",
     )
 )  # fmt: skip
-SILENT = 15.0  # seconds without a heartbeat; there is one each second
-UNEVEN = 1.05  # rows over the even share: the default tolerance of prepare
+MAX_SILENCE = 15.0  # seconds without a heartbeat; there is one each second
+MAX_IMBALANCE = 1.05  # rows over the even share: the default tolerance of prepare
 
 
 def make(**parts: Any) -> State:
@@ -93,12 +93,8 @@ def columns(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Columns:
 def of_identity(identity: Mapping[str, Any], now: float) -> State:
     """Return the page state of a scheduler that runs no code of clustertune.
 
-    Parameters
-    ----------
-    identity
-        The scheduler's ``identity(n_workers=-1)``.
-    now
-        Epoch seconds by the scheduler's clock, or by this machine's.
+    ``identity`` is the scheduler's ``identity(n_workers=-1)``. ``now`` is the time by
+    the scheduler's clock, in epoch seconds.
     """
     rows: list[tuple[Any, ...]] = []
     hosts: dict[str, list[int]] = {}
@@ -145,7 +141,7 @@ def conditions(workers: Columns) -> list[str]:
     found = []
     for status, silent in zip(workers["status"], workers["silent"], strict=True):
         words = [] if status == "running" else [str(status).replace("_", " ")]
-        words += [f"silent for {silent:.0f} s"] if silent >= SILENT else []
+        words += [f"silent for {silent:.0f} s"] if silent >= MAX_SILENCE else []
         found.append(", ".join(words))
     return found
 
@@ -163,13 +159,10 @@ def total(workers: Columns) -> str:
 
 
 def verdict(state: State) -> tuple[str, str]:
-    """Return whether a fit can begin, and why not.
+    """Return whether a fit can begin, and a sentence with the reasons.
 
-    Returns
-    -------
-    level, text
-        ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
-        ``unknown``; and a sentence.
+    The first is ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
+    ``unknown``.
     """
     if state["trouble"]:
         return "unknown", f"Unknown: {state['trouble']}"
@@ -197,9 +190,12 @@ def _worker_problems(workers: Columns) -> Iterable[str]:
     paused = [i for i, s in zip(ids, workers["status"], strict=True) if s == "paused"]
     if paused:
         yield f"{workers_text(paused)} {'is' if len(paused) == 1 else 'are'} paused"
-    silent = [i for i, s in zip(ids, workers["silent"], strict=True) if s >= SILENT]
+    silent = [
+        i for i, s in zip(ids, workers["silent"], strict=True) if s >= MAX_SILENCE
+    ]
     if silent:
-        yield f"{workers_text(silent)} sent no heartbeat for {SILENT:.0f} s or more"
+        least = f"{MAX_SILENCE:.0f} s or more"
+        yield f"{workers_text(silent)} sent no heartbeat for {least}"
     if paused or silent or any(s == "running" for s in workers["status"]):
         return
     yield "no worker is running"
@@ -219,7 +215,7 @@ def _row_problems(layouts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
         if apart:
             yield f"{plural(apart, 'separated pair')} of {label}"
         fullest = imbalance(layout["workers"])
-        if fullest is not None and fullest > UNEVEN:
+        if fullest is not None and fullest > MAX_IMBALANCE:
             yield f"rows of {label} are uneven ({fullest:.3g} times the even share)"
 
 
@@ -236,12 +232,12 @@ def _messages(state: State, severity: str) -> list[str]:
         f["message"]
         for f in found
         if f["severity"] == severity
-        and f["check"] not in LIVE
-        and not is_over(f, addresses)
+        and f["check"] not in LIVE_CHECKS
+        and not has_ended(f, addresses)
     ]
 
 
-def is_over(finding: Mapping[str, Any], addresses: Collection[str]) -> bool:
+def has_ended(finding: Mapping[str, Any], addresses: Collection[str]) -> bool:
     """Return whether all processes of a finding have ended."""
     processes = finding.get("processes") or ()
     return bool(processes) and not any(p in addresses for p in processes)

@@ -127,15 +127,10 @@ def html(**layout: Any) -> Div:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
-    """Return a table; its cells are HTML.
+    """Return a table whose cells are HTML.
 
-    Parameters
-    ----------
-    header, rows
-        Cells.
-    kinds
-        A letter for each column: ``n`` aligns numbers to the right, ``k`` keeps lines
-        whole, ``w`` breaks long words, a space does nothing.
+    ``kinds`` has a letter for each column: ``n`` aligns numbers to the right, ``k``
+    keeps lines whole, ``w`` breaks long words, a space does nothing.
     """
     columns = kinds.ljust(len(header))
     classes = [f' class="{k}"' if k != " " else "" for k in columns]

@@ -47,9 +47,9 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import connection
-from clustertune.operations import events
-from clustertune.operations.history import noting
-from clustertune.operations.history import record as history
+from clustertune.operations import event_log
+from clustertune.operations.history import recording
+from clustertune.operations.history import store as history
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 
@@ -385,14 +385,16 @@ class RunningCall:
     async def _conclude(self, status: str, facts: Facts, error: str = "") -> Report:
         call, journal = self.call, self.journal
         report = journal.report(status, monotonic() - self._start, error)
-        report = await noting.note_call(call.name, journal, report)
+        report = await recording.note_call(call.name, journal, report)
         self._progress.finish(headlines(report))
         stored = journal.outcomes or not error or call.keeps_refused
         if stored and not call.dry_run:
             shown = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done
-        noted = events.log_call(call.client, call.name, status, report.seconds, journal)
+        noted = event_log.log_call(
+            call.client, call.name, status, report.seconds, journal
+        )
         await asyncio.shield(noted)
         return report
 

@@ -25,9 +25,9 @@ from clustertune.core.model import Finding, Snapshot
 from clustertune.core.wording import names_text, printable, seconds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
-from clustertune.operations.blocks import Block
-from clustertune.operations.history import noting
-from clustertune.operations.history.record import Measures, Record
+from clustertune.operations.client_context import ClientContext
+from clustertune.operations.history import recording
+from clustertune.operations.history.store import Measures, Record
 from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
@@ -42,7 +42,7 @@ WAIT_SECONDS = 60.0  # for the end of another client's plan
 UNNAMED = "a hold"
 
 
-class Hold(Block):
+class Hold(ClientContext):
     """A hold, as a context manager for both kinds of clients.
 
     Attributes
@@ -114,8 +114,8 @@ class Hold(Block):
         )
         _report(str(measures))
         label = "" if self._label == UNNAMED else self._label
-        hindered = await noting.note(
-            lambda: noting.of_hold(
+        hindered = await recording.note(
+            lambda: recording.of_hold(
                 self._about and self._about(),
                 label,
                 began,

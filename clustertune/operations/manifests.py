@@ -1,9 +1,9 @@
-"""The folder of a save and its manifest, as the client reads and writes them.
+"""The folder of a save and its manifest, which the client reads and writes.
 
 A path contains one folder for each save and one manifest. The client writes the
 manifest last, so a path without a manifest has no complete save. Another user with
-write access may have changed the manifest. Every field is therefore checked, and
-nothing outside of the path is read or removed.
+write access may have changed the manifest. So every field is checked, and nothing
+outside of the path is read or removed.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ class Target:
     options: Mapping[str, Any] = field(repr=False)  # may hold secrets
 
     def files(self) -> tuple[Any, str]:
-        """The file system, with an empty listing cache, and the root in it."""
+        """Return the file system, with an empty listing cache, and the root in it."""
         files, root = url_to_fs(self.url, **self.options)
         files.invalidate_cache()
         return files, str(root).rstrip("/")
 
 
 def target(name: str, path: Any, storage_options: Any) -> Target:
-    """Check the arguments for a path."""
+    """Check the arguments for a path of a save."""
     if not isinstance(path, str) and not hasattr(path, "__fspath__"):
         raise TypeError(
             f"{name}={path!r} must be the path of a folder that the client and all "
@@ -202,7 +202,7 @@ def read(target: Target) -> Manifest:
     except FileNotFoundError as error:
         raise SaveError(
             f"{target.path} has no {MANIFEST}, so it holds no complete save; give the "
-            "path that was given to save"
+            "path of clustertune.save_data"
         ) from error
     try:
         data = decoding.parse_json(text)
@@ -220,7 +220,7 @@ def read(target: Target) -> Manifest:
 
 
 def _manifest(data: Any) -> Manifest:
-    """Raises ValueError if save would never write such a manifest."""
+    """Check a manifest; raise ValueError if ``save_data`` never writes one like it."""
     manifest = decoding.convert(data, Manifest)
     if not FOLDER.fullmatch(manifest.folder):
         raise ValueError("folder: this is not the name of a save's folder")
@@ -253,7 +253,7 @@ def _refuse_objects(dtype: str, where: str) -> None:
     except (TypeError, ValueError, OverflowError):
         known = None
     if known is None:
-        raise ValueError(f"{where}.dtype: save never writes the type {dtype!r}")
+        raise ValueError(f"{where}.dtype: save_data never writes the type {dtype!r}")
 
 
 def publish(target: Target, manifest: Manifest, *, overwrite: bool) -> None:
@@ -274,8 +274,8 @@ def publish(target: Target, manifest: Manifest, *, overwrite: bool) -> None:
     if _current(files, root) != new:
         raise SaveError(
             f"{target.path}/{MANIFEST} names another save, which ended at the same "
-            f"time, so load cannot find the files of this one in {new}; save the data "
-            "to another path"
+            f"time, so load_data cannot find the files of this one in {new}; save the "
+            "data to another path"
         )
     if old is not None:
         with suppress(FileNotFoundError):  # another save removed it first
@@ -287,7 +287,7 @@ class _Current(Struct, frozen=True):
 
 
 def _current(files: Any, root: str) -> str | None:
-    """The folder in the manifest; None if there is none, or no name of a save."""
+    """Return the folder in the manifest; None if the manifest is missing or invalid."""
     try:
         text = files.cat_file(f"{root}/{MANIFEST}")
         folder = decoding.read_json(text, _Current).folder
@@ -300,14 +300,14 @@ def _current(files: Any, root: str) -> str | None:
 
 
 def kind_of(collection: Any) -> type[Saved]:
-    """The class that describes such a collection."""
+    """Return the class that describes such a collection."""
     if isinstance(collection, da.Array):
         return SavedArray
     return SavedFrame if isinstance(collection, dd.DataFrame) else SavedSeries
 
 
 def small_frames(collection: Any) -> dict[str, Any]:
-    """The empty frame and the divisions, which the client saves itself."""
+    """Return the empty frame and the divisions, which the client itself saves."""
     small = {"meta": collection._meta}  # noqa: SLF001 (it has no public name)
     if collection.known_divisions:
         small["divisions"] = pd.DataFrame({"divisions": list(collection.divisions)})
@@ -315,7 +315,7 @@ def small_frames(collection: Any) -> dict[str, Any]:
 
 
 def file_names(collection: Any) -> list[str]:
-    """The files or folders of all partitions, in the order of the keys."""
+    """Return the files or folders of all partitions, in the order of the keys."""
     if isinstance(collection, da.Array):
         return [".".join(map(str, b)) for b in np.ndindex(*collection.numblocks)]
     return [f"{i}.parquet" for i in range(collection.npartitions)]
@@ -335,16 +335,16 @@ def complete(target: Target, folder: str, x: Given, answers: Sequence[Any]) -> S
         data = partitions.encode(frame)
         files.pipe_file(f"{root}/{folder}/{name}.parquet", data)
         checksums[name] = crc32(data)
-    divided = bool(collection.known_divisions)
     written = decoding.convert(answers, list[FramePartition])
     kind = SavedSeries if collection.ndim == 1 else SavedFrame
-    return kind(x.label, folder, divided, written, checksums)
+    has_divisions = bool(collection.known_divisions)
+    return kind(x.label, folder, has_divisions, written, checksums)
 
 
 def array_chunks(
     label: str, numblocks: tuple[int, ...], shapes: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Sizes along each axis by the saved chunks: a collection may not know its own."""
+    """Return the chunk sizes by the saved chunks: an array may not know its own."""
     blocks = dict(zip(np.ndindex(*numblocks), shapes, strict=True))
     zeros = (0,) * len(numblocks)
     chunks = [
@@ -362,7 +362,6 @@ def array_chunks(
 
 
 def _refuse_missing(files: Any, folder: str, x: Given, answers: Sequence[Any]) -> None:
-    """Raise SaveError unless the client sees the bytes that the workers reported."""
     names = file_names(x.collection)
     seen = dict.fromkeys(names, 0)
     for path, file in files.find(folder, detail=True).items():
@@ -387,6 +386,6 @@ def read_small_frame(
     if crc32(data) != saved.crc32[name]:
         raise SaveError(
             f"{saved.folder}/{name}.parquet is not as it was saved: its checksum is "
-            "another"
+            "another. The data cannot be loaded; save it again"
         )
     return partitions.decode(data, series=series)

@@ -19,7 +19,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
-from clustertune.operations import events, planfile
+from clustertune.operations import event_log, planfile
 from clustertune.operations.call import check_client, checked_by
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import guards, verification
@@ -177,8 +177,8 @@ async def _plan(
     return StoredPlan(
         made=made,
         expires=made + seconds,
-        by=events.who(),
-        reason=events.why() or "",
+        by=event_log.user(),
+        reason=event_log.change_reason() or "",
         call=call,
         seen=verification.fingerprint(str(identity["id"]), recorder.view),
         report=found,
@@ -201,8 +201,8 @@ async def _apply(
         # another measurement could lead to other partitions
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
-    because = events.why() or stored.reason or None
-    with checked_by(Comparison(stored)), events.because(because):
+    because = event_log.change_reason() or stored.reason or None
+    with checked_by(Comparison(stored)), event_log.use_reason(because):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
         # the arguments were valid when the plan was made: a worker or data set is gone

@@ -16,9 +16,9 @@ from clustertune.core.model import ORDER, Layout, Plan, Profile
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries import Handed
-from clustertune.operations.blocks import Block
-from clustertune.operations.history import noting
+from clustertune.integrations.libraries import FitInputs
+from clustertune.operations.client_context import ClientContext
+from clustertune.operations.history import recording
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
 
@@ -38,7 +38,7 @@ class PrepareContext:
     group_sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Prepared(Block):
+class Prepared(ClientContext):
     """The prepared collections and the report; unpacks in the order of the arguments.
 
     Eval sets are not unpacked. They are in ``eval_set``, and in ``fit_kwargs`` in the
@@ -104,9 +104,9 @@ class Prepared(Block):
         self.report = report
 
     @property
-    def _handed(self) -> Handed:
+    def _fit_inputs(self) -> FitInputs:
         given, sizes = self._inputs, self._context.group_sizes
-        return Handed(
+        return FitInputs(
             training=_rows(given, given.training, sizes),
             eval_sets=tuple(_rows(given, x, sizes) for x in given.eval_sets),
             estimator=self._context.estimator,
@@ -114,11 +114,11 @@ class Prepared(Block):
 
     @cached_property
     def fit_kwargs(self) -> dict[str, Any]:
-        return libraries.fit_kwargs(self._context.workload, self._handed)
+        return libraries.fit_kwargs(self._context.workload, self._fit_inputs)
 
     @cached_property  # a shared model is sent to the workers once
     def estimator_params(self) -> dict[str, Any]:
-        return libraries.estimator_params(self._context.workload, self._handed)
+        return libraries.estimator_params(self._context.workload, self._fit_inputs)
 
     @property
     def before(self) -> Layout:
@@ -166,7 +166,7 @@ class Prepared(Block):
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
-        about = partial(noting.of_call, "fit", self._journal, self.report, time())
+        about = partial(recording.of_call, "fit", self._journal, self.report, time())
         self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
         try:
             await self.hold.__aenter__()

@@ -1,8 +1,8 @@
-"""``prepare`` for published data sets: afterwards their names point to the new data.
+"""Prepare published data sets; afterwards their names refer to the prepared data.
 
-All names change in one step, and only if no other client has changed one of them since.
-Dask itself can only replace one name after the other. An interruption would then leave
-new rows with old labels.
+All names change in one step, if no other client has changed one of them meanwhile. Dask
+can only replace one name after another. An interruption would then leave new rows with
+old labels.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.remote import keys
 
-ANSWER = 60.0  # seconds for the scheduler to change the names
-PLACE = "{name}"  # placeholder in keep_old
+ANSWER_TIMEOUT = 60.0  # seconds for the scheduler to change the names
+PLACEHOLDER = "{name}"  # placeholder in keep_old
 
 
 def prepare_datasets(
@@ -62,10 +62,10 @@ def prepare_datasets(
     progress: bool | Notify | None = None,
     **options: Any,
 ) -> Report:
-    """Prepare published data sets; their names then point to the new data.
+    """Prepare published data sets; their names then refer to the prepared data.
 
-    Either all names change, in one step, or none does, even if this client ends. Lazy
-    data is published as persisted data. If partitions were only moved, their keys and
+    All names change in one step, or none does, even if this client ends. Lazy data is
+    published as persisted data. If partitions were only moved, their keys and
     the names stay the same. Additional results are published under new names:
     ``X-row-order``, ``X-remainder`` (rows left out to make workers exactly even), and
     ``X_valid-copies`` (an eval set with one copy for each worker).
@@ -111,11 +111,11 @@ def prepare_datasets(
         "base_margin": base_margin,
         "init_score": init_score,
     }
-    roles = Roles.of(X, y, others, companions, eval_set)
+    names = DatasetNames.of(X, y, others, companions, eval_set)
     request = _Request(
         client=client,
-        roles=roles,
-        kept=kept_names(roles.names, keep_old),
+        names=names,
+        kept=backup_names(names.distinct, keep_old),
         dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
         options=options,
@@ -130,7 +130,7 @@ def prepare_datasets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class DatasetNames:
     """Names of data sets by their arguments of ``prepare``."""
 
     training: tuple[str, ...]  # X, y and others
@@ -145,8 +145,8 @@ class Roles:
         others: Sequence[str],
         companions: Mapping[str, str | None],
         eval_set: Sequence[tuple[str, str]] | None,
-    ) -> Roles:
-        """Check names; raises TypeError or ValueError."""
+    ) -> DatasetNames:
+        """Check the names; raise TypeError or ValueError."""
         if y is None and others:
             raise TypeError("y is None but names follow it; give y, or name them")
         pairs = () if eval_set is None else tuple(eval_set)
@@ -155,24 +155,24 @@ class Roles:
                 f"eval_set={eval_set!r} must be a list of pairs of names, like "
                 "eval_set=[('X_valid', 'y_valid')]"
             )
-        roles = cls(
+        names = cls(
             training=(X, *(() if y is None else (y,)), *others),
             companions={
                 k: n for k in COMPANIONS if (n := companions.get(k)) is not None
             },
             eval_set=tuple((a, b) for a, b in pairs),
         )
-        for name in roles.all:
+        for name in names.all:
             if not (isinstance(name, str) and name):
                 raise TypeError(f"{name!r} must be the name of a published data set")
-        arguments.distinct("data sets", roles.training)
-        for pair in roles.eval_set:
+        arguments.distinct("data sets", names.training)
+        for pair in names.eval_set:
             arguments.distinct("eval_set", pair)
-        return roles
+        return names
 
     @property
     def all(self) -> list[str]:
-        """In the order in which ``prepare`` returns them; eval sets are last."""
+        """Names in the order of the results of ``prepare``; eval sets are last."""
         return [
             *self.training,
             *self.companions.values(),
@@ -180,24 +180,25 @@ class Roles:
         ]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All names without duplicates."""
+    def distinct(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.all))
 
-    def given(self, collections: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments for ``prepare``."""
+    def prepare_arguments(
+        self, collections: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         named: dict[str, Any] = {k: collections[n] for k, n in self.companions.items()}
         pairs = [(collections[x], collections[y]) for x, y in self.eval_set]
         named["eval_set"] = pairs or None
         return [collections[name] for name in self.training], named
 
-    def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """The prepared collections by name."""
+    def collections(self, prepared: Prepared) -> dict[str, Any]:
         pairs = chain.from_iterable(prepared.eval_set)
         return dict(zip(self.all, [*prepared, *pairs], strict=True))
 
-    def extras(self, profile: Profile, options: Mapping[str, Any]) -> ExtraDatasets:
-        """New names for additional results of ``prepare``."""
+    def extra_names(
+        self, profile: Profile, options: Mapping[str, Any]
+    ) -> ExtraDatasets:
+        """Return names for additional results of ``prepare``."""
         X = self.training[0]
         ordered = options.get("shuffle") or options.get("sort")
         rows = (*self.training, *self.companions.values())
@@ -222,8 +223,8 @@ class ExtraDatasets:
         order = (self.order,) if self.order else ()
         return (*order, *self.remainder, *self.copies.values())
 
-    def handed_back(self, prepared: Prepared) -> dict[str, Any]:
-        """The additional collections by name, except eval sets."""
+    def collections(self, prepared: Prepared) -> dict[str, Any]:
+        """Return the additional collections by name, except eval sets."""
         found = {}
         if self.order and prepared.row_order is not None:
             found[self.order] = prepared.row_order
@@ -232,24 +233,26 @@ class ExtraDatasets:
         return found
 
 
-def kept_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
-    """The name for each replaced collection; empty if they are not kept."""
+def backup_names(names: Sequence[str], keep_old: str | None) -> dict[str, str]:
+    """Return the new name of each replaced collection; empty if they are not kept."""
     if keep_old is None:
         return {}
     if not (isinstance(keep_old, str) and keep_old):
-        raise ValueError(f"keep_old={keep_old!r} must be a name, like '{PLACE}-old'")
-    if PLACE not in keep_old and len(names) > 1:
+        raise ValueError(
+            f"keep_old={keep_old!r} must be a name, like '{PLACEHOLDER}-old'"
+        )
+    if PLACEHOLDER not in keep_old and len(names) > 1:
         raise ValueError(
             f"keep_old={keep_old!r} is one name for {len(names)} data sets; give one "
-            f"with {PLACE} in it, like '{PLACE}-old'"
+            f"with {PLACEHOLDER} in it, like '{PLACEHOLDER}-old'"
         )
-    return {name: keep_old.replace(PLACE, name) for name in names}
+    return {name: keep_old.replace(PLACEHOLDER, name) for name in names}
 
 
-def replaced(
+def changed_names(
     before: Mapping[str, Sequence[Key] | None], after: Mapping[str, Sequence[Key]]
 ) -> tuple[str, ...]:
-    """Names of data with other keys than before; None: it was not persisted."""
+    """Return the names whose data has other keys than before, or was not persisted."""
     return tuple(
         n for n in after if (was := before[n]) is None or list(was) != list(after[n])
     )
@@ -263,7 +266,7 @@ class _Request:
     """The checked arguments of a call."""
 
     client: Client
-    roles: Roles
+    names: DatasetNames
     kept: Mapping[str, str]
     dry_run: bool
     progress: bool | Notify | None
@@ -271,20 +274,23 @@ class _Request:
 
 
 async def _prepare(request: _Request) -> Report:
-    client, roles, options = request.client, request.roles, request.options
+    client, names, options = request.client, request.names, request.options
     profile = libraries.choose(options.get("estimator"))
-    extras = roles.extras(profile, options)
+    extra_names = names.extra_names(profile, options)
     await monitor.open_door(client, await monitor.identify(client))
     # before reading: from here on the scheduler notes changes of these names
     gone = await monitor.ask(
-        client, "note_names", owner=client.id, names=[*roles.names, *extras.names]
+        client,
+        "note_names",
+        owner=client.id,
+        names=[*names.distinct, *extra_names.names],
     )
-    old = dict(zip(roles.names, await fetch(client, roles.names), strict=True))
+    old = dict(zip(names.distinct, await fetch(client, names.distinct), strict=True))
     _refuse_gone(gone)
     for name, data in old.items():
-        _refuse_other(name, data)
-    await _refuse_taken(request, extras)
-    given, named = roles.given(old)
+        _refuse_other_types(name, data)
+    await _refuse_taken(request, extra_names)
+    given, named = names.prepare_arguments(old)
     preparing: Any = prepare  # returns an awaitable in the event loop
     prepared: Prepared = await preparing(
         client,
@@ -297,15 +303,17 @@ async def _prepare(request: _Request) -> Report:
     report = prepared.report
     if request.dry_run:
         if any(step.status == "planned" for step in report.steps):
-            step = _step(request, roles.names, "planned")
+            step = _step(request, names.distinct, "planned")
             report = replace(report, steps=(*report.steps, step))
         return report
-    new = roles.handed_back(prepared)
+    new = names.collections(prepared)
     before = {name: _loaded_keys(data) for name, data in old.items()}
     after = {name: inputs.partitions(data)[0] for name, data in new.items()}
     # other uses of an eval set need each row once, so its own name stays
-    changed = {extras.copies.get(n, n): new[n] for n in replaced(before, after)}
-    changed |= extras.handed_back(prepared)
+    changed = {
+        extra_names.copies.get(n, n): new[n] for n in changed_names(before, after)
+    }
+    changed |= extra_names.collections(prepared)
     return await _publish(request, changed, report) if changed else report
 
 
@@ -317,12 +325,8 @@ def _loaded_keys(collection: Any) -> list[Key] | None:
 async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
     """Read published data sets.
 
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set cannot be unpickled here.
+    Raise ValueError if a data set does not exist, and RefusedError if it cannot be
+    unpickled here.
     """
     there: Any = await client.list_datasets()
     unknown = [name for name in names if name not in there]
@@ -335,33 +339,15 @@ async def fetch(client: Client, names: Sequence[str]) -> list[Any]:
 
 
 async def collections(client: Client, names: Sequence[str]) -> list[Any]:
-    """Read published collections; raises RefusedError for data of other types.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not a collection, or cannot be unpickled here.
-    """
+    """Read published collections; raise RefusedError for data of other types."""
     found = await fetch(client, names)
     for name, data in zip(names, found, strict=True):
-        _refuse_other(name, data)
+        _refuse_other_types(name, data)
     return found
 
 
 async def present(client: Client, names: Sequence[str]) -> list[Any]:
-    """Read published collections whose partitions are all there.
-
-    Raises
-    ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not a collection, or cannot be unpickled here.
-    IncompleteError
-        Partitions are gone.
-    """
+    """Read published collections; raise IncompleteError if partitions are gone."""
     if not names:
         return []
     gone = await monitor.ask(client, "note_names", owner=client.id, names=[*names])
@@ -389,7 +375,7 @@ async def _read(client: Client, name: str) -> Any:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Hide Distributed's log of an unpickling error, which we raise."""
+    """Hide Distributed's log of an unpickling error: this module raises the error."""
     logger = logging.getLogger("distributed.protocol")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -411,7 +397,7 @@ def _refuse_gone(gone: Mapping[str, int]) -> None:
         )
 
 
-def _refuse_other(name: str, data: Any) -> None:
+def _refuse_other_types(name: str, data: Any) -> None:
     known = isinstance(data, da.Array | dd.DataFrame | dd.Series)
     if known and not isinstance(data, dd.Index):
         return
@@ -425,18 +411,18 @@ def _refuse_other(name: str, data: Any) -> None:
     )
 
 
-async def _refuse_taken(request: _Request, extras: ExtraDatasets) -> None:
+async def _refuse_taken(request: _Request, extra_names: ExtraDatasets) -> None:
     there: Any = await request.client.list_datasets()
     if taken := [name for name in request.kept.values() if name in there]:
-        raise RefusedError(_taken(taken))
-    if taken := [name for name in extras.names if name in there]:
+        raise RefusedError(_taken_text(taken))
+    if taken := [name for name in extra_names.names if name in there]:
         raise RefusedError(
             f"{names_text(taken)} {are(taken)} published already, for example by a "
             "previous call; unpublish with client.unpublish_dataset"
         )
 
 
-def _taken(names: Sequence[str]) -> str:
+def _taken_text(names: Sequence[str]) -> str:
     return (
         f"old collections cannot be kept as {names_text(names)}, which {are(names)} "
         "published already; give another name, or client.unpublish_dataset it"
@@ -465,7 +451,7 @@ def _step(request: _Request, names: Sequence[str], status: str, **what: Any) -> 
 
 
 async def _publish(request: _Request, new: Mapping[str, Any], report: Report) -> Report:
-    """Point the names to the new data and add the step to the report."""
+    """Publish the new data under the names and add the step to the report."""
     client, start = request.client, monotonic()
     entries = [
         (name, keys.pack([f.key for f in futures_of(data)]), to_serialize(data))
@@ -475,15 +461,15 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
         client, "point_names", owner=client.id, new=entries, kept=dict(request.kept)
     )
     try:
-        hindered = await asyncio.wait_for(asked, ANSWER)
-        if hindered:
-            raise _hindered(hindered)
+        refused = await asyncio.wait_for(asked, ANSWER_TIMEOUT)
+        if refused:
+            raise _refusal(refused)
     except asyncio.TimeoutError as error:
         raise _with_report(
             TimedOutError(
-                f"the scheduler did not answer within {ANSWER:g} s, so it is unknown "
-                "whether it changed the names: all point to the new data, or all to "
-                "the old data; check with client.get_dataset"
+                f"the scheduler did not answer within {ANSWER_TIMEOUT:g} s. All names "
+                "refer to the new data, or all still refer to the old data; check with "
+                "client.get_dataset"
             ),
             report,
         ) from error
@@ -493,14 +479,13 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
     done = _step(request, list(new), "done", nbytes=0, seconds=took)
     report = replace(report, steps=(*report.steps, done), seconds=report.seconds + took)
     Progress(request.progress).finish([done.summary])
-    lease = Lease(client, lambda: ANSWER)
+    lease = Lease(client, lambda: ANSWER_TIMEOUT)
     lease.opened = True
     await lease.quietly("keep", report=report.to_json())
     return report
 
 
-def _hindered(answer: Mapping[str, Any]) -> ClustertuneError:
-    """The error for a refusal by the scheduler plugin."""
+def _refusal(answer: Mapping[str, Any]) -> ClustertuneError:
     if changed := answer["changed"]:
         return RefusedError(
             f"another client published or unpublished {names_text(changed)} meanwhile, "
@@ -508,7 +493,7 @@ def _hindered(answer: Mapping[str, Any]) -> ClustertuneError:
             "again"
         )
     if answer["taken"]:
-        return RefusedError(_taken(answer["taken"]))
+        return RefusedError(_taken_text(answer["taken"]))
     return IncompleteError(
         f"{plural(answer['gone'], 'partition')} of the prepared data was lost with a "
         "worker, so no name was changed; run the call again"

@@ -1,11 +1,11 @@
-"""``save`` and ``load``: write persisted collections to files and read them again.
+"""``save_data`` and ``load_data``: write collections to files and read them again.
 
-Each save has its own folder below PATH. It contains one folder for each collection,
-with one file for each partition: Parquet for DataFrames, Zarr for Arrays. Workers write
-and read these files. Before that, a test checks that all processes see the same
-storage. Afterwards the client checks the files and writes the manifest. No file
-contains ``storage_options``, which may be secrets. The options travel in tasks, so the
-scheduler holds them as long as these tasks.
+Each save has its own folder below PATH, with one folder for each collection and one
+file for each partition: Parquet for DataFrames, Zarr for Arrays. Workers write and read
+these files. Before, a test checks that all processes see the same storage. Afterwards,
+the client checks the files and writes the manifest. No file contains
+``storage_options``, which may be secrets. The options are arguments of tasks, so the
+scheduler has them as long as these tasks exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import graphs, inputs
 from clustertune.collections.inputs import Inputs
 from clustertune.core import arguments
-from clustertune.core.model import Goal, Notify
+from clustertune.core.model import Goal, Key, Notify
 from clustertune.core.progress import Progress
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import (
@@ -55,9 +55,9 @@ from clustertune.operations.manifests import (
 from clustertune.remote import ship
 from clustertune.remote.worker import partitions
 
-NEEDED = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
-SEEN = 30.0  # seconds until other processes see a new file, at most
-ANSWER = 60.0  # seconds for a worker to write a small file
+PACKAGES = {SavedArray: "numcodecs", SavedFrame: "pyarrow", SavedSeries: "pyarrow"}
+VISIBILITY_TIMEOUT = 30.0  # seconds until other processes see a new file
+ANSWER_TIMEOUT = 60.0  # seconds for a worker to write a small file
 POLL = 0.1  # seconds between two checks
 
 Remaining = Callable[[], float]
@@ -89,8 +89,8 @@ def save_data(
     *collections
         Persisted Dask Arrays (written as Zarr), DataFrames and Series (as Parquet).
     storage_options
-        Options of fsspec for that URL. They are sent to the workers in tasks. The
-        scheduler holds these as long as the data that :func:`load` returns. No file,
+        Options of fsspec for that URL. Workers get them in tasks, which the scheduler
+        keeps as long as the data that :func:`clustertune.load_data` returns. No file,
         report or log contains them.
     overwrite
         Whether an existing save may be replaced. It is removed after the new save is
@@ -111,7 +111,7 @@ def save_data(
     >>> clustertune.save_data(client, "/shared/save", X, y)          # doctest: +SKIP
     """
     target = manifests.target("path", path, storage_options)
-    again = arguments.flag("overwrite", overwrite)
+    arguments.flag("overwrite", overwrite)
     if not collections:
         raise TypeError("give at least one collection to save")
     given = inputs.of_rows(collections)
@@ -124,10 +124,10 @@ def save_data(
         await cluster.open(None)
         async with cluster.lease("save", notify):
             await cluster.look(notify)
-            await write(cluster, target, overwrite=again, notify=notify)
+            await write(cluster, target, overwrite=overwrite, notify=notify)
 
     # an asynchronous client returns an awaitable
-    done: None = client.sync(_within, work, "save", seconds, progress)
+    done: None = client.sync(_run, work, "save_data", seconds, progress)
     return done
 
 
@@ -173,20 +173,20 @@ def load_data(
         check_client(client)
         return await read(client, target, notify, remaining)
 
-    found: tuple[Any, ...] = client.sync(_within, work, "load", seconds, progress)
+    found: tuple[Any, ...] = client.sync(_run, work, "load_data", seconds, progress)
     return found
 
 
-async def _within(
+async def _run(
     work: Callable[[Notify, Remaining], Any],
     name: str,
     timeout: float,
-    wanted: bool | Notify | None,
+    progress: bool | Notify | None,
 ) -> Any:
-    progress, start = Progress(wanted), monotonic()
+    display, start = Progress(progress), monotonic()
     try:
         return await asyncio.wait_for(
-            work(progress.notify, lambda: start + timeout - monotonic()), timeout
+            work(display.notify, lambda: start + timeout - monotonic()), timeout
         )
     except asyncio.TimeoutError as error:
         raise TimedOutError(
@@ -194,7 +194,7 @@ async def _within(
             "unchanged; give a longer timeout"
         ) from error
     finally:
-        progress.finish([])
+        display.finish([])
 
 
 # --- checks before writing ------------------------------------------------------------
@@ -212,7 +212,7 @@ async def check(cluster: LiveCluster, target: Target, *, overwrite: bool) -> Non
 def refuse(given: Inputs, loaded: Mapping[str, Any]) -> None:
     """Check that all collections are in memory and can be restored from files."""
     for x in given:
-        package = NEEDED[manifests.kind_of(x.collection)]
+        package = PACKAGES[manifests.kind_of(x.collection)]
         if importlib.util.find_spec(package) is None:
             raise RefusedError(
                 f"{x.label} cannot be saved without {package}: pip install {package}, "
@@ -249,14 +249,15 @@ def _refuse_types(collection: Any) -> None:
 async def _refuse_unshared(
     client: Client, target: Target, folder: str, given: Inputs
 ) -> None:
-    """Check that the client sees the files that each worker writes."""
+    """Raise unless the client sees the files that each worker writes."""
     workers = list((await monitor.identify(client))["workers"])
     approved = monitor.known(client).addresses
     unknown = [w for w in workers if w not in approved]
     if unknown:
         raise VersionMismatchError(
             f"{plural(len(unknown), 'worker')} ({printable(unknown[0])}) did not "
-            "report their versions, so they get no code; run `clustertune check`"
+            "report their versions, so clustertune sends them no code; run "
+            "`clustertune check`"
         )
 
     async def ask(function: Callable[..., Any], **more: Any) -> dict[str, Any]:
@@ -264,14 +265,14 @@ async def _refuse_unshared(
             client,
             function,
             workers,
-            timeout=ANSWER,
+            timeout=ANSWER_TIMEOUT,
             url=target.url,
             options=dict(target.options),
             path=folder,
             **more,
         )
 
-    packages = sorted({NEEDED[manifests.kind_of(x.collection)] for x in given})
+    packages = sorted({PACKAGES[manifests.kind_of(x.collection)] for x in given})
     try:
         answers = await ask(partitions.leave_mark, packages=packages)
         for worker, answer in answers.items():
@@ -301,8 +302,11 @@ def _refuse_unable(target: Target, worker: str, answer: Any) -> None:
 
 
 def _unseen(target: Target, marks: Mapping[str, str]) -> list[str]:
-    """Workers whose files do not appear in time; network file systems need some."""
-    end, unseen = monotonic() + SEEN, list(marks)
+    """Return the workers whose files do not appear in time.
+
+    Network file systems may show a new file late.
+    """
+    end, unseen = monotonic() + VISIBILITY_TIMEOUT, list(marks)
     while unseen and monotonic() < end:
         files, root = target.files()
         unseen = [name for name in unseen if not files.exists(f"{root}/{name}")]
@@ -343,39 +347,34 @@ async def write(
 async def _written(
     cluster: LiveCluster, target: Target, folder: str, notify: Notify
 ) -> list[Saved]:
-    """Have workers write all partitions to a new folder."""
     client, given = cluster.client, cluster.given
     loaded = await cluster.futures()
     await _refuse_unshared(client, target, folder, given)
     graph = graphs.Graph()
     for number, x in enumerate(given):
-        array = isinstance(x.collection, da.Array)
-        task = ship.Tasks(partitions.save_array if array else partitions.save_frame)
-        where, names = (
-            (target.url, dict(target.options)),
-            manifests.file_names(x.collection),
-        )
-        name, below = f"save-{uuid4().hex}", f"{folder}/{number}"
-        graph.partitions[x.label] = [(name, i) for i in range(len(names))]
-        for key, file, future in zip(
-            graph.partitions[x.label], names, loaded[x.label], strict=True
-        ):
-            path = f"{below}/{file}"
-            graph.tasks[key] = task(key, *where, path, TaskRef(future.key))
+        is_array = isinstance(x.collection, da.Array)
+        task = ship.Tasks(partitions.save_array if is_array else partitions.save_frame)
+        options, name = dict(target.options), f"save-{uuid4().hex}"
+        files = manifests.file_names(x.collection)
+        keys: list[Key] = [(name, i) for i in range(len(files))]
+        graph.partitions[x.label] = keys
+        for key, file, future in zip(keys, files, loaded[x.label], strict=True):
+            path, data = f"{folder}/{number}/{file}", TaskRef(future.key)
+            graph.tasks[key] = task(key, target.url, options, path, data)
     futures = await _submitted(client, graph, "saving", notify)
     found = await client.gather(list(futures.values()), asynchronous=True)
     answers = dict(zip(futures, found, strict=True))
     notify("checking all files", None)
     saved = []
     for number, x in enumerate(given):
-        own = [answers[key] for key in graph.partitions[x.label]]
-        work = partial(manifests.complete, target, f"{folder}/{number}", x, own)
+        written = [answers[key] for key in graph.partitions[x.label]]
+        work = partial(manifests.complete, target, f"{folder}/{number}", x, written)
         saved.append(await _storage(target, work))
     return saved
 
 
 async def _remove(target: Target, folder: str) -> None:
-    """Remove the folder of a failed save. Errors are only logged."""
+    """Remove the folder of a failed save. An error is only logged."""
 
     def remove() -> None:
         files, root = target.files()
@@ -383,7 +382,7 @@ async def _remove(target: Target, folder: str) -> None:
             files.rm(f"{root}/{folder}", recursive=True)
 
     try:
-        await asyncio.wait_for(asyncio.to_thread(remove), ANSWER)
+        await asyncio.wait_for(asyncio.to_thread(remove), ANSWER_TIMEOUT)
     # storages raise errors of any type
     except Exception as error:  # noqa: BLE001
         logger.warning(
@@ -395,15 +394,15 @@ async def _remove(target: Target, folder: str) -> None:
 
 
 async def _submitted(
-    client: Client, graph: graphs.Graph, doing: str, notify: Notify
+    client: Client, graph: graphs.Graph, verb: str, notify: Notify
 ) -> dict[Any, Any]:
     """Compute a graph; return the futures when all are finished."""
     futures = await asyncio.to_thread(graphs.submit, client, graph)
     try:
         while pending := [f for f in futures.values() if f.status != "finished"]:
-            await _refuse_failed(client, graph, pending, doing)
+            await _refuse_failed(client, graph, pending, verb)
             done = 1 - len(pending) / len(futures)
-            notify(f"{doing} {plural(len(futures), 'partition')}", done)
+            notify(f"{verb} {plural(len(futures), 'partition')}", done)
             await asyncio.sleep(POLL / 2)
     except BaseException:
         for future in futures.values():
@@ -413,7 +412,7 @@ async def _submitted(
 
 
 async def _refuse_failed(
-    client: Client, graph: graphs.Graph, pending: Sequence[Any], doing: str
+    client: Client, graph: graphs.Graph, pending: Sequence[Any], verb: str
 ) -> None:
     connection.refuse_closed(client)
     failed = next((f for f in pending if f.status in ("error", "cancelled")), None)
@@ -422,17 +421,17 @@ async def _refuse_failed(
     label = next(name for name, keys in graph.partitions.items() if failed.key in keys)
     if failed.status == "cancelled":
         raise SaveError(
-            f"{doing} {label} failed: a partition was lost or cancelled; load the data "
+            f"{verb} {label} failed: a partition was lost or cancelled; load the data "
             "again"
         )
     error = await failed.exception()
     raise SaveError(
-        f"{doing} {label} failed: {printable(str(error), longest=500)}"
+        f"{verb} {label} failed: {printable(str(error), longest=500)}"
     ) from error
 
 
 async def _storage(target: Target, work: Callable[[], Any]) -> Any:
-    """Use the storage in a thread."""
+    """Call a function that uses the storage in a thread."""
     try:
         return await asyncio.to_thread(work)
     except OSError as error:
@@ -457,8 +456,8 @@ async def read(
     futures = await _submitted(client, graph, "loading", notify)
     collections = []
     for saved in manifest.collections:
-        own = {key: futures[key] for key in graph.partitions[saved.folder]}
-        make = partial(_collection, target, saved, own)
+        loaded = {key: futures[key] for key in graph.partitions[saved.folder]}
+        make = partial(_collection, target, saved, loaded)
         collections.append(await _storage(target, make))
     return tuple(collections[i] for i in manifest.order)
 

@@ -1,7 +1,7 @@
-"""``size``: compute the cluster that a fit needs, before the cluster exists.
+"""``recommend_size``: compute the cluster that a fit needs, before it exists.
 
-The decision is pure. Its inputs are the data (:mod:`~clustertune.operations.dataset`),
-the profile of the library, and one host. It uses the rules of the checks:
+The decision is pure. Its inputs are the size of the data (``dataset_size``), the
+profile of the library, and one host. It uses the rules of the checks:
 
 - ``fit_memory``: a fit may fill ``memory_fraction`` of the memory limit.
 - Managed memory stays below Dask's spill target.
@@ -26,14 +26,14 @@ from clustertune.core.model import Profile
 from clustertune.core.wording import bytes_text, plural, printable, times_text
 from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
-from clustertune.operations import dataset
-from clustertune.operations.dataset import Dataset
+from clustertune.operations import dataset_size
+from clustertune.operations.dataset_size import Dataset
 from clustertune.remote.worker import probe
 
 SCHEMA_VERSION = 1
 RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's process
 MIN_RESERVED = 2**29  # bytes
-TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
+SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 PARTITIONS_PER_THREAD = (
     2  # of data that is read by partition: the current and the next one
@@ -87,7 +87,6 @@ class Sizing:
 
     @property
     def workers(self) -> int:
-        """Number of workers of the whole cluster."""
         return self.hosts * self.workers_per_host
 
     @property
@@ -120,7 +119,8 @@ class Sizing:
     def __str__(self) -> str:
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
         lines = "\n".join(self.lines.values())
-        return f"{self._title()}\n\nWhy\n{why}\n\nTo paste{self._where()}\n{lines}"
+        start = f"Start it with{self._where()}\n{lines}"
+        return f"{self._title()}\n\nReasons\n{why}\n\n{start}"
 
     def __repr__(self) -> str:
         return f"<Sizing: {self._shape()}>"
@@ -130,7 +130,8 @@ class Sizing:
         rows = [[name, line] for name, line in self.lines.items()]
         return (
             f'<div class="clustertune"><p>{escape(self._title())}</p><ul>{why}</ul>'
-            f"<p>To paste{self._where()}</p>{tabulate(rows, tablefmt='html')}</div>"
+            f"<p>Start it with{self._where()}</p>"
+            f"{tabulate(rows, tablefmt='html')}</div>"
         )
 
     def to_json(self) -> str:
@@ -141,11 +142,11 @@ class Sizing:
 
     def _title(self) -> str:
         if self.one_machine:
-            verb = "might" if self.data.at_least else "would"
-            return f"One machine without Dask {verb} do. Else: {self._shape()}"
+            verb = "might be" if self.data.at_least else "is"
+            return f"One machine without Dask {verb} enough. Otherwise: {self._shape()}"
         if not self.enough:
-            given = plural(self.n_hosts or 0, "such host")
-            return f"Too large for {given}. It takes: {self._shape()}"
+            hosts = plural(self.n_hosts or 0, "such host", "such hosts")
+            return f"Too large for {hosts}. Needed: {self._shape()}"
         return self._shape()
 
     def _shape(self) -> str:
@@ -232,9 +233,9 @@ def recommend_size(
     }
     n_hosts = arguments.count("n_hosts", n_hosts)
     if parquet is None:
-        data = dataset.dense(rows, columns, dtype)
+        data = dataset_size.dense(rows, columns, dtype)
     else:
-        data = dataset.parquet(parquet, dtype)
+        data = dataset_size.parquet(parquet, dtype)
     return decide(data, profile, host, n_hosts=n_hosts, **wanted)
 
 
@@ -278,7 +279,7 @@ class Fit:
     fraction: float  # of the memory limit that the fit may fill
 
     def data(self, n_workers: int, threads: int) -> float:
-        """Bytes of data on the fullest of ``n_workers`` workers."""
+        """Return the bytes of data on the fullest of ``n_workers`` workers."""
         uneven = 1 + TOLERANCE if n_workers > 1 else 1
         share = self.shared / n_workers * uneven + self.copied
         if self.partition is None:
@@ -286,18 +287,18 @@ class Fit:
         return min(share, PARTITIONS_PER_THREAD * threads * self.partition)
 
     def process(self, data: float) -> float:
-        """Bytes of the process of a worker that has ``data`` bytes."""
+        """Return the bytes of the process of a worker that has ``data`` bytes."""
         return self.base + max(self.multiple, self.held) * data
 
     def most(self, limit: int) -> float:
-        """Bytes of data for which a memory limit suffices."""
+        """Return the largest data, in bytes, for which a memory limit suffices."""
         free = self.fraction * limit - self.base
         lines = [free / max(self.multiple, self.held)]
-        lines += [TARGET * limit / self.held] if self.held else []
+        lines += [SPILL_TARGET * limit / self.held] if self.held else []
         return max(0.0, min(lines))
 
     def hosts(self, shape: Shape) -> int | None:
-        """Number of needed hosts; None: no number suffices."""
+        """Return the number of needed hosts; None: no number suffices."""
         most = self.most(shape.limit)
         if self.data(shape.workers, shape.threads) <= most:
             return 1
@@ -319,8 +320,8 @@ def decide(
 ) -> Sizing:
     """Choose hosts, workers, threads and memory limits.
 
-    The fewest hosts win. Among equals the shape wins that suits the library: one worker
-    with all threads, or as many workers as CPUs.
+    The fewest hosts win. Of equal numbers, the shape that suits the library wins: one
+    worker with all threads, or as many workers as CPUs.
     """
     if profile.refused:
         raise RefusedError(
@@ -365,7 +366,7 @@ def decide(
 
 
 def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
-    """Yield the ways to use all CPUs of a host; the best for the library is first."""
+    """Yield the ways to use all CPUs of a host; the first suits the library best."""
     counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
     for n in counts[:1] if profile.threads == "worker" else reversed(counts):
         limit = _rounded((host.memory - host.reserved) / n)
@@ -392,7 +393,6 @@ def _fit(
 
 
 def _rounded(limit: float) -> int:
-    """Round a memory limit down to a readable number."""
     step = 2**28 if limit >= 2**32 else 2**20
     return int(limit // step * step)
 
@@ -431,9 +431,9 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
     )
     if fit.held:
         yield (
-            f"managed memory: Dask counts the data up to {times_text(fit.held)}, since "
-            "cuts keep old and new partitions for a while, and libraries pack "
-            f"partitions for the fit; above {TARGET:.0%} of the limit Dask would spill"
+            f"managed memory: Dask counts the data up to {times_text(fit.held)}: "
+            "rechunking keeps old and new partitions for a while, and libraries pack "
+            f"partitions for the fit; Dask spills above {SPILL_TARGET:.0%} of the limit"
         )
     if fit.partition is not None:
         yield (
@@ -445,7 +445,7 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
     if profile.frugal is not None:
         other = f"{profile.frugal.name}: {profile.frugal_parameters}"
-        yield f"less memory would do with {other}"
+        yield f"less memory: {other} needs less"
     if profile.starts_processes:
         yield (
             "processes: the library starts child processes of workers, so set "

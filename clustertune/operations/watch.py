@@ -31,7 +31,7 @@ from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations.blocks import Block
+from clustertune.operations.client_context import ClientContext
 
 logger = logging.getLogger("clustertune")
 
@@ -145,7 +145,7 @@ def worse(view: View) -> View:
     return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
-class Monitor(Block):
+class Monitor(ClientContext):
     """Watch a cluster in the background during a block.
 
     Parameters

@@ -135,12 +135,12 @@ def _tf_config(cluster: Spec, role: str, rank: int) -> dict[str, str]:
 
 
 def _server_environment(spec: Spec, role: str, rank: int) -> dict[str, str]:
-    """Return the whole cluster; calls to a server that is gone fail at once."""
+    """Return the whole cluster. Calls to a lost server fail at once."""
     return {**_tf_config(spec, role, rank), "GRPC_FAIL_FAST": "true"}
 
 
 def _mirrored_environment(spec: Spec, role: str, rank: int) -> dict[str, str]:
-    """Return the cluster of the workers; other roles are no part of it."""
+    """Return the cluster of the workers, without other roles."""
     if role != WORKER:
         return {}
     return _tf_config({WORKER: spec[WORKER]}, role, rank)

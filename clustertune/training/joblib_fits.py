@@ -1,11 +1,11 @@
 """``joblib_backend``: run scikit-learn's searches and ensembles on the workers.
 
 The arrays that all fits share are replicated on every worker in advance, if they fit in
-memory. The function that runs fits is replicated too, so it is not sent with each fit.
+memory. So is the function that runs fits, so that it is not sent with each fit.
 
 The block measures each fit in its worker, and compares the total with the time that
-threads of the client's machine would need. It assumes that a fit is as fast on another
-machine, and that estimators release Python's lock.
+threads of the client's machine would need. It assumes that a fit takes as long on
+another machine, and that estimators release Python's lock.
 """
 
 from __future__ import annotations
@@ -223,7 +223,6 @@ class Backend:
         )
 
     def _lines(self) -> Iterator[str]:
-        """Yield the measurements as text."""
         workers, works = plural(len(self._workers), "worker"), self.works
         seconds = seconds_text(self.copying)
         yield f"{bytes_text(self.nbytes)} copied to {workers} in {seconds}"

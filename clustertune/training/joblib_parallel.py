@@ -2,9 +2,9 @@
 
 joblib's own backend for Dask has three faults. It waits forever if an argument or
 result does not pickle, or if workers die. It scatters arrays that fits share to one
-worker, and a search is lost with that worker. It makes tasks of all joblib calls inside
-fits. This backend raises any error in the fit. Data that is used once travels with its
-task, and other data becomes a task that Dask can run again.
+worker, and a search fails with that worker. It makes tasks of all joblib calls inside
+fits. This backend raises any error in the fit. It sends data that is used once with its
+task, and makes a task of other data, which Dask can run again.
 
 This module imports joblib, which may not be installed.
 """
@@ -46,20 +46,10 @@ logger = logging.getLogger("clustertune")
 
 
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Send batches of fits to the function of ``remote_fits.fit_runner``.
+    """Send batches of fits to ``run``, a future of ``remote_fits.fit_runner``.
 
-    Parameters
-    ----------
-    client
-        Client that sends tasks.
-    prefix
-        Prefix of keys whose replicas are kept.
-    run
-        Future of the function, which all workers have.
-    data
-        By ``id`` of an array, its future.
-    calls
-        List to which each call of joblib is added with its fits.
+    ``data`` has the future of an array by its ``id``. Replicas of keys with ``prefix``
+    are kept. Each call of joblib is added to ``calls`` with its fits.
     """
 
     supports_retrieve_callback = True
@@ -218,7 +208,6 @@ def limited_threads(
 def _on_workers(
     client: Client, function: Any, workers: list[str], **arguments: Any
 ) -> None:
-    """Call a function on workers and warn of errors."""
     arguments = {"timeout": LOAD_TIMEOUT, **arguments}
     answers = client.sync(ship.on_workers, client, function, workers, **arguments)
     for address, answer in answers.items():

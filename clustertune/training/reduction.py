@@ -2,8 +2,7 @@
 
 ``reduction_plan`` decides the tasks. This module sends them as one graph, waits for the
 one result and releases everything. A large argument that all tasks need is a task of
-the graph, not scattered data. So Dask recomputes it after the loss of a worker, and
-releases it with the graph.
+the graph. If it were scattered, Dask could not recompute it after the loss of a worker.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from clustertune.remote import ship
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Argument, Plan, Reduce, SumRequest
 
-WATCH = 2.0  # seconds between two checks for lost workers
+WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 
 #: Sent before a large array, so that the array starts at an aligned address. NumPy
 #: reads aligned numbers up to twice as fast. Dask aligns all arrays of a message except
@@ -304,14 +303,14 @@ async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> Non
     pending = futures
     while pending := [f for f in pending if f.status in ("pending", "lost")]:
         connection.refuse_closed(client)
-        await graphs.wait_for_last(client, pending, WATCH)
+        await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
 
 
 async def _result(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
     """Wait for the result; let tasks of lost workers run on other workers."""
     gathering = asyncio.ensure_future(client.gather(result))
     try:
-        while not (await asyncio.wait({gathering}, timeout=WATCH))[0]:
+        while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
             workers = (await monitor.identify(client))["workers"]
             if not plan.workers.keys() <= workers.keys():
                 await ship.on_scheduler(client, remote_sums.free_stuck, name=name)

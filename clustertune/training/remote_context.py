@@ -166,13 +166,7 @@ class Context:
         return future.result()
 
     def report(self, score: Any) -> None:
-        """Send a score to the client: to ``scores`` of the result of ``run_roles``.
-
-        Parameters
-        ----------
-        score
-            A number, or any object that pickles.
-        """
+        """Send a score, any object that pickles, to the ``scores`` of ``run_roles``."""
         self._connection.send("score", pickle.dumps(score))
 
     def log(self, text: object) -> None:
@@ -204,7 +198,6 @@ class Context:
         return runs and self._worker.status not in (Status.closing, Status.closed)
 
     def close(self) -> None:
-        """End the reader threads."""
         for reader in list(self._readers):
             reader.close()
 
@@ -324,7 +317,6 @@ class BatchReader:
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread and release the waiting batches."""
         with self._changed:
             self._ended = True
             self._waiting.clear()

@@ -118,7 +118,7 @@ class Endpoint:
         worker.handlers[handler_name(name)] = _handler(self)
 
     async def answer(self, command: str, seen: int, timeout: float) -> dict[str, Any]:
-        """Obey a command; ``listen`` waits for news and returns it."""
+        """Carry out a command; ``listen`` waits for news and returns it."""
         if self.stage == REGISTERED:
             self._restart_timer()
         if command == "start":
@@ -174,7 +174,6 @@ class Endpoint:
     # --- called in the thread of the task ---------------------------------------------
 
     def enter(self, stage: str, error: BaseException | None = None) -> None:
-        """Set the stage, and the error of a failed role."""
         if error is not None:
             self.error = pickle.dumps(picklable_error(error))
             self.location = error_location(error)
@@ -207,12 +206,12 @@ class Endpoint:
             found.close()
 
     def begin(self) -> None:
-        """Note that the task runs. Dask ends it with its client, without a timer."""
+        """Set the stage, and stop the timer: Dask ends a task with its client."""
         self.enter(READY)
         self._on_loop(self._cancel_timer)
 
     def end(self, wanted: bool) -> None:
-        """Note that the task ends. The client may still have to read the news."""
+        """Start the timer, because the client may still have to read the news."""
         if not wanted or self.name not in getattr(self.worker, ENDPOINTS, {}):
             self._on_loop(self.forget)
         else:

@@ -345,7 +345,6 @@ def _reasons(
 
 
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
-    """Assign the roles to workers of the cluster."""
     client, framework = request.client, request.framework
     entries = (await monitor.identify(client))["workers"]
     approved = await monitor.approve(client, entries)
@@ -385,7 +384,7 @@ def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
 
 
 async def _held(client: Client, collections: Sequence[Any]) -> dict[str, int]:
-    """Return by address the bytes of the data that the worker holds."""
+    """Return by address the bytes of the data on the worker."""
     futures = [f for x in collections for f in inputs.partitions(x)[1] or ()]
     keys = [f.key for f in futures]
     scheduler: Any = client.scheduler
@@ -510,7 +509,6 @@ async def _register(request: _Request, name: str, states: Sequence[RoleState]) -
 
 
 async def _unregister(client: Client, name: str, states: Sequence[RoleState]) -> None:
-    """Remove the endpoints of roles that do not begin."""
     workers, remove = [s.worker for s in states], remote_roles.unregister
     await ship.on_workers(client, remove, workers, timeout=ANSWER_TIMEOUT, name=name)
 

@@ -21,14 +21,14 @@ from clustertune.core import arguments
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
 from clustertune.monitor import monitor
-from clustertune.operations.blocks import Block
+from clustertune.operations.client_context import ClientContext
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 
 LISTEN_TIMEOUT = 10.0  # seconds after which the worker of a silent role answers
-WATCH = 2.0  # seconds between two checks for lost workers
-COLLECT = 0.02  # seconds in which frequent scores are collected
-RETRY = 0.2  # seconds before the next attempt to reach a worker
+WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
+COLLECT_TIME = 0.02  # seconds in which frequent scores are collected
+RETRY_INTERVAL = 0.2  # seconds before the next attempt to reach a worker
 #: A failed role makes other roles fail, which may be noticed first. A worker that is
 #: lost within these seconds after a failure counts as the cause.
 LOSS_DELAY = 3.0
@@ -76,7 +76,6 @@ class RoleState:
 
     @property
     def lost(self) -> bool:
-        """Whether its worker is lost."""
         return self.failure is not None and self.failure.lost
 
 
@@ -184,7 +183,7 @@ class Scores:
             number += 1
 
 
-class Roles(Block):
+class Roles(ClientContext):
     """Roles that run on workers; see :func:`run_roles`.
 
     As a context manager, it stops all roles at the end of the block and waits for them.
@@ -303,7 +302,6 @@ class Roles(Block):
         return by_role(self._states, lambda s: s.result)
 
     async def _score(self, number: int) -> Score | None:
-        """Return a score by its number; None if all roles ended without it."""
         await self._wait_until(lambda: number < len(self._scores) or self._ended)
         if number < len(self._scores):
             return self._scores[number]
@@ -400,7 +398,6 @@ class Roles(Block):
         await self._holds(lambda: self._is_ending() or self._all_over())
 
     async def _finish(self, tasks: Tasks) -> None:
-        """End all roles and release everything."""
         grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
@@ -457,7 +454,7 @@ class Roles(Block):
         message = {"command": "listen", "seen": state.seen, "timeout": LISTEN_TIMEOUT}
         reached, answer = await self._ask(state, message)
         if not reached:
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(RETRY_INTERVAL)
             await self._find_lost_workers()
         elif answer is None:  # distributed's answer if there is no such handler
             self._mark_lost(state)
@@ -465,7 +462,7 @@ class Roles(Block):
         else:
             self._read_news(state, answer)
             self._notify()
-            await asyncio.sleep(COLLECT if answer["lines"] else 0)
+            await asyncio.sleep(COLLECT_TIME if answer["lines"] else 0)
 
     def _read_news(self, state: RoleState, answer: dict[str, Any]) -> None:
         for kind, time, value in answer["lines"]:
@@ -497,7 +494,7 @@ class Roles(Block):
         try:
             while True:
                 await self._find_lost_workers()
-                await asyncio.sleep(WATCH)
+                await asyncio.sleep(WATCH_INTERVAL)
         except ConnectionLostError:
             return  # the listeners raise it
 

@@ -32,7 +32,7 @@ from clustertune.core.report import Report
 from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
 from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
-from clustertune.operations.history import histories, record
+from clustertune.operations.history import query, store
 from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan
 from clustertune.operations.playbooks import library, schema
 from clustertune.operations.scheduling import triggers
@@ -226,7 +226,7 @@ def _read_config(data: bytes) -> None:
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
             checks.configured,
-            record.configured,
+            store.configured,
             library.available,
             lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
         ):
@@ -360,16 +360,16 @@ def _read_history(data: bytes) -> None:
             path.write_bytes(data)
         else:
             _with_records(path, data)
-        found = histories.history(path=path)
+        found = query.history(path=path)
         str(found)
         found.to_json()
         found._repr_html_()
         str(found.trends())
         found.trends().to_json()
         for one in found.records[-3:]:
-            histories.details(one)
+            query.details(one)
             assert one.id is not None
-            histories.differences(found.compare(one.id, found.records[0].id or 0))
+            query.differences(found.compare(one.id, found.records[0].id or 0))
 
 
 def _with_records(path: Path, data: bytes) -> None:
@@ -382,7 +382,7 @@ def _with_records(path: Path, data: bytes) -> None:
         r if isinstance(r, str) else json.dumps(r)
         for r in (records if isinstance(records, list) else [records])
     ]
-    record.Store(path).add([], keep=10)
+    store.Store(path).add([], keep=10)
     with closing(sqlite3.connect(path)) as file, file:
         file.executemany(
             "INSERT INTO records (began, kind, job, data) VALUES (1, 'fit', 'j', ?)",
@@ -391,9 +391,9 @@ def _with_records(path: Path, data: bytes) -> None:
 
 
 def _histories() -> list[bytes]:
-    memory = [record.WorkerMemory(worker=0, limit=2**30, idle=2**20, peak=2**29)]
+    memory = [store.WorkerMemory(worker=0, limit=2**30, idle=2**20, peak=2**29)]
     own = [
-        record.Record(
+        store.Record(
             kind="fit", job="j", began=1e9 + i, seconds=10.0 / n, status="done",
             workers=n, threads=n, hosts=1, host_cpus=4.0, rows=1000, columns=3,
             nbytes=10**6, partitions=4, workload="xgboost", memory=tuple(memory),
@@ -405,8 +405,8 @@ def _histories() -> list[bytes]:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "history.sqlite"
-        record.Store(path).add(own, keep=100)
-        rows = [json.loads(record._row(r)[-1]) for r in own]
+        store.Store(path).add(own, keep=100)
+        rows = [json.loads(store._row(r)[-1]) for r in own]
         return [path.read_bytes(), dumped(rows)]
 
 
@@ -419,8 +419,8 @@ def _draw_history(rng: Random, target: Target) -> bytes:
 
 
 def _history_words() -> list[str]:
-    kinds = (record.Record, record.WorkerMemory)
-    return [*histories.KINDS, *(n for k in kinds for n in k.__dataclass_fields__)]
+    kinds = (store.Record, store.WorkerMemory)
+    return [*query.KINDS, *(n for k in kinds for n in k.__dataclass_fields__)]
 
 
 # --- small texts ----------------------------------------------------------------------

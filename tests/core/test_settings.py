@@ -16,7 +16,7 @@ from clustertune import checks
 from clustertune.cli import main
 from clustertune.operations import call as entrance
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.history import record as history
+from clustertune.operations.history import store as history
 
 
 def test_dask_knows_the_defaults() -> None:

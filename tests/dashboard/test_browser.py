@@ -61,7 +61,7 @@ async def settled(tab, name, values):
 @gen_cluster(
     client=True, nthreads=[("127.0.0.1", 1)] * 3, scheduler_kwargs=BOARD, timeout=120
 )
-async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
+async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
     """Skewed data, a paused worker, a hostile name; then prepare; then one leaves."""
     out = pictures(tmp_path)
     X = c.persist(da.ones((900, 4), chunks=(100, 4)), workers=[a.address])
@@ -101,9 +101,9 @@ async def test_what_a_reader_sees(c, s, a, b, x, tmp_path):
 
 @needs_browser
 @gen_test(timeout=120)
-async def test_a_scheduler_that_is_started_again(tmp_path, monkeypatch):
+async def test_a_restarted_scheduler(tmp_path, monkeypatch):
     """The served page shows that the scheduler is lost, and then reconnects."""
-    monkeypatch.setattr(server, "AGAIN", 0.2)
+    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.2)
     monkeypatch.setattr(server, "CONNECT", 1.0)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **board) as first:

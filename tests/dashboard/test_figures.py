@@ -27,7 +27,7 @@ def test_each_worker_has_its_own_thresholds() -> None:
     assert not memory.cells.root.visible
 
 
-def test_the_bar_of_a_worker_is_what_it_has() -> None:
+def test_the_bar_shows_memory_of_the_worker() -> None:
     memory, state = Memory(), of(1)
     state["workers"]["spilled"] = [GIB]
     memory.update(state)
@@ -37,7 +37,7 @@ def test_the_bar_of_a_worker_is_what_it_has() -> None:
     assert data["spilled_text"] == ["1.0 GiB"]
 
 
-def test_unusual_workers_have_a_shape_and_words() -> None:
+def test_problems_have_a_shape_and_words() -> None:
     memory, state = Memory(), of(3)
     state["workers"]["status"][1] = "paused"
     state["workers"]["silent"][2] = 50.0
@@ -48,7 +48,7 @@ def test_unusual_workers_have_a_shape_and_words() -> None:
     assert marks["y"] == [1, 2]
 
 
-def test_unknown_thresholds_are_said() -> None:
+def test_unknown_thresholds_are_shown() -> None:
     memory, state = Memory(), of(2)
     for name in ("target", "spill", "pause", "terminate"):
         state["workers"][name] = [None, None]
@@ -69,7 +69,7 @@ def test_many_workers_are_cells_and_the_fullest_are_named() -> None:
     assert "paused" in memory.list.text
 
 
-def test_of_many_workers_only_changes_are_sent() -> None:
+def test_only_changed_cells_are_sent() -> None:
     memory, state = Memory(), of(100)
     memory.update(state)
     document, sent = Document(), []
@@ -102,7 +102,7 @@ def test_rows_of_many_workers_are_a_profile() -> None:
     assert not rows.bars.visible
 
 
-def test_no_collections_and_none_any_more_are_sentences() -> None:
+def test_no_collections_and_released_collections() -> None:
     rows, state = Rows(), of(collections=[])
     rows.update(state)
     assert rows.table.text == NO_COLLECTIONS
@@ -112,7 +112,7 @@ def test_no_collections_and_none_any_more_are_sentences() -> None:
     assert not rows.bars.visible
 
 
-def test_events_are_marked_where_memory_was_then() -> None:
+def test_events_are_marked_on_the_memory_line() -> None:
     line = Timeline()
     history = {"time": [10.0, 20.0, 30.0], "process": [1, 2, 3], "managed": [1, 1, 1]}
     events = [
@@ -126,7 +126,7 @@ def test_events_are_marked_where_memory_was_then() -> None:
     assert line.list.text.index("restart") < line.list.text.index("before all")
 
 
-def test_a_history_that_goes_on_is_not_sent_again() -> None:
+def test_only_new_history_is_sent() -> None:
     line = Timeline()
     history = {"time": [10.1, 20.1], "process": [1, 2], "managed": [1, 1]}
     line.update(of(history=history))

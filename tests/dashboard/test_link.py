@@ -45,7 +45,7 @@ async def test_it_is_part_of_the_dashboard_once(c, s, a):
 @gen_cluster(
     client=True, nthreads=ONE, scheduler_kwargs=BOARD | {"http_prefix": "my/proxy"}
 )
-async def test_a_prefix_is_kept_to(c, s, a):
+async def test_a_dashboard_prefix_is_used(c, s, a):
     page = await clustertune.dashboard_page(c)
     assert page.url.endswith("/my/proxy/clustertune")
     assert "clustertune" in await get(page.url)
@@ -75,7 +75,7 @@ async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
         ("https://hub", "/clustertune", "https://hub/clustertune"),
     ],
 )
-def test_where_it_is(link: str, path: str, url: str) -> None:
+def test_the_url_of_the_page(link: str, path: str, url: str) -> None:
     assert page_url(link, path) == url
 
 

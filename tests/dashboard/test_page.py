@@ -38,7 +38,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda p: p.stem)
-def test_it_imports_nothing_that_a_scheduler_may_lack(path: Path) -> None:
+def test_it_imports_only_what_schedulers_have(path: Path) -> None:
     """Schedulers without clustertune get these modules."""
     own = ("clustertune.dashboard", "clustertune.core.wording")
     for node in ast.walk(ast.parse(path.read_text())):
@@ -53,7 +53,7 @@ def test_every_part_is_on_the_page() -> None:
     assert {name for row in ROWS for name in row} == set(PARTS)
 
 
-def test_findings_have_age_and_the_command_that_looks_again() -> None:
+def test_findings_have_an_age_and_a_command() -> None:
     found = {
         "time": 100.0,
         "command": "clustertune check tcp://x",
@@ -110,7 +110,7 @@ def hostile() -> Any:
     return state
 
 
-def test_text_of_the_cluster_stays_text() -> None:
+def test_text_of_the_cluster_is_escaped() -> None:
     """HTML in names, findings and events shows as text."""
     page = Page()
     page.update(hostile())

@@ -82,11 +82,11 @@ async def test_it_serves_a_scheduler_without_a_dashboard(s, a):
 
 
 @gen_cluster(client=False, nthreads=ONE)
-async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
+async def test_it_shows_workers_without_sending_code(s, a, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(links, "tell", refuse)
+    monkeypatch.setattr(links, "run_checks", refuse)
     async with source_of(s.address) as source:
         state = await source.read()
         assert state["workers"]["threads"] == [1]
@@ -99,13 +99,13 @@ async def test_where_our_code_must_not_go_it_shows_workers(s, a, monkeypatch):
 
 @pytest.mark.parametrize("shift", [-3600.0, 3600.0], ids=["slow", "fast"])
 @gen_cluster(client=False, nthreads=ONE)
-async def test_where_this_machine_has_another_clock(s, a, shift, monkeypatch):
+async def test_another_clock_than_the_scheduler(s, a, shift, monkeypatch):
     """Ages follow the scheduler's clock, also without code on the scheduler."""
 
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(links, "tell", refuse)
+    monkeypatch.setattr(links, "run_checks", refuse)
     monkeypatch.setattr(server, "time", lambda: time() + shift)
     async with source_of(s.address) as source:
         state = await source.read()
@@ -139,10 +139,10 @@ async def test_closed_while_it_connects(s, a):
 
 
 @gen_test()
-async def test_a_scheduler_that_goes_and_comes_back(monkeypatch):
+async def test_a_lost_scheduler_that_returns(monkeypatch):
     """The last state stays, with the reason, until the scheduler is back."""
-    monkeypatch.setattr(server, "AGAIN", 0.0)
-    monkeypatch.setattr(server, "FRESH", 0.0)
+    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr(server, "MAX_AGE", 0.0)
     monkeypatch.setattr(server, "CONNECT", 0.5)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **options) as s:
@@ -213,7 +213,7 @@ async def test_every_answer_has_the_headers(s: Any) -> None:
 
 
 @gen_cluster(client=False, nthreads=[])
-async def test_it_is_shown_under_its_own_names(s: Any) -> None:
+async def test_the_page_has_its_own_names(s: Any) -> None:
     """The server refuses foreign names that point to this machine."""
     async with served(s.address) as url:
         port = url.rstrip("/").rpartition(":")[2]
@@ -229,7 +229,7 @@ async def test_it_is_shown_under_its_own_names(s: Any) -> None:
 
 
 @gen_cluster(client=False, nthreads=[])
-async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
+async def test_pages_of_other_origins_cannot_connect(s: Any) -> None:
     """The server refuses them, even with a token of the page."""
     async with served(s.address) as url:
         for origin in (
@@ -245,7 +245,7 @@ async def test_pages_of_somebody_else_cannot_connect(s: Any) -> None:
 
 
 @gen_cluster(client=False, nthreads=[])
-async def test_the_page_itself_says_nothing_of_the_cluster(s: Any) -> None:
+async def test_the_page_source_has_no_cluster_data(s: Any) -> None:
     """The HTML has no text of the cluster, which comes over the websocket."""
     async with Worker(s.address, name=EVIL, nthreads=1), served(s.address) as url:
         answer = await asked(url)
@@ -264,9 +264,7 @@ BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
     scheduler_kwargs=BOARD,
     config={ORIGINS: ["good.example"]},
 )
-async def test_on_the_dashboard_its_origins_are_those_of_dask(
-    c: Any, s: Any, a: Any
-) -> None:
+async def test_the_dashboard_uses_dask_origins(c: Any, s: Any, a: Any) -> None:
     """The page and Dask's pages refuse the same origins."""
     page = (await clustertune.dashboard_page(c)).url
     for url in (page, page.replace("/clustertune", "/status")):
@@ -276,6 +274,6 @@ async def test_on_the_dashboard_its_origins_are_those_of_dask(
         connection.close()
 
 
-def test_configuration_of_origins_is_as_dask_names_it() -> None:
+def test_origins_are_set_by_dask_settings() -> None:
     """The test above can fail."""
     assert dask.config.get(ORIGINS) == ["*"]

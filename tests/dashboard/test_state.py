@@ -17,7 +17,7 @@ def test_a_healthy_cluster_is_ready() -> None:
     assert verdict(of()) == ("ready", "Ready: no problem is known")
 
 
-def test_without_a_check_it_is_said_that_none_was_run() -> None:
+def test_no_check_has_run() -> None:
     level, text = verdict(of(findings=None))
     assert level == "ready"
     assert "no check has run" in text
@@ -27,7 +27,7 @@ def test_a_cluster_without_workers_is_not_ready() -> None:
     assert verdict(of(0)) == ("not ready", "Not ready: the cluster has no workers")
 
 
-def test_a_lost_scheduler_makes_all_else_unknown() -> None:
+def test_a_lost_scheduler_makes_the_verdict_unknown() -> None:
     lost = of(trouble="the scheduler has not answered for 9 s")
     assert verdict(lost) == ("unknown", f"Unknown: {lost['trouble']}")
 
@@ -50,7 +50,7 @@ def test_workers_that_take_no_tasks(
     assert words in text
 
 
-def test_uneven_rows_and_torn_pairs() -> None:
+def test_uneven_rows_and_separated_pairs() -> None:
     bad = of(rows=[200, 200, 0, 0])
     bad["collections"][0]["apart"] = 1
     level, text = verdict(bad)
@@ -68,7 +68,7 @@ def test_lost_partitions_stop_a_fit() -> None:
     assert verdict(state)[0] == "ready"
 
 
-def test_the_worst_findings_are_said_first_and_the_rest_counted() -> None:
+def test_the_worst_findings_come_first() -> None:
     found = [
         finding(message=f"bad {i}", severity="critical", check="no_rows")
         for i in range(4)
@@ -77,13 +77,13 @@ def test_the_worst_findings_are_said_first_and_the_rest_counted() -> None:
     assert verdict(state) == ("not ready", "Not ready: bad 0; bad 1; and 2 more")
 
 
-def test_what_can_be_seen_now_is_not_taken_from_an_old_finding() -> None:
+def test_live_conditions_replace_old_findings() -> None:
     old = [finding(check="paused_workers", severity="critical"), finding()]
     state = of(findings={"time": 0.0, "command": "c", "found": old})
     assert verdict(state)[0] == "ready"
 
 
-def test_what_was_found_of_processes_ends_with_them() -> None:
+def test_findings_end_with_their_processes() -> None:
     """A restarted worker has another address, which ends the finding."""
     both = ["tcp://10.0.0.0:4000", "tcp://10.0.0.0:9"]
     some = finding(check="unmanaged_memory", message="leaks", processes=both)
@@ -97,8 +97,8 @@ def test_what_was_found_of_processes_ends_with_them() -> None:
     )
 
 
-def test_the_checks_that_are_seen_now_exist() -> None:
-    assert set(checks.available()) >= states.LIVE
+def test_live_checks_exist() -> None:
+    assert set(checks.available()) >= states.LIVE_CHECKS
 
 
 def test_memory_above_a_workers_own_spill_threshold() -> None:
@@ -109,7 +109,7 @@ def test_memory_above_a_workers_own_spill_threshold() -> None:
     assert "worker worker-1 has more memory than the spill threshold" in text
 
 
-def test_what_is_unusual_about_a_worker_is_a_word() -> None:
+def test_problems_of_workers_in_words() -> None:
     workers = of(3)["workers"]
     workers["status"][1] = "closing_gracefully"
     workers["silent"][2] = 20.0
@@ -123,7 +123,7 @@ def test_without_a_limit_there_are_no_thresholds() -> None:
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_a_scheduler_says_by_itself_is_enough_for_workers(c, s, a, b):
+async def test_the_identity_of_a_scheduler_shows_workers(c, s, a, b):
     """The scheduler's own data has memory and threads, and no thresholds."""
     await a.heartbeat()
     await b.heartbeat()

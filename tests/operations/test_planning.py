@@ -30,7 +30,7 @@ from clustertune.core.model import (
 from clustertune.core.report import Report
 from clustertune.errors import ChangedError, ConnectionLostError, RefusedError
 from clustertune.operations import call as shell
-from clustertune.operations import events
+from clustertune.operations import event_log
 from clustertune.operations.journal import Journal
 from clustertune.operations.planfile import PlannedCall, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
@@ -257,18 +257,18 @@ async def test_the_reason_is_that_of_the_call(c: Any, s: Any, a: Any, b: Any) ->
 
     class Slow:
         async def make(self, _client: Any, **_how: Any) -> None:
-            reasons["apply"] = events.why()
+            reasons["apply"] = event_log.change_reason()
             inside.set()
             await over.wait()
-            reasons["still"] = await asyncio.to_thread(events.why)
+            reasons["still"] = await asyncio.to_thread(event_log.change_reason)
 
     slow = replace(plan, call=Slow())
     applied = asyncio.ensure_future(clustertune.apply_plan(c, slow))
     await inside.wait()
-    reasons["another call"] = events.why()
+    reasons["another call"] = event_log.change_reason()
     reasons["setting"] = dask.config.get("clustertune.reason", None)
     with dask.config.set({"clustertune.reason": "mine"}):
-        reasons["of the caller"] = events.why()
+        reasons["of the caller"] = event_log.change_reason()
     over.set()
     await applied
     assert reasons == {

@@ -240,7 +240,7 @@ async def test_secrets_of_a_storage(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(**TWO)
-async def test_a_folder_that_is_taken(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_an_occupied_folder(c: Any, s: Any, a: Any, b: Any) -> None:
     """Only a complete save is replaced, and only with overwrite=True."""
     files, root = manifests.target("path", "memory://taken", None).files()
     x = c.persist(X)
@@ -335,7 +335,7 @@ def test_storage_that_is_not_shared(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Processes with separate storage are found before any data is written."""
-    monkeypatch.setattr(saving, "SEEN", 0.2)
+    monkeypatch.setattr(saving, "VISIBILITY_TIMEOUT", 0.2)
     _, client = local_cluster(2)
     x = client.persist(X)
     wait(x)
@@ -549,7 +549,7 @@ def test_two_saves_at_the_same_time(local_cluster: Any, tmp_path: Path) -> None:
 
 
 @gen_cluster(**TWO)
-async def test_a_save_that_came_first(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_another_save_finished_first(c: Any, s: Any, a: Any, b: Any) -> None:
     """Without overwrite a save does not replace one that was completed meanwhile."""
     path = "memory://came-first"
     place = manifests.target("path", path, None)
@@ -627,7 +627,7 @@ def _with_partition(**changes: Any) -> dict[str, Any]:
         {"collections": None},
     ],
 )
-def test_a_manifest_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_invalid_manifest(tmp_path: Path, change: dict[str, Any]) -> None:
     """No manifest can make load read files outside of its folder."""
     place = manifests.target("path", tmp_path, None)
     for good in (GOOD | {"collections": [FRAME]}, GOOD):
@@ -648,7 +648,7 @@ def test_other_files(tmp_path: Path, text: str) -> None:
         manifests.read(manifests.target("path", tmp_path, None))
 
 
-def test_partitions_that_are_no_array() -> None:
+def test_partitions_that_do_not_form_an_array() -> None:
     """Chunks whose shapes do not fit together are refused."""
     shapes = [[2, 1], [2, 2], [3, 1], [3, 2]]
     assert manifests.array_chunks("X", (2, 2), shapes) == [[2, 3], [1, 2]]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Profile
-from clustertune.operations import dataset, sizing
+from clustertune.operations import dataset_size, sizing
 from clustertune.operations.sizing import (
     Fit,
     Host,
@@ -59,7 +59,7 @@ def sized(
     n_hosts: int | None = None,
 ) -> Sizing:
     return decide(
-        dataset.dense(rows, columns, dtype),
+        dataset_size.dense(rows, columns, dtype),
         profile,
         host or Host(cpus=16, memory=64 * GIB),
         eval_fraction=eval_fraction,
@@ -142,7 +142,7 @@ def test_more_rows_never_need_less(
     limit=st.integers(GIB, 2**40),
     workers=st.integers(1, 64),
 )
-def test_no_fewer_hosts_would_do(shared: float, limit: int, workers: int) -> None:
+def test_fewer_hosts_are_not_enough(shared: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers=workers, threads=1, limit=limit)
     fit = Fit(
@@ -199,7 +199,7 @@ def test_small_hosts() -> None:
         sized(10, host=Host(cpus=2, memory=100 * 2**20))
 
 
-def test_eval_sets_of_which_each_worker_has_all() -> None:
+def test_copied_eval_sets() -> None:
     """More workers do not make these eval sets smaller."""
     shared = sized(rows_of(60), eval_fraction=0.2)
     copied = sized(rows_of(60), COPIES, eval_fraction=0.2)
@@ -209,7 +209,7 @@ def test_eval_sets_of_which_each_worker_has_all() -> None:
         sized(rows_of(200), COPIES, eval_fraction=0.2)
 
 
-def test_data_that_is_not_kept() -> None:
+def test_data_that_is_not_persisted() -> None:
     """Only the partitions in work take memory."""
     found = sized(rows_of(1000), STREAMS)
     assert found.hosts == 1
@@ -219,7 +219,7 @@ def test_data_that_is_not_kept() -> None:
 
 def test_columns_that_are_joined() -> None:
     """A library that joins columns converts them to the widest type."""
-    mixed = replace(dataset.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
+    mixed = replace(dataset_size.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
     hosts = [
         decide(
             mixed,
@@ -233,7 +233,7 @@ def test_columns_that_are_joined() -> None:
     assert hosts[1] > hosts[0]
 
 
-def test_what_a_profile_says_is_said() -> None:
+def test_the_profile_is_in_the_reasons() -> None:
     """Reasons mention wide numbers, frugal workloads and child processes."""
     other = replace(WHOLE, name="other")
     wide = replace(WHOLE, feature_bytes=4, frugal=other, frugal_parameters="ask so")
@@ -250,16 +250,16 @@ def test_what_a_profile_says_is_said() -> None:
 # --- one machine ----------------------------------------------------------------------
 
 
-def test_one_machine_is_said_first() -> None:
+def test_one_machine_comes_first() -> None:
     """One machine is enough if the data and its copies fit."""
     found = sized(rows_of(1))
     assert found.one_machine
-    assert str(found).startswith("One machine without Dask would do")
+    assert str(found).startswith("One machine without Dask is enough")
     assert found.reasons[0].startswith("one process without Dask would need 2.1 GiB")
     assert found.reasons[0].endswith("it may be faster")
 
 
-def test_one_machine_would_not_do() -> None:
+def test_one_machine_is_not_enough() -> None:
     """The machine is too small; how many hosts are available does not matter."""
     large = sized(rows_of(100))
     assert not large.one_machine
@@ -269,7 +269,7 @@ def test_one_machine_would_not_do() -> None:
     assert many.hosts == 4
 
 
-def test_one_machine_may_do_where_dask_needs_two() -> None:
+def test_one_machine_may_be_enough() -> None:
     """Dask counts data twice that one process has once."""
     found = sized(rows_of(20))
     assert found.hosts == 2
@@ -281,7 +281,7 @@ def test_too_few_hosts() -> None:
     found = sized(rows_of(100), n_hosts=2)
     assert not found.enough
     assert found.hosts > 2
-    assert str(found).startswith("Too large for 2 such hosts. It takes: ")
+    assert str(found).startswith("Too large for 2 such hosts. Needed: ")
     assert any("(2 were given)" in r for r in found.reasons)
 
 
@@ -360,7 +360,7 @@ def test_no_local_cluster_of_several_hosts() -> None:
 # --- the public function --------------------------------------------------------------
 
 
-def test_a_host_is_this_machine_unless_said() -> None:
+def test_the_default_host_is_this_machine() -> None:
     """The defaults respect affinity, quotas and limits of this process."""
     found = clustertune.recommend_size(rows=10, columns=2, estimator="xgboost")
     assert found.host_cpus == probe.usable_cpus()

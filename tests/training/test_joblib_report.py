@@ -95,7 +95,7 @@ def test_few_fits_for_many_threads() -> None:
     assert remarks(replace(one, _nested=True), *fits) == []
 
 
-def test_copies_that_take_longer_than_fits() -> None:
+def test_copying_takes_longer_than_fits() -> None:
     said, _ = remarks(replace(BACKEND, copying=3.0), call(0.1, took=2.0))
     assert said.startswith("copying 100.0 MiB to 2 workers took 3 s, longer than all")
     quick = call(0.1, 0.1, 0.1, 0.1, took=0.1)

@@ -28,7 +28,7 @@ HELPERS = {
     "core.model",
     "remote",
     "operations.call",
-    "operations.blocks",
+    "operations.client_context",
     "core.wording",
 }
 

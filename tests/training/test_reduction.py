@@ -73,7 +73,7 @@ async def test_a_sum_of_items(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1 << 30])
 @gen_cluster(client=True, nthreads=TWO)
-async def test_numbers_lie_where_they_are_read_fast(
+async def test_arrays_are_aligned(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Arrays are aligned on all workers, both in tasks and as separate tasks."""
@@ -88,7 +88,7 @@ async def test_numbers_lie_where_they_are_read_fast(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_partitions_are_summed_where_they_lie(
+async def test_partitions_are_summed_on_their_workers(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
     """Only results move; the same layout gives the same bits; frames work too."""

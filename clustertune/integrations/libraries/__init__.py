@@ -6,8 +6,9 @@ profile and the arguments of ``fit``.
 Other packages add workloads through the entry point group ``clustertune.workloads``.
 The entry's name is the name of the profile and its value is a module. The module has a
 ``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
-``profile_for(estimator)``, ``fit_kwargs(handed)`` and ``estimator_params(handed)``. It
-may have the attributes ``unfit``, ``awaitable_fit`` and ``eval_arguments``.
+``profile_for(estimator)``, ``fit_kwargs(fit_inputs)`` and
+``estimator_params(fit_inputs)``. It may have the attributes ``unfit``,
+``awaitable_fit`` and ``eval_arguments``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from clustertune.integrations.libraries import (
     torch,
     xgboost,
 )
-from clustertune.integrations.libraries.workload import Handed, Rows, Workload
+from clustertune.integrations.libraries.workload import FitInputs, Rows, Workload
 
 __all__ = [
-    "Handed",
+    "FitInputs",
     "Rows",
     "Workload",
     "available",
@@ -115,13 +116,9 @@ def available() -> Mapping[str, Workload]:
 def choose(estimator: object = None) -> Profile:
     """Return the profile of an estimator or of the name of a workload.
 
-    None is ``generic``, like an estimator that fits Dask collections and has no profile
-    of its own.
-
-    Raises
-    ------
-    ValueError
-        The workload or the estimator is unknown, or no layout helps it.
+    None means ``generic``. So does an estimator that fits Dask collections and has no
+    profile. Raise ValueError if the workload or the estimator is unknown, or if no
+    layout helps it.
     """
     if estimator is None:
         return GENERIC.profile
@@ -163,17 +160,7 @@ def _names() -> str:
 def refuse(profile: Profile, given: Collection[str]) -> None:
     """Refuse companions that the library does not take, and require those it needs.
 
-    Parameters
-    ----------
-    profile
-        The chosen profile.
-    given
-        Names of the given companions, and ``eval_set``.
-
-    Raises
-    ------
-    ValueError
-        A companion is not taken, or a needed one is missing.
+    ``given`` has the names of the given companions, and ``eval_set``. Raise ValueError.
     """
     if profile.takes is not None:
         wrong = [f"{name}=" for name in given if name not in profile.takes]
@@ -232,19 +219,19 @@ def eval_arguments(model: object) -> Mapping[str, str]:
     return dict(available()[choose(model).name].eval_arguments)
 
 
-def fit_kwargs(profile: Profile, handed: Handed) -> dict[str, Any]:
+def fit_kwargs(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return arguments for the estimator's ``fit`` beyond X and y."""
-    prefix, trains = estimators.last_step(handed.estimator)
+    prefix, trains = estimators.last_step(fit_inputs.estimator)
     workload = available()[profile.name]
-    found = workload.fit_kwargs(replace(handed, estimator=trains)) or {}
+    found = workload.fit_kwargs(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-def estimator_params(profile: Profile, handed: Handed) -> dict[str, Any]:
+def estimator_params(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return parameters for the estimator: ``estimator.set_params(**these)``."""
-    prefix, trains = estimators.last_step(handed.estimator)
+    prefix, trains = estimators.last_step(fit_inputs.estimator)
     workload = available()[profile.name]
-    found = workload.estimator_params(replace(handed, estimator=trains)) or {}
+    found = workload.estimator_params(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 

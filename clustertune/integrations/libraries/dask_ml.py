@@ -7,7 +7,7 @@ from typing import Any
 from clustertune.core.estimators import is_fitted
 from clustertune.core.profiles import Profile
 from clustertune.core.sharing import share
-from clustertune.integrations.libraries.workload import Handed, Workload
+from clustertune.integrations.libraries.workload import FitInputs, Workload
 
 
 class GridSearch(Workload):
@@ -149,13 +149,13 @@ class Predict(Workload):
             other.matches(estimator) for other in others
         )
 
-    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+    def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return the shared model, if it is fitted."""
-        wrapper: Any = handed.estimator
+        wrapper: Any = fit_inputs.estimator
         model = getattr(wrapper, "estimator", None)
         if isinstance(wrapper, type) or model is None or not is_fitted(model):
             return {}
-        metas = _output_metas(wrapper, model, handed.training.X)
+        metas = _output_metas(wrapper, model, fit_inputs.training.X)
         return {"estimator": share(model), **metas}
 
 

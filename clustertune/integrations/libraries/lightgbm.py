@@ -10,7 +10,7 @@ from typing import Any
 
 from clustertune.core.estimators import isa, parameters
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries.workload import Handed, Workload, given
+from clustertune.integrations.libraries.workload import FitInputs, Workload, given
 
 BOOSTING = Profile(
     name="lightgbm",
@@ -81,14 +81,14 @@ class LightGBM(Workload):
             stops_early=_stops_early(estimator),
         )
 
-    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+    def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         found = given(
-            sample_weight=handed.training.sample_weight,
-            init_score=handed.training.init_score,
-            eval_sample_weight=_for_all(handed, "sample_weight"),
-            eval_init_score=_for_all(handed, "init_score"),
+            sample_weight=fit_inputs.training.sample_weight,
+            init_score=fit_inputs.training.init_score,
+            eval_sample_weight=_for_all(fit_inputs, "sample_weight"),
+            eval_init_score=_for_all(fit_inputs, "init_score"),
         )
-        return found | _eval_sets(handed)
+        return found | _eval_sets(fit_inputs)
 
 
 class Rank(LightGBM):
@@ -107,17 +107,17 @@ class Rank(LightGBM):
     def profile_for(self, estimator: object) -> Profile:
         return replace(RANK, stops_early=_stops_early(estimator))
 
-    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+    def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         groups = given(
-            group=handed.training.group_sizes,
-            eval_group=_for_all(handed, "group_sizes"),
+            group=fit_inputs.training.group_sizes,
+            eval_group=_for_all(fit_inputs, "group_sizes"),
         )
-        return super().fit_kwargs(handed) | groups
+        return super().fit_kwargs(fit_inputs) | groups
 
 
-def _for_all(handed: Handed, name: str) -> list[Any] | None:
+def _for_all(fit_inputs: FitInputs, name: str) -> list[Any] | None:
     """Return a companion of every eval set; LightGBM takes it for all sets or none."""
-    every = handed.of_eval_sets(name) or []
+    every = fit_inputs.eval_companion(name) or []
     without = [i for i, x in enumerate(every) if x is None]
     if without:
         has = next(i for i, x in enumerate(every) if x is not None)
@@ -128,16 +128,16 @@ def _for_all(handed: Handed, name: str) -> list[Any] | None:
     return every or None
 
 
-def _eval_sets(handed: Handed) -> dict[str, Any]:
+def _eval_sets(fit_inputs: FitInputs) -> dict[str, Any]:
     """Return eval sets; LightGBM 4.7 separates X and y, and deprecates pairs."""
-    if not handed.eval_sets:
+    if not fit_inputs.eval_sets:
         return {}
-    if "eval_X" in _fit_parameters(handed.estimator):
+    if "eval_X" in _fit_parameters(fit_inputs.estimator):
         return {
-            "eval_X": tuple(e.X for e in handed.eval_sets),
-            "eval_y": tuple(e.y for e in handed.eval_sets),
+            "eval_X": tuple(e.X for e in fit_inputs.eval_sets),
+            "eval_y": tuple(e.y for e in fit_inputs.eval_sets),
         }
-    return {"eval_set": [(e.X, e.y) for e in handed.eval_sets]}
+    return {"eval_set": [(e.X, e.y) for e in fit_inputs.eval_sets]}
 
 
 def _fit_parameters(estimator: Any) -> Collection[str]:

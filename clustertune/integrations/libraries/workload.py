@@ -24,14 +24,14 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handed:
+class FitInputs:
     """The prepared data, as workloads see it."""
 
     training: Rows
     eval_sets: tuple[Rows, ...] = ()
     estimator: object = None  # None: the workload was chosen by name
 
-    def of_eval_sets(self, name: str) -> list[Any] | None:
+    def eval_companion(self, name: str) -> list[Any] | None:
         """Return this companion of every eval set; None if no eval set has it."""
         every = [getattr(rows, name) for rows in self.eval_sets]
         return None if all(x is None for x in every) else every
@@ -58,11 +58,11 @@ class Workload:
         """Return the profile; parameters of the estimator may change it."""
         return self.profile
 
-    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+    def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return arguments for the estimator's ``fit`` beyond X and y."""
         return {}
 
-    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+    def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return parameters that the estimator needs for this data."""
         return {}
 

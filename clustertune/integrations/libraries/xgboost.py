@@ -11,7 +11,7 @@ from typing import Any
 
 from clustertune.core.estimators import isa, parameter
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries.workload import Handed, Workload, given
+from clustertune.integrations.libraries.workload import FitInputs, Workload, given
 
 HIST = Profile(
     name="xgboost",
@@ -79,13 +79,13 @@ class XGBoost(Workload):
         is_dask = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
         return is_dask and not _is_ranker(estimator)
 
-    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
+    def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         return given(
-            sample_weight=handed.training.sample_weight,
-            base_margin=handed.training.base_margin,
-            eval_set=[(e.X, e.y) for e in handed.eval_sets] or None,
+            sample_weight=fit_inputs.training.sample_weight,
+            base_margin=fit_inputs.training.base_margin,
+            eval_set=[(e.X, e.y) for e in fit_inputs.eval_sets] or None,
             **{
-                name: handed.of_eval_sets(companion)
+                name: fit_inputs.eval_companion(companion)
                 for name, companion in self.eval_arguments
             },
         )
@@ -131,13 +131,13 @@ class Rank(XGBoost):
             RANK, memory_multiple=DMATRIX.memory_multiple, source=DMATRIX.source
         )
 
-    def fit_kwargs(self, handed: Handed) -> dict[str, Any]:
-        return super().fit_kwargs(handed) | given(qid=handed.training.qid)
+    def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
+        return super().fit_kwargs(fit_inputs) | given(qid=fit_inputs.training.qid)
 
-    def estimator_params(self, handed: Handed) -> dict[str, Any]:
+    def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Take partitions as they are; older releases have no such parameter."""
-        named = handed.estimator is None
-        if named or parameter(handed.estimator, "allow_group_split") is not None:
+        named = fit_inputs.estimator is None
+        if named or parameter(fit_inputs.estimator, "allow_group_split") is not None:
             return {"allow_group_split": True}
         return {}
 

@@ -85,12 +85,7 @@ def attachable() -> Mapping[str, Attach]:
 async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
     """Connect to a running cluster by its name, through the manager's own library.
 
-    Raises
-    ------
-    ValueError
-        There is no such cluster, or the library is not installed.
-    ConnectionLostError
-        The manager, or the cluster's scheduler, does not answer.
+    Raise ValueError if there is no such cluster, or if the library is not installed.
     """
     try:
         return await attachable()[kind](name, stack)
@@ -113,13 +108,7 @@ async def bounds(cluster: Any) -> Bounds | Unknown | None:
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds of adaptive scaling that is on.
-
-    Raises
-    ------
-    ScaleError
-        It is off, or cannot be changed by this client.
-    """
+    """Set the bounds of adaptive scaling; raise ScaleError if it is off."""
     adapter = find(cluster)
     if adapter is None:
         raise ScaleError(
@@ -130,14 +119,14 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
 
 
 def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
-    """Tell the cluster object the size that one of its workers has."""
+    """Give the cluster object the new size of one of its workers."""
     own = getattr(find(cluster), "resized", None)
     if own is not None:
         own(cluster, id, size)
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Tell the cluster object that one of its workers was retired."""
+    """Remove a retired worker from the cluster object."""
     adapter = find(cluster)
     if adapter is not None:
         await adapter.retired(cluster, id)

@@ -47,10 +47,10 @@ class Adapter(Protocol):
         """Return why the cluster cannot have so many workers."""
 
     async def scale(self, cluster: Any, n_workers: int, there: int) -> None:
-        """Request workers without waiting; ``there`` is the scheduler's number."""
+        """Request workers without waiting; the scheduler has ``there`` workers."""
 
     async def state(self, cluster: Any) -> str:
-        """Describe the workers as the manager reports them."""
+        """Describe the workers that the manager reports."""
 
     async def bounds(self, cluster: Any) -> Bounds | Unknown | None:
         """Return the bounds of adaptive scaling; None: it is off."""
@@ -59,41 +59,34 @@ class Adapter(Protocol):
         """Set the bounds of adaptive scaling that is on."""
 
     async def retired(self, cluster: Any, id: str | int) -> None:
-        """Do not start this worker again."""
+        """Prevent the manager from starting this worker again."""
 
 
 def is_instance(cluster: Any, module: str, name: str) -> bool:
-    """Return whether the object has this class, without importing its library.
-
-    The library of an object has been imported, so nothing is imported here.
-    """
+    """Return whether the object has this class, without importing its library."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(cluster, kind)
 
 
 async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a synchronous or asynchronous method without blocking the event loop.
+    """Call a synchronous or asynchronous method in a thread.
 
-    A synchronous one waits for the object's event loop, which may be this one. So it is
-    called in a thread, or it would wait forever.
+    A synchronous method waits for the event loop of its object. In that event loop, it
+    would wait forever.
     """
-    return await settled(await asyncio.to_thread(method, *args, **kwargs))
+    return await await_if_needed(await asyncio.to_thread(method, *args, **kwargs))
 
 
-async def settled(answer: Any) -> Any:
+async def await_if_needed(answer: Any) -> Any:
     """Await the answer of a method if the cluster object is asynchronous."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def brought(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
+def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
     """Return whether adaptive scaling starts this many workers by itself.
 
-    For managers whose ``scale`` ends adaptive scaling.
-
-    Raises
-    ------
-    ScaleError
-        Adaptive scaling is on, or may be on, and its minimum is smaller.
+    It is for managers whose ``scale`` ends adaptive scaling. Raise ScaleError if
+    adaptive scaling is on, or may be on, and its minimum is smaller.
     """
     if bounds is None:
         return False

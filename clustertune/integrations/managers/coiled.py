@@ -15,9 +15,9 @@ from distributed import Client
 
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
-    brought,
     is_instance,
     off_loop,
+    starts_by_itself,
     unknown_name,
 )
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
@@ -41,7 +41,7 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
 
     Adaptive scaling starts its minimum by itself, and a request would end it.
     """
-    if not brought(await bounds(cluster), n_workers):
+    if not starts_by_itself(await bounds(cluster), n_workers):
         await off_loop(cluster.scale, n_workers)
 
 
@@ -83,7 +83,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
             name=name,
             cloud=cloud,
             shutdown_on_close=False,
-            credentials=None,  # keep those that it was made with
+            credentials=None,  # keep the cluster's credentials
             show_widget=False,
         )
     except (

@@ -36,7 +36,7 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
 
 
 def restart_obstacle(cluster: Any) -> str:
-    """Return why: the gateway replaces a restarting worker, under another name."""
+    """Return that the gateway replaces a restarting worker under another name."""
     return (
         "a gateway ends a worker that its nanny restarts, and starts another; scale to "
         "one worker more, then back: leaving workers move their data to the others"
@@ -44,7 +44,7 @@ def restart_obstacle(cluster: Any) -> str:
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Return why they are unknown."""
+    """Return Unknown: a client cannot read the bounds."""
     return Unknown(
         "only the gateway's server knows; cluster.adapt(active=False) turns it off"
     )

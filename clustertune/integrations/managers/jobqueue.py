@@ -17,14 +17,14 @@ from weakref import WeakKeyDictionary
 
 from clustertune.core.model import WorkerSize
 from clustertune.core.wording import plural
-from clustertune.integrations.managers.adapter import is_instance, settled
+from clustertune.integrations.managers.adapter import await_if_needed, is_instance
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
 from clustertune.integrations.managers.spec_cluster import expecting as expecting
 from clustertune.integrations.managers.spec_cluster import obstacle as obstacle
 
 # Retired workers of jobs in which other workers still run.
-_gone: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+_retired: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def matches(cluster: Any) -> bool:
@@ -39,7 +39,7 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
     missing = n_workers - there - coming
     if missing > 0:
         jobs = -(-missing // _per_job(cluster))
-        await settled(cluster.scale(jobs=len(names) + jobs))
+        await await_if_needed(cluster.scale(jobs=len(names) + jobs))
 
 
 async def state(cluster: Any) -> str:
@@ -75,11 +75,11 @@ async def retired(cluster: Any, id: str | int) -> None:
     job = next((j for j, mine in _workers(cluster).items() if id in mine), None)
     if job is None:
         return
-    _gone.setdefault(cluster, set()).add(str(id))
+    _retired.setdefault(cluster, set()).add(str(id))
     left = _workers(cluster)[job]
     if not left:
         del cluster.worker_spec[job]
-        await settled(cluster.scale(jobs=len(cluster.worker_spec)))
+        await await_if_needed(cluster.scale(jobs=len(cluster.worker_spec)))
 
 
 def _per_job(cluster: Any) -> int:
@@ -92,7 +92,7 @@ def _workers(cluster: Any) -> Mapping[str, set[str]]:
 
     ``cluster.plan`` has one name for a job without ``processes``.
     """
-    each, gone = _per_job(cluster), _gone.get(cluster, set())
+    each, gone = _per_job(cluster), _retired.get(cluster, set())
     return {
         job: ({f"{job}-{i}" for i in range(each)} if each > 1 else {job}) - gone
         for job in cluster.worker_spec

@@ -22,13 +22,13 @@ from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError, ScaleError
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
-    brought,
     is_instance,
     off_loop,
+    starts_by_itself,
     unknown_name,
 )
 
-PATIENCE = 5  # seconds for a request in each snapshot
+ANSWER_TIMEOUT = 5  # seconds for a request in each snapshot
 
 
 def matches(cluster: Any) -> bool:
@@ -50,7 +50,7 @@ async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
 
     try:
         asked = off_loop(cluster.sync, _bounds, cluster)
-        found: tuple[int, float] | None = await asyncio.wait_for(asked, PATIENCE)
+        found: tuple[int, float] | None = await asyncio.wait_for(asked, ANSWER_TIMEOUT)
     except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
         return Unknown(f"Kubernetes did not answer ({error!r})")
     return found
@@ -70,7 +70,7 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
     The operator counts workers that are starting. Adaptive scaling starts its minimum
     by itself, and a request would end it.
     """
-    if brought(await bounds(cluster), n_workers):
+    if starts_by_itself(await bounds(cluster), n_workers):
         return
     replicas: Mapping[str, int] = await off_loop(cluster.sync, _replicas, cluster)
     missing = n_workers - sum(replicas.values())
@@ -86,7 +86,7 @@ async def state(cluster: Any) -> str:
 
 
 async def retired(cluster: Any, id: str | int) -> None:
-    """Delete the deployment, then reduce the number, so that no other one is closed."""
+    """Delete the deployment, then reduce the number, or another worker would close."""
     await off_loop(cluster.sync, _remove, cluster, str(id))
 
 

@@ -33,12 +33,12 @@ def matches(cluster: Any) -> bool:
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
-    """Return why it cannot have so many workers; the server may refuse later."""
+    """Return why it cannot have so many workers. The server may still refuse."""
     return None if cluster.cluster_url else "the cluster was closed; make a new one"
 
 
 async def bounds(cluster: Any) -> Unknown:
-    """Return why they are unknown."""
+    """Return Unknown: a client cannot read the bounds."""
     return Unknown("only Saturn's server knows the bounds")
 
 
@@ -72,7 +72,7 @@ def _names(cluster: Any) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OfferedSize:
     """A size that Saturn offers; None: its description has no such number."""
 
     name: str
@@ -87,7 +87,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RequestedSizes:
     """Sizes of a recreated cluster; None: Saturn's default."""
 
     worker_size: str | None = None
@@ -97,13 +97,7 @@ class Wanted:
 
 
 def of_this_resource() -> Any:
-    """Return the cluster of this Jupyter server, job or deployment; start it if needed.
-
-    Raises
-    ------
-    ConnectionLostError
-        This is not an environment of Saturn, or the server does not answer.
-    """
+    """Return the cluster of this Saturn environment; start it if needed."""
     try:
         from dask_saturn import SaturnCluster
 
@@ -114,33 +108,29 @@ def of_this_resource() -> Any:
         ) from error
 
 
-def sizes() -> tuple[Offer, ...]:
-    """Return the sizes that this installation offers.
-
-    Raises
-    ------
-    RecreateError
-        The server does not answer.
-    """
+def sizes() -> tuple[OfferedSize, ...]:
+    """Return the sizes that this installation offers."""
     from dask_saturn import describe_sizes
 
     try:
         described = describe_sizes()
     except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
         raise RecreateError(f"Saturn did not list its sizes: {_text(error)}") from error
-    return tuple(_offer(name, text) for name, text in described.items())
+    return tuple(_offered_size(name, text) for name, text in described.items())
 
 
-def _offer(name: str, display: str) -> Offer:
+def _offered_size(name: str, display: str) -> OfferedSize:
     found = _DISPLAY.search(str(display))
     if found is None:
-        return Offer(name=name)
+        return OfferedSize(name=name)
     cores, memory = found.groups()
-    return Offer(name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB"))
+    return OfferedSize(
+        name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB")
+    )
 
 
-def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
-    """The error text if Saturn does not offer a size; None if it does."""
+def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str | None:
+    """Return an error text if Saturn does not offer a size, else None."""
     for argument in ("worker_size", "scheduler_size"):
         name = getattr(wanted, argument)
         if name is not None and name not in {offer.name for offer in offers}:
@@ -149,14 +139,8 @@ def unknown_size(wanted: Wanted, offers: Sequence[Offer]) -> str | None:
     return None
 
 
-def recreate(cluster: Any, wanted: Wanted) -> Any:
-    """Destroy the cluster and start one of the wanted size.
-
-    Raises
-    ------
-    RecreateError
-        Saturn refused it, or it did not start.
-    """
+def recreate(cluster: Any, wanted: RequestedSizes) -> Any:
+    """Destroy the cluster and start one with the requested sizes."""
     try:
         new = type(cluster).reset(
             n_workers=wanted.n_workers,

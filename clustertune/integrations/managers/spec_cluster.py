@@ -10,10 +10,10 @@ from distributed.deploy.spec import SpecCluster
 
 from clustertune.core.model import WorkerSize
 from clustertune.errors import ScaleError
-from clustertune.integrations.managers.adapter import settled
+from clustertune.integrations.managers.adapter import await_if_needed
 
-NAMES = 10_000  # of new workers that are compared with a retired one
-EXPECTED = "clustertune://restarting/"  # stands for an address, before a name
+MAX_NAMES = 10_000  # of new workers that are compared with a retired one
+MARK = "clustertune://restarting/"  # stands for an address, before a name
 
 
 def matches(cluster: Any) -> bool:
@@ -57,14 +57,14 @@ def adaptive_of(cluster: Any) -> Any:
 async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     """Request the missing workers; earlier requests are starting.
 
-    ``there`` includes workers that the cluster object did not start. The object's
-    ``scale`` takes the number of its own workers.
+    ``there`` includes workers that the cluster object did not start, but the object's
+    ``scale`` does not count them.
     """
     coming = len(cluster.plan) - len(cluster.plan & cluster.observed)
     missing = n_workers - there - coming
     if missing <= 0:
         return
-    await settled(cluster.scale(len(cluster.plan) + missing))
+    await await_if_needed(cluster.scale(len(cluster.plan) + missing))
 
 
 async def state(cluster: SpecCluster) -> str:
@@ -77,16 +77,17 @@ async def state(cluster: SpecCluster) -> str:
 
 
 def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
-    """Start this worker with this size, and new workers too once all have it."""
+    """Start this worker with this size, and new workers once all have it."""
     specs = cluster.worker_spec
     if "options" not in specs.get(id, {}):
         return
-    specs[id] = _with(specs[id], size)  # a new dict, because workers may share one
-    if all(_with(spec, size) == spec for spec in specs.values()):
-        cluster.new_spec = _with(cluster.new_spec, size)
+    # a new dict, because workers may share one
+    specs[id] = _resized_spec(specs[id], size)
+    if all(_resized_spec(spec, size) == spec for spec in specs.values()):
+        cluster.new_spec = _resized_spec(cluster.new_spec, size)
 
 
-def _with(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
+def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
     if size.nthreads is not None:
@@ -100,15 +101,15 @@ def _with(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
 
 @contextmanager
 def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None]:
-    """Make the cluster object see these workers while they restart.
+    """Keep the cluster object from removing these workers while they restart.
 
-    15 s after a worker leaves (``distributed.deploy.lost-worker-timeout``), the object
-    removes it for good and closes its nanny, unless the worker is back. A restart may
-    take longer, or begin when an earlier timeout ends.
+    The object removes a worker and closes its nanny if the worker is still missing
+    after ``distributed.deploy.lost-worker-timeout`` (15 s). A restart may take longer,
+    or begin when an earlier timeout ends.
     """
     workers = cluster.scheduler_info["workers"]
     marks = {
-        f"{EXPECTED}{entry['name']}": entry
+        f"{MARK}{entry['name']}": entry
         for entry in list(workers.values())
         if entry["name"] in ids
     }
@@ -123,17 +124,17 @@ def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None
 async def retired(cluster: SpecCluster, id: str | int) -> None:
     """Remove the worker, or the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
-        _use_up(cluster, id)
-        await settled(cluster.scale(len(cluster.worker_spec)))
+        _skip_name(cluster, id)
+        await await_if_needed(cluster.scale(len(cluster.worker_spec)))
 
 
-def _use_up(cluster: SpecCluster, id: str | int) -> None:
+def _skip_name(cluster: SpecCluster, id: str | int) -> None:
     """Make the names of new workers differ from this one.
 
     A worker keeps its name while it closes, which can take seconds. The cluster object
-    skips a worker whose name is in use, and does not try again.
+    skips a new worker with the same name, and does not try again.
     """
-    for number in range(cluster._i, cluster._i + NAMES):
+    for number in range(cluster._i, cluster._i + MAX_NAMES):
         if cluster._new_worker_name(number) == id:
             cluster._i = number + 1
             return

@@ -1,13 +1,13 @@
 """Scheduled restarts in the client: their state, listing, cancellation, progress.
 
 The scheduler carries them out (``remote/scheduler/schedule_runner.py``). Its answers
-are untrusted, so their text is escaped before it is shown.
+are untrusted, so their text is escaped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,11 @@ from clustertune.operations.scheduling.triggers import time_text
 
 POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
-KEPT = (
+KEPT_NOTE = (
     "The scheduler keeps this restart, so this process may end. The restart is lost if "
     "the scheduler itself restarts."
 )
-DATA = (
+DATA_NOTE = (
     "Data in memory of all clients is kept. As always in Dask, unpublished data is "
     "freed when its client closes."
 )
@@ -50,7 +50,7 @@ class Attempt:
         ``failed``, ``lost`` (keys were lost), ``not needed`` (the condition was not
         met), ``cancelled`` or ``expired``.
     restarted, left
-        Ids of restarted workers, and of workers whose turn is still to come.
+        Ids of restarted workers, and of workers that are not restarted yet.
     keys, nbytes
         Keys and bytes that were moved away and back.
     lost
@@ -76,7 +76,7 @@ class Attempt:
                 f"{plural(self.keys, 'key')} ({bytes_text(self.nbytes)} moved) kept, "
                 f"{self.lost:,} lost"
             )
-        text += f"; {workers_text(self.left)} still to come" if self.left else ""
+        text += f"; {workers_text(self.left)} not restarted yet" if self.left else ""
         text += f"; {printable(self.problem, longest=300)}" if self.problem else ""
         return text
 
@@ -106,7 +106,7 @@ class Schedule:
     workers
         Ids of the workers to restart. None: all workers at that time.
     left
-        Ids of workers whose turn is still to come. None: it has not begun.
+        Ids of workers that are not restarted yet. None: it has not begun.
     attempts
         Results of the gaps so far, oldest first.
     notes
@@ -131,7 +131,6 @@ class Schedule:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
         return self.state in ENDED
 
     def cancel(self) -> Any:
@@ -179,13 +178,12 @@ class Schedule:
     def standing(self) -> str:
         """Describe its state in one line."""
         if self.state == "running":
-            return f"running: {workers_text(self.left or ())} still away or to come"
+            return f"running: {workers_text(self.left or ())} not restarted yet"
         if self.state != "waiting":
             return printable(self.state)
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__}
         del values["client"]
         shown = [
@@ -211,9 +209,9 @@ def _waits_text(waits: Mapping[str, Any], idle_for: float) -> str:
 
 # --- answers of the scheduler ---------------------------------------------------------
 
-_COPIED = (
-    *("id", "state", "idle_for", "expires", "made", "waits", "condition"),
-    *("reason", "owner"),
+_FIELDS = (
+    *("id", "state", "idle_for", "expires", "made", "waits", "condition", "reason"),
+    *("owner", "instants", "workers", "left"),
 )
 
 
@@ -221,31 +219,21 @@ def read(
     answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
 ) -> Schedule:
     """Convert an answer of the scheduler plugin."""
-    values: dict[str, Any] = {name: answer[name] for name in _COPIED}
-    for name in ("instants", "workers", "left"):
-        values[name] = None if answer[name] is None else tuple(answer[name])
-    return Schedule(
-        **values,
-        attempts=tuple(map(_attempt, answer["results"])),
-        notes=notes,
-        client=client,
+    attempts = tuple(
+        Attempt(**_values(result, Attempt.__slots__)) for result in answer["results"]
     )
+    values = _values(answer, _FIELDS)
+    return Schedule(**values, attempts=attempts, notes=notes, client=client)
 
 
-def _attempt(result: Mapping[str, Any]) -> Attempt:
-    values = {name: result[name] for name in Attempt.__slots__}
-    lists = {name: tuple(values[name]) for name in ("restarted", "left")}
-    return Attempt(**values | lists)
+def _values(answer: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these names; lists become tuples."""
+    found = {name: answer[name] for name in names}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 async def cancel(client: Client, name: str) -> Schedule:
-    """Cancel a scheduled restart by id.
-
-    Raises
-    ------
-    LookupError
-        There is none with this id; the message lists the waiting ones.
-    """
+    """Cancel a scheduled restart by id; raise LookupError if there is none."""
     await monitor.open_door(client, await monitor.identify(client))
     answer = await monitor.ask(client, "cancel_schedule", name=name)
     if answer is None:
@@ -264,13 +252,7 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
 async def follow(
     client: Client, schedule: Schedule, notify: Callable[[Schedule], None]
 ) -> Schedule:
-    """Wait until a restart has ended; call ``notify`` after each relevant change.
-
-    Raises
-    ------
-    ConnectionLostError
-        The scheduler restarted, or does not answer.
-    """
+    """Wait until a restart has ended; call ``notify`` after each relevant change."""
     shown = _progress(schedule)
     while not schedule.ended:
         await asyncio.sleep(POLL_INTERVAL)
@@ -295,7 +277,7 @@ async def follow(
 
 
 def _progress(schedule: Schedule) -> tuple[object, ...]:
-    """What a user wants to see, without elapsed seconds and numbers of tasks."""
+    """Return the state without elapsed seconds and numbers of tasks."""
     waits = schedule.waits
     which = (waits.get(name) for name in ("for", "until", "label", "text"))
     return (schedule.state, schedule.left, *which)

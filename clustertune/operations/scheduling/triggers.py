@@ -38,14 +38,10 @@ ALLOWED = (
 
 
 def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, ...]:
-    """Compute the distinct times of a cron expression after ``start``, until ``end``.
+    """Return the distinct times of a cron expression after ``start``, until ``end``.
 
-    Times are epoch seconds. ``tz`` is the time zone of the expression.
-
-    Raises
-    ------
-    ValueError
-        The expression is not valid, or has more than 10,000 times.
+    Times are epoch seconds. Raise ValueError if the expression is invalid, or has more
+    than 10,000 times.
     """
     fields = cron.split() if isinstance(cron, str) else []
     if len(fields) != 5:
@@ -72,13 +68,7 @@ def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, 
 
 
 def zone(name: str | None) -> tzinfo:
-    """Find a time zone by name; None means that of this machine (TZ, or its setting).
-
-    Raises
-    ------
-    ValueError
-        The time zone, or this machine's time zone database, does not exist.
-    """
+    """Return a time zone by name. None means this machine's: TZ, or its setting."""
     given = f"tz={name!r}"
     if name is None:
         name = os.environ.get("TZ", "").removeprefix(":")
@@ -134,7 +124,6 @@ class Condition:
         return f"{self.check or self.kind}:{self.severity}"
 
     def plain(self) -> dict[str, Any]:
-        """Plain values for the scheduler plugin."""
         least = 0.0
         if self.kind == "leak":  # growth per run, as a fraction of the memory limit
             least = float(checks.setting("memory_growth", "min_fraction"))
@@ -148,13 +137,7 @@ class Condition:
 
 
 def parse_condition(text: object) -> Condition | None:
-    """Read a condition; None means no condition.
-
-    Raises
-    ------
-    ValueError
-        The text is not a condition.
-    """
+    """Read a condition; None means no condition. Raise ValueError for other text."""
     if text is None:
         return None
     name, colon, level = str(text).partition(":")

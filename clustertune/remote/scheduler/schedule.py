@@ -50,7 +50,7 @@ class Schedule:
     name
         A short name that a user types to cancel it.
     terms
-        As ``operations.scheduling.scheduling`` ships them: ``owner``, ``reason``,
+        As ``operations.scheduling.request`` ships them: ``owner``, ``reason``,
         ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as
         possible),
         ``expires`` (epoch seconds), ``condition`` or None, ``workers`` (ids; None: all

@@ -96,7 +96,7 @@ def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> Non
     np.testing.assert_allclose(model.fit(*p).coef_, expected, rtol=1e-3)
 
 
-def test_another_number_of_partitions_is_said(client: Any) -> None:
+def test_another_number_of_partitions(client: Any) -> None:
     """Of data that was given in one, without any fit before; also in a dry run."""
     X = data.features().rechunk((data.ROWS, 5))
     y = data.labels(X)

@@ -14,7 +14,7 @@ import clustertune
 from clustertune.core.model import Severity
 from clustertune.errors import AlignmentError, ClassCoverageError
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries import Handed, Rows
+from clustertune.integrations.libraries import FitInputs, Rows
 from tests.integrations.libraries import data
 
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
 OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "verbose": -1}
 
 
-def fitted(client: Any, kind: Any, handed: Handed) -> Any:
+def fitted(client: Any, kind: Any, handed: FitInputs) -> Any:
     """An estimator, fitted with the arguments of its workload."""
     model = kind(client=client, **OPTIONS)
     profile = libraries.choose(model)
@@ -45,13 +45,13 @@ def test_weights_count(client: Any, kind: Any) -> None:
     X = data.features()
     y = data.labels(X)
     X, y, w = clustertune.prepare(client, X, y, sample_weight=1 - y)
-    assert spread(fitted(client, kind, Handed(training=Rows(X=X, y=y))), X) > 0.1
-    weighted = Handed(training=Rows(X=X, y=y, sample_weight=w))
+    assert spread(fitted(client, kind, FitInputs(training=Rows(X=X, y=y))), X) > 0.1
+    weighted = FitInputs(training=Rows(X=X, y=y, sample_weight=w))
     assert spread(fitted(client, kind, weighted), X) < 1e-3
 
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
-def test_lacking_labels(client: Any, kind: Any) -> None:
+def test_missing_labels(client: Any, kind: Any) -> None:
     """Its regressor trains on such frames without an error; prepare reads labels."""
     X = data.features()
     y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
@@ -84,7 +84,7 @@ def test_scores_count(client: Any) -> None:
     X = data.features()
     y = data.labels(X)
     X, y, score = clustertune.prepare(client, X, y, init_score=y * 1.0)
-    handed = Handed(training=Rows(X=X, y=y, init_score=score))
+    handed = FitInputs(training=Rows(X=X, y=y, init_score=score))
     assert spread(fitted(client, lgb.DaskLGBMRegressor, handed), X) < 1e-3
 
 
@@ -100,7 +100,7 @@ def test_eval_sets(client: Any, named: bool) -> None:
     rich = tuple(Rows(X=V, y=v, sample_weight=1 - v, init_score=v) for _ in "ab")
     results = []
     for sets in (plain, rich):
-        handed = Handed(
+        handed = FitInputs(
             training=Rows(X=p.X, y=p.y),
             eval_sets=sets,
             estimator=None if named else lgb.DaskLGBMRegressor,
@@ -115,7 +115,7 @@ def test_eval_sets(client: Any, named: bool) -> None:
 def test_weights_of_some_eval_sets_only() -> None:
     """LightGBM wants them of all or of none, and would fail in the fit."""
     sets = (Rows(X="V", y="v", sample_weight="w"), Rows(X="W", y="w"))
-    handed = Handed(training=Rows(X="X", y="y"), eval_sets=sets)
+    handed = FitInputs(training=Rows(X="X", y="y"), eval_sets=sets)
     with pytest.raises(ValueError, match=r"sample_weight .*eval_set\[0\] .*\[1\]"):
         libraries.fit_kwargs(libraries.choose("lightgbm"), handed)
 
@@ -128,7 +128,7 @@ def test_groups(client: Any) -> None:
     evals = Rows(
         X=V, y=data.labels(V), qid=data.groups(), group_sizes=data.group_sizes()
     )
-    handed = Handed(training=rows, eval_sets=(evals,), estimator=lgb.DaskLGBMRanker)
+    handed = FitInputs(training=rows, eval_sets=(evals,), estimator=lgb.DaskLGBMRanker)
     model = fitted(client, lgb.DaskLGBMRanker, handed)
     assert spread(model, X) > 0.1
     (result,) = model.evals_result_.values()

@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 
 from clustertune.core.sharing import share
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries import Handed, Rows
+from clustertune.integrations.libraries import FitInputs, Rows
 from tests.integrations.libraries import data
 from tests.integrations.libraries.models import Seen
 from tests.processes import workers_of
@@ -35,7 +35,7 @@ COLUMNS = list("abcde")
 def prepared(model: Any, X: Any) -> Any:
     """The wrapper as its user has it, with the parameters of its workload."""
     wrapper = ParallelPostFit(model)
-    handed = Handed(training=Rows(X=X), estimator=wrapper)
+    handed = FitInputs(training=Rows(X=X), estimator=wrapper)
     profile = libraries.choose(wrapper)
     return wrapper.set_params(**libraries.estimator_params(profile, handed))
 
@@ -135,7 +135,7 @@ def test_a_model_that_is_not_fitted() -> None:
         ParallelPostFit(),
         ParallelPostFit,
     ):
-        handed = Handed(training=Rows(X=X), estimator=estimator)
+        handed = FitInputs(training=Rows(X=X), estimator=estimator)
         assert libraries.estimator_params(libraries.choose("predict"), handed) == {}
 
 
@@ -144,9 +144,9 @@ def test_outputs_that_the_user_has_described() -> None:
     frame = kinds(data.features())["dataframe"]
     model = LinearRegression().fit(frame.compute(), np.ones(data.ROWS))
     wrapper = ParallelPostFit(model, predict_meta=np.array([1], dtype="f4"))
-    handed = Handed(training=Rows(X=frame), estimator=wrapper)
+    handed = FitInputs(training=Rows(X=frame), estimator=wrapper)
     found = libraries.estimator_params(libraries.choose("predict"), handed)
     assert set(found) == {"estimator"}
-    handed = Handed(training=Rows(X=frame), estimator=ParallelPostFit(model))
+    handed = FitInputs(training=Rows(X=frame), estimator=ParallelPostFit(model))
     found = libraries.estimator_params(libraries.choose("predict"), handed)
     assert set(found) == {"estimator", "predict_meta"}

@@ -9,7 +9,7 @@ import xgboost.dask as dxgb
 
 import clustertune
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries import Handed, Rows
+from clustertune.integrations.libraries import FitInputs, Rows
 from tests.integrations.libraries import data
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ ESTIMATORS = [
 ]
 
 
-def fitted(client: Any, model: Any, handed: Handed) -> Any:
+def fitted(client: Any, model: Any, handed: FitInputs) -> Any:
     """The estimator with the parameters, fitted with the arguments, of its workload."""
     profile = libraries.choose(model)
     model.set_params(**libraries.estimator_params(profile, handed))
@@ -46,8 +46,8 @@ def test_weights_count(client: Any, kind: Any, method: str) -> None:
         client, X, data.labels(X), sample_weight=1 - data.labels(X), estimator="xgboost"
     )
     model = kind(n_estimators=3, tree_method=method)
-    assert spread(fitted(client, model, Handed(training=Rows(X=X, y=y))), X) > 0.3
-    weighted = Handed(training=Rows(X=X, y=y, sample_weight=w), estimator=model)
+    assert spread(fitted(client, model, FitInputs(training=Rows(X=X, y=y))), X) > 0.3
+    weighted = FitInputs(training=Rows(X=X, y=y, sample_weight=w), estimator=model)
     model = kind(n_estimators=3, tree_method=method)
     assert spread(fitted(client, model, weighted), X) < 1e-3
 
@@ -59,7 +59,7 @@ def test_margins_count(client: Any) -> None:
         client, X, data.labels(X), base_margin=data.labels(X), estimator="xgboost"
     )
     model = dxgb.DaskXGBRegressor(n_estimators=3)
-    handed = Handed(training=Rows(X=X, y=y, base_margin=margin), estimator=model)
+    handed = FitInputs(training=Rows(X=X, y=y, base_margin=margin), estimator=model)
     assert spread(fitted(client, model, handed), X) < 1e-3
 
 
@@ -77,7 +77,7 @@ def test_eval_sets(client: Any) -> None:
     # a weight and a margin that leave one row in two; the other set has neither
     rows = Rows(X=V, y=v, sample_weight=1 - v, base_margin=v * 0)
     model = dxgb.DaskXGBRegressor(n_estimators=3)
-    handed = Handed(
+    handed = FitInputs(
         training=Rows(X=p.X, y=p.y), eval_sets=(rows, Rows(X=E, y=e)), estimator=model
     )
     fitted(client, model, handed)
@@ -86,7 +86,7 @@ def test_eval_sets(client: Any) -> None:
     assert all(len(r["rmse"]) == 3 for r in result.values())
     plain = dxgb.DaskXGBRegressor(n_estimators=3)
     sets = (Rows(X=V, y=v), Rows(X=E, y=e))
-    handed = Handed(training=handed.training, eval_sets=sets, estimator=plain)
+    handed = FitInputs(training=handed.training, eval_sets=sets, estimator=plain)
     fitted(client, plain, handed)
     other = plain.evals_result()
     assert other["validation_0"] != result["validation_0"]
@@ -106,14 +106,14 @@ def test_groups(client: Any, method: str) -> None:
     with pytest.raises(Exception, match="allow_group_split"):
         model.fit(X, y, qid=qid)
     evals = (Rows(X=V, y=data.labels(V), qid=data.groups()),)
-    handed = Handed(training=rows, eval_sets=evals, estimator=model)
+    handed = FitInputs(training=rows, eval_sets=evals, estimator=model)
     fitted(client, model, handed)
     assert model.allow_group_split
     assert spread(model, X) > 0.3
     assert next(iter(model.evals_result()["validation_0"])).startswith("ndcg")
 
 
-def test_what_it_refuses(client: Any) -> None:
+def test_refused_estimators(client: Any) -> None:
     """Weights with groups are refused because XGBoost does not take them."""
     X = data.features()
     y = data.labels(X)

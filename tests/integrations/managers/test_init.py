@@ -60,7 +60,7 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     assert client.sync(managers.bounds, local) is None
 
 
-def test_a_cluster_object_that_is_not_known(local_cluster: Any) -> None:
+def test_an_unknown_cluster_object(local_cluster: Any) -> None:
     """The error has the call to run."""
     _, client = local_cluster(1)
     client.cluster = object()
@@ -75,7 +75,7 @@ def test_a_cluster_object_that_is_not_known(local_cluster: Any) -> None:
 
 @pytest.mark.parametrize("text", ["yarn:x", "gateway", "gateway:", ":x", ""])
 @pytest.mark.parametrize("verb", [("restart",), ("trim",), ("scale", "2")])
-def test_what_may_be_attached_to(verb: tuple[str, ...], text: str) -> None:
+def test_managers_with_clusters_by_name(verb: tuple[str, ...], text: str) -> None:
     result = CliRunner().invoke(main, [*verb, "--cluster", text])
     assert result.exit_code == 2
     assert "is none of coiled:NAME, gateway:NAME, kubernetes:NAME" in result.stderr

@@ -104,7 +104,7 @@ def address_of(client: Client, name: str) -> str:
     return next(a for a, w in workers.items() if w["name"] == name)
 
 
-def test_jobs_of_which_nobody_said_how_many_workers(jobs: Any) -> None:
+def test_jobs_without_a_number_of_workers(jobs: Any) -> None:
     """The number follows the cores, and the cluster object does not count them."""
     cluster, client = jobs()
     cluster.scale(2)
@@ -127,7 +127,7 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
         clustertune.scale(client, 2, timeout="3s")
 
 
-def test_what_later_jobs_are_given(jobs: Any) -> None:
+def test_later_jobs_have_the_new_size(jobs: Any) -> None:
     """Cores and memory of all workers of a job, and lines before its command."""
     cluster, _ = jobs(job_script_prologue=["module load python"])
     size = WorkerSize(nthreads=3, memory_limit=2 << 30, env={"A": "b c"})

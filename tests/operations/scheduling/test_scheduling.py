@@ -181,16 +181,16 @@ def test_while_it_runs() -> None:
     it = Schedule(
         id="x", state="running", idle_for=30, expires=0.0, waits={}, left=(0,)
     )
-    assert it.standing() == "running: worker 0 still away or to come"
+    assert it.standing() == "running: worker 0 not restarted yet"
 
 
-def test_an_attempt_in_words() -> None:
+def test_an_attempt_as_text() -> None:
     """Restarted and remaining workers, and the reason."""
     attempt = Attempt(
         time=0.0, outcome="interrupted", restarted=(1,), left=(2,), problem="tasks came"
     )
     assert "worker 1 restarted, 0 keys" in str(attempt)
-    assert str(attempt).endswith("; worker 2 still to come; tasks came")
+    assert str(attempt).endswith("; worker 2 not restarted yet; tasks came")
 
 
 # --- the command line -----------------------------------------------------------------
@@ -243,6 +243,6 @@ def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
     assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)
     stayed = run(*later, "--idle-for", "200ms", "--stay", "--yes", where)
     assert stayed.exit_code == 0
-    assert "running: worker 0 still away" in stayed.stderr
+    assert "running: worker 0 not restarted" in stayed.stderr
     assert stayed.stderr.endswith("done\n")
     assert "done; worker 0 restarted, 0 keys" in stayed.stdout

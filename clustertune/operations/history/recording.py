@@ -1,7 +1,7 @@
 """Add records of calls and runs to the user's history file.
 
-Records are written in a thread after the work. A failure to write becomes a note in the
-report or the log; the call itself succeeds.
+A thread writes records after the work. If it fails, the report or the log has a note,
+and the call still succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import printable, workers_text
 from clustertune.errors import HistoryError
 from clustertune.monitor import inquiry, monitor
-from clustertune.operations.history.record import (
+from clustertune.operations.history.store import (
     Measures,
     Record,
     Store,
@@ -95,7 +95,7 @@ def _costs(
 
 
 def _on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
-    """Add the sizes of the cluster, counting only these workers."""
+    """Add the sizes of the cluster; count only these workers."""
     hosts = machines.by_host(workers)
     cpus = [machines.host_cpus(group) for group in hosts.values()]
     known = [c.usable for c in cpus if not isinstance(c, Unknown)]
@@ -119,15 +119,9 @@ def of_hold(
 ) -> Record:
     """Return the record of a held block.
 
-    Parameters
-    ----------
-    about
-        Record of the prepared data and its cluster. If None, the record counts all
-        running workers.
-    label
-        Label of the block; may be empty.
-    watched
-        Monitor of the block. A single snapshot only shows the state before the block.
+    ``about`` is the record of the prepared data and its cluster. If it is None, the
+    record counts all running workers. A single snapshot of the monitor shows only the
+    state before the block.
     """
     snapshots = watched.snapshots
     was_sampled = len(snapshots) > 1
@@ -224,28 +218,15 @@ async def note(make: Callable[[], Record]) -> str:
             store = Store(history.path)
             await asyncio.to_thread(store.add, [record], keep=history.keep)
     except (HistoryError, ValueError) as error:
-        return f"not noted in the history: {error}"
+        return f"not added to the history: {error}"
     except Exception as error:  # the finished work must not fail for its record
-        logger.exception("clustertune could not note a call or a run")
-        return f"not noted in the history: {printable(repr(error), longest=200)}"
+        logger.exception("clustertune could not add a call or a run to the history")
+        return f"not added to the history: {printable(repr(error), longest=200)}"
     return ""
 
 
 async def collect(client: Client) -> int:
-    """Add the runs that the scheduler plugin has seen and the file does not have.
-
-    Returns
-    -------
-    int
-        Number of added runs.
-
-    Raises
-    ------
-    HistoryError
-        The file cannot be written.
-    ConnectionLostError, VersionMismatchError
-        The scheduler cannot be asked.
-    """
+    """Add the runs that the scheduler plugin has seen; return how many are new."""
     history = configured()
     identity = await monitor.identify(client)
     await monitor.open_door(client, identity)

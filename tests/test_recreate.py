@@ -23,8 +23,12 @@ import clustertune
 from clustertune.cli import main
 from clustertune.errors import RecreateError, RefusedError
 from clustertune.integrations.managers import saturn
-from clustertune.integrations.managers.saturn import Offer, Wanted, unknown_size
-from clustertune.operations import resetting
+from clustertune.integrations.managers.saturn import (
+    OfferedSize,
+    RequestedSizes,
+    unknown_size,
+)
+from clustertune.operations import recreating
 from tests.processes import workers_of
 from tests.saturn import Saturn, running
 
@@ -92,7 +96,7 @@ def test_another_size(client: Client, server: Saturn, tmp_path: Path) -> None:
         assert last is not None
         assert last.to_json() == found.report.to_json()
         (event,) = [e for _, e in new.get_events("clustertune") if "by" in e]
-        assert (event["action"], event["status"]) == ("reset", "done")
+        assert (event["action"], event["status"]) == ("recreate", "done")
         assert clustertune.prepare(new, X2).X is not None
 
 
@@ -130,9 +134,7 @@ def test_nothing_in_memory(client: Client, server: Saturn) -> None:
 # --- refused --------------------------------------------------------------------------
 
 
-def test_what_would_be_lost_is_asked_for(
-    client: Client, server: Saturn, tmp_path: Path
-) -> None:
+def test_losses_need_permission(client: Client, server: Saturn, tmp_path: Path) -> None:
     """Other data of this client, data of others, and names; nothing is done."""
     X, frame = loaded(client)
     size = {"worker_size": "large", "save_to": tmp_path / "save"}
@@ -153,8 +155,8 @@ def test_what_would_be_lost_is_asked_for(
         assert [s.status for s in plan.report.steps] == ["refused"]
         agreed = {"drop_data": True, "include_other_clients": True}
         plan = clustertune.recreate_cluster(client, X, **size, **agreed, dry_run=True)
-        save, reset, load = plan.report.steps
-        assert "variable 'best'" in reset.at_risk
+        save, recreate, load = plan.report.steps
+        assert "variable 'best'" in recreate.at_risk
         assert save.predicted_bytes == load.predicted_bytes == VALUES.nbytes
         assert plan.client is client
         assert other.gather(theirs) == list(range(5))
@@ -188,11 +190,11 @@ def test_refused(client: Client, server: Saturn, tmp_path: Path) -> None:
     np.testing.assert_array_equal(X.compute(), VALUES)
 
 
-def test_data_that_comes_meanwhile(
+def test_data_that_is_loaded_meanwhile(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that another client loads during the save is not lost."""
-    monkeypatch.setattr(resetting, "HEARD", 0.1)
+    monkeypatch.setattr(recreating, "RELEASE_DELAY", 0.1)
     X, _ = loaded(client)
     address = server.cluster.scheduler_address
     with Client(address, set_as_default=False) as other:
@@ -212,7 +214,7 @@ def test_data_that_comes_meanwhile(
     assert not resets(server)
 
 
-def test_managers_that_cannot(local_cluster: Any) -> None:
+def test_other_managers(local_cluster: Any) -> None:
     """The error names the class and an alternative."""
     cluster, client = local_cluster(1)
     with pytest.raises(RefusedError, match=r"LocalCluster .*clustertune\.resize"):
@@ -267,7 +269,8 @@ def test_destroyed_and_not_started(
     """The saved data can be loaded on a later cluster."""
     X, _ = loaded(client)
     server.breaking = True
-    with pytest.raises(RecreateError, match=r"not recreated: .*no machines.*\.load\("):
+    match = r"not recreated: .*no machines.*\.load_data\("
+    with pytest.raises(RecreateError, match=match):
         clustertune.recreate_cluster(
             client, X, worker_size="large", drop_data=True, save_to=tmp_path
         )
@@ -278,11 +281,11 @@ def test_destroyed_and_not_started(
         np.testing.assert_array_equal(X2.compute(), VALUES)
 
 
-def test_workers_that_do_not_come(
+def test_workers_that_do_not_join(
     client: Client, server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting ends, and the error has the path of the data."""
-    monkeypatch.setattr(resetting, "SPARE", 118)
+    monkeypatch.setattr(recreating, "RESERVE", 118)
     X, _ = loaded(client)
     server.lacking = 1
     with pytest.raises(RecreateError, match=r"clustertune\.load"):
@@ -347,12 +350,17 @@ def test_no_cluster_of_saturn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes() -> None:
     """Descriptions of sizes are parsed as far as possible."""
     text = "T4-XLarge - 4 cores - 16 GB RAM - 1 GPU"
-    assert saturn._offer("g", text) == Offer(name="g", cores=4, memory=16 * 2**30)
-    assert saturn._offer("g", "Big\x1b") == Offer(name="g")
-    offers = [Offer(name="a"), Offer(name="b", cores=0.5)]
-    text = unknown_size(Wanted(worker_size="c"), offers)
+    assert saturn._offered_size("g", text) == OfferedSize(
+        name="g", cores=4, memory=16 * 2**30
+    )
+    assert saturn._offered_size("g", "Big\x1b") == OfferedSize(name="g")
+    offers = [OfferedSize(name="a"), OfferedSize(name="b", cores=0.5)]
+    text = unknown_size(RequestedSizes(worker_size="c"), offers)
     assert text == "worker_size='c' is not offered; sizes are: a, b (0.5 cores)"
-    assert unknown_size(Wanted(worker_size="a", scheduler_size="b"), offers) is None
+    assert (
+        unknown_size(RequestedSizes(worker_size="a", scheduler_size="b"), offers)
+        is None
+    )
 
 
 def test_a_saturn_cluster_is_known() -> None:

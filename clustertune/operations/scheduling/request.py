@@ -1,4 +1,4 @@
-"""Schedule a rolling restart for the next gap between runs.
+"""``schedule_restart``: restart workers in the next gap between runs.
 
 The client checks the request: it computes cron times, reads the condition, and refuses
 restarts that can never happen. Then the scheduler waits
@@ -30,11 +30,11 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
-from clustertune.operations import events
+from clustertune.operations import event_log
 from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.scheduling import schedule, triggers
-from clustertune.operations.scheduling.schedule import DATA, KEPT, Schedule
+from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
 from clustertune.operations.scheduling.triggers import Condition, time_text
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
@@ -191,7 +191,7 @@ class _Request:
 
 
 def _zone(cron: str | None, tz: str | None) -> tzinfo:
-    """Check both arguments; the times follow when the scheduler's clock is known."""
+    """Check both arguments. The times follow when the scheduler's clock is known."""
     if cron is None and tz is not None:
         raise TypeError("tz is the time zone of cron: give cron, too")
     zone = triggers.zone(tz)
@@ -217,7 +217,7 @@ def _times(request: _Request, now: float, expires: float) -> tuple[float, ...]:
 
 def _reason(reason: object) -> str | None:
     if reason is None:
-        reason = events.reason()
+        reason = event_log.configured_reason()
     if reason is None:
         return None
     if isinstance(reason, str) and 0 < len(reason) <= MAX_REASON:
@@ -254,7 +254,7 @@ async def _send(request: _Request) -> Schedule:
     if request.workers is not None:
         ids = tuple(sorted(ids_of(request.workers, view), key=str))
     condition = request.condition
-    notes = (KEPT, DATA, *_obstacles(view, ids))
+    notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
     if condition is not None and condition.kind == "check":
         notes += (await _check_now(request, condition),)
     if request.dry_run:
@@ -279,7 +279,7 @@ async def _send(request: _Request) -> Schedule:
 def _terms(
     request: _Request, view: View, ids: tuple[str | int, ...] | None
 ) -> dict[str, Any]:
-    """The request without its times: plain values, and code for approved nannies."""
+    """Return the request as plain values, with code for approved nannies."""
     approved = monitor.known(request.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     condition = request.condition
@@ -302,12 +302,9 @@ def _terms(
 
 
 def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
-    """Notes about obstacles that may be gone later.
+    """Return notes about obstacles that may be gone later.
 
-    Raises
-    ------
-    RefusedError
-        A worker can never be restarted.
+    Raise RefusedError if a worker can never be restarted.
     """
     wanted = {w.id for w in view.now.workers} if ids is None else set(ids)
     steps = restarting.steps(view, wanted)
@@ -329,7 +326,7 @@ def _is_permanent(refusal: Refusal, view: View) -> bool:
 
 
 async def _check_now(request: _Request, condition: Condition) -> str:
-    """Run the checks, so the scheduler has findings; a note about the condition."""
+    """Run the checks, which send findings, and return a note about the condition."""
     question = Question(
         client=request.client,
         given=request.given,

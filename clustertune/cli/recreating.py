@@ -11,12 +11,12 @@ from clustertune.cli import REFUSED, examples
 from clustertune.cli.options import Consent, with_consent
 from clustertune.cli.running import (
     CONNECT,
+    distinct_names,
+    exit_on_error,
     format_option,
-    once,
-    rendered,
-    seconds_of,
-    told,
-    typed,
+    parse_seconds,
+    render,
+    usage_errors,
 )
 from clustertune.errors import ConnectionLostError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.core.report import Report
-    from clustertune.operations.resetting import Recreated
+    from clustertune.operations.recreating import Recreated
 
 
 @click.command(
@@ -34,24 +34,26 @@ if TYPE_CHECKING:
     )
 )
 @format_option
-@click.option("--worker-size", metavar="NAME", help="Name of one of Saturn's sizes.")
-@click.option("--scheduler-size", metavar="NAME", help="Name of one of Saturn's sizes.")
-@click.option("--n-workers", type=click.IntRange(1), help="By default as many as now.")
-@click.option("--nthreads", type=click.IntRange(1), help="Threads of each worker.")
-@click.option("--save-to", metavar="PATH", help="Folder for the data of --dataset.")
+@click.option("--worker-size", metavar="NAME", help="Use this size of Saturn.")
+@click.option("--scheduler-size", metavar="NAME", help="Use this size of Saturn.")
 @click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=once,
-    help="A published data set to save, load and publish again; may be given several "
-    "times."
+    "--n-workers", type=click.IntRange(1), help="Start N workers. By default as many "
+    "as now."
+)  # fmt: skip
+@click.option("--nthreads", type=click.IntRange(1), help="Set the threads of a worker.")
+@click.option("--save-to", metavar="PATH", help="Save the data of --dataset here.")
+@click.option(
+    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
+    help="Save, load and publish this data set again; may be given several times."
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH.")
 @click.option(
-    "--include-other-clients", is_flag=True, help="Lose data of other clients and of "
-    "other published names."
+    "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
+    "and other published data."
 )  # fmt: skip
 @click.option(
-    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="Limit for "
-    "the whole command."
+    "--timeout", metavar="TIME", default="1 hour", show_default=True, help="Limit the "
+    "time of the whole command."
 )  # fmt: skip
 @with_consent
 def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
@@ -60,25 +62,25 @@ def recreate(form: str, timeout: str, consent: Consent, **options: Any) -> None:
     All data in its memory is lost, except data sets that --dataset names. The command
     uses the cluster of the Saturn environment in which it runs.
     """
-    options["timeout"] = seconds_of("--timeout", timeout)
-    consent.refuse_where_nobody_answers()
-    with told():
-        found = _reset(consent, options)
-    click.echo(rendered(found.report, form))
+    options["timeout"] = parse_seconds("--timeout", timeout)
+    consent.refuse_without_terminal()
+    with exit_on_error():
+        found = _recreate(consent, options)
+    click.echo(render(found.report, form))
     refused = any(s.status == "refused" for s in found.report.steps)
     sys.exit(REFUSED if refused else 0)
 
 
-def _reset(consent: Consent, options: dict[str, Any]) -> Recreated:
-    from clustertune.operations import resetting
+def _recreate(consent: Consent, options: dict[str, Any]) -> Recreated:
+    from clustertune.operations import recreating
 
     def confirm(plan: Report) -> bool:
         if not (consent.quiet and consent.yes):
             click.echo(str(plan), err=True)
         return consent.yes or click.confirm("Go on?", err=True)
 
-    with _client() as client, typed(ValueError, TypeError):
-        found = resetting.recreate_cluster(
+    with _client() as client, usage_errors(ValueError, TypeError):
+        found = recreating.recreate_cluster(
             client,
             confirm=confirm,
             dry_run=consent.dry_run,

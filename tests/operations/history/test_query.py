@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from clustertune.core.snapshots import Unknown
-from clustertune.operations.history import histories
-from clustertune.operations.history.record import Record, WorkerMemory
+from clustertune.operations.history import query
+from clustertune.operations.history.store import Record, WorkerMemory
 
 GIB = 2**30
 
@@ -49,21 +49,21 @@ def seen(*peaks, idle=0.4, limit=GIB, **what):
     ("run", "text"),
     [
         (seen(0.61, 0.6, 0.6, 0.6), "peaked at 61% of memory on 4 workers; 3 workers"),
-        (seen(0.69, 0.69), "on 2 workers, which are as many as it needs"),
+        (seen(0.69, 0.69), "on 2 workers, as many as needed"),
         (seen(0.9, 0.9), "on 2 workers; 4 workers would stay below 70%"),
         (seen(0.9, 0.9, idle=0.8), "workers of this size are too small"),
-        (seen(0.4), "peaked at 40% of memory on 1 worker, which are"),
+        (seen(0.4), "peaked at 40% of memory on 1 worker, as many as"),
     ],
 )
 def test_size(run, text) -> None:
     """The fewest workers on which the fullest is at 70 %."""
-    assert text in str(histories.usage(run))
+    assert text in str(query.usage(run))
 
 
 @pytest.mark.parametrize("run", [fit(), seen(0.5, limit=None)])
 def test_size_unknown(run) -> None:
     """Without samples, or memory limits, the result is unknown."""
-    assert isinstance(histories.usage(run), Unknown)
+    assert isinstance(query.usage(run), Unknown)
 
 
 # --- leaks ----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def after(*idle, kind="run", cluster="a", began=0.0, limit=100 * GIB):
 def test_a_leak() -> None:
     """The result names the worker and the runs until its limit is full."""
     runs = [after(i * 2 * GIB, 5 * GIB, began=i) for i in range(5)]
-    (leak,) = histories.leaks([runs[3], runs[0], runs[1], runs[2], runs[4]])
+    (leak,) = query.leaks([runs[3], runs[0], runs[1], runs[2], runs[4]])
     assert (leak.worker, leak.step, leak.left) == (0, 2 * GIB, 46)
     assert "worker 0 keeps 2.0 GiB more after each run (of 5)" in str(leak)
 
@@ -87,23 +87,23 @@ def test_a_leak() -> None:
 def test_no_leak() -> None:
     """Memory may go up and down, grow a little, or be of another cluster."""
     steady = [after(n * GIB) for n in (5, 7, 5, 7, 5, 7)]
-    assert histories.leaks(steady) == ()
-    assert histories.leaks([after(n) for n in range(5)]) == ()
-    assert histories.leaks([after(n, limit=None) for n in range(5)]) == ()
+    assert query.leaks(steady) == ()
+    assert query.leaks([after(n) for n in range(5)]) == ()
+    assert query.leaks([after(n, limit=None) for n in range(5)]) == ()
     elsewhere = [after(n * 2 * GIB, cluster="b", began=n) for n in range(5)]
-    assert histories.leaks([*elsewhere, *steady]) == ()
+    assert query.leaks([*elsewhere, *steady]) == ()
 
 
-def test_a_leak_without_what_the_scheduler_saw() -> None:
+def test_a_leak_without_records_of_the_scheduler() -> None:
     """The memory at the beginning of held blocks is used instead."""
     fits = [after(n * 2 * GIB, kind="fit", began=n, limit=None) for n in range(3)]
-    (leak,) = histories.leaks([after(0), *fits])
+    (leak,) = query.leaks([after(0), *fits])
     assert leak.left is None
 
 
 def test_leaks_unknown() -> None:
     """Two runs are no trend."""
-    found = histories.leaks([after(1), after(2)])
+    found = query.leaks([after(1), after(2)])
     assert str(found) == "unknown: too few runs: 2 of the same cluster, 3 are needed"
 
 
@@ -117,16 +117,16 @@ def series(*seconds, **what):
 def test_slower() -> None:
     """Slower means by more than three standard deviations."""
     noisy = [100.0, 104.0] * 5
-    (found,) = histories.regressions(series(*noisy, 120, 121, 119))
+    (found,) = query.regressions(series(*noisy, 120, 121, 119))
     assert (found.measure, found.worse) == ("time", True)
     assert "time of the last 3 fits is worse: 2 min on average" in str(found)
-    (found,) = histories.regressions(series(*noisy, 107, 107, 107))
+    (found,) = query.regressions(series(*noisy, 107, 107, 107))
     assert not found.worse
 
 
-def test_less_than_a_unit_is_nothing() -> None:
+def test_growth_below_a_unit_is_ignored() -> None:
     """Smaller growth is ignored, even after constant values."""
-    (found,) = histories.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
+    (found,) = query.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
     assert not found.worse
     assert found.line == 2.0
 
@@ -135,22 +135,22 @@ def test_memory_and_spill() -> None:
     """They are compared if they are known."""
     runs = [seen(0.5, 0.5, spilled=0) for _ in range(10)]
     runs += [seen(0.6, 0.6, spilled=GIB) for _ in range(3)]
-    worse = {r.measure: r.worse for r in histories.regressions(runs)}
+    worse = {r.measure: r.worse for r in query.regressions(runs)}
     assert worse == {"time": False, "peak memory": True, "spill": True}
     unknown = [replace(run, spilled=None) for run in runs]
-    assert {r.measure for r in histories.regressions(unknown)} == {
+    assert {r.measure for r in query.regressions(unknown)} == {
         "time",
         "peak memory",
     }
 
 
-def test_only_what_is_alike_is_compared() -> None:
+def test_only_similar_runs_are_compared() -> None:
     """Runs on other numbers of workers or rows are not compared."""
     others = series(*[1.0] * 10, rows=10) + [fit(4, 1.0) for _ in range(10)]
-    found = histories.regressions([*others, *series(*[9.0] * 12)])
+    found = query.regressions([*others, *series(*[9.0] * 12)])
     assert "too few runs: 12 fits on as many threads" in str(found)
-    assert histories.regressions([*others, *series(*[9.0] * 13)])[0].worse is False
-    assert "too few runs: 0" in str(histories.regressions([]))
+    assert query.regressions([*others, *series(*[9.0] * 13)])[0].worse is False
+    assert "too few runs: 0" in str(query.regressions([]))
 
 
 # --- two runs -------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_only_what_is_alike_is_compared() -> None:
 def test_two_runs() -> None:
     """Numbers have a ratio, and texts are escaped."""
     first = fit(2, 10.0, error="\x1b[2J")
-    found = {d.what: d for d in histories.compare(first, fit(4, 5.0, spilled=0))}
+    found = {d.what: d for d in query.compare(first, fit(4, 5.0, spilled=0))}
     assert found["took"].ratio == "0.5 times"
     assert (found["workers"].first, found["workers"].second) == ("2", "4")
     assert (found["spilled"].first, found["spilled"].second) == ("unknown", "0 B")

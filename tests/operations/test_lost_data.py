@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from clustertune.core.model import KeyGroup
-from clustertune.operations.losses import Loss, losses, objection
+from clustertune.operations.lost_data import LostData, lost_data, objection
 
 
-def test_whose_it_is() -> None:
+def test_lost_data_by_owner() -> None:
     """Losses of this client come first, then by bytes; restored names are no loss."""
     common: dict[str, Any] = {"scattered": 0, "mine": False}
     a, b, q = (("published", "a"), ("published", "b"), ("queue", "q"))
@@ -21,22 +21,22 @@ def test_whose_it_is() -> None:
         KeyGroup(prefix="x", keys=1, nbytes=99, **common, shared=(q,)),
         KeyGroup(prefix="", keys=0, nbytes=0, **common, shared=(b,)),
     ]
-    mine, queue, other, b = losses(found, ["a"])
+    mine, queue, other, b = lost_data(found, ["a"])
     assert mine.mine
     assert str(mine) == "10 B of this client: x (1 key, 10 B)"
     assert str(queue) == "99 B of the queue 'q': x (1 key, 99 B)"
     tasks = "y (2 keys, 30 B), z (1 key, 1 B), 4 tasks not done"
     assert str(other) == f"31 B of client other: {tasks}"
     assert str(b) == "0 B of the published data set 'b'"
-    assert len(losses(found, [])) == 5
+    assert len(lost_data(found, [])) == 5
 
 
 @pytest.mark.parametrize("drop_data", [True, False])
 @pytest.mark.parametrize("include_others", [True, False])
-def test_what_is_agreed_to(drop_data: bool, include_others: bool) -> None:
+def test_each_loss_needs_permission(drop_data: bool, include_others: bool) -> None:
     """Each kind of loss needs its own permission."""
     lost = [
-        Loss(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), coming=0)
+        LostData(owner=name, mine=name == "me", prefixes=(("x", 1, 1),), pending=0)
         for name in ("me", "other")
     ]
     agreed = {"drop_data": drop_data, "include_others": include_others}

@@ -2,8 +2,8 @@
 
 The size follows from rows, columns and number type, or from the footers of Parquet
 files. A footer has the number of rows, the types of columns, and their encoded bytes.
-Numbers have a fixed width in memory, text has not. For columns without a fixed width,
-the estimate is a lower bound, and the notes state this.
+Only numbers have a fixed width in memory. For other columns, the estimate is a lower
+bound, and a note states this.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.remote.worker.partitions import refuse_old_pyarrow
 
 EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
-MOST_FOOTERS = 50  # of more files, a sample is read
-POINTER = 8  # bytes of an offset, or of a reference to an object
+MAX_FOOTERS = 50  # of more files, a sample is read
+POINTER_SIZE = 8  # bytes of an offset, or of a reference to an object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,7 @@ class Dataset:
 
 
 def dense(rows: object, columns: object, dtype: object) -> Dataset:
-    """The size of an array of one number type.
-
-    Raises
-    ------
-    ValueError
-        An argument is missing, or is not a number or a number type.
-    """
+    """Return the size of an array of one number type."""
     n_rows = arguments.count("rows", rows)
     n_columns = arguments.count("columns", columns)
     if n_rows is None or n_columns is None:
@@ -75,20 +69,11 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
 
 
 def parquet(path: object, dtype: object = None) -> Dataset:
-    """The size of the data in Parquet files, by their footers.
+    """Return the size of the data in Parquet files, by their footers.
 
-    Parameters
-    ----------
-    path
-        A file, a folder (also with folders like ``year=2024``), a pattern, or a URL for
-        fsspec.
-    dtype
-        Type of all numbers after loading; None: the types in the files.
-
-    Raises
-    ------
-    ValueError
-        There are no Parquet files, or they cannot be read.
+    ``path`` is a file, a folder (also with folders like ``year=2024``), a pattern, or a
+    URL for fsspec. ``dtype`` is the type of all numbers after loading; None keeps the
+    types in the files.
     """
     name = arguments.number_type("dtype", dtype)
     where = f"parquet={path!r}"
@@ -156,7 +141,7 @@ def _notes(
 
 
 def _file_sizes(fs: Any, root: str) -> dict[str, int]:
-    """Bytes on disk of all files that Dask would read, by path."""
+    """Return the bytes on disk of all files that Dask would read, by path."""
     if fs.isfile(root):
         return {root: int(fs.info(root)["size"])}
     if fs.isdir(root):
@@ -171,7 +156,7 @@ def _file_sizes(fs: Any, root: str) -> dict[str, int]:
 
 
 def _sizes_below(fs: Any, folder: str) -> dict[str, int]:
-    """Files of a folder and of its folders, without hidden and private ones."""
+    """Return the files below a folder, without hidden and private ones."""
     return {
         name: int(info["size"])
         for name, info in fs.find(folder, detail=True).items()
@@ -185,13 +170,13 @@ def _relative(folder: str, name: str) -> tuple[str, ...]:
 
 
 def _sample(files: Sequence[str]) -> list[str]:
-    """At most MOST_FOOTERS files, evenly from the first to the last."""
-    n = min(len(files), MOST_FOOTERS)
+    """Return at most MAX_FOOTERS files, evenly from the first to the last."""
+    n = min(len(files), MAX_FOOTERS)
     return [files[i] for i in np.linspace(0, len(files) - 1, n).round().astype(int)]
 
 
 def _folder_columns(root: str, files: Iterable[str]) -> list[int]:
-    """Bytes of a value of each column that folders like ``year=2024`` stand for.
+    """Return the bytes of a value of each column in folder names (``year=2024``).
 
     Dask makes categorical columns of them, with one code for each row.
     """
@@ -241,21 +226,23 @@ def _footer(metadata: Any, dtype_width: int | None) -> _Footer:
             found.varied.append(column.name)
             chunks = _chunks(metadata, leaves)
             encoded = sum(c.total_uncompressed_size for c in chunks)
-            found.nbytes += max(encoded, POINTER * rows)
+            found.nbytes += max(encoded, POINTER_SIZE * rows)
             continue
         if is_number:
             if dtype_width is not None:
                 width = dtype_width
             # pandas converts narrow integers with missing values to float64
-            elif width < POINTER and _may_become_float(column.type, metadata, leaves):
-                width = POINTER
+            elif width < POINTER_SIZE and _may_become_float(
+                column.type, metadata, leaves
+            ):
+                width = POINTER_SIZE
             found.widths.append(width)
         found.nbytes += rows * width
     return found
 
 
 def _sum(footers: Sequence[_Footer], folders: Sequence[int], scale: float) -> _Footer:
-    """All files, if the footers are of one file in ``scale``."""
+    """Return the content of all files; these have 1/``scale`` of the bytes."""
     rows = round(sum(f.rows for f in footers) * scale)
     nbytes = round(sum(f.nbytes for f in footers) * scale) + rows * sum(folders)
     widest = max((width for f in footers for width in f.widths), default=0)
@@ -269,21 +256,21 @@ def _sum(footers: Sequence[_Footer], folders: Sequence[int], scale: float) -> _F
 
 
 def _chunks(metadata: Any, leaves: Iterable[int]) -> Iterator[Any]:
-    """The metadata of some columns in all row groups."""
+    """Yield the metadata of some columns in all row groups."""
     for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         yield from (group.column(leaf) for leaf in leaves)
 
 
 def _leaves(kind: Any) -> int:
-    """How many columns of a Parquet file a value of an Arrow type has."""
+    """Return how many columns of a Parquet file store a value of an Arrow type."""
     if not kind.num_fields:
         return 1
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _may_become_float(kind: Any, metadata: Any, leaves: Iterable[int]) -> bool:
-    """Whether integers have missing values, or the writer did not count them."""
+    """Return whether integers have missing values, or the writer did not count them."""
     from pyarrow import types
 
     return not types.is_floating(kind) and any(
@@ -295,7 +282,7 @@ def _may_become_float(kind: Any, metadata: Any, leaves: Iterable[int]) -> bool:
 
 
 def _width(kind: Any) -> tuple[int | None, bool]:
-    """Bytes of a value in pandas (None: not fixed), and whether it is a number."""
+    """Return the bytes of a value (None: not fixed), and whether it is a number."""
     from pyarrow import types
 
     if types.is_boolean(kind):

@@ -1,7 +1,8 @@
-"""Log calls that changed a cluster in Dask's event log: topic ``clustertune``.
+"""Write changes of a cluster to Dask's event log, topic ``clustertune``.
 
-``client.get_events("clustertune")`` shows, with Dask alone, who changed what and why,
-and the state before and after. The scheduler plugin logs its own work there, too.
+``client.get_events("clustertune")`` shows, with Dask alone, each change with its
+author, its reason, and the state before and after. The scheduler plugin also logs its
+work there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from clustertune.planner import layouts
 logger = logging.getLogger("clustertune")
 
 TOPIC = "clustertune"
-LOG_SECONDS = 5.0  # time limit of a request to log
-# the scheduler keeps the log in memory
+LOG_TIMEOUT = 5.0  # seconds
+# limits, because the scheduler keeps the log in memory
 MAX_STEPS = 50
 MAX_TEXT = 500  # characters
 
@@ -43,15 +44,15 @@ async def log_call(
     steps = [
         {
             "action": o.step.action,
-            "summary": _short(o.step.summary),
+            "summary": printable(o.step.summary, longest=MAX_TEXT),
             "status": o.status,
             "seconds": o.seconds,
             "nbytes": None if o.nbytes is None else int(o.nbytes),
-            "reason": _short(o.reason),
+            "reason": printable(o.reason, longest=MAX_TEXT),
         }
         for o in journal.outcomes[:MAX_STEPS]
     ]
-    await log_done(
+    await log_operation(
         client,
         action,
         status=status,
@@ -64,7 +65,7 @@ async def log_call(
     )
 
 
-async def log_done(
+async def log_operation(
     client: Client,
     action: str,
     *,
@@ -75,26 +76,16 @@ async def log_done(
 ) -> None:
     """Log an operation; do nothing if the scheduler is gone.
 
-    Parameters
-    ----------
-    client
-        A client of the cluster.
-    action
-        The name of the call, such as ``"restart"``.
-    status
-        The status of the report: ``"done"``, ``"left"``, ``"failed"``.
-    before, after
-        The state then: text, numbers, lists and mappings with text keys.
-    **more
-        The same, about the operation.
+    ``before`` and ``after`` describe the state then, as text, numbers, lists and
+    mappings with text keys. ``more`` describes the operation in the same way.
     """
     event = {
         "action": action,
         "status": status,
-        "by": who(),
+        "by": user(),
         "pid": os.getpid(),
         "client": client.id,
-        "reason": why(),
+        "reason": change_reason(),
         "before": dict(before),
         "after": dict(after),
         **more,
@@ -103,18 +94,18 @@ async def log_done(
     if client.status != "running" or scheduler is None:
         return
     try:
-        noted = scheduler.log_event(topic=TOPIC, msg=event)
-        await asyncio.wait_for(noted, LOG_SECONDS)
-    # any error: the operation itself has ended, and its result must reach the caller
+        logging_event = scheduler.log_event(topic=TOPIC, msg=event)
+        await asyncio.wait_for(logging_event, LOG_TIMEOUT)
+    # any error: the operation has ended, and the caller must get its result
     except Exception as error:  # noqa: BLE001
         logger.warning("clustertune could not write to Dask's event log: %r", error)
 
 
-def who() -> str:
-    """The user of this process and its host: ``ada@node7``."""
+def user() -> str:
+    """Return the user of this process and its host: ``ada@node7``."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container may run as a user that has no name
+    except (OSError, KeyError):  # a container may run as a user without a name
         user = f"uid {os.getuid()}"
     return printable(f"{user}@{socket.gethostname()}", longest=200)
 
@@ -123,10 +114,10 @@ _reason: ContextVar[str | None] = ContextVar("reason", default=None)
 
 
 @contextmanager
-def because(reason: str | None) -> Iterator[None]:
+def use_reason(reason: str | None) -> Iterator[None]:
     """Log this reason for the calls in the block, in this task only.
 
-    None: the reason in Dask's configuration.
+    None means the reason in Dask's configuration.
     """
     token = _reason.set(reason)
     try:
@@ -135,20 +126,20 @@ def because(reason: str | None) -> Iterator[None]:
         _reason.reset(token)
 
 
-def reason() -> Any:
-    """The reason for changes: of this call, else the setting ``clustertune.reason``."""
-    own = _reason.get()
-    return dask.config.get("clustertune.reason", None) if own is None else own
+def configured_reason() -> Any:
+    """Return the reason of this call, or else the setting ``clustertune.reason``."""
+    reason = _reason.get()
+    return dask.config.get("clustertune.reason", None) if reason is None else reason
 
 
-def why() -> str | None:
-    """The reason for changes, as it is logged."""
-    given = reason()
-    return None if given is None else printable(str(given), longest=1000)
+def change_reason() -> str | None:
+    """Return the reason for changes as text for the log."""
+    reason = configured_reason()
+    return None if reason is None else printable(str(reason), longest=1000)
 
 
-def state(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
-    """The state of a view as short plain data (pure)."""
+def summarize(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Return the state of a view as short plain data."""
     workers = [w for w in view.now.workers if not w.parking]
     severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
     return {
@@ -180,11 +171,7 @@ def _imbalance(view: View) -> float | None:
 
 
 def _state_in(journal: Journal, place: int) -> dict[str, Any]:
-    """The state at the first look (0) or the last (-1)."""
+    """Return the state at the first look (0) or the last (-1)."""
     # the last look may have been interrupted before the checks ran
-    seen = zip(journal.views, journal.findings, strict=False)
-    return state(*list(seen)[place])
-
-
-def _short(text: str) -> str:
-    return printable(text, longest=MAX_TEXT)
+    looks = zip(journal.views, journal.findings, strict=False)
+    return summarize(*list(looks)[place])

@@ -1,4 +1,4 @@
-"""``history``: show records of past calls and runs; only ``collect`` asks a cluster."""
+"""``history``: show records of past calls and runs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from clustertune.cli import examples
-from clustertune.cli.options import Target, on_a_cluster
-from clustertune.cli.running import run, told, typed
+from clustertune.cli.options import Target, cluster_options
+from clustertune.cli.running import exit_on_error, run, usage_errors
 from clustertune.core.wording import plural, printable
-from clustertune.operations.history import histories
+from clustertune.operations.history import query
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
 _form = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Form of the output.",
+    show_default=True, help="Print the output in this form.",
 )  # fmt: skip
 _job = click.option("--job", metavar="NAME", help="Select records of this job.")
 _path = click.option(
-    "--path", type=click.Path(dir_okay=False), help="Path of the history file; by "
+    "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
     "default clustertune.history.path of Dask's configuration."
 )  # fmt: skip
 _kind = click.option(
-    "--kind", type=click.Choice(histories.KINDS), help="Select one kind of records: "
+    "--kind", type=click.Choice(query.KINDS), help="Select one kind of records: "
     "`fit` is a held run, `run` is a run that the scheduler plugin has seen."
 )  # fmt: skip
 _last = click.option(
@@ -46,7 +47,7 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def _checked() -> Iterator[None]:
     """Turn invalid options and settings into usage errors, and print other errors."""
-    with told(), typed(ValueError):
+    with exit_on_error(), usage_errors(ValueError):
         try:
             yield
         except LookupError as error:
@@ -63,24 +64,17 @@ def _checked() -> Iterator[None]:
 )
 @_selecting
 @click.pass_context
-def history(
-    context: click.Context,
-    job: str | None,
-    kind: str | None,
-    last: int | None,
-    path: str | None,
-    form: str,
-) -> None:
+def history(context: click.Context, /, **options: Any) -> None:
     """Show records of past calls and runs, and trends over them.
 
-    Without a command it lists the records, the latest last.
+    Without a command, list the records, the latest last.
     """
     command = context.invoked_subcommand
     if command is None:
-        _list(job, kind, last, path, form)
+        context.invoke(list_, **options)
     elif any(context.get_parameter_source(p) is COMMANDLINE for p in context.params):
         raise click.UsageError(
-            f"options go behind the command: clustertune history {command} --..."
+            f"put the options after the command: clustertune history {command} --..."
         )
 
 
@@ -89,18 +83,10 @@ def history(
     epilog=examples("clustertune history list --job nightly --kind fit --last 10"),
 )
 @_selecting
-def list_(
-    job: str | None, kind: str | None, last: int | None, path: str | None, form: str
-) -> None:
+def list_(form: str, **selection: Any) -> None:
     """List calls and runs, the latest last."""
-    _list(job, kind, last, path, form)
-
-
-def _list(
-    job: str | None, kind: str | None, last: int | None, path: str | None, form: str
-) -> None:
     with _checked():
-        found = histories.history(job, kind=kind, last=last, path=path)
+        found = query.history(**selection)
         if form == "json":
             click.echo(found.to_json())
         _refuse_missing(found)
@@ -108,14 +94,8 @@ def _list(
         click.echo(str(found))
 
 
-def _refuse_missing(found: histories.History) -> None:
-    """Refuse a request that no record matches, although there are records.
-
-    Raises
-    ------
-    LookupError
-        The message lists the existing jobs or kinds.
-    """
+def _refuse_missing(found: query.History) -> None:
+    """Raise LookupError if there are records, but none matches."""
     if found.missing:
         raise LookupError(found.missing)
 
@@ -130,11 +110,11 @@ _id = click.IntRange(1)
 def show(number: int, path: str | None, form: str) -> None:
     """Show all values of record NUMBER."""
     with _checked():
-        record = histories.history(path=path).record(number)
+        record = query.history(path=path).record(number)
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "record": asdict(record)}))
     else:
-        click.echo(histories.details(record))
+        click.echo(query.details(record))
 
 
 @history.command(epilog=examples("clustertune history compare 11 12"))
@@ -145,12 +125,12 @@ def show(number: int, path: str | None, form: str) -> None:
 def compare(first: int, second: int, path: str | None, form: str) -> None:
     """Show the records FIRST and SECOND side by side."""
     with _checked():
-        found = histories.history(path=path).compare(first, second)
+        found = query.history(path=path).compare(first, second)
     if form == "json":
         rows = [asdict(d) for d in found]
         click.echo(json.dumps({"schema_version": 1, "differences": rows}))
     else:
-        click.echo(histories.differences(found))
+        click.echo(query.differences(found))
 
 
 @history.command(epilog=examples("clustertune history trends --job nightly"))
@@ -160,22 +140,22 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
 def trends(job: str | None, path: str | None, form: str) -> None:
     """Show memory leaks, regressions, and how many workers would be enough."""
     with _checked():
-        past = histories.history(job, path=path)
+        past = query.history(job, path=path)
         _refuse_missing(past)
         found = past.trends()
     click.echo(found.to_json() if form == "json" else str(found))
 
 
 @history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))
-@on_a_cluster()
+@cluster_options()
 def collect(target: Target) -> None:
     """Add the runs that the scheduler plugin has seen to the history.
 
     The plugin keeps the last 50 runs since clustertune first connected to the
     scheduler: their times, and the memory of every worker in and after them.
     """
-    from clustertune.operations.history import noting
+    from clustertune.operations.history import recording
 
     with _checked():
-        found = run(target, noting.collect)
-    click.echo(f"{plural(found, 'run')} noted")
+        found = run(target, recording.collect)
+    click.echo(f"{plural(found, 'run')} added")

@@ -23,9 +23,9 @@ from clustertune.cli import main
 from clustertune.core.counts import Done
 from clustertune.core.report import Report
 from clustertune.errors import HistoryError, RefusedError
-from clustertune.operations.history import noting
-from clustertune.operations.history.histories import KINDS
-from clustertune.operations.history.record import Record, Store, WorkerMemory
+from clustertune.operations.history import recording
+from clustertune.operations.history.query import KINDS
+from clustertune.operations.history.store import Record, Store, WorkerMemory
 from clustertune.operations.journal import Journal
 from tests.processes import soon
 
@@ -96,7 +96,7 @@ async def test_calls_and_runs_are_noted(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_worker_that_goes(
+async def test_a_worker_that_leaves(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
     """The record of the run has another status than a successful one."""
@@ -110,7 +110,7 @@ async def test_a_worker_that_goes(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_a_call_that_fails_is_noted(
+async def test_a_failed_call_is_recorded(
     c: Any, s: Any, a: Any, b: Any, tmp_path: Path
 ) -> None:
     """The record has the reason."""
@@ -133,13 +133,13 @@ async def test_a_history_that_cannot_be_written(
         prepared = await clustertune.prepare(c, X, y)
         async with prepared:
             pass
-    assert "not noted in the history" in caplog.messages[-1]
+    assert "not added to the history" in caplog.messages[-1]
     report = prepared.report
     assert report.status == "done"
     (note,) = report.notes
-    assert "not noted in the history: " in note
+    assert "not added to the history: " in note
     assert "mv " in note
-    # the text is wrapped, also within long paths
+    # without white space, because the report wraps lines
     assert "".join(str(report).split()).count("".join(note.split())) == 1
     assert Report.from_json(report.to_json()).notes == report.notes
     # a wrong setting is refused before the call does anything, as the docs promise
@@ -170,8 +170,8 @@ async def test_collecting(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> Non
         fit = Record(kind="fit", job="j", began=9, seconds=2, cluster=s.address)
         other = Record(kind="fit", job="other", began=20, seconds=2, cluster="b")
         Store(tmp_path / "history.sqlite").add([fit, other], keep=10)
-        assert await noting.collect(c) == 3
-        assert await noting.collect(c) == 0
+        assert await recording.collect(c) == 3
+        assert await recording.collect(c) == 0
         runs = clustertune.history(kind="run").records
     assert [r.job for r in runs] == ["", "j", ""]
     assert [r.seconds for r in runs] == [5, 5, 5]
@@ -241,7 +241,7 @@ def test_listing(file: Path, command: tuple[str, ...]) -> None:
         "no record of the job 'nightly' is of the kind restart; there are fit"
         in none.stderr
     )
-    assert "nothing is noted in" in run(*command, "--path", "/no/such").stdout
+    assert "there are no records in" in run(*command, "--path", "/no/such").stdout
 
 
 def test_showing(file: Path) -> None:
@@ -264,7 +264,9 @@ def test_an_option_of_the_list_before_a_command(file: Path) -> None:
     """Such an option would have no effect, so it is refused."""
     result = run("--job", "other", "trends")
     assert result.exit_code == 2
-    assert "options go behind the command: clustertune history trends" in result.stderr
+    assert (
+        "put the options after the command: clustertune history trends" in result.stderr
+    )
 
 
 def test_trends(file: Path) -> None:
@@ -301,7 +303,7 @@ def test_collecting_by_command(file: Path) -> None:
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as cluster:
         result = run("collect", cluster.scheduler_address)
-    assert (result.exit_code, result.stdout) == (0, "0 runs noted\n")
+    assert (result.exit_code, result.stdout) == (0, "0 runs added\n")
 
 
 def test_in_python(file: Path) -> None:
@@ -332,17 +334,17 @@ def test_many(tmp_path: Path) -> None:
     assert str(clustertune.history(path=path)).startswith("(10 older ones)\n")
 
 
-def test_a_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Unexpected errors are returned as text and logged, not raised."""
     with noted_in(tmp_path):
-        text = asyncio.run(noting.note(lambda: fits()[9]))
-    assert text == "not noted in the history: IndexError('list index out of range')"
+        text = asyncio.run(recording.note(lambda: fits()[9]))
+    assert text == "not added to the history: IndexError('list index out of range')"
     assert "Traceback" in caplog.text
     with noted_in(tmp_path, enabled=False):
-        assert asyncio.run(noting.note(lambda: fits()[9])) == ""
+        assert asyncio.run(recording.note(lambda: fits()[9])) == ""
 
 
-def test_what_was_predicted_and_what_it_took() -> None:
+def test_predicted_and_actual_costs() -> None:
     """Costs are sums over steps for which both are known; a plan has predictions."""
     steps = [
         Done(
@@ -361,15 +363,15 @@ def test_what_was_predicted_and_what_it_took() -> None:
         )
     ]
     done = Report(status="left", seconds=3.0, steps=tuple(steps))
-    record = noting.of_call("restart", Journal(), done, 5.0)
+    record = recording.of_call("restart", Journal(), done, 5.0)
     assert (record.kind, record.began, record.seconds) == ("restart", 5.0, 3.0)
     assert record.steps == ("step 0", "step 1", "step 2")
     assert (record.predicted_bytes, record.actual_bytes) == (30, 33)
     assert (record.predicted_seconds, record.actual_seconds) == (6.0, 38)
     planned = [replace(s, status="planned", nbytes=None, seconds=None) for s in steps]
     plan = Report(status="planned", seconds=3.0, steps=tuple(planned))
-    record = noting.of_call("restart", Journal(), plan, 5.0)
+    record = recording.of_call("restart", Journal(), plan, 5.0)
     assert (record.kind, record.predicted_bytes) == ("plan", 31)
     assert (record.actual_bytes, record.actual_seconds) == (None, None)
-    nothing = noting.of_call("trim", Journal(), replace(done, steps=()), 5.0)
+    nothing = recording.of_call("trim", Journal(), replace(done, steps=()), 5.0)
     assert (nothing.predicted_bytes, nothing.workers) == (None, None)

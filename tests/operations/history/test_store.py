@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clustertune.errors import HistoryError
-from clustertune.operations.history.record import (
+from clustertune.operations.history.store import (
     MAX_WORKERS,
     VERSION,
     Record,
@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "new" / "a b?c#%41.sqlite", patience=0.05)
 
 
-def test_what_is_added_comes_back(store: Store) -> None:
+def test_records_are_read_back(store: Store) -> None:
     """Records come back unchanged, with a number."""
     assert store.read() == ()
     assert store.add([RECORD], keep=10) == 1
@@ -90,14 +90,14 @@ def test_selecting(store: Store) -> None:
     assert store.read(job="'; DROP TABLE records; --") == ()
 
 
-def test_the_oldest_go(store: Store) -> None:
+def test_the_oldest_records_are_deleted(store: Store) -> None:
     """The oldest records are deleted, and numbers are not reused."""
     for began in range(5):
         store.add([small(began=float(began))], keep=3)
     assert [(r.id, r.began) for r in store.read()] == [(3, 2.0), (4, 3.0), (5, 4.0)]
 
 
-def test_what_has_a_key_is_kept_once(store: Store) -> None:
+def test_a_record_with_a_key_is_added_once(store: Store) -> None:
     """Only the first record with a key is kept; records without a key always are."""
     assert store.add([small(key="a"), small(key="a"), small()], keep=10) == 2
     assert store.add([small(key="a"), small(key="b"), small()], keep=10) == 2
@@ -115,7 +115,7 @@ def test_a_large_cluster(store: Store) -> None:
 ADDING = """
 import sys
 from pathlib import Path
-from clustertune.operations.history.record import Record, Store
+from clustertune.operations.history.store import Record, Store
 store = Store(Path(sys.argv[1]), patience=60)
 for i in range(20):
     store.add([Record(kind="fit", began=float(i), seconds=1.0)], keep=1000)
@@ -205,7 +205,7 @@ def test_a_value_of_another_type(store: Store, field: str, value: str) -> None:
         store.read()
 
 
-def test_more_than_there_can_be(store: Store) -> None:
+def test_more_bytes_than_possible(store: Store) -> None:
     """A limit that SQLite cannot hold means all records."""
     store.add([RECORD] * 3, keep=10)
     assert len(store.read(last=10**30)) == 3
@@ -228,13 +228,13 @@ def test_fields_of_a_later_release(store: Store) -> None:
     assert store.read()[0].job == "nightly"
 
 
-def test_a_database_of_something_else(store: Store) -> None:
+def test_a_database_of_another_program(store: Store) -> None:
     """Other databases are not changed."""
     store.path.parent.mkdir()
     changed(store, "CREATE TABLE mine (x)")
     before = store.path.read_bytes()
     for work in (store.read, lambda: store.add([RECORD], keep=10)):
-        with pytest.raises(HistoryError, match="a database of something else"):
+        with pytest.raises(HistoryError, match="a database of another program"):
             work()
     assert store.path.read_bytes() == before
 
@@ -256,7 +256,7 @@ def without_rights() -> Iterator[Path]:
             Path(folder).chmod(0o755)
 
 
-def test_no_right_to_write() -> None:
+def test_a_file_without_write_permission() -> None:
     """A read-only file is read, and adding a record raises an error."""
     with without_rights() as folder:
         store = Store(folder / "h.sqlite")
@@ -266,7 +266,7 @@ def test_no_right_to_write() -> None:
                 Store(path).add([RECORD], keep=10)
 
 
-def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is in the user's data folder."""
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")

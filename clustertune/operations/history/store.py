@@ -1,11 +1,10 @@
-"""The history file: its records, its settings, and how it is read and written.
+"""The history file: its records, its settings, reading and writing.
 
-The file is an SQLite database with one row per record. Columns exist only for values
+The file is an SQLite database with one row per record. It has columns for the values
 that queries select by. All other values are JSON, so new fields need no new schema.
-SQLite uses its rollback journal: the write-ahead log does not work on network file
-systems. Each call opens and closes the file, so threads and processes can share it.
-
-Failures raise :class:`~clustertune.errors.HistoryError`.
+SQLite uses its rollback journal, because its write-ahead log does not work on network
+file systems. Each call opens and closes the file, so threads and processes can share
+it.
 """
 
 from __future__ import annotations
@@ -174,7 +173,6 @@ class Record:
 
     @property
     def peak(self) -> float | None:
-        """Memory of the fullest worker, as a fraction of its limit."""
         known = [m.peak / m.limit for m in self.memory if m.peak and m.limit]
         return max(known, default=None)
 
@@ -210,13 +208,7 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def configured() -> HistorySettings:
-    """Return the settings of the history.
-
-    Raises
-    ------
-    ValueError
-        A setting does not exist, or its value is not allowed.
-    """
+    """Return the settings of the history; raise ValueError if one is wrong."""
     found = settings.section("clustertune.history")
     for name, value in found.items():
         if name not in _ALLOWED:
@@ -239,10 +231,7 @@ def configured() -> HistorySettings:
 def file_of(path: str | None) -> Path:
     """Return the path of a history file; None: in the user's XDG data folder.
 
-    Raises
-    ------
-    HistoryError
-        The user has no home folder, as in some containers.
+    Raise HistoryError if the user has no home folder, as in some containers.
     """
     base = os.environ.get("XDG_DATA_HOME", "")
     try:
@@ -252,7 +241,7 @@ def file_of(path: str | None) -> Path:
         data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     except RuntimeError as error:
         raise HistoryError(
-            f"the history has no place, as there is no home folder ({error}): set "
+            f"the user has no home folder for the history ({error}): set "
             "clustertune.history.path, or clustertune.history.enabled to false"
         ) from error
     return data / "clustertune" / "history.sqlite"
@@ -262,14 +251,11 @@ def file_of(path: str | None) -> Path:
 
 
 class Store:
-    """Read and write a history file; the file need not exist.
+    """Read and write a history file, which need not exist.
 
-    Parameters
-    ----------
-    path
-        Path of the file. Adding a record creates its folder.
-    patience
-        Seconds to wait for another process's write.
+    ``patience`` is the number of seconds to wait for another process's write. Methods
+    raise HistoryError if the file is locked, damaged, not writable, of another program,
+    or of a newer release.
     """
 
     def __init__(self, path: Path, *, patience: float = LOCK_TIMEOUT):
@@ -277,18 +263,9 @@ class Store:
         self.patience = patience
 
     def add(self, records: Iterable[Record], *, keep: int) -> int:
-        """Append records, and delete the oldest ones beyond ``keep``.
+        """Append records, delete the oldest beyond ``keep``, return how many are new.
 
-        Returns
-        -------
-        int
-            Number of added records. Records whose key exists are not added.
-
-        Raises
-        ------
-        HistoryError
-            The file is locked, damaged, not writable, no history file, or of a newer
-            release.
+        Records whose key exists are not added.
         """
         rows = [_row(record) for record in records]
         with self._explained(), self._open("rwc") as file:
@@ -318,19 +295,10 @@ class Store:
         kind: str | None = None,
         last: int | None = None,
     ) -> tuple[Record, ...]:
-        """Return records in the order in which they were added.
+        """Return records in the order in which they were added, or only the latest.
 
-        Parameters
-        ----------
-        job, kind
-            Select by these; by default select all.
-        last
-            Return only so many of the selected records, the latest.
-
-        Raises
-        ------
-        HistoryError
-            As for :meth:`add`, but a read-only file is read.
+        ``job`` and ``kind`` select records. A file that cannot be written is still
+        read.
         """
         with self._explained():
             if not self.path.exists():
@@ -368,7 +336,7 @@ class Store:
         if owner != APPLICATION_ID:
             if file.execute("SELECT 1 FROM sqlite_master").fetchone() or version:
                 raise HistoryError(
-                    f"{self.path} is a database of something else, so it was not "
+                    f"{self.path} is a database of another program, so it was not "
                     "changed: set clustertune.history.path to another file"
                 )
             return 0
@@ -427,13 +395,7 @@ def _row(record: Record) -> tuple[float, str, str, str | None, str]:
 
 
 def _from_json(text: str) -> Record:
-    """Read a record of this release or another one.
-
-    Raises
-    ------
-    ValueError
-        The text is no record.
-    """
+    """Read a record of this release or another one; raise ValueError for other text."""
     record = decoding.read_json(text, Record)
     numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]
     # negative differences are allowed: the clock may have been set back

@@ -1,4 +1,4 @@
-"""Context managers for both kinds of clients: ``with``, and ``async with``."""
+"""Context managers for synchronous and asynchronous clients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Block(ABC):
-    """A block that begins and ends as coroutines in the event loop of its client."""
+class ClientContext(ABC):
+    """A block whose begin and end are coroutines in the event loop of its client."""
 
     _error: BaseException | None = None  # the error that ended the block
 

@@ -1,8 +1,7 @@
 """``history``: read the records of past calls and runs, and compare them.
 
 The first part is pure: memory leaks, fewest sufficient workers, regressions, and the
-comparison of two records. Too few runs give
-:class:`~clustertune.core.snapshots.Unknown` with the reason.
+comparison of two records. With too few runs, the result is ``Unknown`` with the reason.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from clustertune.core.wording import (
     times_text,
     workers_text,
 )
-from clustertune.operations.history.record import Record, Store, configured, file_of
+from clustertune.operations.history.store import Record, Store, configured, file_of
 
 SCHEMA_VERSION = 1
 KINDS = (
     "prepare", "plan", "fit", "run",
-    "restart", "resize", "scale", "trim", "release", "reset",
+    "restart", "resize", "scale", "trim", "release", "recreate",
 )  # fmt: skip
 MAX_SHOWN = 50  # records
 
@@ -66,9 +65,7 @@ class Leak:
             f"each run (of {self.runs})"
         )
         if self.left is not None:
-            text += (
-                f"; its limit is full after about {plural(round(self.left), 'more')}"
-            )
+            text += f"; about {plural(round(self.left), 'more run')} fill its limit"
         return f"{text}. Remedy: clustertune.restart_workers(client) between two runs"
 
 
@@ -118,7 +115,7 @@ def _leaks(runs: Records) -> Iterator[Leak]:
 
 # --- fewest sufficient workers --------------------------------------------------------
 
-FRACTION = 0.7  # of a worker's limit that a fit may fill, as for prepare
+MAX_FILL = 0.7  # of a worker's limit that a fit may fill, as for prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +133,9 @@ class Usage:
         if self.enough is None:
             return f"{text}; workers of this size are too small: give them more memory"
         if self.enough == self.workers:
-            return f"{text}, which are as many as it needs"
+            return f"{text}, as many as needed"
         less = self.enough < self.workers
-        verb = "would do" if less else f"would stay below {FRACTION:.0%}"
+        verb = "would be enough" if less else f"would stay below {MAX_FILL:.0%}"
         return f"{text}; {plural(self.enough, 'worker')} {verb}"
 
 
@@ -146,8 +143,8 @@ def usage(run: Record) -> Usage | Unknown:
     """Compute the fewest sufficient workers from the memory of one run.
 
     Every worker needs the memory that it had before the run; workers share the rest.
-    Libraries that are imported in the run count as shared, so the memory of fewer
-    workers is rather overestimated.
+    Libraries that are imported in the run count as shared. So the memory of fewer
+    workers may be overestimated.
     """
     known = [m for m in run.memory if m.peak and m.limit]
     if not known or run.peak is None:
@@ -155,14 +152,14 @@ def usage(run: Record) -> Usage | Unknown:
     idle = max(m.idle or 0 for m in known)
     limit = min(m.limit or 0 for m in known)
     shared = max(0, *((m.peak or 0) - (m.idle or 0) for m in known)) * len(known)
-    room = FRACTION * limit - idle
+    room = MAX_FILL * limit - idle
     enough = max(1, math.ceil(shared / room)) if room > 0 else None
     return Usage(peak=run.peak, workers=len(known), enough=enough)
 
 
 # --- regressions ----------------------------------------------------------------------
 
-LATEST, BEFORE = 3, 10  # runs
+N_LATEST, N_BEFORE = 3, 10  # runs
 ROW_TOLERANCE = 0.1  # by which the rows of compared runs may differ
 
 
@@ -219,12 +216,12 @@ def regressions(records: Records) -> tuple[Regression, ...] | Unknown:
     """
     fits = comparable(records)
     alike = [r for r in fits if _are_alike(r, fits[-1])]
-    if len(alike) < LATEST + BEFORE:
+    if len(alike) < N_LATEST + N_BEFORE:
         return Unknown(
             f"too few runs: {len(alike)} fits on as many threads and rows as the last, "
-            f"{LATEST + BEFORE} are needed"
+            f"{N_LATEST + N_BEFORE} are needed"
         )
-    before, now = alike[-LATEST - BEFORE : -LATEST], alike[-LATEST:]
+    before, now = alike[-N_LATEST - N_BEFORE : -N_LATEST], alike[-N_LATEST:]
     return tuple(filter(None, (_regression(m, before, now) for m in MEASURES)))
 
 
@@ -251,8 +248,8 @@ def _regression(measure: Measure, before: Records, now: Records) -> Regression |
         before=was,
         now=is_now,
         line=line,
-        text=f"{measure.name} of the last {LATEST} fits is {verdict}: {show(is_now)} "
-        f"on average, {show(was)} in the {BEFORE} before; up to {show(line)} may be "
+        text=f"{measure.name} of the last {N_LATEST} fits is {verdict}: {show(is_now)} "
+        f"on average, {show(was)} in the {N_BEFORE} before; up to {show(line)} may be "
         "chance",
     )
 
@@ -347,7 +344,6 @@ class Trends:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """Return the trends as JSON, with ``schema_version``."""
         return _json(trends=self)
 
 
@@ -361,7 +357,7 @@ class History:
         Path of the history file.
     records
         The records that match the request; see
-        :class:`clustertune.operations.history.record.Record`.
+        :class:`clustertune.operations.history.store.Record`.
     missing
         Reason why no record matches, if the file has records.
     """
@@ -410,7 +406,9 @@ class History:
 
     def __str__(self) -> str:
         if not self.records:
-            return self.missing or f"nothing is noted in {printable(str(self.path))}"
+            return (
+                self.missing or f"there are no records in {printable(str(self.path))}"
+            )
         more = len(self.records) - MAX_SHOWN
         table = self._table("simple")
         return f"({plural(more, 'older one')})\n{table}" if more > 0 else table
@@ -529,7 +527,6 @@ def _row(record: Record) -> list[str]:
 
 
 def _when(record: Record) -> str:
-    """Return the time at which it began, in the local zone."""
     return datetime.fromtimestamp(record.began).astimezone().strftime("%Y-%m-%d %H:%M")
 
 

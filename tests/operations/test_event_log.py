@@ -14,7 +14,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import Finding, Severity
-from clustertune.operations import events
+from clustertune.operations import event_log
 from clustertune.testing import layout, view, worker
 
 
@@ -24,7 +24,7 @@ async def noted(client: Any) -> list[dict[str, Any]]:
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_calls_do(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
     """Each once; a dry run, and a call with nothing to do, not."""
     data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
     X = c.persist(data, workers=[a.address], allow_other_workers=True)
@@ -36,7 +36,7 @@ async def test_what_calls_do(c: Any, s: Any, a: Any, b: Any) -> None:
     await clustertune.prepare(c, X)
     (event,) = await noted(c)
     assert (event["action"], event["status"]) == ("prepare", "done")
-    assert event["by"] == events.who()
+    assert event["by"] == event_log.user()
     assert (event["pid"], event["client"]) == (os.getpid(), c.id)
     assert event["reason"] == "ticket 7\\x1b[2J"
     assert event["before"]["workers"] == event["after"]["workers"] == 2
@@ -65,7 +65,7 @@ async def test_a_scheduler_that_does_not_answer(
         caplog.text
     )
     await c.close()
-    await events.log_done(c, "trim", status="done", before={}, after={})
+    await event_log.log_operation(c, "trim", status="done", before={}, after={})
 
 
 def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
-    assert events.who().startswith("uid 4000000000@")
+    assert event_log.user().startswith("uid 4000000000@")
 
 
 def test_a_state_is_plain_and_short() -> None:
@@ -84,7 +84,7 @@ def test_a_state_is_plain_and_short() -> None:
         Finding(severity=severity, message="m")
         for severity in (Severity.info, Severity.warning, Severity.warning)
     ]
-    state = events.state(seen, found)
+    state = event_log.summarize(seen, found)
     assert (state["workers"], state["threads"]) == (2, 3)
     assert state["process_bytes"] == 12
     assert state["findings"] == {"warning": 2}
