@@ -97,11 +97,10 @@ def home_workers(layout: Layout, n_workers: int) -> Int64s:
 
 def separated(layout: Layout, n_workers: int) -> Bools:
     """Return for every partition with rows whether no single worker holds all of it."""
-    codes = [
-        collection.holders[0] * n_workers
-        + collection.holders[1]  # each pair occurs once
-        for collection in layout.collections
-        if collection.holders is not None
+    codes = [  # a number for each pair of partition and holder, which occurs once
+        m.holders[0] * n_workers + m.holders[1]
+        for m in layout.collections
+        if m.holders is not None
     ]
     result = np.ones(layout.collections[0].n_partitions, dtype=np.bool_)
     if len(codes) == len(layout.collections):
@@ -117,9 +116,8 @@ def weights(view: View) -> Float64s:
     All weights are equal if the workload needs the same number of rows on each worker.
     """
     equal = view.goal.workload.exact_rows
-    claims = [1 if equal else w.nthreads for w in view.now.workers]
-    may = [view.eligible(w) for w in view.now.workers]
-    return np.array(claims, dtype=np.float64) * np.array(may, dtype=np.float64)
+    found = [view.eligible(w) * (1 if equal else w.nthreads) for w in view.now.workers]
+    return np.array(found, dtype=np.float64)
 
 
 def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
@@ -127,11 +125,10 @@ def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
     n_workers = len(view.now.workers)
     home = home_workers(layout, n_workers)
     known = home >= 0
-    rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
-    nbytes = np.bincount(
-        home[known], partition_bytes(layout)[known], minlength=n_workers
-    )
-    partitions = np.bincount(home[known], minlength=n_workers)
+    home, held = home[known], partition_bytes(layout)[known]
+    rows = np.bincount(home, layout.rows[known], minlength=n_workers)
+    nbytes = np.bincount(home, held, minlength=n_workers)
+    partitions = np.bincount(home, minlength=n_workers)
     claim = weights(view)
     due = layout.rows.sum() * claim / max(claim.sum(), 1.0)
     return tuple(
@@ -183,12 +180,9 @@ def collection_bytes(collection: CollectionInfo) -> int | Unknown:
 
 def sum_bytes(collections: Iterable[CollectionInfo]) -> int | Unknown:
     """Return the bytes of several collections; unknown if one of them is unknown."""
-    total = 0
-    for amount in map(collection_bytes, collections):
-        if isinstance(amount, Unknown):
-            return amount
-        total += amount
-    return total
+    found = [collection_bytes(m) for m in collections]
+    unknown = next((n for n in found if isinstance(n, Unknown)), None)
+    return unknown or sum(n for n in found if not isinstance(n, Unknown))
 
 
 def layout_bytes(layout: Layout) -> int | Unknown:
@@ -200,12 +194,9 @@ def largest_partition(layout: Layout) -> int | Unknown:
     """Return the bytes of the largest partition, of all collections if aligned."""
     if layout.loaded and layout.aligned:
         return int(partition_bytes(layout).max(initial=0))
-    largest = 0
-    for amount in map(_largest_of, layout.collections):
-        if isinstance(amount, Unknown):
-            return amount
-        largest = max(largest, amount)
-    return largest
+    found = [_largest_of(m) for m in layout.collections]
+    unknown = next((n for n in found if isinstance(n, Unknown)), None)
+    return unknown or max(n for n in found if not isinstance(n, Unknown))
 
 
 def _largest_of(collection: CollectionInfo) -> int | Unknown:
@@ -232,16 +223,10 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
 def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
     """Predict the bytes of row ranges of a loaded collection, after its conversion.
 
-    The prediction is exact for numbers in arrays and frames, except for up to 8 bytes
-    of a range index with Python 3.10. For text and other objects, Dask's own sizes are
+    ``key`` has the index of each part's key, and ``n_rows`` its number of rows. The
+    prediction is exact for numbers in arrays and frames, except for up to 8 bytes of a
+    range index with Python 3.10. For text and other objects, Dask's own sizes are
     estimates.
-
-    Parameters
-    ----------
-    collection
-        A collection that is loaded and counted.
-    key, n_rows : (parts,)
-        Index into its keys, and the number of rows of that key.
     """
     assert collection.nbytes is not None
     assert collection.rows is not None
@@ -306,12 +291,10 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
 def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
     """Return the bytes that every worker receives, and that every worker sends."""
     n_workers = len(view.now.workers)
-    total = partition_bytes(layout)
     there = held_bytes_by_worker(layout, n_workers)
-    present = np.zeros(len(target), dtype=np.int64)
+    travels = partition_bytes(layout)
     stays = there.worker == target[there.partition]
-    present[there.partition[stays]] = there.nbytes[stays]
-    travels = total - present
+    travels[there.partition[stays]] -= there.nbytes[stays]
     home = home_workers(layout, n_workers)
     known = home >= 0
     into = np.bincount(target, travels, minlength=n_workers)
@@ -319,31 +302,19 @@ def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int6
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def in_contiguous_runs(n_partitions: int, held: HeldBytes, may: Bools) -> Int64s:
+def in_contiguous_runs(n_partitions: int, held: HeldBytes, eligible: Bools) -> Int64s:
     """Choose targets that give each worker one run of equally many partitions.
 
     The run with the largest saving is placed first, on the worker that holds most of
-    its bytes. The bytes that stay are at least half of the best possible result.
-
-    Parameters
-    ----------
-    n_partitions
-        Number of partitions: the same number for each worker, or a few more. The rest
-        goes to the worker of the last run.
-    held
-        Bytes that workers hold of the partitions; replicas are more entries.
-    may : (workers,)
-        Workers that take part.
+    its bytes. The bytes that stay are at least half of the best possible result,
+    because the choice is a greedy matching. If the number of partitions is no multiple
+    of the number of ``eligible`` workers, the last run has the rest.
     """
-    workers = np.flatnonzero(may)
+    workers = np.flatnonzero(eligible)
     each = max(1, n_partitions // len(workers))
     run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
-    saved = np.zeros((len(workers), len(may)))
-    np.add.at(
-        saved,
-        (run[held.partition], held.worker),
-        held.nbytes,
-    )
+    saved = np.zeros((len(workers), len(eligible)))
+    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
     saved = saved[:, workers]
     target = np.full(len(workers), -1, dtype=np.int64)
     free = np.ones(len(workers), dtype=bool)
