@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from clustertune.collections.conversion import (
-    asked,
+    requested,
     converter,
     exact_float,
     meta,
@@ -47,23 +47,23 @@ def goal(**wanted):
 def test_nothing_was_asked_for():
     """Kinds and types are what they are, also where they are mixed."""
     for x in (X, X["t"], da.ones((4, 2))):
-        assert asked("X", x, goal()) is None
+        assert requested("X", x, goal()) is None
 
 
 def test_what_is_so_already():
     """An array stays the array that it is, a frame of that type that frame."""
-    assert asked("X", da.ones((4, 2)), goal(to="array")) is None
-    assert asked("X", da.ones((4, 2)), goal(to="array", dtype="float64")) is None
-    assert asked("X", X[["f"]], goal(dtype="float64")) is None
+    assert requested("X", da.ones((4, 2)), goal(to="array")) is None
+    assert requested("X", da.ones((4, 2)), goal(to="array", dtype="float64")) is None
+    assert requested("X", X[["f"]], goal(dtype="float64")) is None
 
 
 def test_only_features_are_cast():
     """Labels and weights keep their numbers; features of eval sets are cast."""
     array = da.ones((4, 2))
     for label in ("y", "sample_weight", "others[0]", "eval_set[0].y"):
-        assert asked(label, array, goal(dtype="float32")) is None
+        assert requested(label, array, goal(dtype="float32")) is None
     for label in ("X", "eval_set[0].X"):
-        found = asked(label, array, goal(dtype="float32"))
+        found = requested(label, array, goal(dtype="float32"))
         assert (found.kind, found.dtype, found.row_bytes) == ("array", "float32", 8)
         assert str(found) == "an Array of float32"
 
@@ -81,7 +81,7 @@ def test_only_features_are_cast():
 )
 def test_frames_become_arrays(columns, dtype):
     """Of the type that holds all columns; a lacking value becomes NaN."""
-    found = asked("X", X[columns], goal(to="array"))
+    found = requested("X", X[columns], goal(to="array"))
     assert (found.kind, found.dtype) == ("array", dtype)
     assert found.row_bytes == len(columns) * np.dtype(dtype).itemsize
     made = converted(X[columns], found, FRAME[columns])
@@ -95,7 +95,7 @@ def test_frames_become_arrays(columns, dtype):
 
 def test_a_series_becomes_an_array():
     """It has one dimension."""
-    found = asked("y", X["n"], goal(to="array", dtype="float32"))
+    found = requested("y", X["n"], goal(to="array", dtype="float32"))
     assert (found.kind, found.dtype, found.row_bytes) == ("array", "float64", 8)
     made = converted(X["n"], found, FRAME["n"])
     np.testing.assert_array_equal(made, [1, 2, np.nan, 4, 5, 6])
@@ -104,7 +104,7 @@ def test_a_series_becomes_an_array():
 
 def test_features_as_an_array_of_one_type():
     """Kind and type change at once."""
-    found = asked("X", X[["f", "n"]], goal(to="array", dtype="float32"))
+    found = requested("X", X[["f", "n"]], goal(to="array", dtype="float32"))
     made = converted(X[["f", "n"]], found, FRAME[["f", "n"]])
     assert made.dtype == "float32"
     assert np.isnan(made[2, 1])
@@ -112,7 +112,7 @@ def test_features_as_an_array_of_one_type():
 
 def test_numbers_in_a_frame_are_cast():
     """Other columns stay; truth values are numbers as well."""
-    found = asked("X", X, goal(dtype="float32"))
+    found = requested("X", X, goal(dtype="float32"))
     assert found.kind == "dataframe"
     assert found.columns == ("f", "g", "i", "b", "n")
     assert found.row_bytes is None
@@ -121,7 +121,7 @@ def test_numbers_in_a_frame_are_cast():
     assert made["c"].equals(FRAME["c"])
     assert str(found) == "a DataFrame with float32 for numbers"
     assert meta(X, found).dtypes["i"] == "float32"
-    assert asked("X", X[["f", "i"]], goal(dtype="float32")).row_bytes == 8
+    assert requested("X", X[["f", "i"]], goal(dtype="float32")).row_bytes == 8
 
 
 @pytest.mark.parametrize("column", ["c", "t", "d"])
@@ -130,10 +130,10 @@ def test_what_is_no_number_is_refused(column):
     with pytest.raises(
         ValueError, match=rf"X cannot become an Array, .* all numbers: {column} \("
     ) as caught:
-        asked("X", X[["f", column]], goal(to="array"))
+        requested("X", X[["f", column]], goal(to="array"))
     assert "encode or drop that first" in str(caught.value)
     with pytest.raises(ValueError, match=r"y cannot become an Array, .*: its type is"):
-        asked("y", X[column], goal(to="array"))
+        requested("y", X[column], goal(to="array"))
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_what_is_no_number_is_refused(column):
 def test_numbers_that_would_not_fit_are_refused(x, dtype):
     """Cut off, wrapped around, or lacking: digits may be lost, numbers may not."""
     with pytest.raises(ValueError, match="which do not all fit in it"):
-        asked("X", x, goal(dtype=dtype))
+        requested("X", x, goal(dtype=dtype))
     if isinstance(x, dd.DataFrame):
         with pytest.raises(ValueError, match="which do not all fit in it"):
-            asked("X", x, goal(to="array", dtype=dtype))
+            requested("X", x, goal(to="array", dtype=dtype))
 
 
 def test_partitions_of_another_type_than_they_say():
@@ -164,20 +164,20 @@ def test_partitions_of_another_type_than_they_say():
     be.
     """
     ints = X[["i"]]
-    found = asked("X", ints, goal(to="array"))
+    found = requested("X", ints, goal(to="array"))
     for odd in ([2.5, 1.0], [np.nan, 1.0]):
         with pytest.raises((TypeError, ValueError)):
             converted(ints, found, pd.DataFrame({"i": odd}))
     both = X[["i", "b"]]
-    found = asked("X", both, goal(to="array"))
+    found = requested("X", both, goal(to="array"))
     with pytest.raises((TypeError, ValueError)):
         converted(both, found, pd.DataFrame({"i": [1.5], "b": [True]}))
     floats = X[["f"]]
-    found = asked("X", floats, goal(to="array"))
+    found = requested("X", floats, goal(to="array"))
     made = converted(floats, found, pd.DataFrame({"f": [1, 2]}))
     assert made.dtype == "float64"
     mixed = X[["f", "g"]]  # only one of them has another type, as Dask says
-    found = asked("X", mixed, goal(dtype="float64"))
+    found = requested("X", mixed, goal(dtype="float64"))
     partition = pd.DataFrame(
         {"f": [1.5, None], "g": [1.0, 2.0]}, dtype="double[pyarrow]"
     )
@@ -185,14 +185,14 @@ def test_partitions_of_another_type_than_they_say():
     assert made.dtypes.tolist() == ["float64", "float64"]
     assert made["f"].isna().tolist() == [False, True]
     array = da.ones(3, dtype="i4", chunks=3)
-    found = asked("X", array, goal(dtype="int64"))
+    found = requested("X", array, goal(dtype="int64"))
     with pytest.raises(TypeError, match="Cannot cast"):
         converted(array, found, np.array([1.5]))
 
 
 def test_truth_values_beside_whole_numbers():
     """As whole numbers; by themselves they stay truth values."""
-    found = asked("X", X[["i", "b"]], goal(to="array"))
+    found = requested("X", X[["i", "b"]], goal(to="array"))
     made = converted(X[["i", "b"]], found, FRAME[["i", "b"]])
     assert made.dtype == "int64"
     assert made[:, 1].tolist() == [1, 0] * 3
@@ -202,7 +202,7 @@ def test_numbers_of_groups_stay_whole():
     """As floats, large ones would be others; one that is lacking is an error."""
     large = pd.DataFrame({"q": pd.array([2**60 + 1, 2**60 + 3], dtype="Int64")})
     q = dd.from_pandas(large, npartitions=1)["q"]
-    found = asked("qid", q, goal(to="array"))
+    found = requested("qid", q, goal(to="array"))
     assert found.dtype == "int64"
     assert converted(q, found, large["q"]).tolist() == [2**60 + 1, 2**60 + 3]
     with pytest.raises((TypeError, ValueError)):
@@ -261,7 +261,7 @@ def test_categories_are_changed_alone():
     assert made["c"].tolist() == FRAME["c"].tolist()
     assert made.dtypes[["f", "g"]].tolist() == ["float64", "float32"]
     assert meta(frame, alone)["c"].dtype == types["c"]
-    numbers = asked("X", frame, goal(dtype="float32"))
+    numbers = requested("X", frame, goal(dtype="float32"))
     both = with_categories(frame, types, numbers)
     assert str(both).endswith(" and one list of categories for each column")
     made = converted(frame, both, FRAME[["f", "g", "c"]])
