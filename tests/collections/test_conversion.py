@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from clustertune.collections.conversion import (
-    requested,
     converter,
     exact_float,
     meta,
+    requested,
     union,
     with_categories,
 )
