@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle
 from types import MappingProxyType
@@ -72,26 +72,18 @@ def of_need(
     return None
 
 
-@dataclass
-class _Bundles:
-    """Tasks that read several partitions each; the partitions of each, by label."""
-
-    graph: graphs.Graph = field(default_factory=graphs.Graph)
-    partitions: dict[str, list[list[int]]] = field(default_factory=dict)
-
-
 def _bundled(
     given: Inputs,
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
     homes: Mapping[str, Sequence[int]],
-) -> _Bundles:
-    """Return tasks that read every partition of the labels in ``looks``.
+) -> tuple[graphs.Graph, dict[str, list[list[int]]]]:
+    """Return tasks that read all partitions of ``looks``, and the partitions of each.
 
     One task reads the partitions with the same home, on their worker: separate tasks
     take longer than the reading. ``futures`` are those of loaded data, by label.
     """
-    made = _Bundles()
+    graph, partitions = graphs.Graph(), {}
     for x in given:
         if x.label not in looks:
             continue
@@ -100,20 +92,20 @@ def _bundled(
             keys = [f.key for f in loaded]
         else:  # the graph loads the partitions
             tasks, (keys,) = graphs.optimized([x.collection])
-            made.graph.tasks |= tasks
+            graph.tasks |= tasks
         look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
         bundles: dict[int, list[int]] = {}
         for partition, home in enumerate(homes.get(x.label, range(len(keys)))):
             bundles.setdefault(home, []).append(partition)
-        made.partitions[x.label] = list(bundles.values())
-        made.graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
+        partitions[x.label] = list(bundles.values())
+        graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
         for key, bundle in zip(
-            made.graph.partitions[x.label], bundles.values(), strict=True
+            graph.partitions[x.label], bundles.values(), strict=True
         ):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
-            made.graph.tasks[key] = look(key, sources)
-    return made
+            graph.tasks[key] = look(key, sources)
+    return graph, partitions
 
 
 async def read(
@@ -149,7 +141,7 @@ async def read(
     """
     if not looks:
         return {}
-    made = await asyncio.to_thread(_bundled, given, futures, looks, homes)
+    graph, partitions = await asyncio.to_thread(_bundled, given, futures, looks, homes)
     known = [address for address in workers if address in approved]
     if not known:
         raise NoWorkersError(
@@ -157,10 +149,10 @@ async def read(
             f"the values of {', '.join(looks)}"
         )
     if len(known) < len(workers):  # no code is sent to the other workers
-        tasks = chain.from_iterable(made.graph.partitions.values())
-        made.graph.where |= dict(zip(tasks, cycle(known), strict=False))
+        tasks = chain.from_iterable(graph.partitions.values())
+        graph.where |= dict(zip(tasks, cycle(known), strict=False))
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
-        graphs.submit, client, made.graph
+        graphs.submit, client, graph
     )
     try:
         answers = await client.gather(reading, asynchronous=True)
@@ -170,8 +162,8 @@ async def read(
             f"the data could not be read: {printable(repr(error), longest=500)}"
         ) from error
     found = {}
-    for label, bundles in made.partitions.items():
-        keys = made.graph.partitions[label]
+    for label, bundles in partitions.items():
+        keys = graph.partitions[label]
         results = {
             partition: answer
             for key, bundle in zip(keys, bundles, strict=True)

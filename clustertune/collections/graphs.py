@@ -74,9 +74,7 @@ class Graph:
         self.priority[key] = priority
 
 
-def optimized(
-    collections: Sequence[Any],
-) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+def optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
     """Return the tasks of collections, optimized together, and the keys of each."""
     expression = collections_to_expr(collections).optimize()
     keys = [list(flatten(own)) for own in expression.__dask_keys__()]

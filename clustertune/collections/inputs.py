@@ -459,11 +459,9 @@ def partitions(collection: Any) -> tuple[list[Key], list[Any] | None]:
     keys = list(flatten(collection.__dask_keys__()))
     if _is_read(collection):
         return keys, None
-    if isinstance(collection, da.Array):
-        # the first key shows whether an array is lazy; a copy of the graph is slow
-        graph = collection.__dask_graph__()
-    else:
-        graph = dict(collection.__dask_graph__())
+    graph = collection.__dask_graph__()
+    # the first key shows whether an array is lazy, and a copy of its graph is slow
+    graph = graph if isinstance(collection, da.Array) else dict(graph)
     futures = []
     for key in keys:
         node = graph.get(key)
@@ -509,7 +507,8 @@ def describe(
     frame = isinstance(x, dd.DataFrame)
     types = list(x.dtypes) if frame else [x.dtype]
     if isinstance(x, da.Array):
-        kind, columns = "array", _columns(x)
+        width = math.prod(x.shape[1:])
+        kind, columns = "array", None if math.isnan(width) else int(width)
         blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
     else:
         kind = "dataframe" if frame else "series"
@@ -576,8 +575,3 @@ def _total_bytes(x: da.Array) -> int | None:
     """Return the bytes of dense numbers in known chunks; None: unknown."""
     dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
     return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
-
-
-def _columns(x: da.Array) -> int | None:
-    width = math.prod(x.shape[1:])
-    return None if math.isnan(width) else int(width)

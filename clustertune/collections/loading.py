@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -127,9 +128,7 @@ def _rows(x: Lazy, n_partitions: int) -> list[float]:
     return [math.nan] * n_partitions if x.rows is None else list(map(float, x.rows))
 
 
-def _optimized(
-    collections: Sequence[Any],
-) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+def _optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
     """Return tasks for all collections, and the keys of each."""
     if not collections:
         return {}, []
@@ -185,15 +184,14 @@ def _with_ancestors(
     if not where:
         return {}
     needs = {key: tasks[key].dependencies & tasks.keys() for key in tasks}
-    needed_by: dict[Key, set[str | None]] = {}
+    users: dict[Key, set[str | None]] = defaultdict(set)  # workers of dependents
     bound: dict[Key, str] = {}
     for key in reversed(toposort(needs, dependencies=needs)):
-        users = needed_by.get(key, set())
         worker = where.get(key)
-        if worker is None and len(users) == 1:
-            (worker,) = users
+        if worker is None and len(users[key]) == 1:
+            (worker,) = users[key]
         if worker is not None:
             bound[key] = worker
         for need in needs[key]:
-            needed_by.setdefault(need, set()).add(worker)
+            users[need].add(worker)
     return bound

@@ -64,11 +64,7 @@ def _order(shuffle: Shuffle, rows: Any, n: int, seed: Sequence[int]) -> Task:
 
 
 def _send(
-    graph: Graph,
-    shuffle: Shuffle,
-    kinds: Mapping[str, Partitions],
-    name: str,
-    i: int,
+    graph: Graph, shuffle: Shuffle, kinds: Mapping[str, Partitions], name: str, i: int
 ) -> None:
     """Add what old partition i sends to each new one: rows, then row numbers."""
     keys = {s.label: TaskRef(s.keys[i]) for s in shuffle.sources}
@@ -90,11 +86,7 @@ def _send(
 
 
 def _receive(
-    graph: Graph,
-    shuffle: Shuffle,
-    kinds: Mapping[str, Partitions],
-    name: str,
-    j: int,
+    graph: Graph, shuffle: Shuffle, kinds: Mapping[str, Partitions], name: str, j: int
 ) -> None:
     """Add new partition j of every collection, and its row numbers."""
     worker = shuffle.workers[int(shuffle.targets[j])]

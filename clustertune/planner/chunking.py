@@ -382,7 +382,9 @@ def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -
             return False
     if suitability.too_large(bare, only) or suitability.too_many(bare, only):
         return False
-    return layout is not view.layouts[0] or not suitability.too_few(bare, only)
+    if layout is not view.layouts[0]:
+        return True
+    return not suitability.is_uneven(suitability.fullest_share(bare, only), only)
 
 
 def _bare(layout: Layout, rows: Int64s) -> Layout:

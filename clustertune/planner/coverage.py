@@ -159,27 +159,22 @@ def spread(
 
     Parameters
     ----------
-    target : (partitions,)
-        Workers at the start; all have a positive claim.
+    target, rows, nbytes : (partitions,)
+        Worker at the start (with a positive claim), rows, and bytes of each partition.
     present : (partitions, classes)
         Whether a partition has rows of a class.
-    rows : (partitions,)
-        Rows of each.
-    claim : (workers,)
-        Rows are even in proportion to it. A worker with claim 0 needs no class.
-    nbytes : (partitions,), optional
-        Bytes of each.
-    budget : (workers,), optional
-        Free bytes of each worker; exceeded only if no other targets are found.
+    claim, budget : (workers,)
+        Shares of rows are proportional to the claim. A worker with claim 0 needs no
+        class. A budget of bytes is exceeded only if no other targets are found.
     tolerance
         Fraction by which a worker may exceed its share of rows.
     """
     sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
     # the rarest class first: the fewest partitions have it
     rare = np.argsort(present.sum(axis=0), kind="stable")
-    while (lacking := sharing.lacking()[:, rare]).any():
-        first = int(lacking.any(axis=0).argmax())
-        worker = int(lacking[:, first].argmax())
+    while (missing := sharing.missing()[:, rare]).any():
+        first = int(missing.any(axis=0).argmax())
+        worker = int(missing[:, first].argmax())
         if not sharing.bring(int(rare[first]), worker):
             return None
     while sharing.relieve():
@@ -215,10 +210,10 @@ class _Sharing:
         self.load = np.bincount(target, rows, n_workers)
         self.used = np.bincount(target, self.nbytes, n_workers)
 
-    def lacking(self) -> Bools:
+    def missing(self) -> Bools:
         """Return (workers, classes): the classes that are missing."""
-        lacking: Bools = (self.held == 0) & self.needs[:, None]
-        return lacking
+        missing: Bools = (self.held == 0) & self.needs[:, None]
+        return missing
 
     def bring(self, number: int, worker: int) -> bool:
         """Bring a class to a worker; return whether fewer classes are missing then.

@@ -194,7 +194,10 @@ def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
         if conversion.row_bytes is not None:
             size = conversion.row_bytes * int(collection.rows.sum())
     elif change.float32 and _is_wide(collection):
-        return size - size * _wide_share(collection) / 2
+        counts = {name: n for name, (n, _) in collection.types.items()}
+        # columns of eight-byte numbers are cast; an array has no columns of other types
+        cast = sum(n for name, n in counts.items() if name.lower().endswith("64"))
+        return size - size * (cast / sum(counts.values()) if counts else 1.0) / 2
     return size
 
 
@@ -210,13 +213,6 @@ def _is_wide(collection: CollectionInfo) -> bool:
     """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
     wide = collection.conversion is None and collection.itemsize == 2 * FLOAT32
     return wide and variable(collection.label) == "X"
-
-
-def _wide_share(collection: CollectionInfo) -> float:
-    """Return the fraction of columns that are cast: those of eight-byte numbers."""
-    counts = {name: count for name, (count, _) in collection.types.items()}
-    wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))
-    return wide / sum(counts.values()) if counts else 1.0
 
 
 # --- how many workers -----------------------------------------------------------------

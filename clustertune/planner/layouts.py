@@ -8,7 +8,7 @@ that holds most of its bytes; that worker is the partition's *home*.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -236,10 +236,9 @@ def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64
         fixed, each = collection.fixed, np.maximum(0, nbytes - collection.fixed)
     else:
         fixed = conversion.fixed
-        whole = np.add.reduceat(nbytes, np.arange(0, len(nbytes), blocks))
         # each block of columns keeps its fraction of a row's bytes
-        part = nbytes / np.maximum(1, np.repeat(whole, blocks))
-        each = conversion.row_bytes * rows * part
+        of_rows = np.repeat(nbytes.reshape(-1, blocks).sum(axis=1), blocks)
+        each = conversion.row_bytes * rows * (nbytes / np.maximum(1, of_rows))
     amount = each[key] * n_rows / np.maximum(1, rows[key])
     return np.rint(fixed + amount).astype(np.int64)
 
@@ -254,30 +253,24 @@ def list_bytes(lengths: Int64s) -> Int64s:
 
 
 def moves(layout: Layout, view: View, target: Targets) -> Moves:
-    """Return the moves that bring the partitions of a layout to their targets."""
+    """Return moves after which each partition is held by its target alone."""
+    found = []
+    for m in layout.collections:
+        if m.holders is None:
+            continue
+        partition, holder = m.holders
+        single = np.bincount(partition, minlength=len(target)) == 1
+        in_place = partition[(holder == target[partition]) & single[partition]]
+        moving = np.delete(np.arange(len(target)), in_place)
+        if len(moving):
+            keys = tuple(m.keys[i] for i in moving)
+            targets = target[moving].astype(np.int64)
+            found.append(Move(label=m.label, keys=keys, targets=targets))
     return Moves(
         workers=tuple(w.address for w in view.now.workers),
         process_limits=tuple(_pause_bytes(w) for w in view.now.workers),
-        moves=tuple(_moves(layout, target)),
+        moves=tuple(found),
     )
-
-
-def _moves(layout: Layout, target: Targets) -> Iterator[Move]:
-    """Yield the keys that are not held by their target alone."""
-    for collection in layout.collections:
-        if collection.holders is None:
-            continue
-        partition, holder = collection.holders
-        stray = np.ones(len(target), dtype=bool)
-        alone = np.bincount(partition, minlength=len(target)) == 1
-        stray[partition[(holder == target[partition]) & alone[partition]]] = False
-        which = np.flatnonzero(stray)
-        if len(which):
-            yield Move(
-                label=collection.label,
-                keys=tuple(collection.keys[i] for i in which),
-                targets=target[which].astype(np.int64),
-            )
 
 
 def _pause_bytes(worker: WorkerSnapshot) -> int:
@@ -350,37 +343,32 @@ def copies(layout: Layout) -> int:
 
 def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
     """Return each row once, as (partition, first row, one past the last), in order."""
-    rows = layout.rows.tolist()
-    partitions = [i for i, n in enumerate(rows) if n] or [0]
-    if is_copied(layout):
-        partitions = partitions[:1]
-    return tuple((i, 0, rows[i]) for i in partitions)
+    full = np.flatnonzero(layout.rows).tolist() or [0]
+    unique = full[:1] if is_copied(layout) else full
+    return tuple((i, 0, int(layout.rows[i])) for i in unique)
 
 
 def first_partitions(view: View) -> Int64s:
     """Return each worker's first partition with rows of the training data."""
     training = view.layouts[0]
     home = home_workers(training, len(view.now.workers))
-    real = np.flatnonzero((training.rows > 0) & (home >= 0))
-    _, index = np.unique(home[real], return_index=True)
-    return np.sort(real[index]).astype(np.int64)
+    full = np.flatnonzero((training.rows > 0) & (home >= 0))
+    _, index = np.unique(home[full], return_index=True)
+    return np.sort(full[index]).astype(np.int64)
 
 
 def are_in_place(layout: Layout, view: View) -> bool:
     """Return whether every training worker holds a whole replica of an eval set."""
-    training = view.layouts[0]
+    training, n_workers = view.layouts[0], len(view.now.workers)
     if len(layout.rows) != len(training.rows):
         return False
-    n_workers = len(view.now.workers)
-    real = np.flatnonzero(layout.rows > 0)
-    full = np.unique(layout.rows[real])
+    full = np.flatnonzero(layout.rows > 0)
+    homes = home_workers(layout, n_workers)
     return (
-        np.array_equal(real, first_partitions(view))
-        and len(full) == 1
-        and (is_copied(layout) or len(real) == 1)
-        # an empty partition elsewhere would pull its training partition with it
-        and np.array_equal(
-            home_workers(training, n_workers), home_workers(layout, n_workers)
-        )
+        np.array_equal(full, first_partitions(view))
+        and len(np.unique(layout.rows[full])) == 1
+        and (is_copied(layout) or len(full) == 1)
+        # an empty partition elsewhere would move its training partition there
+        and np.array_equal(homes, home_workers(training, n_workers))
         and not separated(layout, n_workers).any()
     )

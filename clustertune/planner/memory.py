@@ -185,8 +185,8 @@ def _given_bytes(view: View) -> Float64s:
 
 
 def _free(view: View) -> list[float | Unknown]:
-    fixed = fixed_bytes(view)
-    return [_free_of(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
+    pairs = zip(view.now.workers, fixed_bytes(view), strict=True)
+    return [_free_of(worker, view, fixed) for worker, fixed in pairs]
 
 
 def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknown:
@@ -320,7 +320,7 @@ def leak(
         ]
         growth = step(memory, least * worker.memory_limit)
         if growth is not None:
-            peak = worker.managed + memory[-1].unmanaged + _extra(worker.id, runs)
+            peak = worker.managed + memory[-1].unmanaged + _peak_bytes(worker.id, runs)
             reached = {
                 name: max(0, math.ceil((line - peak) / growth))
                 for name, line in lines.items()
@@ -329,7 +329,7 @@ def leak(
     return None
 
 
-def _extra(worker: str | int, runs: Sequence[Run]) -> float:
+def _peak_bytes(worker: str | int, runs: Sequence[Run]) -> float:
     """Return the median of the bytes that the process needs only during a run."""
     return median(
         max(0, run.peaks[worker] - run.floors[worker] - run.managed[worker])
@@ -346,12 +346,8 @@ def warned(
     findings: Sequence[Finding], checks: Sequence[str] = (*MEMORY, *ENDED)
 ) -> set[str | int]:
     """Return the workers that warnings of these checks name."""
-    return {
-        id
-        for f in findings
-        if f.check in checks and f.severity >= Severity.warning
-        for id in f.subject
-    }
+    found = [f for f in findings if f.check in checks]
+    return {id for f in found if f.severity >= Severity.warning for id in f.subject}
 
 
 def expected_growth(findings: Sequence[Finding], worker: WorkerSnapshot) -> int:

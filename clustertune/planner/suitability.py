@@ -26,19 +26,13 @@ _ROUNDING = 1e-9
 # --- sizes ----------------------------------------------------------------------------
 
 
-def smallest_limit(view: View) -> int:
-    """Return the smallest memory limit of eligible workers; 0 means no limit."""
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    return min(limits, default=0)
-
-
 def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unknown:
     """Return whether a partition exceeds a fraction of the smallest memory limit."""
-    limit = smallest_limit(view)
-    if not limit:
+    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
+    if not limits:
         return False
     largest = layouts.largest_partition(layout)
-    return largest if isinstance(largest, Unknown) else largest > fraction * limit
+    return largest if isinstance(largest, Unknown) else largest > fraction * min(limits)
 
 
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
@@ -99,11 +93,6 @@ def fullest_share(layout: Layout, view: View) -> float:
 def is_uneven(share: float, view: View) -> bool:
     """Return whether the fullest worker's share exceeds the goal's tolerance."""
     return share > 1 + view.goal.tolerance + _ROUNDING
-
-
-def too_few(layout: Layout, view: View) -> bool:
-    """Return whether some worker gets too small a share of an aligned layout."""
-    return is_uneven(fullest_share(layout, view), view)
 
 
 # --- workers that train ---------------------------------------------------------------

@@ -172,9 +172,8 @@ def _changed_rows(
 
 
 def _memory_manager(before: View, after: View) -> Iterator[str]:
-    was, now = before.now.memory_manager, after.now.memory_manager
-    if was != now:
-        state = "runs" if now else "does not run"
+    if before.now.memory_manager != after.now.memory_manager:
+        state = "runs" if after.now.memory_manager else "does not run"
         yield f"Dask's memory manager {state}, unlike before"
 
 
