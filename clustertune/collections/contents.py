@@ -230,13 +230,7 @@ class Values:
         *,
         approved: Collection[str],
     ) -> tuple[Layout, ...]:
-        """Read the values that the workload depends on; return layouts with them.
-
-        Raises
-        ------
-        IncompleteError, NoWorkersError
-            As :func:`read`.
-        """
+        """Read the values that the workload depends on; return layouts with them."""
         workers = [w.address for w in view.now.workers]
         infos = [
             (m, layout is view.layouts[0])

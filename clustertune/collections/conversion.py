@@ -35,12 +35,7 @@ def requested(label: str, x: Any, goal: Goal) -> Conversion | None:
     """Return the conversion that the goal needs; None: the collection stays.
 
     ``dtype`` applies to features, also those of eval sets. Labels, weights and groups
-    keep their numbers.
-
-    Raises
-    ------
-    ValueError
-        The conversion would change values.
+    keep their numbers. A conversion that would change values raises a ``ValueError``.
     """
     features = label.rpartition(".")[2] == "X"
     dtype = np.dtype(goal.dtype) if goal.dtype and features else None
@@ -330,11 +325,6 @@ def group_numbers(label: str, sizes: Any) -> da.Array:
     """Turn sizes of groups, as LightGBM takes them, into the group of each row.
 
     The numbers ascend, and the partitions are those of the sizes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The sizes are not a Dask Array or Series of integers.
     """
     if isinstance(sizes, dd.Series):
         array = sizes.to_dask_array()

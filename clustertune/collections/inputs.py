@@ -230,11 +230,6 @@ def with_companions(
 
     ``lists`` are by the library's name, such as ``sample_weight_eval_set``, and
     ``names`` has the companion of each.
-
-    Raises
-    ------
-    ValueError
-        A list does not have an item for each eval set, or a set has that companion.
     """
     given = {name: x for name, x in lists.items() if x is not None}
     if not given:

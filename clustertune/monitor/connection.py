@@ -35,12 +35,8 @@ FOREIGN = (
 async def connected(address: str, *, security: Any = None, seconds: float) -> Client:
     """Return an asynchronous client of a scheduler, within some seconds.
 
-    Without ``security``, the certificates are those of Dask's configuration.
-
-    Raises
-    ------
-    ConnectionLostError
-        No scheduler answers there. No connection stays open.
+    Without ``security``, the certificates are those of Dask's configuration. No
+    connection stays open after an error.
     """
     client: Client | None = None
     try:
@@ -74,13 +70,7 @@ def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
 
 
 def refuse_closed(client: Client) -> None:
-    """Refuse a client that was closed, or has lost its scheduler.
-
-    Raises
-    ------
-    ConnectionLostError
-        The client is not connected.
-    """
+    """Refuse a client that was closed, or has lost its scheduler."""
     if client.status == "connecting":
         why = ConnectionResetError("the client lost its connection to it")
         raise ConnectionLostError(not_answering(why))

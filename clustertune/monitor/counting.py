@@ -7,7 +7,7 @@ and one task per partition took 0.82 s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +52,14 @@ async def count_rows(
             for where, some in wanted.items()
         )
     )
-    rows = {key: n for found in counts for key, n in found.items()}
-    return tuple(_with_rows(m, rows) for m in collections)
+    rows = {key: n for answer in counts for key, n in answer.items()}
+    result = []
+    for m in collections:
+        # all column blocks of a partition have the same rows
+        found = [rows.get(key, -1) for key in m.keys[:: m.column_blocks]]
+        is_known = min(found, default=-1) >= 0
+        result.append(replace(m, rows=np.array(found, np.int64) if is_known else None))
+    return tuple(result)
 
 
 async def _rows_on_worker(
@@ -115,11 +121,3 @@ async def _any_runs(client: Client) -> bool:
     scheduler: Any = client.scheduler
     identity = await scheduler.identity(n_workers=-1)
     return any(w["status"] == "running" for w in identity["workers"].values())
-
-
-def _with_rows(collection: CollectionInfo, rows: Mapping[Key, int]) -> CollectionInfo:
-    """Add the rows of partitions, by their first column blocks, if all are known."""
-    counts = [rows.get(key, -1) for key in collection.keys[:: collection.column_blocks]]
-    if min(counts, default=-1) < 0:
-        return replace(collection, rows=None)
-    return replace(collection, rows=np.array(counts, dtype=np.int64))

@@ -308,13 +308,7 @@ async def chunk_types(
 
 
 async def last_report(client: Client) -> Report | None:
-    """Return the report that the plugin keeps.
-
-    Raises
-    ------
-    VersionMismatchError
-        Another release wrote the report, and this one cannot read it.
-    """
+    """Return the report that the plugin keeps; refuse one of another release."""
     await monitor.open_door(client, await monitor.identify(client))
     text = await monitor.ask(client, "recall")
     try:

@@ -404,7 +404,7 @@ def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
         text += f"; {scattered:,} of them were scattered"
     others = [h for h in holdings if not h.alone]
     if others:
-        text += f"; {key_bytes_text(others)} are those which {owners_text(others)}"
+        text += f"; this includes {key_bytes_text(others)} which {owners_text(others)}"
     names = sorted({n for h in holdings for n in h.published})
     if names:
         text += f"; the published {names_text(names, most=5)} will be unpublished"

@@ -87,23 +87,19 @@ class Level:
 
 def levels(worker: WorkerSnapshot) -> tuple[Level, ...]:
     """Return the known, enabled thresholds, worst first; none without a limit."""
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or not worker.memory_limit:
-        return ()
-    fractions = {name: getattr(thresholds, name) for name in ACTS}
-    return tuple(
-        Level(worker=worker, name=name, fraction=fraction)
-        for name, fraction in fractions.items()
-        if fraction is not None and not isinstance(fraction, Unknown)
-    )
+    fractions = _fractions(worker) if worker.memory_limit else {}
+    return tuple(Level(worker=worker, name=n, fraction=x) for n, x in fractions.items())
+
+
+def _fractions(worker: WorkerSnapshot) -> dict[str, float]:
+    """Return the known, enabled thresholds by name, worst first."""
+    values = {name: getattr(worker.thresholds, name, None) for name in ACTS}
+    return {n: x for n, x in values.items() if isinstance(x, int | float)}
 
 
 def _lowest(worker: WorkerSnapshot, names: Sequence[str], limit: int) -> int:
     """Return the bytes of the lowest of these thresholds; 0 means that none is on."""
-    if isinstance(worker.thresholds, Unknown) or not limit:
-        return 0
-    values = [getattr(worker.thresholds, name) for name in names]
-    known = [x for x in values if x is not None and not isinstance(x, Unknown)]
+    known = [x for name, x in _fractions(worker).items() if name in names]
     return int(min(known, default=0) * limit)
 
 
@@ -207,13 +203,7 @@ def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknow
 
 
 def refuse_too_much(labels: Sequence[str], size: int, free: Float64s) -> None:
-    """Refuse to load ``size`` bytes that exceed the free memory of the workers.
-
-    Raises
-    ------
-    CapacityError
-        The message contains the number of workers that would be enough.
-    """
+    """Refuse to load ``size`` bytes that exceed the free memory of the workers."""
     if not len(free) or size <= free.sum():
         return
     raise CapacityError(
@@ -227,13 +217,8 @@ def refuse_overfull(
 ) -> None:
     """Refuse data of unknown size once its loaded partitions exceed the free memory.
 
-    ``nbytes`` are the bytes of the loaded partitions.
-
-    Raises
-    ------
-    CapacityError
-        The message contains the number of workers that would be enough if the other
-        partitions have the same size.
+    ``nbytes`` are the bytes of the loaded partitions. The error estimates how many
+    workers are enough if the other partitions have the same size.
     """
     if nbytes <= free.sum() or n_loaded >= n_partitions:
         return

@@ -102,7 +102,7 @@ def without_remainder(view: View) -> View:
 
 
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
-    """Return (partition, id of a worker that holds all of it)."""
+    """Return pairs of a partition and the id of a worker that holds all of it."""
     there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
