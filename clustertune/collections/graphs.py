@@ -77,7 +77,7 @@ class Graph:
 def optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
     """Return the tasks of collections, optimized together, and the keys of each."""
     expression = collections_to_expr(collections).optimize()
-    keys = [list(flatten(own)) for own in expression.__dask_keys__()]
+    keys = [list(flatten(nested)) for nested in expression.__dask_keys__()]
     return convert_legacy_graph(expression.__dask_graph__()), keys
 
 

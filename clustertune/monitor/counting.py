@@ -48,8 +48,8 @@ async def count_rows(
     counter = ship.function(probe.row_counts)
     counts = await asyncio.gather(
         *(
-            _rows_on_worker(client, counter, *where, some, by_task=by_task)
-            for where, some in wanted.items()
+            _rows_on_worker(client, counter, *where, partitions, by_task=by_task)
+            for where, partitions in wanted.items()
         )
     )
     rows = {key: n for answer in counts for key, n in answer.items()}

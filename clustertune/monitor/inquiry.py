@@ -149,7 +149,9 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the tasks that workers run, and the holder of the cluster."""
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "work", owner=client.id, workers=addresses)
-    tasks = {a: tuple((prefix, n) for prefix, n in some) for a, some in found["tasks"]}
+    tasks = {
+        a: tuple((prefix, n) for prefix, n in counts) for a, counts in found["tasks"]
+    }
     holder = found["holder"]
     if holder is not None:
         holder = LeaseHolder(
@@ -300,7 +302,7 @@ async def chunk_types(
     """Return the names of the types of chunks by label, if the scheduler has them."""
     if not arrays:
         return {}
-    packed = {label: keys.pack(own) for label, own in arrays.items()}
+    packed = {label: keys.pack(chunks) for label, chunks in arrays.items()}
     found: dict[str, list[str]] = await ship.on_scheduler(
         client, survey.chunk_types, chunks=packed
     )

@@ -149,15 +149,15 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
     VersionMismatchError
         Code must not be sent to a process, because of its versions.
     """
-    memory, now = known(client), monotonic()
+    cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
-    memory.forget_all_but(processes.values())
+    cached.forget_all_but(processes.values())
     new = [
         a
         for a, p in processes.items()
-        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
+        if p not in cached.approved and now - cached.silent.get(p, -SILENCE) >= SILENCE
     ]
-    if new or not (memory.approved or memory.silent):
+    if new or not (cached.approved or cached.silent):
         try:
             sides = await versions.read(client, new)
         except OSError as error:
@@ -167,8 +167,8 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
             more = len(objections) - 3
             shown = [*objections[:3], *[f"and {more} more"] * (more > 0)]
             raise VersionMismatchError("; ".join(shown))
-        memory.approved.update(processes[a] for a in sides.workers)
-        memory.silent |= {processes[a]: now for a in sides.silent}
+        cached.approved.update(processes[a] for a in sides.workers)
+        cached.silent |= {processes[a]: now for a in sides.silent}
     return approved(client, workers)
 
 
@@ -474,16 +474,16 @@ async def _facts(
 
     A worker that did not answer gets another request after a minute.
     """
-    memory, now = known(client), monotonic()
+    cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
     new = [
         a
         for a, p in processes.items()
-        if p in memory.approved
-        and isinstance(memory.facts.get(p), Unknown | None)
-        and now - memory.requested.get(p, -SILENCE) >= SILENCE
+        if p in cached.approved
+        and isinstance(cached.facts.get(p), Unknown | None)
+        and now - cached.requested.get(p, -SILENCE) >= SILENCE
     ]
-    memory.requested.update({processes[a]: now for a in new})
+    cached.requested.update({processes[a]: now for a in new})
     nannies = [a for a in new if workers[a]["nanny"] is not None]
     answers, limits = await asyncio.gather(
         ship.on_workers(client, probe.worker_facts, new, timeout=PATIENCE),
@@ -493,8 +493,8 @@ async def _facts(
     )
     for a, answer in answers.items():
         parse = partial(_worker_facts, terminate=limits.get(a))
-        memory.facts[processes[a]] = read_answer(answer, parse)
-    return {a: memory.facts.get(p, NO_VERSIONS) for a, p in processes.items()}
+        cached.facts[processes[a]] = read_answer(answer, parse)
+    return {a: cached.facts.get(p, NO_VERSIONS) for a, p in processes.items()}
 
 
 def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:

@@ -40,12 +40,12 @@ async def per_task(client: Client, snapshot: Snapshot) -> float | None:
 
     The value is measured once, and again if other workers run.
     """
-    memory = monitor.known(client)
+    cached = monitor.known(client)
     workers = frozenset(w.address for w in snapshot.workers if w.running)
-    if memory.overhead is None or memory.overhead[1] != workers:
+    if cached.overhead is None or cached.overhead[1] != workers:
         seconds = await _measure(client, snapshot)
-        memory.overhead = None if seconds is None else (seconds, workers)
-    return None if memory.overhead is None else memory.overhead[0]
+        cached.overhead = None if seconds is None else (seconds, workers)
+    return None if cached.overhead is None else cached.overhead[0]
 
 
 async def _measure(client: Client, snapshot: Snapshot) -> float | None:

@@ -266,7 +266,7 @@ class _Sharing:
 
 
 class _Ways:
-    """Ways to give a worker one of some partitions in exchange for one of its own.
+    """Ways to give a worker one of some partitions, perhaps for another one.
 
     Rows of each array are partitions to give, columns are partitions to take back; the
     last column means none. ``missing`` is the change of missing (worker, class) pairs,

@@ -109,20 +109,20 @@ def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
-    due = change.n_workers or expected_workers(view)
-    each = wanted.divided * len(view.eligible_workers) / max(1, due)
+    n_workers = change.n_workers or expected_workers(view)
+    divided = wanted.divided * len(view.eligible_workers) / max(1, n_workers)
     threads = weights(view).sum()
     found = []
-    for worker, fixed, free in _rooms(view, change, wanted):
-        share = each * worker.nthreads / threads
+    for worker, fixed, free in _free_memory(view, change, wanted):
+        share = divided * worker.nthreads / threads
         found.append(Need(share - free, share + fixed, free, worker))
     return found
 
 
-def _rooms(
+def _free_memory(
     view: View, change: Change, wanted: Demand
 ) -> Iterator[tuple[WorkerSnapshot, float, float]]:
-    """Yield (worker, bytes independent of the number of workers, free bytes)."""
+    """Yield (worker, bytes independent of its share, bytes left for its share)."""
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
     fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
     for worker, nbytes in zip(view.now.workers, fixed.tolist(), strict=True):
@@ -229,16 +229,16 @@ def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | No
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
-    rooms = [(w.nthreads, free) for w, _, free in _rooms(view, change, wanted)]
-    if not rooms:
+    found = [(w.nthreads, free) for w, _, free in _free_memory(view, change, wanted)]
+    if not found:
         return Unknown("the memory of no worker is known")
-    if min(free for _, free in rooms) <= 0:
+    if min(free for _, free in found) <= 0:
         return None
     total = wanted.divided * len(view.eligible_workers)
     threads = float(weights(view).sum())
     # `short` allows the same rounding error
-    shares = [total * n / (threads * (free + _ROUNDING)) for n, free in rooms]
-    return max(1, math.ceil(max(shares)))
+    counts = [total * n / (threads * (free + _ROUNDING)) for n, free in found]
+    return max(1, math.ceil(max(counts)))
 
 
 def wanted_workers(view: View) -> int | None:

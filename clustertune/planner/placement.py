@@ -391,13 +391,16 @@ class _Filling:
 
     def keep(self, partitions: list[int], problem: _Problem, ends: Array) -> list[int]:
         """Place partitions on holders with room; return the others."""
-        start, end = problem.start.tolist(), ends.tolist()
-        holder = problem.holder.tolist()
+        holder, start, end = (
+            problem.holder.tolist(),
+            problem.start.tolist(),
+            ends.tolist(),
+        )
         room, space, leaving = self.room, self.space, []
         for partition in partitions:
             rows, nbytes = self.rows[partition], self.nbytes[partition]
-            near = holder[start[partition] : end[partition]]
-            fits = [w for w in near if rows <= room[w] and nbytes <= space[w]]
+            holders = holder[start[partition] : end[partition]]
+            fits = [w for w in holders if rows <= room[w] and nbytes <= space[w]]
             if fits:
                 self.put(partition, max(fits, key=room.__getitem__))
             else:
