@@ -68,7 +68,7 @@ async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
     """Of it nothing is known, and why; of the other everything."""
     await clustertune.check(c)
     monitor.known(c).facts.clear()
-    monitor.known(c).asked.clear()
+    monitor.known(c).requested.clear()
     a.handlers["run"] = garbage
     report = await clustertune.check(c)
     (finding,) = of(report, "memory_pressure")

@@ -1,18 +1,17 @@
 """Read properties of the values of the given data, in one computation.
 
-This reads all data, so it runs only for ``deep=True``, and for what a workload must
-know. Each partition is read on its worker, or where Dask loads it, and returns a few
-numbers.
+This reads all data, so it runs only for ``deep=True``, and if the workload depends on
+the values. Each partition is read on its worker, or where Dask loads it, and returns a
+few numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -73,64 +72,40 @@ def of_need(
     return None
 
 
-@dataclass
-class _Bundles:
-    """Tasks that read several partitions each; the partitions of each, by label."""
-
-    graph: graphs.Graph = field(default_factory=graphs.Graph)
-    partitions: dict[str, list[list[int]]] = field(default_factory=dict)
-
-
 def _bundled(
     given: Inputs,
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
     homes: Mapping[str, Sequence[int]],
-) -> _Bundles:
-    """Return tasks that read every partition of the labels in ``looks``.
+) -> tuple[graphs.Graph, dict[str, list[list[int]]]]:
+    """Return tasks that read all partitions of ``looks``, and the partitions of each.
 
     One task reads the partitions with the same home, on their worker: separate tasks
     take longer than the reading. ``futures`` are those of loaded data, by label.
     """
-    made = _Bundles()
+    graph, partitions = graphs.Graph(), {}
     for x in given:
         if x.label not in looks:
             continue
-        keys = _sources(made.graph, x.collection, futures.get(x.label))
+        loaded = futures.get(x.label)
+        if loaded is not None:
+            keys = [f.key for f in loaded]
+        else:  # the graph loads the partitions
+            tasks, (keys,) = graphs.optimized([x.collection])
+            graph.tasks |= tasks
         look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
-        bundles = _by_home(homes.get(x.label, range(len(keys))))
-        made.partitions[x.label] = bundles
-        made.graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
-        for key, bundle in zip(made.graph.partitions[x.label], bundles, strict=True):
+        bundles: dict[int, list[int]] = {}
+        for partition, home in enumerate(homes.get(x.label, range(len(keys)))):
+            bundles.setdefault(home, []).append(partition)
+        partitions[x.label] = list(bundles.values())
+        graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
+        for key, bundle in zip(
+            graph.partitions[x.label], bundles.values(), strict=True
+        ):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
-            made.graph.tasks[key] = look(key, sources)
-    return made
-
-
-def _by_home(homes: Sequence[int]) -> list[list[int]]:
-    """Return the partitions of each home, in order."""
-    bundles: dict[int, list[int]] = {}
-    for partition, home in enumerate(homes):
-        bundles.setdefault(home, []).append(partition)
-    return list(bundles.values())
-
-
-def _sources(
-    made: graphs.Graph, collection: Any, futures: Sequence[Any] | None
-) -> list[Any]:
-    """Return the keys of the partitions; the graph loads those not in memory."""
-    if futures is not None:
-        return [f.key for f in futures]
-    tasks, (keys,) = graphs.optimized([collection])
-    made.tasks |= tasks
-    return keys
-
-
-def _bind(made: graphs.Graph, workers: Sequence[str]) -> None:
-    """Bind our tasks to these workers; others may not receive code."""
-    ours = [key for keys in made.partitions.values() for key in keys]
-    made.where |= dict(zip(ours, cycle(workers), strict=False))
+            graph.tasks[key] = look(key, sources)
+    return graph, partitions
 
 
 async def read(
@@ -149,17 +124,13 @@ async def read(
     ----------
     client, given
         The client and the data.
-    futures
-        Futures of loaded data, by label.
-    looks
-        How to read each label.
-    workers
-        Addresses of all workers.
-    approved
-        Addresses of workers that may receive code.
+    futures, looks
+        Futures of loaded data, and how to read each collection, by label.
+    workers, approved
+        Addresses of all workers, and of workers to which code may be sent.
     homes
-        Numbers by label. Partitions with the same number are read by one task, and
-        those of a label without numbers one by one.
+        Numbers of partitions by label. One task reads all partitions with the same
+        number. Each partition of a label without numbers has its own task.
 
     Raises
     ------
@@ -170,39 +141,36 @@ async def read(
     """
     if not looks:
         return {}
-    made = await asyncio.to_thread(_bundled, given, futures, looks, homes)
+    graph, partitions = await asyncio.to_thread(_bundled, given, futures, looks, homes)
     known = [address for address in workers if address in approved]
     if not known:
         raise NoWorkersError(
             "the versions of no worker are known, so no code can be sent that reads "
             f"the values of {', '.join(looks)}"
         )
-    if len(known) < len(workers):
-        _bind(made.graph, known)
-    return await _answers(client, made)
-
-
-async def _answers(client: Client, made: _Bundles) -> dict[str, Contents]:
-    futures: Mapping[Any, Future[Any]] = await asyncio.to_thread(
-        graphs.submit, client, made.graph
+    if len(known) < len(workers):  # no code is sent to the other workers
+        tasks = chain.from_iterable(graph.partitions.values())
+        graph.where |= dict(zip(tasks, cycle(known), strict=False))
+    reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
+        graphs.submit, client, graph
     )
     try:
-        answers = await client.gather(futures, asynchronous=True)
+        answers = await client.gather(reading, asynchronous=True)
     # any error that the user's own code raises while partitions are loaded
     except Exception as error:
         raise IncompleteError(
             f"the data could not be read: {printable(repr(error), longest=500)}"
         ) from error
     found = {}
-    for label, bundles in made.partitions.items():
-        keys = made.graph.partitions[label]
-        pairs = [
-            pair
+    for label, bundles in partitions.items():
+        keys = graph.partitions[label]
+        results = {
+            partition: answer
             for key, bundle in zip(keys, bundles, strict=True)
-            for pair in zip(bundle, answers[key], strict=True)
-        ]
-        in_order = dict(sorted(pairs, key=operator.itemgetter(0)))
-        found[label] = Contents(partitions=tuple(in_order.values()))
+            for partition, answer in zip(bundle, answers[key], strict=True)
+        }
+        in_order = tuple(results[i] for i in range(len(results)))
+        found[label] = Contents(partitions=in_order)
     return found
 
 
@@ -226,23 +194,21 @@ def _homes(info: CollectionInfo, threads: Sequence[int]) -> Sequence[int]:
     first = np.searchsorted(homes[order], homes[order])
     turn = np.empty_like(homes)
     turn[order] = np.arange(len(homes)) - first
-    shares = np.array([*threads, 1], dtype=np.int64)[
-        homes
-    ]  # index -1 is the last entry
-    numbers: list[int] = (homes + (len(threads) + 1) * (turn % shares)).tolist()
+    n_threads = np.array([*threads, 1])[homes]  # no holder: index -1, the last entry
+    numbers: list[int] = (homes + (len(threads) + 1) * (turn % n_threads)).tolist()
     return numbers
 
 
-class _Looked(NamedTuple):
-    """The contents of a collection and what they were read for."""
+class _Read(NamedTuple):
+    """The contents of a collection, and the partitions that they were read from."""
 
     keys: tuple[Key, ...]
     n_workers: int  # for which positions of classes are known
     contents: Contents
 
     def is_of(self, info: CollectionInfo, n_workers: int) -> bool:
-        enough = n_workers <= max(self.n_workers, ROWS)
-        return self.keys == info.keys and enough
+        """Return whether the collection need not be read again."""
+        return self.keys == info.keys and n_workers <= max(self.n_workers, ROWS)
 
 
 class Values:
@@ -252,7 +218,7 @@ class Values:
     """
 
     def __init__(self) -> None:
-        self._looked: dict[str, _Looked] = {}  # by label
+        self._read: dict[str, _Read] = {}  # by label
         self._categories: dict[str, dict[Any, Any]] = {}  # by label: types of columns
 
     async def look(
@@ -264,13 +230,7 @@ class Values:
         *,
         approved: Collection[str],
     ) -> tuple[Layout, ...]:
-        """Read what the workload must know; return the layouts with it.
-
-        Raises
-        ------
-        IncompleteError, NoWorkersError
-            As :func:`read`.
-        """
+        """Read the values that the workload depends on; return layouts with them."""
         workers = [w.address for w in view.now.workers]
         infos = [
             (m, layout is view.layouts[0])
@@ -281,7 +241,7 @@ class Values:
         looks = {}
         for m, training in infos:
             wanted = of_need(m, view.goal, len(workers), training=training)
-            before = self._looked.get(m.label)
+            before = self._read.get(m.label)
             if wanted and not (before and before.is_of(m, len(workers))):
                 looks[m.label] = wanted
         threads = [w.nthreads for w in view.now.workers]
@@ -290,19 +250,15 @@ class Values:
             client, given, futures, looks, workers, approved=approved, homes=homes
         )
         keys = {m.label: m.keys for m, _ in infos}
-        self._looked |= {
-            k: _Looked(keys[k], len(workers), own) for k, own in found.items()
-        }
-        known = {
-            k: x.contents for k, x in self._looked.items() if keys.get(k) == x.keys
-        }
+        self._read |= {k: _Read(keys[k], len(workers), c) for k, c in found.items()}
+        known = {k: x.contents for k, x in self._read.items() if keys.get(k) == x.keys}
         self._categories = categories(known)
-        becomes = {x.label: self.conversion(x, view.goal) for x in given}
+        conversions = {x.label: self.conversion(x, view.goal) for x in given}
         return tuple(
             replace(
                 x,
                 collections=tuple(
-                    replace(m, conversion=becomes[m.label]) for m in x.collections
+                    replace(m, conversion=conversions[m.label]) for m in x.collections
                 ),
             )
             for x in (with_contents(layout, known) for layout in view.layouts)
@@ -310,14 +266,12 @@ class Values:
 
     def conversion(self, x: Given, goal: Goal) -> Conversion | None:
         """Return the conversion that the goal and the workload need."""
-        found = self._looked.get(x.label)
+        found = self._read.get(x.label)
         needed = None if found is None else number_type(x, found.contents, goal)
         goal = replace(goal, dtype=goal.dtype or needed)
         made = conversion.requested(x.label, x.collection, goal)
-        lists = self._categories.get(x.label)
-        if not lists:
-            return made
-        return conversion.with_categories(x.collection, lists, made)
+        types = self._categories.get(x.label)
+        return conversion.with_categories(x.collection, types, made) if types else made
 
 
 def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
@@ -325,30 +279,30 @@ def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
 
     All partitions of the training data and of eval sets get the same type.
     """
-    lists: dict[Any, list[Any]] = {}
-    own: dict[str, dict[Any, list[Any]]] = {}
-    for label, looked in found.items():
-        for partition in looked.partitions:
+    types: dict[Any, list[Any]] = {}  # by column
+    types_of: dict[str, dict[Any, list[Any]]] = {}  # by label and column
+    for label, contents in found.items():
+        for partition in contents.partitions:
             for column, dtype in partition.get("lists", {}).items():
-                lists.setdefault(column, []).append(dtype)
-                own.setdefault(label, {}).setdefault(column, []).append(dtype)
-    wanted = {column: conversion.union(types) for column, types in lists.items()}
+                types.setdefault(column, []).append(dtype)
+                types_of.setdefault(label, {}).setdefault(column, []).append(dtype)
+    common = {column: conversion.union(known) for column, known in types.items()}
     return {
         label: {
-            column: wanted[column]
-            for column, types in columns.items()
-            if wanted[column] is not None and any(t != wanted[column] for t in types)
+            column: common[column]
+            for column, known in columns.items()
+            if common[column] is not None and any(t != common[column] for t in known)
         }
-        for label, columns in own.items()
+        for label, columns in types_of.items()
     }
 
 
-def number_type(x: Given, looked: Contents, goal: Goal) -> str | None:
+def number_type(x: Given, contents: Contents, goal: Goal) -> str | None:
     """Return the type to which all numbers of a frame can be cast exactly."""
     if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
         return None
-    if any("largest" not in partition for partition in looked.partitions):
+    if any("largest" not in partition for partition in contents.partitions):
         return None
-    largest = max((p["largest"] for p in looked.partitions), default=0)
+    largest = max((p["largest"] for p in contents.partitions), default=0)
     types = {str(t) for t in x.collection.dtypes}
     return conversion.exact_float(types, largest)

@@ -28,18 +28,14 @@ from clustertune.core.model import Conversion, Goal
 from clustertune.core.wording import names_text
 
 MAX_GROUPS = 2**32  # in a partition
+_NUMBERS = {np.dtype(code).name for code in "?bBhHiIlLqQefd"}  # without long double
 
 
 def requested(label: str, x: Any, goal: Goal) -> Conversion | None:
     """Return the conversion that the goal needs; None: the collection stays.
 
     ``dtype`` applies to features, also those of eval sets. Labels, weights and groups
-    keep their numbers.
-
-    Raises
-    ------
-    ValueError
-        The conversion would change values.
+    keep their numbers. A conversion that would change values raises a ``ValueError``.
     """
     features = label.rpartition(".")[2] == "X"
     dtype = np.dtype(goal.dtype) if goal.dtype and features else None
@@ -132,15 +128,12 @@ def _refuse_repeated(label: str, types: list[tuple[Any, Any]]) -> None:
 
 
 def with_categories(
-    x: Any, types: Mapping[Any, Any], made: Conversion | None
+    x: Any, types: Mapping[Any, Any], conversion: Conversion | None
 ) -> Conversion:
-    """Return a conversion that also gives columns these types of categories.
-
-    ``made`` is the conversion without them.
-    """
+    """Extend a conversion by types of categories, by column."""
     categories = tuple(types.items())
-    if made is not None:
-        return replace(made, categories=categories, row_bytes=None)
+    if conversion is not None:
+        return replace(conversion, categories=categories, row_bytes=None)
     numbers = [t.name for _, t in _types(x) if isinstance(t, np.dtype)]
     return Conversion(
         kind="dataframe",
@@ -170,32 +163,21 @@ def union(lists: Iterable[Any]) -> Any:
 def exact_float(types: Iterable[str], largest: int) -> str | None:
     """Return the type of the widest float column, if it represents all numbers.
 
-    Parameters
-    ----------
-    types
-        Names of the types of columns.
-    largest
-        The largest absolute value of all integers.
+    ``largest`` is the largest absolute value of all integers.
     """
     numbers = [np.dtype(t) for t in types if t in _NUMBERS]
     floats = [t for t in numbers if t.kind == "f" and t.itemsize >= 4]
     if not floats or len(set(numbers)) < 2:
         return None
     widest = max(floats, key=lambda t: t.itemsize)
-    digits = np.finfo(widest).nmant + 1
-    return widest.name if largest <= 2**digits else None
-
-
-_NUMBERS = frozenset(
-    f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)
-) - {"float8"} | {"bool"}
+    # a float represents all integers up to 2 ** (bits of its significand)
+    return widest.name if largest <= 2 ** (np.finfo(widest).nmant + 1) else None
 
 
 def _types(x: Any) -> list[tuple[Any, Any]]:
     """Return (name, type) of every column."""
-    return (
-        list(x.dtypes.items()) if isinstance(x, dd.DataFrame) else [(x.name, x.dtype)]
-    )
+    is_frame = isinstance(x, dd.DataFrame)
+    return list(x.dtypes.items()) if is_frame else [(x.name, x.dtype)]
 
 
 def _of_types(x: Any, names: list[str]) -> str:
@@ -215,8 +197,8 @@ def _is_number(dtype: Any) -> bool:
 def _plain(dtype: Any) -> np.dtype[Any]:
     """Return the NumPy type: a float if values may be missing, as NaN."""
     inner = _inner(dtype)
-    never = isinstance(dtype, np.dtype | pd.SparseDtype)
-    return inner if never or inner.kind not in "biu" else np.dtype(np.float64)
+    nullable = not isinstance(dtype, np.dtype | pd.SparseDtype)
+    return np.dtype(np.float64) if nullable and inner.kind in "biu" else inner
 
 
 def _inner(dtype: Any) -> np.dtype[Any]:
@@ -280,49 +262,38 @@ def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...
         if not whole:
             missing = {"na_value": math.nan} if conversion.nullable else {}
             return (operator.methodcaller("to_numpy", dtype, **missing),)
-        # pandas would truncate missing or fractional values, and booleans next to
-        # integers would become objects
-        return (*_as_whole(x, dtype), operator.methodcaller("to_numpy"), cast)
-    one = isinstance(x, dd.Series)
+        # `cast` raises an error for missing or fractional values, which pandas would
+        # truncate; booleans next to integers would become objects
+        types = {
+            name: dtype
+            for name, t in _types(x)
+            if not isinstance(t, np.dtype) or (t.kind == "b" and dtype != "bool")
+        }
+        functions = (operator.methodcaller("to_numpy"), cast)
+        return (_as_types(x, types, dtype), *functions) if types else functions
     types = dict.fromkeys(conversion.columns, dtype) | dict(conversion.categories)
-    return (operator.methodcaller("astype", dtype if one else types),)
+    return (_as_types(x, types, dtype),)
 
 
-def _as_whole(x: Any, dtype: str) -> tuple[Callable[[Any], Any], ...]:
-    """Return functions that turn booleans and nullable types into plain integers."""
-    types = _types(x)
-    odd = {
-        name: dtype
-        for name, t in types
-        if not isinstance(t, np.dtype) or (t.kind == "b" and dtype != "bool")
-    }
-    if not odd:
-        return ()
-    one = isinstance(x, dd.Series)
-    return (operator.methodcaller("astype", dtype if one else odd),)
-
-
-def applied(functions: Iterable[Callable[[Any], Any]], to: Any) -> Any:
-    """Return a task that applies functions one after the other."""
-    for function in functions:
-        to = Task(None, function, to)
-    return to
+def _as_types(x: Any, types: Mapping[Any, Any], dtype: str) -> Callable[[Any], Any]:
+    """Return a function that casts columns, or a Series to ``dtype``."""
+    return operator.methodcaller("astype", dtype if isinstance(x, dd.Series) else types)
 
 
 def meta(x: Any, conversion: Conversion | None) -> Any:
     """Return an empty partition of the converted collection."""
-    if isinstance(x, da.Array):
-        own: Any = meta_from_array(x)
-        return own if conversion is None else own.astype(conversion.dtype)
-    own = x._meta  # noqa: SLF001 (its public name is that of a property)
+    is_array = isinstance(x, da.Array)
+    empty: Any = meta_from_array(x) if is_array else x._meta  # noqa: SLF001 (Dask's name)
     if conversion is None:
-        return own
+        return empty
+    if is_array:
+        return empty.astype(conversion.dtype)
     if conversion.kind == "array":
         shape = (0, len(x.columns)) if isinstance(x, dd.DataFrame) else (0,)
         return np.empty(shape, dtype=conversion.dtype)
     for function in converter(x, conversion):
-        own = function(own)
-    return own
+        empty = function(empty)
+    return empty
 
 
 def fixed_bytes(x: Any, conversion: Conversion | None) -> int:
@@ -354,11 +325,6 @@ def group_numbers(label: str, sizes: Any) -> da.Array:
     """Turn sizes of groups, as LightGBM takes them, into the group of each row.
 
     The numbers ascend, and the partitions are those of the sizes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The sizes are not a Dask Array or Series of integers.
     """
     if isinstance(sizes, dd.Series):
         array = sizes.to_dask_array()
@@ -376,16 +342,12 @@ def group_numbers(label: str, sizes: Any) -> da.Array:
         )
     array = array.astype(np.int64)
     name = f"groups-{tokenize(sizes)}"
-    tasks: dict[Any, Any] = {
-        (name, i): _numbers((name, i), (array.name, i), i * MAX_GROUPS)
-        for i in range(array.numblocks[0])
-    }
+    tasks: dict[Any, Any] = {}
+    for i in range(array.numblocks[0]):
+        rows = TaskRef((array.name, i))
+        numbers = Task(None, np.arange, Task(None, len, rows))
+        numbers = Task(None, np.repeat, numbers, rows)
+        tasks[name, i] = Task((name, i), np.add, numbers, i * MAX_GROUPS)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=[array])
     chunks = ((float("nan"),) * array.numblocks[0],)
     return da.Array(graph, name, chunks, dtype=np.int64)
-
-
-def _numbers(key: Any, sizes: Any, first: int) -> Task:
-    count = Task(None, len, TaskRef(sizes))
-    rows = Task(None, np.repeat, Task(None, np.arange, count), TaskRef(sizes))
-    return Task(key, np.add, rows, first)

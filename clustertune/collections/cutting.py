@@ -9,9 +9,8 @@ so no code of this package travels. Dask can recompute new partitions from old o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -39,10 +38,9 @@ def build(
 ) -> Graph:
     """Return the graph of the new partitions of the collections that are cut.
 
-    ``types`` are the names of the types of chunks, by label.
-
-    If old partitions are freed, copies of staying parts wait until the leaving parts
-    have arrived. So the memory of a worker hardly rises.
+    ``types`` are the names of the types of chunks, by label. If old partitions are
+    released, copies of staying parts wait until the leaving parts have arrived. So the
+    memory of a worker hardly rises.
     """
     graph = Graph()
     for cut in recut.cuts:
@@ -62,14 +60,26 @@ def collections(
     graph: Graph,
     futures: Mapping[Key, Any],
     ends: Mapping[str, Sequence[Ends]] = MappingProxyType({}),
+    *,
+    remainder: bool = False,
 ) -> dict[str, Any]:
-    """Return the collections of new partitions by label, without the remainder.
+    """Return the collections of new partitions by label, or those of the remainder.
 
     ``ends`` are the results of ``graph.ends``.
     """
-    which = slice(0, len(recut.rows) - bool(recut.remainder))
-    known = {label: divisions(own[which]) for label, own in ends.items()}
-    return _collections(recut, given, graph, futures, which, known)
+    first = len(recut.rows) - bool(recut.remainder)
+    which = slice(first, None) if remainder else slice(first)
+    return {
+        cut.label: collection(
+            given[cut.label],
+            {key: futures[key] for key in graph.partitions[cut.label][which]},
+            recut.rows[which].tolist(),
+            cut.conversion,
+            divisions(ends[cut.label][which]) if cut.label in ends else None,
+            joined=True,
+        )
+        for cut in recut.cuts
+    }
 
 
 def divisions(ends: Sequence[Ends]) -> list[Any] | None:
@@ -82,56 +92,21 @@ def divisions(ends: Sequence[Ends]) -> list[Any] | None:
     return [*firsts, lasts[-1]]
 
 
-def set_aside(
-    recut: Rechunk,
-    given: Mapping[str, Any],
-    graph: Graph,
-    futures: Mapping[Key, Any],
-) -> dict[str, Any]:
-    """Return the collections of the remainder by label."""
-    return _collections(recut, given, graph, futures, slice(len(recut.rows) - 1, None))
-
-
-def _collections(
-    recut: Rechunk,
-    given: Mapping[str, Any],
-    graph: Graph,
-    futures: Mapping[Key, Any],
-    which: slice,
-    known: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
-) -> dict[str, Any]:
-    return {
-        cut.label: collection(
-            given[cut.label],
-            {key: futures[key] for key in graph.partitions[cut.label][which]},
-            recut.rows[which].tolist(),
-            cut.conversion,
-            known.get(cut.label),
-            joined=True,
-        )
-        for cut in recut.cuts
-    }
-
-
-def sent(graph: Graph) -> list[str]:
-    """Return the names of the keys that travel."""
-    return sorted({k[0] for k, p in graph.priority.items() if p == LEAVING})  # type: ignore[index]
-
-
 def _ends(graph: Graph, cut: Cut) -> None:
     """Add tasks that read the first and last value of each new index."""
     if cut.conversion is not None and cut.conversion.kind == "array":
         return
     name = f"ends-{uuid4().hex}"
-    graph.ends[cut.label] = [(name, i) for i in range(len(graph.partitions[cut.label]))]
-    pairs = zip(graph.ends[cut.label], graph.partitions[cut.label], strict=True)
-    for key, partition in pairs:
+    graph.ends[cut.label] = []
+    for number, partition in enumerate(graph.partitions[cut.label]):
         index = Task(None, getattr, TaskRef(partition), "index")
         is_sorted = Task(None, getattr, index, "is_monotonic_increasing")
         first = Task(None, operator.getitem, index, slice(0, 1))
         last = Task(None, operator.getitem, index, slice(-1, None))
-        both = Task(key, list, List(is_sorted, first, last))
-        graph.add(both, graph.where[partition], ARRIVING)
+        key: Key = (name, number)
+        ends = Task(None, list, List(is_sorted, first, last))
+        graph.add(key, ends, graph.where[partition], ARRIVING)
+        graph.ends[cut.label].append(key)
 
 
 def _delay_copies(graph: Graph) -> None:
@@ -148,91 +123,52 @@ def _delay_copies(graph: Graph) -> None:
     name = f"arrived-{uuid4().hex}"
     counts: dict[str, list[TaskRef]] = {}
     for number, ((source, target), keys) in enumerate(arrived.items()):
-        count = (name, number)
-        graph.add(Task(count, len, List(*map(TaskRef, keys))), target, ARRIVING)
+        count: Key = (name, number)
+        graph.add(count, Task(None, len, List(*map(TaskRef, keys))), target, ARRIVING)
         counts.setdefault(source, []).append(TaskRef(count))
-    gates: dict[str, TaskRef] = {}
-    for number, (source, there) in enumerate(counts.items(), len(arrived)):
-        gate = (name, number)
-        graph.add(Task(gate, len, List(*there)), source, ARRIVING)
-        gates[source] = TaskRef(gate)
+    all_arrived: dict[str, TaskRef] = {}
+    for number, (source, references) in enumerate(counts.items(), len(arrived)):
+        key = (name, number)
+        graph.add(key, Task(None, len, List(*references)), source, ARRIVING)
+        all_arrived[source] = TaskRef(key)
     for key, task in list(graph.tasks.items()):
-        if graph.priority[key] == STAYING and graph.where[key] in gates:
-            made = Task(None, task.func, *task.args)
-            after = gates[graph.where[key]]
-            graph.tasks[key] = Task(key, operator.getitem, List(made, after), 0)
+        if graph.priority[key] == STAYING and graph.where[key] in all_arrived:
+            copied = Task(None, task.func, *task.args)
+            after = all_arrived[graph.where[key]]
+            graph.tasks[key] = Task(key, operator.getitem, List(copied, after), 0)
 
 
 # --- one collection -------------------------------------------------------------------
 
 
 def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
-    # the name identifies replicas that are given again
-    copied = f"{COPIED}-" * (recut.copies > 1)
-    name = f"{copied}{kind.name}-{uuid4().hex}"
-    keys: list[Key] = []
-    for partition, parts in groupby(_parts(cut), key=operator.attrgetter("new")):
-        key = (name, partition, *kind.tail)
-        keys.append(key)
-        _partition(
-            graph, key, list(parts), int(recut.targets[partition]), recut.workers, kind
-        )
-    graph.partitions[cut.label] = keys
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    new: int
-    key: Key
-    start: int
-    stop: int
-    owner: int
-
-
-def _parts(cut: Cut) -> Iterator[_Part]:
-    columns = (cut.new, cut.key, cut.start, cut.stop, cut.owner)
-    for new, key, start, stop, owner in zip(
-        *(c.tolist() for c in columns), strict=True
-    ):
-        yield _Part(new, cut.keys[key], start, stop, owner)
-
-
-def _partition(
-    graph: Graph,
-    key: Key,
-    parts: list[_Part],
-    target: int,
-    workers: Sequence[str],
-    kind: _Rows,
-) -> None:
-    """Add the tasks of one new partition, on its target and on the senders."""
-    sources: dict[int, list[Any]] = {}  # views that each owner sends
-    joined: list[Any] = []  # in the order of rows and blocks
-    for part in parts:
-        view = kind.view(part)
-        if part.owner == target:
+    # a later call recognizes replicas by the name of their keys
+    prefix = f"{COPIED}-" if recut.copies > 1 else ""
+    name = f"{prefix}{kind.name}-{uuid4().hex}"
+    graph.partitions[cut.label] = []
+    rows = np.stack((cut.new, cut.key, cut.start, cut.stop, cut.owner), axis=1)
+    for partition, parts in groupby(rows.tolist(), key=operator.itemgetter(0)):
+        target = int(recut.targets[partition])
+        position = (partition, *kind.tail)
+        key: Key = (name, *position)
+        sent: dict[int, list[Any]] = {}  # views by sender
+        joined: list[Any] = []  # in the order of rows and blocks
+        for _, old, start, stop, owner in parts:
+            view = kind.view(cut.keys[old], slice(start, stop))
+            if owner != target:
+                views = sent.setdefault(owner, [])
+                views.append(view)
+                bundle = TaskRef((f"parts-{name}", *position, owner))
+                view = Task(None, operator.getitem, bundle, len(views) - 1)
             joined.append(view)
-            continue
-        sent = sources.setdefault(part.owner, [])
-        sent.append(view)
-        there = TaskRef(_bundle(key, part.owner))
-        joined.append(Task(None, operator.getitem, there, len(sent) - 1))
-    for owner, views in sources.items():
-        bundle = _bundle(key, owner)
-        graph.add(Task(bundle, list, List(*views)), workers[owner], LEAVING)
-    if len(joined) > 1:
-        task = kind.join(key, joined)
-    elif sources:
-        task = kind.arrived(key, joined[0])
-    else:
-        # a view would keep the old partition in memory
-        task = kind.alone(key, joined[0])
-    graph.add(task, workers[target], ARRIVING if sources else STAYING)
-
-
-def _bundle(key: Any, owner: int) -> tuple[Any, ...]:
-    name, *position = key
-    return (f"parts-{name}", *position, owner)
+        for owner, views in sent.items():
+            bundle_key: Key = (f"parts-{name}", *position, owner)
+            task = Task(None, list, List(*views))
+            graph.add(bundle_key, task, recut.workers[owner], LEAVING)
+            graph.sent.add(f"parts-{name}")
+        task = kind.partition(joined, is_sent=bool(sent))
+        graph.add(key, task, recut.workers[target], ARRIVING if sent else STAYING)
+        graph.partitions[cut.label].append(key)
 
 
 class _Rows:
@@ -242,44 +178,47 @@ class _Rows:
         self, collection: Any, conversion: Conversion | None, types: Iterable[str]
     ):
         self.given = Partitions(collection, types)
-        self.convert = (
-            () if conversion is None else converting.converter(collection, conversion)
-        )
+        self.convert: tuple[Callable[[Any], Any], ...] = ()
+        if conversion is not None:
+            self.convert = converting.converter(collection, conversion)
         meta = converting.meta(collection, conversion)
         self.array = self.given.array or isinstance(meta, np.ndarray)
         self.tail = (0,) * (meta.ndim - 1) if self.array else ()
         self.name = "array" if self.array else "frame"
-        self.copy = self._copy(plain=type(meta) is np.ndarray)
+        # the copy shares no memory with the old partition, which can then be released;
+        # `copy` keeps the memory order, masks, and sparse formats
+        plain = type(meta) is np.ndarray
+        self.copy: Callable[[Any], Any] = (
+            copy if plain else operator.methodcaller("copy")
+        )
+        if plain and not self.given.array:  # a frame stores columns
+            self.copy = partial(np.array, order="C")
 
-    def _copy(self, *, plain: bool) -> Callable[..., Any]:
-        """Return a function whose result shares no memory with the old partition."""
-        if plain and not self.given.array:
-            return partial(np.array, order="C")  # a frame stores columns
-        # this keeps the memory order, masks, and sparse formats
-        return copy if plain else operator.methodcaller("copy")
-
-    def view(self, part: _Part) -> Any:
+    def view(self, partition: Key, rows: slice) -> Task:
         """Return the converted rows of an old partition."""
-        view = self.given.take(TaskRef(part.key), slice(part.start, part.stop))
-        return converting.applied(self.convert, view)
+        view: Task = self.given.take(TaskRef(partition), rows)
+        for function in self.convert:
+            view = Task(None, function, view)
+        return view
 
-    def alone(self, key: Key, view: Any) -> Task:
-        """Return a partition of one view, without memory of the old partition."""
+    def partition(self, parts: Sequence[Task], *, is_sent: bool) -> Task:
+        """Return a partition of parts; ``is_sent`` if another worker sends some."""
+        if len(parts) > 1:
+            return self._join(parts)
+        if is_sent:
+            # a frame stores columns
+            becomes_array = self.array and not self.given.array
+            return (
+                Task(None, np.ascontiguousarray, *parts) if becomes_array else parts[0]
+            )
         if self.given.array and self.convert:
-            return Task(key, view.func, *view.args)  # a cast has copied
-        return Task(key, self.copy, view)
+            return parts[0]  # the cast has copied
+        return Task(None, self.copy, *parts)
 
-    def arrived(self, key: Key, part: Any) -> Task:
-        """Return a partition of one part that was sent."""
-        if self.array and not self.given.array:
-            return Task(key, np.ascontiguousarray, part)  # a frame stores columns
-        return Task(key, part.func, *part.args)
-
-    def join(self, key: Key, parts: Sequence[Any]) -> Task:
-        """Return a partition of parts joined along rows, and blocks of columns."""
-        dense = self.array and not self.given.format
-        if self.convert and dense:  # all have one type, and rows become contiguous
+    def _join(self, parts: Sequence[Task]) -> Task:
+        """Join parts along rows, and blocks of columns."""
+        if self.convert and self.array and not self.given.format:
+            # all parts have one type, and this function makes rows contiguous
             blocks = self.given.blocks if self.given.array else (1,) * len(self.tail)
-            return Task(key, concatenate3, nested(parts, blocks))
-        joined = self.given.join(parts)
-        return Task(key, joined.func, *joined.args)
+            return Task(None, concatenate3, nested(parts, blocks))
+        return self.given.join(parts)

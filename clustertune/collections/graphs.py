@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -53,8 +54,9 @@ SCIPY = "scipy.sparse."  # prefix of the names of its types on the scheduler
 class Graph:
     """Tasks, the worker of each, and the keys of the new partitions, by label.
 
-    ``loose`` tasks may run elsewhere if their worker is gone. ``ends`` are keys by
-    label, one for each partition, of the first and last value of its index.
+    ``ends`` are keys by label, one for each partition, of the first and last value of
+    its index. ``sent`` are the names of the keys that travel between workers. Tasks of
+    a ``loose`` graph may run on other workers if their own has left.
     """
 
     tasks: dict[Key, Any] = field(default_factory=dict)
@@ -62,35 +64,33 @@ class Graph:
     priority: dict[Key, int] = field(default_factory=dict)
     partitions: dict[str, list[Key]] = field(default_factory=dict)
     ends: dict[str, list[Key]] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)
     loose: bool = False
 
-    def add(self, task: Any, worker: str, priority: int) -> None:
-        """Add a task that is bound to a worker."""
-        self.tasks[task.key] = task
-        self.where[task.key] = worker
-        self.priority[task.key] = priority
+    def add(self, key: Key, task: Task, worker: str, priority: int) -> None:
+        """Add a task under this key, bound to a worker."""
+        self.tasks[key] = Task(key, task.func, *task.args, **task.kwargs)
+        self.where[key] = worker
+        self.priority[key] = priority
 
 
-def optimized(
-    collections: Sequence[Any],
-) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+def optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
     """Return the tasks of collections, optimized together, and the keys of each."""
     expression = collections_to_expr(collections).optimize()
-    keys = [list(flatten(own)) for own in expression.__dask_keys__()]
+    keys = [list(flatten(nested)) for nested in expression.__dask_keys__()]
     return convert_legacy_graph(expression.__dask_graph__()), keys
 
 
 def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Graph:
     """Return a graph of small arrays, one on each worker."""
-    graph = Graph()
     name = f"constants-{uuid4().hex}"
-    graph.partitions[label] = [(name, i) for i in range(len(values))]
-    for key, value, worker in zip(
-        graph.partitions[label], values, workers, strict=True
-    ):
-        graph.tasks[key] = Task(key, np.array, value)
-        graph.where[key] = worker
-    return graph
+    keys: list[Key] = [(name, i) for i in range(len(values))]
+    pairs = zip(keys, values, strict=True)
+    return Graph(
+        tasks={key: Task(key, np.array, value) for key, value in pairs},
+        where=dict(zip(keys, workers, strict=True)),
+        partitions={label: keys},
+    )
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:
@@ -99,8 +99,7 @@ def submit(client: Client, graph: Graph) -> dict[Key, Any]:
     Tasks may name keys that the scheduler knows, so thousands of futures need not
     travel.
     """
-    groups = [*graph.partitions.values(), *graph.ends.values()]
-    wanted = [key for keys in groups for key in keys]
+    wanted = list(chain(*graph.partitions.values(), *graph.ends.values()))
     # Dask would hash every task of a plain dict
     layers = HighLevelGraph({"clustertune": graph.tasks}, {"clustertune": set()})
     with ExitStack() as around:
@@ -132,15 +131,19 @@ async def wait_for_last(client: Client, futures: Sequence[Any], seconds: float) 
 def _without_warning() -> Iterator[None]:
     """Suppress Dask's warning about large graphs, which is meant for users' graphs.
 
-    All threads share the configuration with the threshold. So one thread at a time
-    changes it; otherwise it would not be restored.
+    All threads share Dask's configuration. Two threads that change it at once could
+    restore a wrong value, hence the lock.
     """
     with _threshold, dask.config.set({THRESHOLD: "1 TB"}):
         yield
 
 
 def _lookup(known: Mapping[Key, Any], rest: Any) -> Callable[[Key], Any]:
-    """Return a closure, which travels by value; an instance ends the connection."""
+    """Return a function, which is sent by value.
+
+    The scheduler could not load an instance of a class of this package, and would close
+    the connection.
+    """
 
     def lookup(key: Key) -> Any:
         return known.get(key, rest)
@@ -168,14 +171,16 @@ def collection(
     rows
         Rows of every partition of an array, NaN if unknown.
     conversion
-        The conversion of the partitions.
+        The conversion that was applied to the partitions.
     divisions
         Divisions of a frame; None: unknown.
     joined
         Whether rows were taken and joined, and blocks of columns too.
     """
     meta, keys = converting.meta(like, conversion), list(partitions)
-    meta = joined_meta(meta) if joined else meta
+    if joined and type(meta).__module__.startswith(SCIPY):
+        # COO matrices were converted to CSR, for example
+        meta = meta if meta.format in SLICEABLE else meta.tocsr()
     if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
         named = _numbered(partitions)
         first: Any = next(iter(named))
@@ -211,10 +216,8 @@ def with_rows(x: Any, rows: Int64s | None) -> Any:
     """Return the array with known rows of its partitions."""
     if rows is None or not isinstance(x, da.Array):
         return x
-    if tuple(rows.tolist()) == x.chunks[0]:
-        return x
     chunks = (tuple(rows.tolist()), *x.chunks[1:])
-    return da.Array(x.dask, x.name, chunks, meta=x._meta)  # noqa: SLF001
+    return x if chunks == x.chunks else da.Array(x.dask, x.name, chunks, meta=x._meta)  # noqa: SLF001
 
 
 # --- rows of partitions ---------------------------------------------------------------
@@ -223,13 +226,8 @@ def with_rows(x: Any, rows: Int64s | None) -> Any:
 class Partitions:
     """Tasks that take and join rows of the partitions of one collection.
 
-    Parameters
-    ----------
-    collection
-        A Dask Array, DataFrame or Series.
-    types
-        Names of the types of its chunks on the scheduler. The metadata of an Array of
-        COO matrices is a NumPy array, since Dask cannot slice an empty COO matrix.
+    ``types`` are the names of the types of its chunks on the scheduler. The metadata of
+    an Array of COO matrices is a NumPy array, since Dask cannot slice an empty one.
     """
 
     def __init__(self, collection: Any, types: Iterable[str] = ()):
@@ -265,38 +263,20 @@ class Partitions:
         blocks = () if math.prod(blocks) == 1 else blocks
         # Dask finds a type that holds the numbers of all parts
         join = partial(_concatenate2, axes=list(range(1 + len(blocks))))
-        return self._as_before(Task(None, join, nested(parts, blocks)))
-
-    def _as_before(self, joined: Task) -> Task:
-        """Restore the format and the byte order of the parts."""
-        if self.format:
-            wanted = operator.methodcaller("asformat", self._wanted_format)
-            return Task(None, wanted, joined)
+        joined = Task(None, join, nested(parts, blocks))
+        if self.format:  # SciPy makes COO of most formats
+            wanted = self.format if self.format in SLICEABLE else "csr"
+            return Task(None, operator.methodcaller("asformat", wanted), joined)
         assert self.dtype is not None
-        if _is_native(self.dtype):
+        if self.dtype.newbyteorder("=") == self.dtype:  # in records too
             return joined
+        # NumPy uses the machine's byte order for the result
         cast = operator.methodcaller("astype", self.dtype, casting="safe")
         return Task(None, cast, joined)
 
-    @property
-    def _wanted_format(self) -> str:
-        return self.format if self.format in SLICEABLE else "csr"
-
-
-def joined_meta(meta: Any) -> Any:
-    """Return the metadata after rows were taken: COO becomes CSR, for example."""
-    is_sparse = type(meta).__module__.startswith(SCIPY)
-    return meta.tocsr() if is_sparse and meta.format not in SLICEABLE else meta
-
 
 def _refuse_repeated(frame: Any) -> None:
-    """Refuse a frame that Dask cannot concatenate, before a task runs.
-
-    Raises
-    ------
-    RefusedError
-        A frame has a repeated name and categories, which Dask joins by name.
-    """
+    """Refuse a frame that Dask cannot join, since it joins categories by name."""
     if not isinstance(frame, dd.DataFrame) or frame.columns.is_unique:
         return
     names = frame.columns
@@ -327,8 +307,3 @@ def _sparse_format(array: da.Array, types: Iterable[str]) -> str:
     # scipy.sparse._coo.coo_matrix, scipy.sparse._csr.csr_array
     found = {name.rpartition(".")[2].partition("_")[0] for name in names}
     return found.pop() if len(found) == 1 else "mixed"
-
-
-def _is_native(dtype: np.dtype[Any]) -> bool:
-    """Return whether numbers have the machine's byte order, in records too."""
-    return dtype.newbyteorder("=") == dtype

@@ -171,9 +171,7 @@ def _with_qid(
 
 def of_rows(collections: Sequence[Any]) -> Inputs:
     """Return inputs of row-aligned collections without known roles."""
-    if not collections:
-        return NOTHING
-    return gather(*collections)
+    return gather(*collections) if collections else NOTHING
 
 
 def _add(
@@ -183,37 +181,34 @@ def _add(
 
     Two groups with the same partitions would send them to two workers.
     """
-    names = {_name(x.collection): x.label for g in groups for x in g.given}
-    ours = {_name(x.collection) for x in given}
+    labels = {_name(x.collection): x.label for g in groups for x in g.given}
+    names = {_name(x.collection) for x in given}
     shared = (
         i
         for i, g in enumerate(groups)
-        if not ours.isdisjoint(_name(x.collection) for x in g.given)
+        if not names.isdisjoint(_name(x.collection) for x in g.given)
     )
     position = next(shared, len(groups))
-    fresh = []
-    for x in given:
-        name = _name(x.collection)
-        if name not in names:
-            names[name] = x.label
-            fresh.append(x)
-        same[x.label] = names[name]
     if position == len(groups):
-        groups.append(Group(label, tuple(fresh)))
-    else:
-        group = groups[position]
-        groups[position] = replace(group, given=(*group.given, *fresh))
+        groups.append(Group(label, ()))
+    added = []
+    for x in given:
+        first = labels.setdefault(_name(x.collection), x.label)
+        same[x.label] = first
+        added += [x] if first == x.label else []
+    group = groups[position]
+    groups[position] = replace(group, given=(*group.given, *added))
 
 
 def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     """Return the collections of each eval set by role."""
     if eval_set is None:
         return []
-    if not isinstance(eval_set, list | tuple) or not all(map(_is_set, eval_set)):
+    if not isinstance(eval_set, list | tuple) or not all(map(_is_eval_set, eval_set)):
         raise ValueError(
             "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)], or "
             'with companions by name, (X_valid, y_valid, {"qid": qid_valid}); it was '
-            f"{_kinds(eval_set)}"
+            f"{_types_text(eval_set)}"
         )
     found = []
     for X, y, *rest in eval_set:
@@ -233,17 +228,8 @@ def with_companions(
 ) -> Any:
     """Return eval sets with companions that were given as one list for all sets.
 
-    Parameters
-    ----------
-    lists
-        The lists by the library's name, such as ``sample_weight_eval_set``.
-    names
-        The companion by the library's name.
-
-    Raises
-    ------
-    ValueError
-        A list does not have an item for each eval set, or a set has that companion.
+    ``lists`` are by the library's name, such as ``sample_weight_eval_set``, and
+    ``names`` has the companion of each.
     """
     given = {name: x for name, x in lists.items() if x is not None}
     if not given:
@@ -262,22 +248,22 @@ def with_companions(
     return [(one.pop("X"), one.pop("y"), one) for one in sets]
 
 
-def _is_set(one: Any) -> bool:
-    pair = isinstance(one, list | tuple) and len(one) in (2, 3)
-    return pair and (len(one) == 2 or isinstance(one[2], dict))
+def _is_eval_set(item: Any) -> bool:
+    is_sequence = isinstance(item, list | tuple) and len(item) in (2, 3)
+    return is_sequence and (len(item) == 2 or isinstance(item[2], dict))
 
 
-def _kinds(given: Any) -> str:
+def _types_text(value: Any) -> str:
     """Describe an argument by types: ``list of (Array, Array, Array)``."""
-    if not isinstance(given, list | tuple):
-        return type(given).__name__
-    inner = {
-        f"({', '.join(type(x).__name__ for x in i)})"
-        if isinstance(i, list | tuple)
-        else type(i).__name__
-        for i in given
+    if not isinstance(value, list | tuple):
+        return type(value).__name__
+    items = {
+        f"({', '.join(type(x).__name__ for x in item)})"
+        if isinstance(item, list | tuple)
+        else type(item).__name__
+        for item in value
     }
-    return f"{type(given).__name__} of {' and '.join(sorted(inner))}"
+    return f"{type(value).__name__} of {' and '.join(sorted(items))}"
 
 
 def _name(collection: Any) -> str:
@@ -287,7 +273,12 @@ def _name(collection: Any) -> str:
 
 def _given(label: str, collection: Any) -> Given:
     if isinstance(collection, da.Array):
-        _refuse_empty_array(label, collection)
+        if collection.ndim == 0:
+            raise ValueError(
+                f"{label} has no rows: it is a Dask Array without dimensions"
+            )
+        if 0 in collection.shape:
+            raise ValueError(f"{label} is empty: its shape is {collection.shape}")
     elif isinstance(collection, dd.DataFrame):
         if len(collection.columns) == 0:
             raise ValueError(f"{label} is a DataFrame without columns")
@@ -301,13 +292,6 @@ def _given(label: str, collection: Any) -> Given:
     return Given(label, collection)
 
 
-def _refuse_empty_array(label: str, array: da.Array) -> None:
-    if array.ndim == 0:
-        raise ValueError(f"{label} has no rows: it is a Dask Array without dimensions")
-    if 0 in array.shape:
-        raise ValueError(f"{label} is empty: its shape is {array.shape}")
-
-
 def _how_to_convert(label: str, value: Any) -> str:
     name = label.rpartition(".")[2]
     module = type(value).__module__.split(".")[0]
@@ -315,27 +299,28 @@ def _how_to_convert(label: str, value: Any) -> str:
         chunks = "(rows, -1)" if value.ndim > 1 else "rows"
         return f"Make it one: {name} = dask.array.from_array({name}, chunks={chunks})"
     if module == "pandas":
-        convert = f"dask.dataframe.from_pandas({name}, npartitions=n)"
-        return f"Make it one: {name} = {convert}"
+        return (
+            f"Make it one: {name} = dask.dataframe.from_pandas({name}, npartitions=n)"
+        )
     if type(value).__name__ == "Bag":
         return f"Make it one: {name} = {name}.to_dataframe()"
     if type(value).__name__.startswith("Dask") and module == "xgboost":
         return (
-            "XGBoost cannot take its collections back out. Give prepare the "
-            "collections it was made of and make it of the prepared ones: X, y = "
-            "clustertune.prepare(client, X, y); xgboost.dask.DaskDMatrix(client, X, y)"
+            "XGBoost cannot return the collections in it. Prepare these collections, "
+            "then make it of the result: X, y = clustertune.prepare(client, X, y); "
+            "xgboost.dask.DaskDMatrix(client, X, y)"
         )
     first = value[0] if isinstance(value, list | tuple) and value else value
     if isinstance(first, Future) or type(first).__name__.startswith("Delayed"):
-        several = first is not value
-        parts, part = (name, f"{name}[0]") if several else (f"[{name}]", name)
+        is_list = first is not value
+        parts, part = (name, f"{name}[0]") if is_list else (f"[{name}]", name)
         return (
             f"Make it one: {name} = dask.dataframe.from_delayed({parts}), or "
             f"{name} = dask.array.from_delayed({part}, shape=..., dtype=...)"
         )
     return (
-        "Make it one with Dask, as dask.dataframe.read_parquet and "
-        "dask.array.from_array do; data that fits one process is trained faster there, "
+        "Make it one, for example with dask.dataframe.read_parquet or "
+        "dask.array.from_array; data that fits one process is trained faster there, "
         "without Dask"
     )
 
@@ -353,13 +338,7 @@ def wants_arrays(inputs: Inputs, profile: Profile) -> bool:
 
 
 def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
-    """Refuse sizes of groups for a library that takes the group of each row.
-
-    Raises
-    ------
-    ValueError
-        Sizes are given; the message names the argument to use instead.
-    """
+    """Refuse sizes of groups for a library that takes the group of each row."""
     if inputs.sizes and not profile.group_sizes:
         raise ValueError(
             "group= has sizes of groups, which LightGBM's ranker takes; for "
@@ -368,7 +347,7 @@ def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
 
 
 def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
-    """Refuse data that does not fit the workload or the other arguments.
+    """Refuse data that does not suit the workload or the other arguments.
 
     Raises
     ------
@@ -388,8 +367,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             _refuse_byte_order(given)
     if goal.workload.groups and goal.order in ("rows", "partitions"):
         raise ValueError(
-            f'shuffle="{goal.order}" would tear groups (qid) apart, and '
-            f"{goal.workload.title} needs them whole; leave it out"
+            f'shuffle="{goal.order}" would separate rows of one group (qid), and '
+            f"{goal.workload.title} needs whole groups; leave it out"
         )
     for i, labels in enumerate(inputs.eval_sets):
         _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
@@ -400,9 +379,9 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
         )
     if goal.persist is False and goal.changes_data:
         raise ValueError(
-            "persist=False leaves data that is not in memory as it is, but to=, "
-            "dtype=, shuffle=, sort=, release_inputs= or a number for rechunk= change "
-            "it; leave one of them out"
+            "persist=False leaves lazy data unchanged, but to=, dtype=, shuffle=, "
+            "sort=, release_inputs= or a number for rechunk= change it; leave one of "
+            "them out"
         )
     for x in inputs:
         requested(x.label, x.collection, goal)  # raises if it would change values
@@ -445,9 +424,9 @@ def _refuse_unfit_eval_set(
         )
     if profile.stops_early and is_training_data(inputs, number):
         raise ValueError(
-            f"{name} is the training data, of which each worker of {profile.title} "
-            "scores its own rows: with early stopping the workers would stop at "
-            "different rounds, and the fit would hang; leave it out of eval_set, or "
+            f"{name} is the training data, and each worker of {profile.title} scores "
+            "only the rows that it holds: with early stopping the workers would stop "
+            "at different rounds, and the fit would hang; leave it out of eval_set, or "
             "fit without early stopping"
         )
 
@@ -475,11 +454,9 @@ def partitions(collection: Any) -> tuple[list[Key], list[Any] | None]:
     keys = list(flatten(collection.__dask_keys__()))
     if _is_read(collection):
         return keys, None
-    if isinstance(collection, da.Array):
-        # the first key shows whether an array is lazy; a copy of the graph is slow
-        graph = collection.__dask_graph__()
-    else:
-        graph = dict(collection.__dask_graph__())
+    graph = collection.__dask_graph__()
+    # the first key shows whether an array is lazy, and a copy of its graph is slow
+    graph = graph if isinstance(collection, da.Array) else dict(graph)
     futures = []
     for key in keys:
         node = graph.get(key)
@@ -525,12 +502,18 @@ def describe(
     frame = isinstance(x, dd.DataFrame)
     types = list(x.dtypes) if frame else [x.dtype]
     if isinstance(x, da.Array):
-        kind, columns = "array", _columns(x)
+        width = math.prod(x.shape[1:])
+        kind, columns = "array", None if math.isnan(width) else int(width)
         blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
     else:
         kind = "dataframe" if frame else "series"
-        columns, blocks = len(x.columns) if frame else 1, 1
-        size = _frame_bytes(types, rows)
+        columns, blocks = len(types), 1
+        value_sizes = [value_bytes(t) for t in types]
+        known = [n for n in value_sizes if n is not None]
+        size = None
+        # the index is not counted; values may have no fixed width
+        if rows is not None and len(known) == len(types):
+            size = int(rows.sum()) * sum(known)
     widths = [width for t in types if (width := number_bytes(t)) is not None]
     if conversion is not None and not loaded:  # it is loaded in the converted form
         widths = [np.dtype(conversion.dtype).itemsize]
@@ -565,15 +548,6 @@ def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
     return found
 
 
-def _frame_bytes(types: Sequence[Any], rows: Int64s | None) -> int | None:
-    """Return the bytes of all columns without the index; None: no fixed width."""
-    widths = [value_bytes(t) for t in types]
-    known = [width for width in widths if width is not None]
-    if rows is None or len(known) < len(widths):
-        return None
-    return int(rows.sum()) * sum(known)
-
-
 def without_rows(x: da.Array) -> bool:
     """Return whether the rows of an array's partitions are unknown."""
     return any(math.isnan(n) for n in x.chunks[0])
@@ -582,27 +556,17 @@ def without_rows(x: da.Array) -> bool:
 def origin(collection: Any) -> tuple[bool, int]:
     """Return whether a lazy collection depends on futures, and its embedded bytes."""
     nodes = dict(collection.__dask_graph__()).values()
-    derived = any(isinstance(node, Future) for node in nodes)
-    return derived, sum(_carried(node) for node in nodes)
-
-
-def _carried(node: Any) -> int:
-    """Return the bytes of arrays and frames in a node of a graph."""
-    values = [node.value] if isinstance(node, DataNode) else [node]
-    values += getattr(node, "args", ())
-    return sum(
-        sizeof(v)
-        for v in values
-        if isinstance(v, np.ndarray | pd.DataFrame | pd.Series)
-    )
+    derived, embedded = False, 0
+    for node in nodes:
+        derived |= isinstance(node, Future)
+        value = node.value if isinstance(node, DataNode) else node
+        for data in (value, *getattr(node, "args", ())):
+            if isinstance(data, np.ndarray | pd.DataFrame | pd.Series):
+                embedded += sizeof(data)
+    return derived, embedded
 
 
 def _total_bytes(x: da.Array) -> int | None:
     """Return the bytes of dense numbers in known chunks; None: unknown."""
     dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
     return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None
-
-
-def _columns(x: da.Array) -> int | None:
-    width = math.prod(x.shape[1:])
-    return None if math.isnan(width) else int(width)

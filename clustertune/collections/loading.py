@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,8 +74,8 @@ def _selects(node: Any) -> bool:
     """Return whether it selects partitions: Dask 2026.8 returns rows of wrong ones."""
     if isinstance(node, Partitions):
         return True
-    parameters = getattr(node, "_parameters", ())
-    return "_partitions" in parameters and node.operand("_partitions") is not None
+    has_partitions = "_partitions" in getattr(node, "_parameters", ())
+    return has_partitions and node.operand("_partitions") is not None
 
 
 def _reads_by_tasks(node: Any) -> bool:
@@ -90,17 +91,16 @@ def build(lazy: Sequence[Lazy]) -> Graph:
     """Return the graph that loads all partitions, each on its worker."""
     graph = Graph()
     where: dict[Key, str] = {}
-    for arrays in (True, False):
-        some = [x for x in lazy if isinstance(x.collection, da.Array) is arrays]
-        tasks, keys = _optimised([x.collection for x in some])
+    for is_array in (True, False):
+        alike = [x for x in lazy if isinstance(x.collection, da.Array) is is_array]
+        tasks, keys_of_each = _optimized([x.collection for x in alike])
         graph.tasks |= tasks
-        for x, own in zip(some, keys, strict=True):
-            made = own
+        for x, keys in zip(alike, keys_of_each, strict=True):
             if x.conversion is not None:
-                made = _convert(graph, x, own)
-            graph.partitions[x.label] = made
+                keys = _convert(graph, x, keys)  # noqa: PLW2901
+            graph.partitions[x.label] = keys
             if x.workers is not None:
-                where |= zip(made, x.workers, strict=True)
+                where |= zip(keys, x.workers, strict=True)
     graph.where = _with_ancestors(graph.tasks, where)
     return graph
 
@@ -128,22 +128,18 @@ def _rows(x: Lazy, n_partitions: int) -> list[float]:
     return [math.nan] * n_partitions if x.rows is None else list(map(float, x.rows))
 
 
-def _optimised(
-    collections: Sequence[Any],
-) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+def _optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
     """Return tasks for all collections, and the keys of each."""
     if not collections:
         return {}, []
     tasks, keys = optimized(collections)
-    if any(
-        _partitions(x) != len(own) for x, own in zip(collections, keys, strict=True)
-    ):
+    expected = [
+        math.prod(x.numblocks) if isinstance(x, da.Array) else x.npartitions
+        for x in collections
+    ]
+    if [len(k) for k in keys] != expected:  # Dask has joined partitions
         return optimized([unjoined(x) for x in collections])
     return tasks, keys
-
-
-def _partitions(x: Any) -> int:
-    return math.prod(x.numblocks) if isinstance(x, da.Array) else int(x.npartitions)
 
 
 def unjoined(collection: Any) -> Any:
@@ -163,15 +159,17 @@ def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
     assert x.conversion is not None
     functions = converting.converter(x.collection, x.conversion)
     meta = converting.meta(x.collection, x.conversion)
-    given_array = isinstance(x.collection, da.Array)
-    becomes_array = isinstance(meta, np.ndarray) and not given_array
+    is_array = isinstance(x.collection, da.Array)
+    becomes_array = isinstance(meta, np.ndarray) and not is_array
     tail = (0,) * (meta.ndim - 1) if becomes_array else ()
     name = f"converted-{uuid4().hex}"
     made: list[Key] = []
     for i, old in enumerate(keys):
-        position: Any = old[1:] if given_array else (i, *tail)  # type: ignore[index]
+        position: Any = old[1:] if is_array else (i, *tail)  # type: ignore[index]
         key = (name, *position)
-        partition = converting.applied(functions, TaskRef(old))
+        partition: Any = TaskRef(old)
+        for function in functions:
+            partition = Task(None, function, partition)
         if becomes_array:  # a view would keep the whole frame in memory
             partition = Task(None, partial(np.array, order="C"), partition)
         graph.tasks[key] = Task(key, partition.func, *partition.args)
@@ -186,15 +184,14 @@ def _with_ancestors(
     if not where:
         return {}
     needs = {key: tasks[key].dependencies & tasks.keys() for key in tasks}
-    needed_by: dict[Key, set[str | None]] = {}
+    users: dict[Key, set[str | None]] = defaultdict(set)  # workers of dependents
     bound: dict[Key, str] = {}
     for key in reversed(toposort(needs, dependencies=needs)):
-        users = needed_by.get(key, set())
         worker = where.get(key)
-        if worker is None and len(users) == 1:
-            (worker,) = users
+        if worker is None and len(users[key]) == 1:
+            (worker,) = users[key]
         if worker is not None:
             bound[key] = worker
         for need in needs[key]:
-            needed_by.setdefault(need, set()).add(worker)
+            users[need].add(worker)
     return bound

@@ -19,14 +19,13 @@ import numpy as np
 from dask._task_spec import List, Task, TaskRef
 
 from clustertune.collections.graphs import Graph, Partitions, collection
-from clustertune.core.model import ORDER, Key, Shuffle, Source
+from clustertune.core.model import ORDER, Key, Shuffle
 
 SENDING, JOINING = 2, 1  # priorities
-# seeds for orders of old and new partitions; NumPy ignores a 0 at the end of a seed,
-# and the order would equal the one that decides how many rows go where
+# Seeds for the orders of old and new partitions. They are not 0, which NumPy ignores at
+# the end of a seed: the order would equal the one that decides how many rows go where.
 OLD, NEW = 1, 2
 NUMBERS = Partitions(da.empty(0, dtype=np.int64))  # joins row numbers
-PARTS = 3  # length of a key that travels: name, old and new partition
 
 
 def build(
@@ -42,26 +41,16 @@ def build(
     if shuffle.partition_order is not None:
         _number_whole(graph, shuffle)
         return graph
-    kinds = [
-        Partitions(collections[s.label], types.get(s.label, ()))
+    kinds = {
+        s.label: Partitions(collections[s.label], types.get(s.label, ()))
         for s in shuffle.sources
-    ]
+    }
     name = f"shuffle-{uuid4().hex}"
-    by = next(
-        (i for i, s in enumerate(shuffle.sources) if s.label == shuffle.sort_by), -1
-    )
-    starts = np.cumsum(shuffle.old_rows) - shuffle.old_rows
-    for i, n in enumerate(shuffle.old_rows.tolist()):
-        if n:
-            _send(graph, shuffle, kinds, by, (name, i, int(starts[i])))
+    for i in np.flatnonzero(shuffle.old_rows).tolist():
+        _send(graph, shuffle, kinds, name, i)
     for j in range(len(shuffle.rows)):
-        _receive(graph, shuffle, kinds, by, (name, j))
+        _receive(graph, shuffle, kinds, name, j)
     return graph
-
-
-def _add(graph: Graph, key: Key, task: Task, worker: str, priority: int) -> None:
-    """Add a task under this key."""
-    graph.add(Task(key, task.func, *task.args, **task.kwargs), worker, priority)
 
 
 def _order(shuffle: Shuffle, rows: Any, n: int, seed: Sequence[int]) -> Task:
@@ -75,72 +64,49 @@ def _order(shuffle: Shuffle, rows: Any, n: int, seed: Sequence[int]) -> Task:
 
 
 def _send(
-    graph: Graph,
-    shuffle: Shuffle,
-    kinds: Sequence[Partitions],
-    by: int,
-    partition: tuple[str, int, int],
+    graph: Graph, shuffle: Shuffle, kinds: Mapping[str, Partitions], name: str, i: int
 ) -> None:
-    """Add what one old partition sends to each new one; row numbers come last."""
-    name, i, start = partition
-    keys = [s.keys[i] for s in shuffle.sources]
-    worker = shuffle.workers[_owner(shuffle.sources, i)]
+    """Add what old partition i sends to each new one: rows, then row numbers."""
+    keys = {s.label: TaskRef(s.keys[i]) for s in shuffle.sources}
+    # the holder of X, if its collections are separated
+    worker = shuffle.workers[int(shuffle.sources[0].owner[i])]
     order: Key = (f"{name}-order", i)
-    n = int(shuffle.old_rows[i])
-    task = _order(shuffle, TaskRef(keys[by]), n, (shuffle.seed, OLD, i))
-    _add(graph, order, task, worker, SENDING)
-    edges = shuffle.starts[i].tolist()
-    for j, (first, last) in enumerate(pairwise(edges)):
+    n, start = int(shuffle.old_rows[i]), int(shuffle.old_rows[:i].sum())
+    task = _order(shuffle, keys.get(shuffle.sort_by), n, (shuffle.seed, OLD, i))
+    graph.add(order, task, worker, SENDING)
+    for j, (first, last) in enumerate(pairwise(shuffle.starts[i].tolist())):
         if first == last:
             continue
-        mine = Task(None, operator.getitem, TaskRef(order), slice(first, last))
-        parts = [k.take(TaskRef(key), mine) for k, key in zip(kinds, keys, strict=True)]
-        numbers = Task(None, np.add, mine, start)
+        rows = Task(None, operator.getitem, TaskRef(order), slice(first, last))
+        parts = [kind.take(keys[label], rows) for label, kind in kinds.items()]
+        numbers = Task(None, np.add, rows, start)
         bundle = Task(None, list, List(*parts, numbers))
-        _add(graph, (f"{name}-parts", i, j), bundle, worker, SENDING)
-
-
-def _owner(sources: Sequence[Source], i: int) -> int:
-    """Return the holder of a partition, or of X if its collections are separated."""
-    return int(sources[0].owner[i])
+        graph.add((f"{name}-parts", i, j), bundle, worker, SENDING)
+        graph.sent.add(f"{name}-parts")
 
 
 def _receive(
-    graph: Graph,
-    shuffle: Shuffle,
-    kinds: Sequence[Partitions],
-    by: int,
-    partition: tuple[str, int],
+    graph: Graph, shuffle: Shuffle, kinds: Mapping[str, Partitions], name: str, j: int
 ) -> None:
-    """Add one new partition of every collection, and its row numbers."""
-    name, j = partition
+    """Add new partition j of every collection, and its row numbers."""
     worker = shuffle.workers[int(shuffle.targets[j])]
-    senders = [
-        (f"{name}-parts", i, j)
-        for i, n in enumerate(shuffle.starts[:, j + 1] - shuffle.starts[:, j])
-        if n
+    counts = shuffle.starts[:, j + 1] - shuffle.starts[:, j]
+    bundles = [
+        TaskRef((f"{name}-parts", i, j)) for i in np.flatnonzero(counts).tolist()
     ]
-
-    def parts(number: int) -> list[Task]:
-        return [Task(None, operator.getitem, TaskRef(k), number) for k in senders]
-
-    order: Key = (f"{name}-new-order", j)
-    n = int(shuffle.rows[j])
-    joined = kinds[by].join(parts(by)) if shuffle.sort_by else None
-    _add(
-        graph,
-        order,
-        _order(shuffle, joined, n, (shuffle.seed, NEW, j)),
-        worker,
-        JOINING,
-    )
-    labels = [source.label for source in shuffle.sources]
     if not _is_numbered(shuffle):
-        labels, kinds = [*labels, ORDER], [*kinds, NUMBERS]
-    for number, (label, kind) in enumerate(zip(labels, kinds, strict=True)):
+        kinds = {**kinds, ORDER: NUMBERS}
+    joined = {
+        label: kind.join([Task(None, operator.getitem, b, number) for b in bundles])
+        for number, (label, kind) in enumerate(kinds.items())
+    }
+    order: Key = (f"{name}-new-order", j)
+    n, seed = int(shuffle.rows[j]), (shuffle.seed, NEW, j)
+    task = _order(shuffle, joined.get(shuffle.sort_by), n, seed)
+    graph.add(order, task, worker, JOINING)
+    for number, (label, kind) in enumerate(kinds.items()):
         key: Key = (f"{name}-{number}", j, *kind.tail)
-        made = kind.take(kind.join(parts(number)), TaskRef(order))
-        _add(graph, key, made, worker, JOINING)
+        graph.add(key, kind.take(joined[label], TaskRef(order)), worker, JOINING)
         graph.partitions.setdefault(label, []).append(key)
 
 
@@ -160,7 +126,7 @@ def _number_whole(graph: Graph, shuffle: Shuffle) -> None:
     for j, i in enumerate(shuffle.partition_order.tolist()):
         key: Key = (name, j)
         numbers = Task(None, np.arange, starts[i], starts[i] + int(shuffle.old_rows[i]))
-        _add(graph, key, numbers, shuffle.workers[int(shuffle.targets[j])], JOINING)
+        graph.add(key, numbers, shuffle.workers[int(shuffle.targets[j])], JOINING)
         graph.partitions[ORDER].append(key)
 
 
@@ -176,32 +142,19 @@ def collections(
     ``old`` are the futures of the old partitions by label.
     """
     made = {}
-    for source in shuffle.sources:
-        label = source.label
-        if shuffle.partition_order is None:
+    order, rows = shuffle.partition_order, shuffle.rows.tolist()
+    for label in (source.label for source in shuffle.sources):
+        x = given[label]
+        if order is None:
             partitions = {key: futures[key] for key in graph.partitions[label]}
-        else:
-            partitions = _renamed(
-                given[label], [old[label][i] for i in shuffle.partition_order]
-            )
-        rows, joined = shuffle.rows.tolist(), shuffle.partition_order is None
-        made[label] = collection(given[label], partitions, rows, joined=joined)
+        else:  # the old partitions get the keys of a new collection
+            name = f"shuffled-{uuid4().hex}"
+            tail = (0,) * (x.ndim - 1) if isinstance(x, da.Array) else ()
+            partitions = {(name, j, *tail): old[label][i] for j, i in enumerate(order)}
+        made[label] = collection(x, partitions, rows, joined=order is None)
     if not _is_numbered(shuffle):
         numbers = {key: futures[key] for key in graph.partitions[ORDER]}
         chunks = (tuple(shuffle.rows.tolist()),)
         first: Any = graph.partitions[ORDER][0]
         made[ORDER] = da.Array(numbers, first[0], chunks, dtype=np.int64)
     return made
-
-
-def sent(graph: Graph) -> list[str]:
-    """Return the names of the keys that travel."""
-    found = {k[0] for k in graph.tasks if isinstance(k, tuple) and len(k) == PARTS}
-    return sorted(map(str, found))
-
-
-def _renamed(x: Any, futures: Sequence[Any]) -> dict[Key, Any]:
-    """Return the partitions by keys of a new collection."""
-    name = f"shuffled-{uuid4().hex}"
-    tail = (0,) * (x.ndim - 1) if isinstance(x, da.Array) else ()
-    return {(name, j, *tail): future for j, future in enumerate(futures)}

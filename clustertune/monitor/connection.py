@@ -33,21 +33,10 @@ FOREIGN = (
 
 
 async def connected(address: str, *, security: Any = None, seconds: float) -> Client:
-    """Return an asynchronous client of a scheduler.
+    """Return an asynchronous client of a scheduler, within some seconds.
 
-    Parameters
-    ----------
-    address
-        Address of the scheduler.
-    security
-        Certificates; None: as Dask's configuration says.
-    seconds
-        Time limit for connecting.
-
-    Raises
-    ------
-    ConnectionLostError
-        No scheduler answers there. No connection stays open.
+    Without ``security``, the certificates are those of Dask's configuration. No
+    connection stays open after an error.
     """
     client: Client | None = None
     try:
@@ -64,7 +53,7 @@ async def connected(address: str, *, security: Any = None, seconds: float) -> Cl
     except BaseException as error:
         if client is not None:
             await client.close()
-        # of any kind, depending on the bytes of a foreign server
+        # bytes of a foreign server raise errors of any kind
         if isinstance(error, Exception):
             raise ConnectionLostError(_explained(address, error)) from error
         raise
@@ -76,19 +65,12 @@ def lost(client: Client, error: BaseException) -> ConnectionLostError | None:
     if isinstance(error, ClustertuneError) or not isinstance(error, Exception):
         return None
     closed = client.status != "running" or client.scheduler is None
-    if not (closed or isinstance(error, CommClosedError)):
-        return None
-    return ConnectionLostError(not_answering(error))
+    is_lost = closed or isinstance(error, CommClosedError)
+    return ConnectionLostError(not_answering(error)) if is_lost else None
 
 
 def refuse_closed(client: Client) -> None:
-    """Refuse a client that was closed, or has lost its scheduler.
-
-    Raises
-    ------
-    ConnectionLostError
-        The client is not connected.
-    """
+    """Refuse a client that was closed, or has lost its scheduler."""
     if client.status == "connecting":
         why = ConnectionResetError("the client lost its connection to it")
         raise ConnectionLostError(not_answering(why))
@@ -143,7 +125,8 @@ def _text(error: BaseException) -> str:
     texts = [f"{type(error).__name__}: {error}" if str(error) else repr(error)]
     cause = error.__cause__
     while cause is not None:
-        texts += [str(cause)] if str(cause) and str(cause) not in texts[0] else []
+        if str(cause) not in texts[0]:
+            texts.append(str(cause))
         cause = cause.__cause__
     return printable(" because of ".join(texts), longest=400)
 
@@ -160,12 +143,16 @@ def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
         if not record.name.startswith(NOISY):
             return True
         error = record.exc_info[1] if record.exc_info else None
-        about = isinstance(error, OSError | asyncio.TimeoutError)
+        failed = OSError, asyncio.TimeoutError, asyncio.CancelledError
         # Dask logs the end of its attempts without the error
-        about = about or str(record.msg).startswith("Failed to reconnect to scheduler")
-        return not (everything or about or isinstance(error, asyncio.CancelledError))
+        ended = str(record.msg).startswith("Failed to reconnect to scheduler")
+        return not (everything or ended or isinstance(error, failed))
 
-    found = [logging.lastResort, *_handlers()]
+    root = logging.getLogger()
+    found = [logging.lastResort, *root.handlers]
+    for name, logger in list(root.manager.loggerDict.items()):
+        if name.startswith(NOISY) and isinstance(logger, logging.Logger):
+            found += logger.handlers
     handlers = [h for h in dict.fromkeys(found) if h is not None]
     for handler in handlers:
         handler.addFilter(wanted)
@@ -174,10 +161,3 @@ def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(wanted)
-
-
-def _handlers() -> Iterator[logging.Handler]:
-    yield from logging.getLogger().handlers
-    for name, logger in list(logging.getLogger().manager.loggerDict.items()):
-        if name.startswith(NOISY) and isinstance(logger, logging.Logger):
-            yield from logger.handlers

@@ -1,4 +1,4 @@
-"""Ask workers and the scheduler plugin for facts that a snapshot does not have.
+"""Request facts that a snapshot does not have from workers and the scheduler plugin.
 
 Diagnoses and operations need them; watching a cluster does not.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,52 +62,26 @@ PACKAGES = (  # distributions whose versions are compared
 
 SILENT = 5.0  # seconds without a heartbeat, on a small cluster
 
-NO_VERSIONS = Unknown("the worker did not report its versions")
-
 
 # --- diagnosis ------------------------------------------------------------------------
 
 
 async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the details of workers, and the survey of the scheduler."""
-    approved = monitor.known(client).addresses
-    # a worker that sends no heartbeat does not answer; large clusters have fewer beats
+    # a worker without heartbeats does not answer; Dask's heartbeat interval grows with
+    # the number of workers
     patience = SILENT + len(snapshot.workers) / 50
-    asked = [
-        w.address
-        for w in snapshot.workers
-        if w.address in approved and w.heartbeat_age < patience
-    ]
+    alive = [w for w in snapshot.workers if w.heartbeat_age < patience]
+    packages = list(PACKAGES)
     answers, survey = await asyncio.gather(
-        ship.on_workers(
-            client,
-            probe.worker_details,
-            asked,
-            timeout=monitor.PATIENCE,
-            packages=list(PACKAGES),
-        ),
-        monitor.ask(client, "survey", owner=client.id, packages=list(PACKAGES)),
+        monitor.ask_workers(client, alive, probe.worker_details, packages=packages),
+        monitor.ask(client, "survey", owner=client.id, packages=packages),
     )
+    parse = partial(_details, now=snapshot.time)
+    details = {a: monitor.read_answer(answer, parse) for a, answer in answers.items()}
     silent = Unknown("the worker is silent, or did not report its versions")
-    workers = tuple(
-        replace(
-            w,
-            details=_read_details(answers[w.address], snapshot.time)
-            if w.address in answers
-            else silent,
-        )
-        for w in snapshot.workers
-    )
-    return replace(snapshot, workers=workers, survey=_read_survey(survey))
-
-
-def _read_details(answer: Any, now: float) -> Details | Unknown:
-    if isinstance(answer, BaseException):
-        return Unknown(f"the worker did not answer: {answer!r}")
-    try:
-        return _details(answer, now)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"the worker's answer cannot be read: {error!r}")
+    snapshot = monitor.with_values(snapshot, "details", details, silent)
+    return replace(snapshot, survey=_read_survey(survey))
 
 
 def _details(answer: Mapping[str, Any], now: float) -> Details:
@@ -174,18 +149,18 @@ async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the tasks that workers run, and the holder of the cluster."""
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "work", owner=client.id, workers=addresses)
-    tasks = {a: tuple((prefix, n) for prefix, n in some) for a, some in found["tasks"]}
+    tasks = {
+        a: tuple((prefix, n) for prefix, n in counts) for a, counts in found["tasks"]
+    }
     holder = found["holder"]
-    return replace(
-        snapshot,
-        workers=tuple(replace(w, tasks=tasks.get(w.address)) for w in snapshot.workers),
-        lease_holder=holder
-        and LeaseHolder(
+    if holder is not None:
+        holder = LeaseHolder(
             label=holder["label"],
             client=holder["client"],
             seconds=max(0.0, snapshot.time - holder["since"]),
-        ),
-    )
+        )
+    snapshot = monitor.with_values(snapshot, "tasks", tasks)
+    return replace(snapshot, lease_holder=holder)
 
 
 async def past_runs(client: Client) -> tuple[Run, ...]:
@@ -223,12 +198,11 @@ async def process_memory(client: Client, address: str) -> int | None:
     """Return the bytes of a worker's process; None: it does not answer in time."""
     try:
         workers = (await monitor.identify(client))["workers"]
-        there = await monitor.approve(client, workers)
+        there = {address} & await monitor.approve(client, workers)
     except (ConnectionLostError, VersionMismatchError):
         return None
-    asked = [address] if address in there else []
     answers = await ship.on_workers(
-        client, process.tell, asked, timeout=monitor.SOON, again=False
+        client, process.tell, list(there), timeout=monitor.SOON, again=False
     )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None
@@ -236,79 +210,48 @@ async def process_memory(client: Client, address: str) -> int | None:
 
 async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the least memory that each worker's process has had."""
-    approved = monitor.known(client).addresses
-    there = [w.address for w in snapshot.workers if w.address in approved]
-    answers = await ship.on_workers(
-        client, process.least_memory, there, timeout=monitor.PATIENCE
-    )
+    answers = await monitor.ask_workers(client, snapshot.workers, process.least_memory)
     least = {a: n for a, n in answers.items() if isinstance(n, int)}
-    return replace(
-        snapshot,
-        workers=tuple(
-            replace(w, least_memory=least.get(w.address)) for w in snapshot.workers
-        ),
-    )
+    return monitor.with_values(snapshot, "least_memory", least)
 
 
 async def with_held_data(
     client: Client, snapshot: Snapshot, limit: int | None = None
 ) -> Snapshot:
-    """Add the data that a restart of each worker has to save, and its room.
+    """Add the data that a restart of each worker has to save, and its parking space.
 
-    Nannies are asked for their room if other workers may lack memory. ``limit`` is the
-    memory limit that the workers are going to have.
+    The parking space of a nanny is read only if other workers may lack memory.
+    ``limit`` is the memory limit that the workers will get.
     """
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "held_data", workers=addresses)
     snapshot = await monitor.with_bandwidths(client, snapshot)
-    workers = tuple(
-        replace(
-            w,
-            held_data=_read_held_data(found[w.address]) if w.address in found else None,
-        )
-        for w in snapshot.workers
-    )
-    rooms = await _parking_spaces(client, workers, limit)
-    return replace(
-        snapshot,
-        workers=tuple(replace(w, parking_space=rooms.get(w.address)) for w in workers),
-    )
-
-
-def _read_held_data(numbers: Sequence[int]) -> HeldData:
-    count, unique, nbytes, scattered, actors = numbers
-    return HeldData(
-        keys=count, unique=unique, nbytes=nbytes, scattered=scattered, actors=actors
-    )
+    names = ("keys", "unique", "nbytes", "scattered", "actors")
+    held = {a: HeldData(**dict(zip(names, n, strict=True))) for a, n in found.items()}
+    snapshot = monitor.with_values(snapshot, "held_data", held)
+    spaces = await _parking_spaces(client, snapshot.workers, limit)
+    return monitor.with_values(snapshot, "parking_space", spaces)
 
 
 async def _parking_spaces(
     client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
 ) -> dict[str, ParkingSpace | Unknown]:
-    """Return the room in nannies by address of workers that may need it."""
+    """Return the space in nannies by address of workers that may need it."""
     there = [w for w in workers if w.nanny and w.held_data and w.held_data.nbytes]
     free = sorted(free_below(w, process_limit(w, limit)) for w in workers if w.running)
     # the emptiest worker, and others, may be restarted at the same time
     short = sum(free[:-1]) < 2 * sum(w.held_data.nbytes for w in there if w.held_data)
-    unsure = [w.address for w in there if short or is_parked_first(w.status, w.spilled)]
-    approved = monitor.known(client).addresses
-    answers = await ship.on_workers(
-        client,
-        park.room,
-        [a for a in unsure if a in approved],
-        timeout=monitor.PATIENCE,
-        nanny=True,
-    )
-    return {
-        a: _read_parking_space(answers[a]) if a in answers else NO_VERSIONS
-        for a in unsure
-    }
-
-
-def _read_parking_space(answer: Any) -> ParkingSpace | Unknown:
-    if isinstance(answer, BaseException):
-        return Unknown(f"its nanny did not answer: {answer!r}")
-    return ParkingSpace(memory=answer["memory"], disk=answer["disk"])
+    needy = [w for w in there if short or is_parked_first(w.status, w.spilled)]
+    answers = await monitor.ask_workers(client, needy, park.room, nanny=True)
+    found: dict[str, ParkingSpace | Unknown] = {}
+    for address in (w.address for w in needy):
+        answer = answers.get(address, monitor.NO_VERSIONS)
+        if isinstance(answer, BaseException):
+            answer = Unknown(f"its nanny did not answer: {answer!r}")
+        elif not isinstance(answer, Unknown):
+            answer = ParkingSpace(memory=answer["memory"], disk=answer["disk"])
+        found[address] = answer
+    return found
 
 
 # --- data -----------------------------------------------------------------------------
@@ -324,10 +267,12 @@ async def held(client: Client, packed: Sequence[Any]) -> tuple[int, int]:
 
 async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     """Return the keys in memory except for ``kept``, and the clients that want them."""
-    asked = {"owner": client.id, "kept": keys.pack(kept)}
     names = ("prefix", "keys", "nbytes", "scattered", "coming", "mine")
+    groups = await monitor.ask(
+        client, "holdings", owner=client.id, kept=keys.pack(kept)
+    )
     found = []
-    for *counts, others, shared in await monitor.ask(client, "holdings", **asked):
+    for *counts, others, shared in groups:
         known: dict[str, Any] = dict(zip(names, counts, strict=True))
         pairs = tuple((kind, name) for kind, name in shared)
         found.append(KeyGroup(**known, others=tuple(others), shared=pairs))
@@ -337,16 +282,16 @@ async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
 async def received(client: Client, names: Sequence[str]) -> int | None:
     """Return the bytes of keys with these names that workers received, if known."""
     workers = (await monitor.identify(client))["workers"]
-    asked = sorted(monitor.approved(client, workers))
+    approved = sorted(monitor.approved(client, workers))
+    if len(approved) < len(workers):
+        return None
     answers = await ship.on_workers(
         client,
         probe.received_bytes,
-        asked,
+        approved,
         timeout=monitor.PATIENCE,
         names=list(names),
     )
-    if len(asked) < len(workers):
-        return None
     found = list(answers.values())
     return sum(found) if all(isinstance(n, int) for n in found) else None
 
@@ -357,7 +302,7 @@ async def chunk_types(
     """Return the names of the types of chunks by label, if the scheduler has them."""
     if not arrays:
         return {}
-    packed = {label: keys.pack(own) for label, own in arrays.items()}
+    packed = {label: keys.pack(chunks) for label, chunks in arrays.items()}
     found: dict[str, list[str]] = await ship.on_scheduler(
         client, survey.chunk_types, chunks=packed
     )
@@ -365,13 +310,7 @@ async def chunk_types(
 
 
 async def last_report(client: Client) -> Report | None:
-    """Return the report that the plugin keeps.
-
-    Raises
-    ------
-    VersionMismatchError
-        Another release wrote the report, and this one cannot read it.
-    """
+    """Return the report that the plugin keeps; refuse one of another release."""
     await monitor.open_door(client, await monitor.identify(client))
     text = await monitor.ask(client, "recall")
     try:

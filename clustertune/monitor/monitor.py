@@ -1,7 +1,7 @@
 """Take snapshots of a live cluster, and send requests to the scheduler plugin.
 
-This module only reads. :func:`open_door` checks that code may be sent to all processes,
-and installs the plugin. :func:`ask` sends it a request. :func:`look` takes a snapshot.
+:func:`open_door` checks that code may be sent to all processes, and installs the
+plugin. :func:`ask` sends it a request. :func:`look` takes a snapshot.
 
 A snapshot needs one call of Dask's ``identity`` and one request to the plugin (memory
 of workers, holders of the given keys). Constant facts of a worker are read once per
@@ -11,11 +11,12 @@ process. Rows are counted for every snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -45,13 +46,15 @@ from clustertune.remote.scheduler import plugin
 from clustertune.remote.scheduler import state as scheduler_state
 from clustertune.remote.worker import probe
 
+T = TypeVar("T")
 Process = tuple[str, str]  # address and local directory, which is new for each process
 
-SILENCE = 60.0  # seconds before a worker that did not answer is asked again
+SILENCE = 60.0  # seconds before another request to a worker that did not answer
 PATIENCE = 10.0  # seconds to wait for the facts of a worker
 SOON = 1.0  # seconds to wait for values that a snapshot can do without
 NOTICED = 0.2  # seconds until a client notices that its connection is broken
 RECONNECT = 5.0  # seconds to wait for Dask to reconnect a client
+NO_VERSIONS = Unknown("the worker did not report its versions")
 #: requests that change nothing: repeated if a connection breaks
 REPEATABLE = frozenset(
     (
@@ -71,8 +74,9 @@ class Known:
     approved: set[Process] = field(default_factory=set)  # code may be sent to these
     silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
-    asked: dict[Process, float] = field(default_factory=dict)  # for facts, monotonic
-    #: seconds per task besides its work, and the workers of that measurement
+    #: time of the last request for facts, monotonic
+    requested: dict[Process, float] = field(default_factory=dict)
+    #: seconds per task in addition to its work, and the workers of that measurement
     overhead: tuple[float, frozenset[str]] | None = None
 
     @property
@@ -86,7 +90,7 @@ class Known:
         self.approved &= there
         self.silent = {p: t for p, t in self.silent.items() if p in there}
         self.facts = {p: f for p, f in self.facts.items() if p in there}
-        self.asked = {p: t for p, t in self.asked.items() if p in there}
+        self.requested = {p: t for p, t in self.requested.items() if p in there}
 
 
 _known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
@@ -114,8 +118,7 @@ async def identify(client: Client) -> Mapping[str, Any]:
     ConnectionLostError
         The client is closed, or its scheduler does not answer.
     """
-    await _reconnected(client)
-    scheduler = _scheduler(client)
+    scheduler = await _scheduler(client)
     try:
         identity: Mapping[str, Any] = await scheduler.identity(n_workers=-1)
     except OSError as error:
@@ -123,58 +126,49 @@ async def identify(client: Client) -> Mapping[str, Any]:
     return identity
 
 
-def _scheduler(client: Client) -> Any:
-    """Return the client's connection to its scheduler; refuse a closed client."""
+async def _scheduler(client: Client) -> Any:
+    """Return the client's connection to its scheduler; refuse a closed client.
+
+    If Dask reconnects the client, this waits a few seconds. The client keeps its id.
+    """
+    end = monotonic() + RECONNECT
+    while client.status == "connecting" and monotonic() <= end:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)  # Dask has no event for this
     connection.refuse_closed(client)
     return client.scheduler
 
 
-async def _reconnected(client: Client) -> None:
-    """Wait a few seconds while Dask reconnects a client, under the same id."""
-    end = monotonic() + RECONNECT
-    while True:
-        if client.status != "connecting" or monotonic() > end:
-            return
-        await asyncio.sleep(0.05)
-
-
 async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Read the versions of new processes, and compare them with this one's.
+    """Return the addresses of the workers to which code may be sent.
 
-    A worker that does not answer gets no code, and is asked again after a minute.
-
-    Returns
-    -------
-    set
-        Addresses of the workers to which code may be sent.
+    This reads the versions of new processes, and compares them with this one's. A
+    worker that does not answer gets no code, and another request after a minute.
 
     Raises
     ------
     VersionMismatchError
         Code must not be sent to a process, because of its versions.
     """
-    memory, now = known(client), monotonic()
+    cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
-    memory.forget_all_but(processes.values())
+    cached.forget_all_but(processes.values())
     new = [
         a
         for a, p in processes.items()
-        if p not in memory.approved and now - memory.silent.get(p, -SILENCE) >= SILENCE
+        if p not in cached.approved and now - cached.silent.get(p, -SILENCE) >= SILENCE
     ]
-    if new or not (memory.approved or memory.silent):
+    if new or not (cached.approved or cached.silent):
         try:
             sides = await versions.read(client, new)
         except OSError as error:
             raise ConnectionLostError(connection.not_answering(error)) from error
         objections = sides.objections()
         if objections:
-            shown = "; ".join(objections[:3])
             more = len(objections) - 3
-            raise VersionMismatchError(
-                shown + (f"; and {more} more" if more > 0 else "")
-            )
-        memory.approved.update(processes[a] for a in sides.workers)
-        memory.silent |= {processes[a]: now for a in sides.silent}
+            shown = [*objections[:3], *[f"and {more} more"] * (more > 0)]
+            raise VersionMismatchError("; ".join(shown))
+        cached.approved.update(processes[a] for a in sides.workers)
+        cached.silent |= {processes[a]: now for a in sides.silent}
     return approved(client, workers)
 
 
@@ -184,10 +178,47 @@ def approved(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[st
     return {a for a, entry in workers.items() if _process(a, entry) in processes}
 
 
+async def ask_workers(
+    client: Client,
+    workers: Iterable[WorkerSnapshot],
+    function: Callable[..., Any],
+    *,
+    timeout: float = PATIENCE,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Run a function on those workers to which code may be sent.
+
+    The result has their answers by address, as :func:`ship.on_workers` returns them.
+    """
+    addresses = known(client).addresses
+    chosen = [w.address for w in workers if w.address in addresses]
+    return await ship.on_workers(client, function, chosen, timeout=timeout, **arguments)
+
+
+def read_answer(answer: Any, parse: Callable[[Any], T]) -> T | Unknown:
+    """Parse the answer of a worker; Unknown if it is an error or garbage."""
+    if isinstance(answer, BaseException):
+        return Unknown(f"the worker did not answer: {answer!r}")
+    try:
+        return parse(answer)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return Unknown(f"the worker's answer cannot be read: {error!r}")
+
+
+def with_values(
+    snapshot: Snapshot, name: str, values: Mapping[str, Any], default: Any = None
+) -> Snapshot:
+    """Set an attribute of all workers to the value of their address."""
+    workers = tuple(
+        replace(w, **{name: values.get(w.address, default)}) for w in snapshot.workers
+    )
+    return replace(snapshot, workers=workers)
+
+
 # --- the scheduler plugin -------------------------------------------------------------
 
 
-class ResidentGoneError(ConnectionLostError):
+class PluginMissingError(ConnectionLostError):
     """The scheduler answers but has no plugin: it was restarted."""
 
 
@@ -216,9 +247,9 @@ async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
         raise VersionMismatchError(versions.refusal(**names))
     if answer["protocol"] > plugin.PROTOCOL:
         raise VersionMismatchError(
-            "a newer clustertune is at work on this scheduler (protocol "
-            f"{answer['protocol']}, this one speaks {plugin.PROTOCOL}); "
-            "upgrade clustertune here"
+            "this scheduler has the plugin of a newer clustertune (protocol "
+            f"{answer['protocol']}, this release has {plugin.PROTOCOL}); upgrade "
+            "clustertune here"
         )
     if answer["busy"] is not None:
         raise LeaseHeldError(_in_use(answer["protocol"], answer["busy"]))
@@ -233,9 +264,9 @@ def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
             f"{older} keeps {label} on this scheduler. This release would end them, so "
             "it did nothing. Use the older release, or restart the scheduler"
         )
-    whose = f" (client {client})" if client else ""
+    by = f" (client {client})" if client else ""
     return (
-        f"{older} is in use on this cluster: {label}{whose}. This release would end "
+        f"{older} is in use on this cluster: {label}{by}. This release would end "
         "that, so it did nothing. Run this again when it has ended, or use the older "
         "release"
     )
@@ -264,17 +295,16 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
     VersionMismatchError
         The request failed in the plugin.
     """
-    await _reconnected(client)
     request = {"method": method, "client": client.id, **arguments}
     try:
-        answer = await _request(client, request, again=method in REPEATABLE)
+        answer = await _request(client, request, repeatable=method in REPEATABLE)
     except ClustertuneError:
         raise
     # the scheduler can raise any kind of error
     except Exception as error:
         raise _of_scheduler(client, error) from error
     if answer is None:  # distributed's answer if there is no such handler
-        raise ResidentGoneError(
+        raise PluginMissingError(
             "the scheduler does not answer any more: it is closing, or was started "
             "again and has lost all data in memory. Connect to the new one: "
             "Client(address)"
@@ -284,17 +314,19 @@ async def ask(client: Client, method: str, **arguments: Any) -> Any:
     return answer["result"]
 
 
-async def _request(client: Client, request: Mapping[str, Any], *, again: bool) -> Any:
-    scheduler = _scheduler(client)
+async def _request(
+    client: Client, request: Mapping[str, Any], *, repeatable: bool
+) -> Any:
+    scheduler = await _scheduler(client)
     try:
         return await scheduler.clustertune(**request)
     except CommClosedError:
         # if the network broke all connections, Dask reconnects the client's own
-        if not again:
+        if not repeatable:
             raise
         await asyncio.sleep(NOTICED)
-        await _reconnected(client)
-        return await _scheduler(client).clustertune(**request)
+        scheduler = await _scheduler(client)
+        return await scheduler.clustertune(**request)
 
 
 # --- snapshots ------------------------------------------------------------------------
@@ -305,8 +337,8 @@ async def look(
 ) -> tuple[Snapshot, tuple[CollectionInfo, ...]]:
     """Take a snapshot, and add holders, bytes and rows to the collections.
 
-    Members that are not loaded are returned unchanged. Without ``by_task`` the rows of
-    spilled partitions are unknown. :func:`with_bandwidths` reads bandwidths.
+    Collections that are not loaded are returned unchanged. Without ``by_task`` the rows
+    of spilled partitions are unknown. :func:`with_bandwidths` reads bandwidths.
 
     Raises
     ------
@@ -357,19 +389,13 @@ async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
 
     Workers without such a transfer, or without an answer, get the median of the others.
     """
-    addresses = known(client).addresses
-    asked = [
-        w.address for w in snapshot.workers if w.running and w.address in addresses
-    ]
-    answers = await ship.on_workers(
-        client, probe.bandwidth, asked, timeout=SOON, again=False
+    running = [w for w in snapshot.workers if w.running]
+    answers = await ask_workers(
+        client, running, probe.bandwidth, timeout=SOON, again=False
     )
     measured = {a: x for a, x in answers.items() if isinstance(x, float) and x > 0}
     usual = median(measured.values()) if measured else 0.0
-    workers = tuple(
-        replace(w, bandwidth=measured.get(w.address, usual)) for w in snapshot.workers
-    )
-    return replace(snapshot, workers=workers)
+    return with_values(snapshot, "bandwidth", measured, usual)
 
 
 async def _snapshot(
@@ -395,14 +421,8 @@ def read(
 ) -> tuple[WorkerSnapshot, ...]:
     """Make the workers of a snapshot.
 
-    Parameters
-    ----------
-    identity
-        The scheduler's ``identity(n_workers=-1)``.
-    found
-        The plugin's answer to ``look``.
-    facts
-        Facts by address.
+    ``identity`` is the scheduler's, with all workers, and ``found`` is the plugin's
+    answer to ``look``. Facts are by address.
     """
     numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
@@ -452,18 +472,18 @@ async def _facts(
 ) -> Mapping[str, WorkerFacts | Unknown]:
     """Return the facts of workers and nannies by address; read missing ones.
 
-    A worker that did not answer is asked again after a minute.
+    A worker that did not answer gets another request after a minute.
     """
-    memory, now = known(client), monotonic()
+    cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
     new = [
         a
         for a, p in processes.items()
-        if p in memory.approved
-        and isinstance(memory.facts.get(p), Unknown | None)
-        and now - memory.asked.get(p, -SILENCE) >= SILENCE
+        if p in cached.approved
+        and isinstance(cached.facts.get(p), Unknown | None)
+        and now - cached.requested.get(p, -SILENCE) >= SILENCE
     ]
-    memory.asked.update({processes[a]: now for a in new})
+    cached.requested.update({processes[a]: now for a in new})
     nannies = [a for a in new if workers[a]["nanny"] is not None]
     answers, limits = await asyncio.gather(
         ship.on_workers(client, probe.worker_facts, new, timeout=PATIENCE),
@@ -471,19 +491,10 @@ async def _facts(
             client, probe.nanny_facts, nannies, nanny=True, timeout=PATIENCE
         ),
     )
-    learned = {a: _read_facts(answers[a], limits.get(a)) for a in answers}
-    memory.facts.update({processes[a]: fact for a, fact in learned.items()})
-    nothing = Unknown("the worker did not report its versions")
-    return {a: memory.facts.get(p, nothing) for a, p in processes.items()}
-
-
-def _read_facts(answer: Any, terminate: Any) -> WorkerFacts | Unknown:
-    if isinstance(answer, BaseException):
-        return Unknown(f"the worker did not answer: {answer!r}")
-    try:
-        return _worker_facts(answer, terminate)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"the worker's answer cannot be read: {error!r}")
+    for a, answer in answers.items():
+        parse = partial(_worker_facts, terminate=limits.get(a))
+        cached.facts[processes[a]] = read_answer(answer, parse)
+    return {a: cached.facts.get(p, NO_VERSIONS) for a, p in processes.items()}
 
 
 def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:

@@ -1,8 +1,8 @@
-"""Measure the time that this cluster needs for a task besides its work.
+"""Measure the overhead of a task on this cluster, in addition to its work.
 
 Scheduler, transport and workers each take a part; clusters differ by a factor of ten.
-Empty tasks are sent in graphs of two sizes, and the difference is divided by the number
-of tasks: the constant time of any graph is no cost of a task.
+Graphs of empty tasks are run in two sizes. The difference of their times is divided by
+the number of additional tasks, so the constant time of any graph does not count.
 
 Each task is bound to a worker, as tasks on partitions are. The scheduler would queue
 unbound tasks until a thread is free, and each would take two to three times as long.
@@ -40,12 +40,12 @@ async def per_task(client: Client, snapshot: Snapshot) -> float | None:
 
     The value is measured once, and again if other workers run.
     """
-    memory = monitor.known(client)
+    cached = monitor.known(client)
     workers = frozenset(w.address for w in snapshot.workers if w.running)
-    if memory.overhead is None or memory.overhead[1] != workers:
+    if cached.overhead is None or cached.overhead[1] != workers:
         seconds = await _measure(client, snapshot)
-        memory.overhead = None if seconds is None else (seconds, workers)
-    return None if memory.overhead is None else memory.overhead[0]
+        cached.overhead = None if seconds is None else (seconds, workers)
+    return None if cached.overhead is None else cached.overhead[0]
 
 
 async def _measure(client: Client, snapshot: Snapshot) -> float | None:
@@ -72,10 +72,10 @@ async def _measure(client: Client, snapshot: Snapshot) -> float | None:
 
 
 def agree(found: list[float]) -> bool:
-    """Whether more measurements would hardly change the median."""
+    """Return whether more measurements would hardly change the median."""
     middle = median(found)
-    off = max(abs(seconds - middle) for seconds in found)
-    return len(found) >= MIN_ROUNDS and off <= TOLERANCE * middle
+    deviation = max(abs(seconds - middle) for seconds in found)
+    return len(found) >= MIN_ROUNDS and deviation <= TOLERANCE * middle
 
 
 async def _seconds(client: Client, workers: Sequence[str], n_tasks: int) -> float:

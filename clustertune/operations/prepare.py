@@ -205,7 +205,7 @@ async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
     now = suitability.chosen(await _settled(run.cluster, seconds))
     run.journal.add(now, checks.run(now, run.settings))
     # memory is not compared: other work may have taken some since
-    was = verification.without_aside(journal.views[-1])
+    was = verification.without_remainder(journal.views[-1])
     lost = verification.losses(was, now)
     wrong = (
         *lost,

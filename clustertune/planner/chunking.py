@@ -26,25 +26,19 @@ from clustertune.core.model import (
     Layout,
     View,
 )
-from clustertune.planner import (
-    coverage,
-    grouping,
-    layouts,
-    suitability,
-)
+from clustertune.planner import coverage, grouping, layouts, suitability
 from clustertune.planner.grouping import Groups
 
-PARTITIONS = frozenset(  # checks
-    (
-        "large_partitions",
-        "missing_eval_rows",
-        "too_few_partitions",
-        "too_many_partitions",
-    )
-)
+#: checks whose findings require other partitions
+PARTITIONS = {
+    "large_partitions",
+    "missing_eval_rows",
+    "too_few_partitions",
+    "too_many_partitions",
+}
 MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
-#: bytes per second that a thread reads once: variances and products of columns ran at
-#: 1.6 to 2.0 GB/s, for float32 and float64, in arrays larger than all caches
+#: bytes per second that a thread reads: measured 1.6 to 2.0 GB/s for variances and
+#: products of float32 and float64 columns in arrays larger than all caches
 PASS = 2e9
 _ROUNDING = 1e-9
 
@@ -73,13 +67,6 @@ def near(rows: Int64s, most: int) -> Int64s:
     A partition is joined with the next one while the sum is at most ``most``, or while
     it has less than half of that. Larger ones are cut into equal parts. Empty ones are
     removed.
-
-    Parameters
-    ----------
-    rows : (partitions,)
-        Rows of the old partitions.
-    most
-        Maximum rows of a new partition, 1 or more.
     """
     runs: list[int] = []
     run = 0
@@ -111,16 +98,9 @@ def joined(rows: Int64s, most: int) -> Int64s:
 
 
 def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
-    """Return rows of partitions cut at the edges that are nearest to wanted cuts.
+    """Return rows of partitions, cut at the allowed edges nearest to the wanted cuts.
 
-    Parameters
-    ----------
-    edges : (edges,)
-        Rows at which a cut is allowed, ascending.
-    n_rows
-        Number of all rows.
-    cuts : (cuts,)
-        Rows at which cuts are wanted. Cuts with the same nearest edge become one.
+    Both are row numbers, and the edges ascend. Cuts with the same edge become one.
     """
     near = np.zeros(0, dtype=np.int64)
     if len(edges) and len(cuts):
@@ -128,7 +108,7 @@ def at_edges(edges: Int64s, n_rows: int, cuts: Int64s) -> Int64s:
         before = np.maximum(after - 1, 0)
         closer = cuts - edges[before] < edges[after] - cuts
         near = np.unique(edges[np.where(closer, before, after)])
-    return np.diff(np.concatenate(([0], near, [n_rows]))).astype(np.int64)
+    return np.diff(near, prepend=0, append=n_rows).astype(np.int64)
 
 
 def fullest(rows: Int64s, weights: Float64s) -> float:
@@ -152,19 +132,8 @@ def fullest(rows: Int64s, weights: Float64s) -> float:
 def parts(old: Int64s, new: Int64s) -> Parts:
     """Return the row ranges of old partitions that make up the new ones.
 
+    ``old`` and ``new`` are the rows of all partitions; they have the same positive sum.
     An empty new partition gets one part without rows, of a nearby partition.
-
-    Parameters
-    ----------
-    old : (partitions,)
-        Rows of the old partitions; not all are 0.
-    new : (new partitions,)
-        Rows of the new partitions, with the same sum.
-
-    Raises
-    ------
-    ValueError
-        The numbers of rows differ, or there are no rows.
     """
     if old.sum() != new.sum() or not old.sum():
         raise ValueError(f"{old.sum():,} rows cannot be cut into {new.sum():,}")
@@ -204,24 +173,18 @@ def partition_count(nbytes: float | None, view: View, n_threads: int) -> int:
     if nbytes is None:
         return n_threads * profile.partitions_per_thread
     each = nbytes / n_threads
-    least = max(1, math.ceil(each / max(1, max_partition_bytes(view))))
-    return n_threads * max(least, _affordable(each, view))
+    fewest = max(1, math.ceil(each / max(1, max_partition_bytes(view))))
+    most, overhead = profile.partitions_per_thread, view.now.overhead
+    # a model that depends on the number of partitions must not depend on a timing
+    if overhead is not None and not profile.keeps_partitions:
+        most = min(most, int(each / (MIN_TASK_LENGTH * overhead * PASS)))
+    return n_threads * max(fewest, most)
 
 
 def max_partition_bytes(view: View) -> int:
     """Return the bytes above which a partition is cut, of all collections together."""
     limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
     return min([view.goal.workload.max_partition_bytes, *(n // 10 for n in limits)])
-
-
-def _affordable(nbytes: float, view: View) -> int:
-    """Return into how many long tasks a thread's bytes can be divided."""
-    profile, overhead = view.goal.workload, view.now.overhead
-    # a model that depends on the number of partitions must not depend on a timing
-    if overhead is None or profile.keeps_partitions:
-        return profile.partitions_per_thread
-    long = nbytes / (MIN_TASK_LENGTH * overhead * PASS)
-    return min(profile.partitions_per_thread, int(long))
 
 
 def overhead_text(view: View) -> str:
@@ -251,16 +214,9 @@ def rows_of(collection: CollectionInfo) -> Int64s:
 
 
 def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
-    """Return the rows of the new partitions of a layout: those of X if they suit.
+    """Return rows of new partitions for a loaded, counted layout.
 
-    Parameters
-    ----------
-    layout
-        A loaded, counted layout.
-    view
-        The view that contains the layout.
-    about
-        Findings about the layout.
+    They are those of X if these suit. ``about`` are the findings about the layout.
     """
     if view.goal.rechunk is False or layouts.is_copied(layout):
         return rows_of(layout.collections[0])  # only values are converted
@@ -325,10 +281,8 @@ def remainder(layout: Layout, view: View) -> int:
         return 0
     if view.goal.rechunk is False:  # no partition is cut
         return 0
-    total, n_workers = (
-        int(rows_of(layout.collections[0]).sum()),
-        len(view.eligible_workers),
-    )
+    total = int(rows_of(layout.collections[0]).sum())
+    n_workers = len(view.eligible_workers)
     return total % n_workers if n_workers <= total else 0  # too few rows are an error
 
 
@@ -348,21 +302,21 @@ def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
 
 
 def _most_even(
-    layout: Layout, tries: list[Int64s], view: View, *, may_stay: bool = True
+    layout: Layout, tries: list[Int64s], view: View, *, can_stay: bool = True
 ) -> Int64s:
     """Return the first rows that can be even within the tolerance, else the best."""
     weights = layouts.weights(view)
-    spread = []
+    ratios = []
     for rows in tries:
-        spread.append(fullest(rows, weights))
-        if spread[-1] <= 1 + view.goal.tolerance + _ROUNDING:
+        ratios.append(fullest(rows, weights))
+        if not suitability.is_uneven(ratios[-1], view):
             return rows
-    old = rows_of(layout.collections[0])
-    best = int(np.argmin(spread))
+    old, best = rows_of(layout.collections[0]), int(np.argmin(ratios))
     # partitions stay if none is better and each worker can have one
-    enough = bool(np.count_nonzero(old) >= np.count_nonzero(weights))
-    stays = enough and fullest(old, weights) <= spread[best] + _ROUNDING
-    return old if stays and may_stay and layout.aligned else tries[best]
+    enough = np.count_nonzero(old) >= np.count_nonzero(weights)
+    if can_stay and layout.aligned and enough:
+        return old if fullest(old, weights) <= ratios[best] + _ROUNDING else tries[best]
+    return tries[best]
 
 
 def _at_groups(
@@ -386,10 +340,10 @@ def _at_groups(
         cuts = np.cumsum(even(total, min(total, n_partitions * factor)))[:-1]
         tries.append(at_edges(groups.edges, total, cuts))
     # too few partitions are no improvement, even if they are even
-    fewest = min(len(layouts.weights(view).nonzero()[0]), len(groups.counts))
+    fewest = min(int((layouts.weights(view) > 0).sum()), len(groups.counts))
     enough = [rows for rows in tries if np.count_nonzero(rows) >= fewest]
     # old partitions that cut through groups may be more even than whole groups
-    return _most_even(layout, enough or tries[-1:], view, may_stay=bool(whole))
+    return _most_even(layout, enough or tries[-1:], view, can_stay=bool(whole))
 
 
 def _of_groups(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
@@ -428,7 +382,9 @@ def _suits(layout: Layout, rows: Int64s, view: View, about: Sequence[Finding]) -
             return False
     if suitability.too_large(bare, only) or suitability.too_many(bare, only):
         return False
-    return layout is not view.layouts[0] or not suitability.too_few(bare, only)
+    if layout is not view.layouts[0]:
+        return True
+    return not suitability.is_uneven(suitability.fullest_share(bare, only), only)
 
 
 def _bare(layout: Layout, rows: Int64s) -> Layout:

@@ -19,7 +19,7 @@ from clustertune.planner import layouts
 Float32s = npt.NDArray[np.float32]
 
 NEAR = 32  # partitions, and workers, that are tried for an exchange
-LESS = 1 - 1e-9  # factor below which a ratio counts as smaller
+LESS = 1 - 1e-9  # rounding: below this factor a ratio counts as smaller
 TINY = 1e-9  # replaces a share of 0 in divisions
 
 
@@ -91,19 +91,10 @@ def present_in(classes: Classes, rows: Int64s) -> Bools:
 
 
 def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int64s:
-    """Cut partitions so that every class is in as many partitions as workers.
+    """Cut partitions of these rows until every class is in at least ``n_workers``.
 
-    Parameters
-    ----------
-    classes
-        Each class has at least as many rows as there are workers.
-    rows : (partitions,)
-        Rows of the partitions that may be cut further.
-    n_workers
-        Number of workers that need each class.
-    alone
-        Put each witness into a partition without other rows. Then the partitions can
-        always be distributed.
+    Each class must have that many rows. ``alone`` puts each witness into a partition
+    without other rows; then the partitions can always be distributed.
     """
     edges = set(np.cumsum(rows).tolist())
     enough = present_in(classes, rows).sum(axis=0) >= n_workers
@@ -118,7 +109,7 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
             edges |= set(((chosen[:-1] + chosen[1:] + 1) // 2).tolist())
     total = int(rows.sum())
     inner = np.array(sorted(e for e in edges if 0 < e < total), dtype=np.int64)
-    return np.diff(np.concatenate(([0], inner, [total]))).astype(np.int64)
+    return np.diff(inner, prepend=0, append=total).astype(np.int64)
 
 
 def shared(
@@ -131,8 +122,8 @@ def shared(
 ) -> Int64s | None:
     """Return targets with which whole partitions cover all classes; None: impossible.
 
-    The search starts from ``start``, by default the homes. Partitions on workers that
-    may not train start on the first one that may.
+    The search starts from ``start``. By default, that is the home of each partition, or
+    the first worker that trains if the home does not train.
     """
     claim = layouts.weights(view)
     if start is None:
@@ -168,27 +159,22 @@ def spread(
 
     Parameters
     ----------
-    target : (partitions,)
-        Workers at the start; all have a positive claim.
+    target, rows, nbytes : (partitions,)
+        Worker at the start (with a positive claim), rows, and bytes of each partition.
     present : (partitions, classes)
         Whether a partition has rows of a class.
-    rows : (partitions,)
-        Rows of each.
-    claim : (workers,)
-        Rows are even in proportion to it. A worker with claim 0 needs no class.
-    nbytes : (partitions,), optional
-        Bytes of each.
-    budget : (workers,), optional
-        Free bytes of each worker; exceeded only if no other targets are found.
+    claim, budget : (workers,)
+        Shares of rows are proportional to the claim. A worker with claim 0 needs no
+        class. A budget of bytes is exceeded only if no other targets are found.
     tolerance
         Fraction by which a worker may exceed its share of rows.
     """
     sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
     # the rarest class first: the fewest partitions have it
     rare = np.argsort(present.sum(axis=0), kind="stable")
-    while (lacking := sharing.lacking()[:, rare]).any():
-        first = int(lacking.any(axis=0).argmax())
-        worker = int(lacking[:, first].argmax())
+    while (missing := sharing.missing()[:, rare]).any():
+        first = int(missing.any(axis=0).argmax())
+        worker = int(missing[:, first].argmax())
         if not sharing.bring(int(rare[first]), worker):
             return None
     while sharing.relieve():
@@ -218,17 +204,16 @@ class _Sharing:
         self.limit = limit
         self.needs = claim > 0
         self.share = np.maximum(rows.sum() * claim / claim.sum(), TINY)
-        self.held = np.zeros(
-            (n_workers, present.shape[1]), dtype=np.int64
-        )  # partitions
+        # number of partitions with each class on each worker
+        self.held = np.zeros((n_workers, present.shape[1]), dtype=np.int64)
         np.add.at(self.held, target, present)
         self.load = np.bincount(target, rows, n_workers)
         self.used = np.bincount(target, self.nbytes, n_workers)
 
-    def lacking(self) -> Bools:
+    def missing(self) -> Bools:
         """Return (workers, classes): the classes that are missing."""
-        lacking: Bools = (self.held == 0) & self.needs[:, None]
-        return lacking
+        missing: Bools = (self.held == 0) & self.needs[:, None]
+        return missing
 
     def bring(self, number: int, worker: int) -> bool:
         """Bring a class to a worker; return whether fewer classes are missing then.
@@ -237,11 +222,8 @@ class _Sharing:
         worker has two of them.
         """
         others = np.flatnonzero(self.present[:, number] & (self.target != worker))
-        way = _Ways(self, worker, others)
-        best = way.best(np.where(way.missing < 0, 0, np.inf))
-        if best is not None:
-            self._exchange(worker, *best)
-        return best is not None
+        ways = _Ways(self, worker, others)
+        return self._exchange(worker, ways.best(np.where(ways.missing < 0, 0, np.inf)))
 
     def relieve(self) -> bool:
         """Make the fullest worker less full; return whether that was possible."""
@@ -252,21 +234,24 @@ class _Sharing:
         for worker in np.argsort(ratio, kind="stable")[:NEAR].tolist():
             if worker == fullest or not self.needs[worker]:
                 break
-            way = _Ways(self, worker, np.flatnonzero(self.target == fullest))
-            worse = (way.missing > 0) | (way.over > 0)
-            worse |= way.strain > ratio[fullest] * LESS
-            best = way.best(np.where(worse, np.inf, way.strain))
-            if best is not None:
-                self._exchange(worker, *best)
+            ways = _Ways(self, worker, np.flatnonzero(self.target == fullest))
+            worse = (ways.missing > 0) | (ways.over > 0)
+            worse |= ways.strain > ratio[fullest] * LESS
+            best = ways.best(np.where(worse, np.inf, ways.strain))
+            if self._exchange(worker, best):
                 return True
         return False
 
-    def _exchange(self, worker: int, give: int, take: int) -> None:
-        """Give the worker one partition, and return ``take`` unless it is -1."""
+    def _exchange(self, worker: int, way: tuple[int, int] | None) -> bool:
+        """Exchange two partitions, or move one if the second is -1; None: neither."""
+        if way is None:
+            return False
+        give, take = way
         source = int(self.target[give])
         self._move(give, worker)
         if take >= 0:
             self._move(take, source)
+        return True
 
     def _move(self, partition: int, worker: int) -> None:
         source = self.target[partition]
@@ -281,7 +266,7 @@ class _Sharing:
 
 
 class _Ways:
-    """Ways to give a worker one of some partitions in exchange for one of its own.
+    """Ways to give a worker one of some partitions, perhaps for another one.
 
     Rows of each array are partitions to give, columns are partitions to take back; the
     last column means none. ``missing`` is the change of missing (worker, class) pairs,
@@ -321,12 +306,13 @@ class _Ways:
         return shift
 
     def _missing(self) -> Float32s:
-        now, own = self._now, self._now.held[self._worker]
-        there = now.held[self._source]
+        now = self._now
+        target, source = now.held[self._worker], now.held[self._source]
         comes = now.present[self.give]
-        goes = np.vstack([now.present[self.take], np.zeros_like(own, dtype=bool)])
-        less = _common(comes, own[None] == 0) + _common(there == 0, goes)
-        more = _common(~comes, (own == 1) & goes) + _common(comes & (there == 1), ~goes)
+        goes = np.vstack([now.present[self.take], np.zeros_like(target, dtype=bool)])
+        less = _common(comes, target[None] == 0) + _common(source == 0, goes)
+        more = _common(~comes, (target == 1) & goes)
+        more += _common(comes & (source == 1), ~goes)
         return more - less
 
     def best(self, cost: Float64s) -> tuple[int, int] | None:
@@ -334,13 +320,11 @@ class _Ways:
         ways = np.flatnonzero(np.isfinite(cost))
         if not len(ways):
             return None
-        strain, over = (
-            np.maximum(self.strain, self._now.limit),
-            np.maximum(self.over, 0),
-        )
+        over = np.maximum(self.over, 0)
+        strain = np.maximum(self.strain, self._now.limit)
         for price in (cost, over, strain, self.missing, self._rows):
-            own = price.flat[ways]
-            ways = ways[own == own.min()]
+            prices = price.flat[ways]
+            ways = ways[prices == prices.min()]
         give, take = divmod(int(ways[0]), len(self.take) + 1)
         back = int(self.take[take]) if take < len(self.take) else -1
         return int(self.give[give]), back

@@ -1,10 +1,14 @@
 """Forecast the memory of a fit on every worker, and the changes that reduce it (pure).
 
-During a fit, a worker's process has its unmanaged memory, or that of a process that has
-imported the library if that is more. It also has Dask's other keys that are not
-released by then, and a multiple of its share of the given data. If the library copies
-eval sets to all workers, each has all of them. The sum may be ``memory_fraction`` of
-the worker's limit.
+The forecast for the process of a worker is the sum of
+
+- its unmanaged memory, but at least ``Profile.base_bytes``, which a process needs that
+  has imported the library;
+- Dask's other keys, unless they are released before the fit;
+- a multiple of its share of the given data, or of all eval sets if the library copies
+  them to all workers.
+
+The sum may be at most ``memory_fraction`` of the worker's memory limit.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +33,12 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import remedies
-from clustertune.planner.layouts import collection_bytes, held_bytes, weights
-from clustertune.planner.layouts import held_bytes_by_worker as partitions_held
+from clustertune.planner.layouts import (
+    collection_bytes,
+    held_bytes,
+    held_bytes_by_worker,
+    weights,
+)
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes
@@ -48,7 +56,7 @@ class Change:
     memory_limit: float = 0.0  # minimum bytes of every worker
 
 
-AS_IT_IS = Change()
+NO_CHANGE = Change()
 
 
 class Demand(NamedTuple):
@@ -77,8 +85,8 @@ class Way(NamedTuple):
 # --- how much -------------------------------------------------------------------------
 
 
-def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
-    """Return what the fit takes for all given data, independent of its placement."""
+def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
+    """Return the bytes that a fit takes for all given data, wherever that is."""
     profile = _profile(view, change)
     divided = copied = 0.0
     for number, layout in enumerate(view.layouts):
@@ -96,31 +104,32 @@ def demand(view: View, change: Change = AS_IT_IS) -> Demand | Unknown:
     return Demand(divided, copied)
 
 
-def needs(view: View, change: Change = AS_IT_IS) -> list[Need] | Unknown:
+def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
     """Return the need of each worker that may train and whose memory is known."""
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
-    due = change.n_workers or expected_workers(view)
-    each = wanted.divided * len(view.eligible_workers) / max(1, due)
+    n_workers = change.n_workers or expected_workers(view)
+    divided = wanted.divided * len(view.eligible_workers) / max(1, n_workers)
     threads = weights(view).sum()
     found = []
-    for worker, fixed, free in _rooms(view, change, wanted):
-        share = each * worker.nthreads / threads
+    for worker, fixed, free in _free_memory(view, change, wanted):
+        share = divided * worker.nthreads / threads
         found.append(Need(share - free, share + fixed, free, worker))
     return found
 
 
-def _rooms(
+def _free_memory(
     view: View, change: Change, wanted: Demand
 ) -> Iterator[tuple[WorkerSnapshot, float, float]]:
-    """Yield (worker, bytes independent of the number of workers, free bytes)."""
-    for worker, other in zip(view.now.workers, _fixed(view, change), strict=True):
+    """Yield (worker, bytes independent of its share, bytes left for its share)."""
+    base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
+    fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
+    for worker, nbytes in zip(view.now.workers, fixed.tolist(), strict=True):
         most = limit(worker, view)
         if view.eligible(worker) and not isinstance(most, Unknown):
-            may = max(most, change.memory_limit) * view.goal.memory_fraction
-            fixed = float(other) + wanted.copied
-            yield worker, fixed, may - fixed
+            allowed = max(most, change.memory_limit) * view.goal.memory_fraction
+            yield worker, nbytes, allowed - nbytes
 
 
 def short(found: list[Need]) -> list[Need]:
@@ -142,37 +151,29 @@ def peaks(view: View) -> dict[str | int, int]:
     divided = view.layouts[:1] if profile.eval_copies else view.layouts
     taken = np.zeros(n_workers)
     for layout in divided:
-        size = _itemsize(layout.collections[0], AS_IT_IS)
+        size = _itemsize(layout.collections[0], NO_CHANGE)
         of_all, of_partitions = profile.parts(size)
         held = held_bytes((layout,), n_workers)
-        taken += of_all * held + of_partitions * np.minimum(
-            held, _in_work(layout, view)
-        )
+        processed = np.minimum(held, _processed_bytes(layout, view))
+        taken += of_all * held + of_partitions * processed
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
-    total = base + _kept_bytes(view) + taken + copied * trains
+    total = base + _other_keys(view) + taken + copied * trains
     return {w.id: round(n) for w, n in zip(view.now.workers, total, strict=True)}
 
 
-def _in_work(layout: Layout, view: View) -> Float64s:
-    """Return the bytes that each worker's threads process at a time, at most.
+def _processed_bytes(layout: Layout, view: View) -> Float64s:
+    """Return the most bytes that the threads of each worker process at a time.
 
     Each thread is assumed to process the largest partition of its worker.
     """
-    there = partitions_held(layout, len(view.now.workers))
+    there = held_bytes_by_worker(layout, len(view.now.workers))
     largest = np.zeros(len(view.now.workers), dtype=np.float64)
     np.maximum.at(largest, there.worker, there.nbytes)
-    threads = [w.nthreads for w in view.now.workers]
-    return largest * np.array(threads, dtype=np.float64)
+    return largest * np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
 
 
-def _fixed(view: View, change: Change) -> Float64s:
-    """Return the bytes of every process during the fit that are not given data."""
-    base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
-    return base if change.release else base + _kept_bytes(view)
-
-
-def _kept_bytes(view: View) -> Float64s:
+def _other_keys(view: View) -> Float64s:
     """Return the bytes on every worker of other keys that remain during the fit."""
     replaced = [view.replaced.get(w.id, 0) for w in view.now.workers]
     return np.maximum(0.0, other_bytes(view) - np.array(replaced, dtype=np.float64))
@@ -188,12 +189,15 @@ def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
     size = collection_bytes(collection)
     if isinstance(size, Unknown):
         return size
-    wanted = collection.conversion
-    if wanted is not None and collection.loaded and collection.rows is not None:
-        if wanted.row_bytes is not None:
-            size = wanted.row_bytes * int(collection.rows.sum())
+    conversion = collection.conversion
+    if conversion is not None and collection.loaded and collection.rows is not None:
+        if conversion.row_bytes is not None:
+            size = conversion.row_bytes * int(collection.rows.sum())
     elif change.float32 and _is_wide(collection):
-        return size - size * _wide_share(collection) / 2
+        counts = {name: n for name, (n, _) in collection.types.items()}
+        # columns of eight-byte numbers are cast; an array has no columns of other types
+        cast = sum(n for name, n in counts.items() if name.lower().endswith("64"))
+        return size - size * (cast / sum(counts.values()) if counts else 1.0) / 2
     return size
 
 
@@ -207,25 +211,14 @@ def _itemsize(collection: CollectionInfo, change: Change) -> int | None:
 
 def _is_wide(collection: CollectionInfo) -> bool:
     """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
-    features = variable(collection.label) == "X"
-    return (
-        features
-        and collection.conversion is None
-        and collection.itemsize == 2 * FLOAT32
-    )
-
-
-def _wide_share(collection: CollectionInfo) -> float:
-    """Return the fraction of columns that are cast: those of eight-byte numbers."""
-    counts = {name: count for name, (count, _) in collection.types.items()}
-    wide = sum(n for name, n in counts.items() if name.lower().endswith("64"))
-    return wide / sum(counts.values()) if counts else 1.0
+    wide = collection.conversion is None and collection.itemsize == 2 * FLOAT32
+    return wide and variable(collection.label) == "X"
 
 
 # --- how many workers -----------------------------------------------------------------
 
 
-def workers_needed(view: View, change: Change = AS_IT_IS) -> int | Unknown | None:
+def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | None:
     """Return the fewest workers with which the fit has enough memory.
 
     New workers are assumed to be like the present ones. None means that no number is
@@ -236,16 +229,16 @@ def workers_needed(view: View, change: Change = AS_IT_IS) -> int | Unknown | Non
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
-    rooms = [(w.nthreads, free) for w, _, free in _rooms(view, change, wanted)]
-    if not rooms:
+    found = [(w.nthreads, free) for w, _, free in _free_memory(view, change, wanted)]
+    if not found:
         return Unknown("the memory of no worker is known")
-    if min(free for _, free in rooms) <= 0:
+    if min(free for _, free in found) <= 0:
         return None
-    each = wanted.divided * len(view.eligible_workers)
+    total = wanted.divided * len(view.eligible_workers)
     threads = float(weights(view).sum())
-    # as many bytes may be missing as in `short`
-    limits = [(n, threads * (free + _ROUNDING)) for n, free in rooms]
-    return max(1, *(math.ceil(each * n / most) for n, most in limits))
+    # `short` allows the same rounding error
+    counts = [total * n / (threads * (free + _ROUNDING)) for n, free in found]
+    return max(1, math.ceil(max(counts)))
 
 
 def wanted_workers(view: View) -> int | None:
@@ -270,13 +263,15 @@ def expected_workers(view: View) -> int:
 def options(view: View) -> dict[str, Change]:
     """Return possible changes that keep the workers, cheapest first."""
     found = {}
-    kept = view.goal.workload.feature_bytes
+    profile = view.goal.workload
     collections = [m for x in view.layouts for m in x.collections]
-    if any(map(_is_wide, collections)) and (kept is None or kept <= FLOAT32):
+    # a library that keeps features in wider numbers does not profit from float32
+    narrow = profile.feature_bytes is None or profile.feature_bytes <= FLOAT32
+    if narrow and any(map(_is_wide, collections)):
         found["float32"] = Change(float32=True)
-    if view.goal.workload.frugal is not None:
+    if profile.frugal is not None:
         found["frugal"] = Change(frugal=True)
-    if _other(view):
+    if _releasable_bytes(view):
         found["release"] = Change(release=True)
     return found
 
@@ -291,43 +286,37 @@ def ways(view: View) -> tuple[Way, ...]:
 
 
 def _same_workers(view: View) -> Iterator[Change]:
-    for number, together in enumerate(_together(view)):
-        enough = [c for c in together if not short(_known(view, c))]
+    for size, changes in enumerate(_combinations(view)):
+        enough = [c for c in changes if not short(_known(view, c))]
         if enough:
-            yield from enough if number == 1 else enough[:1]
+            yield from enough if size == 1 else enough[:1]
             return
 
 
 def _more_workers(view: View) -> Iterator[Change]:
-    for together in _together(view):
-        for change in together:
-            n_workers = workers_needed(view, change)
-            if isinstance(n_workers, int):
-                if n_workers > expected_workers(view):
-                    yield replace(change, n_workers=n_workers)
-                return
+    for change in chain.from_iterable(_combinations(view)):
+        n_workers = workers_needed(view, change)
+        if isinstance(n_workers, int):
+            if n_workers > expected_workers(view):
+                yield replace(change, n_workers=n_workers)
+            return
 
 
 def larger_workers(view: View) -> Change:
     """Return the memory limit that is enough for every worker, rounded up."""
-    lacking = short(_known(view, AS_IT_IS))
+    lacking = short(_known(view, NO_CHANGE))
     most = max((n.total for n in lacking), default=0.0) / view.goal.memory_fraction
     # rounded to one decimal, as bytes_text shows it
     step = max(1.0, 1024.0 ** int(math.log(max(1.0, most), 1024)) / 10)
     return Change(memory_limit=math.ceil((most + 1) / step) * step)
 
 
-def _together(view: View) -> Iterator[list[Change]]:
+def _combinations(view: View) -> Iterator[list[Change]]:
     """Yield no change, then each option, then each pair of options, and so on."""
-    known = list(options(view).values())
+    known = options(view)
     for size in range(len(known) + 1):
         yield [
-            Change(
-                float32=any(c.float32 for c in some),
-                frugal=any(c.frugal for c in some),
-                release=any(c.release for c in some),
-            )
-            for some in combinations(known, size)
+            Change(**dict.fromkeys(names, True)) for names in combinations(known, size)
         ]
 
 
@@ -341,9 +330,9 @@ def _known(view: View, change: Change) -> list[Need]:
     return [] if isinstance(found, Unknown) else found
 
 
-def _other(view: View) -> float:
-    """Return the bytes of other keys on workers that may train."""
-    return float(_kept_bytes(view)[weights(view) > 0].sum())
+def _releasable_bytes(view: View) -> float:
+    """Return the bytes of other keys on workers that train."""
+    return float(_other_keys(view)[weights(view) > 0].sum())
 
 
 def _text(change: Change, view: View) -> str:
@@ -356,7 +345,8 @@ def _text(change: Change, view: View) -> str:
         parameters = view.goal.workload.frugal_parameters
         parts.append(f"train with {parameters} ({frugal.title})")
     if change.release:
-        parts.append(f"`{remedies.release(view)}` for {bytes_text(_other(view))}")
+        freed = bytes_text(_releasable_bytes(view))
+        parts.append(f"`{remedies.release(view)}` for {freed}")
     if change.n_workers is not None:
         if view.goal.workers is None and view.now.can_scale is None:
             arguments["n_workers"] = str(change.n_workers)
@@ -365,8 +355,7 @@ def _text(change: Change, view: View) -> str:
     if change.memory_limit:
         size = bytes_text(change.memory_limit)
         if _hosts_have(change.memory_limit, view):
-            call = f'clustertune.resize_workers(client, memory_limit="{size}")'
-            parts.append(f"`{call}`")
+            parts.append(f'`clustertune.resize_workers(client, memory_limit="{size}")`')
         else:
             parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
     if arguments:

@@ -33,12 +33,10 @@ class Groups:
 
 def collection_of(layout: Layout) -> CollectionInfo | None:
     """Return the collection with the groups, if its values were read."""
-    for collection in layout.collections:
-        if collection.label.rpartition(".")[2] == "qid":
-            looked = collection.contents is not None and all(
-                "counts" in partition for partition in collection.contents.partitions
-            )
-            return collection if looked else None
+    for m in layout.collections:
+        if m.label.rpartition(".")[2] == "qid" and m.contents is not None:
+            is_read = all("counts" in p for p in m.contents.partitions)
+            return m if is_read else None
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from clustertune.core import rules
 from clustertune.core.model import (
@@ -116,9 +116,8 @@ def _targets(step: Step) -> list[str]:
 
 def targets_still_run(step: Step, view: View) -> str | None:
     """Refuse to send partitions to a worker that has left or is paused."""
-    workers = view.now.by_address
-    addresses = _targets(step)
-    away = [a for a in addresses if a not in workers or not view.eligible(workers[a])]
+    running = {w.address for w in view.eligible_workers}
+    away = [a for a in _targets(step) if a not in running]
     return f"{names_text(away)} no longer runs" if away else None
 
 
@@ -166,8 +165,8 @@ def memory_is_enough(step: Step, _view: View) -> str | None:
 
 def manager_allows_restarts(step: Step, view: View) -> str | None:
     """Refuse restarts if the manager replaces a worker that restarts."""
-    away = isinstance(step.args, Restart) and not step.args.retire
-    return view.now.can_restart if away else None
+    returns = isinstance(step.args, Restart) and not step.args.retire
+    return view.now.can_restart if returns else None
 
 
 def restart_loses_nothing(step: Step, view: View) -> str | None:
@@ -179,20 +178,21 @@ def restart_loses_nothing(step: Step, view: View) -> str | None:
         return f"{names_text([step.args.id])} has left or was restarted in the meantime"
     if worker.nanny is None and not step.args.retire:
         return NO_NANNY
-    burden = worker.held_data
-    if burden is None:
+    held = worker.held_data
+    if held is None:
         return "its keys are unknown"
-    if burden.actors:
-        return f"it holds {plural(burden.actors, 'actor')}, which cannot be moved"
-    return _no_space(step.args, burden, worker, view) if burden.nbytes else None
+    if held.actors:
+        return f"it holds {plural(held.actors, 'actor')}, which cannot be moved"
+    return _no_space(step.args, held, worker, view) if held.nbytes else None
 
 
 def _no_space(
-    restart: Restart, burden: HeldData, worker: WorkerSnapshot, view: View
+    restart: Restart, held: HeldData, worker: WorkerSnapshot, view: View
 ) -> str | None:
+    """Return why the data of a worker fits neither other workers nor its nanny."""
     workers = view.now.by_address
     batch = [workers[a] for a in restart.concurrent if a in workers]
-    needed = burden.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
+    needed = held.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
     free = None
     # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
@@ -202,25 +202,18 @@ def _no_space(
             )
             if free >= needed:  # looking at all workers for each step takes long
                 return None
-    in_memory = max(0, burden.nbytes - worker.spilled)
-    why = rules.problem(
-        needed, in_memory, free, _parking_bytes(worker) if restart.parking else None
-    )
-    if not why:
-        return None
+    in_memory = max(0, held.nbytes - worker.spilled)
+    parking: Mapping[str, int] | str | None = None
     instead = "add workers, or release data"
     if restart.parking:
+        space = worker.parking_space
+        if isinstance(space, ParkingSpace):
+            parking = asdict(space)
+        else:
+            parking = str(space or "unknown")
         instead = "add a worker, save the data first, or discard it with --drop-data"
-    return f"{why}: {instead}"
-
-
-def _parking_bytes(worker: WorkerSnapshot) -> Mapping[str, int] | str:
-    if isinstance(worker.parking_space, ParkingSpace):
-        return {
-            "memory": worker.parking_space.memory,
-            "disk": worker.parking_space.disk,
-        }
-    return str(worker.parking_space or "unknown")
+    why = rules.problem(needed, in_memory, free, parking)
+    return f"{why}: {instead}" if why else None
 
 
 def limit_fits_data(step: Step, view: View) -> str | None:
@@ -237,11 +230,6 @@ def limit_fits_data(step: Step, view: View) -> str | None:
     if isinstance(worker.thresholds, Unknown):
         return f"whether {bytes_text(limit)} is enough is unknown: {worker.thresholds}"
     target = worker.thresholds.target or worker.thresholds.spill
-    return _too_low(worker, limit, target)
-
-
-def _too_low(worker: WorkerSnapshot, limit: int, target: float | None) -> str | None:
-    """Return why a limit is too low, and the lowest limit that is enough."""
     most, _ = memory.lowered_limits(worker, limit)
     data = worker.counted + worker.spilled
     # a new process needs at most the unmanaged memory of the old one
@@ -273,10 +261,9 @@ def release_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to release data of other clients, unless the caller includes them."""
     if not isinstance(step.args, Release):
         return None
-    prefix = step.args.prefix
     if step.args.include_other_clients:
-        return divided_names(view, prefix, step.args.all_prefixes) or None
-    found = [h for h in view.now.key_groups or () if h.prefix == prefix]
+        return _shared_name(view, step.args.prefix, step.args.all_prefixes)
+    found = [h for h in view.now.key_groups or () if h.prefix == step.args.prefix]
     if any(h.alone for h in found):
         return None
     return f"data which {owners_text(found)}; {OTHERS}"
@@ -291,9 +278,7 @@ def drop_spares_other_clients(step: Step, view: View) -> str | None:
         return f"{workers_text(alone)}: {NO_NANNY}"
     if view.now.key_groups is None:
         return "the keys in memory are unknown"
-    actors = sum(
-        w.held_data.actors for w in view.now.workers if w.held_data is not None
-    )
+    actors = sum(w.held_data.actors for w in view.now.workers if w.held_data)
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
     others = [h for h in view.now.key_groups if h.keys and not h.alone]
@@ -367,23 +352,23 @@ def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
 # --- data in memory -------------------------------------------------------------------
 
 
-def divided_names(view: View, prefix: str, together: Collection[str]) -> str:
-    """Return why a prefix cannot be released without unpublishing other keys, or "".
+def _shared_name(view: View, prefix: str, released: Collection[str]) -> str | None:
+    """Return the published name that holds a prefix and also unreleased keys, if any.
 
     Releasing removes the published name, and with it all keys that only the name holds.
     """
     holdings = view.now.key_groups or ()
     names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
     for name in sorted(names):
-        other = {h.prefix for h in holdings if h.keys and name in h.published}
-        staying = sorted(other - {prefix, *together})
+        all_held = {h.prefix for h in holdings if h.keys and name in h.published}
+        staying = sorted(all_held - {prefix, *released})
         if staying:
             return (
                 f"the published {names_text([name])} also holds {names_text(staying)}, "
                 "which would be lost with the name. Give these prefixes, too, or run "
                 f"client.unpublish_dataset({name!r}) first"
             )
-    return ""
+    return None
 
 
 def key_bytes_text(holdings: Collection[KeyGroup]) -> str:
@@ -415,13 +400,11 @@ def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
         f"named {names_text(prefixes, most=5)}"
     )
     scattered = sum(h.scattered for h in holdings)
-    text += f"; {scattered:,} of them were scattered" if scattered else ""
+    if scattered:
+        text += f"; {scattered:,} of them were scattered"
     others = [h for h in holdings if not h.alone]
-    text += (
-        f"; {key_bytes_text(others)} are those which {owners_text(others)}"
-        if others
-        else ""
-    )
+    if others:
+        text += f"; this includes {key_bytes_text(others)} which {owners_text(others)}"
     names = sorted({n for h in holdings for n in h.published})
     if names:
         text += f"; the published {names_text(names, most=5)} will be unpublished"

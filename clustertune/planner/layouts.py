@@ -8,7 +8,7 @@ that holds most of its bytes; that worker is the partition's *home*.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,11 +97,10 @@ def home_workers(layout: Layout, n_workers: int) -> Int64s:
 
 def separated(layout: Layout, n_workers: int) -> Bools:
     """Return for every partition with rows whether no single worker holds all of it."""
-    codes = [
-        collection.holders[0] * n_workers
-        + collection.holders[1]  # each pair occurs once
-        for collection in layout.collections
-        if collection.holders is not None
+    codes = [  # a number for each pair of partition and holder, which occurs once
+        m.holders[0] * n_workers + m.holders[1]
+        for m in layout.collections
+        if m.holders is not None
     ]
     result = np.ones(layout.collections[0].n_partitions, dtype=np.bool_)
     if len(codes) == len(layout.collections):
@@ -117,9 +116,8 @@ def weights(view: View) -> Float64s:
     All weights are equal if the workload needs the same number of rows on each worker.
     """
     equal = view.goal.workload.exact_rows
-    claims = [1 if equal else w.nthreads for w in view.now.workers]
-    may = [view.eligible(w) for w in view.now.workers]
-    return np.array(claims, dtype=np.float64) * np.array(may, dtype=np.float64)
+    found = [view.eligible(w) * (1 if equal else w.nthreads) for w in view.now.workers]
+    return np.array(found, dtype=np.float64)
 
 
 def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
@@ -127,11 +125,10 @@ def shares(layout: Layout, view: View) -> tuple[WorkerShare, ...]:
     n_workers = len(view.now.workers)
     home = home_workers(layout, n_workers)
     known = home >= 0
-    rows = np.bincount(home[known], layout.rows[known], minlength=n_workers)
-    nbytes = np.bincount(
-        home[known], partition_bytes(layout)[known], minlength=n_workers
-    )
-    partitions = np.bincount(home[known], minlength=n_workers)
+    home, held = home[known], partition_bytes(layout)[known]
+    rows = np.bincount(home, layout.rows[known], minlength=n_workers)
+    nbytes = np.bincount(home, held, minlength=n_workers)
+    partitions = np.bincount(home, minlength=n_workers)
     claim = weights(view)
     due = layout.rows.sum() * claim / max(claim.sum(), 1.0)
     return tuple(
@@ -183,12 +180,9 @@ def collection_bytes(collection: CollectionInfo) -> int | Unknown:
 
 def sum_bytes(collections: Iterable[CollectionInfo]) -> int | Unknown:
     """Return the bytes of several collections; unknown if one of them is unknown."""
-    total = 0
-    for amount in map(collection_bytes, collections):
-        if isinstance(amount, Unknown):
-            return amount
-        total += amount
-    return total
+    found = [collection_bytes(m) for m in collections]
+    unknown = next((n for n in found if isinstance(n, Unknown)), None)
+    return unknown or sum(n for n in found if not isinstance(n, Unknown))
 
 
 def layout_bytes(layout: Layout) -> int | Unknown:
@@ -200,12 +194,9 @@ def largest_partition(layout: Layout) -> int | Unknown:
     """Return the bytes of the largest partition, of all collections if aligned."""
     if layout.loaded and layout.aligned:
         return int(partition_bytes(layout).max(initial=0))
-    largest = 0
-    for amount in map(_largest_of, layout.collections):
-        if isinstance(amount, Unknown):
-            return amount
-        largest = max(largest, amount)
-    return largest
+    found = [_largest_of(m) for m in layout.collections]
+    unknown = next((n for n in found if isinstance(n, Unknown)), None)
+    return unknown or max(n for n in found if not isinstance(n, Unknown))
 
 
 def _largest_of(collection: CollectionInfo) -> int | Unknown:
@@ -232,16 +223,10 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
 def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
     """Predict the bytes of row ranges of a loaded collection, after its conversion.
 
-    The prediction is exact for numbers in arrays and frames, except for up to 8 bytes
-    of a range index with Python 3.10. For text and other objects, Dask's own sizes are
+    ``key`` has the index of each part's key, and ``n_rows`` its number of rows. The
+    prediction is exact for numbers in arrays and frames, except for up to 8 bytes of a
+    range index with Python 3.10. For text and other objects, Dask's own sizes are
     estimates.
-
-    Parameters
-    ----------
-    collection
-        A collection that is loaded and counted.
-    key, n_rows : (parts,)
-        Index into its keys, and the number of rows of that key.
     """
     assert collection.nbytes is not None
     assert collection.rows is not None
@@ -251,10 +236,9 @@ def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64
         fixed, each = collection.fixed, np.maximum(0, nbytes - collection.fixed)
     else:
         fixed = conversion.fixed
-        whole = np.add.reduceat(nbytes, np.arange(0, len(nbytes), blocks))
         # each block of columns keeps its fraction of a row's bytes
-        part = nbytes / np.maximum(1, np.repeat(whole, blocks))
-        each = conversion.row_bytes * rows * part
+        of_rows = np.repeat(nbytes.reshape(-1, blocks).sum(axis=1), blocks)
+        each = conversion.row_bytes * rows * (nbytes / np.maximum(1, of_rows))
     amount = each[key] * n_rows / np.maximum(1, rows[key])
     return np.rint(fixed + amount).astype(np.int64)
 
@@ -269,30 +253,24 @@ def list_bytes(lengths: Int64s) -> Int64s:
 
 
 def moves(layout: Layout, view: View, target: Targets) -> Moves:
-    """Return the moves that bring the partitions of a layout to their targets."""
+    """Return moves after which each partition is held by its target alone."""
+    found = []
+    for m in layout.collections:
+        if m.holders is None:
+            continue
+        partition, holder = m.holders
+        single = np.bincount(partition, minlength=len(target)) == 1
+        in_place = partition[(holder == target[partition]) & single[partition]]
+        moving = np.delete(np.arange(len(target)), in_place)
+        if len(moving):
+            keys = tuple(m.keys[i] for i in moving)
+            targets = target[moving].astype(np.int64)
+            found.append(Move(label=m.label, keys=keys, targets=targets))
     return Moves(
         workers=tuple(w.address for w in view.now.workers),
         process_limits=tuple(_pause_bytes(w) for w in view.now.workers),
-        moves=tuple(_moves(layout, target)),
+        moves=tuple(found),
     )
-
-
-def _moves(layout: Layout, target: Targets) -> Iterator[Move]:
-    """Yield the keys that are not held by their target alone."""
-    for collection in layout.collections:
-        if collection.holders is None:
-            continue
-        partition, holder = collection.holders
-        stray = np.ones(len(target), dtype=bool)
-        alone = np.bincount(partition, minlength=len(target)) == 1
-        stray[partition[(holder == target[partition]) & alone[partition]]] = False
-        which = np.flatnonzero(stray)
-        if len(which):
-            yield Move(
-                label=collection.label,
-                keys=tuple(collection.keys[i] for i in which),
-                targets=target[which].astype(np.int64),
-            )
 
 
 def _pause_bytes(worker: WorkerSnapshot) -> int:
@@ -306,12 +284,10 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
 def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
     """Return the bytes that every worker receives, and that every worker sends."""
     n_workers = len(view.now.workers)
-    total = partition_bytes(layout)
     there = held_bytes_by_worker(layout, n_workers)
-    present = np.zeros(len(target), dtype=np.int64)
+    travels = partition_bytes(layout)
     stays = there.worker == target[there.partition]
-    present[there.partition[stays]] = there.nbytes[stays]
-    travels = total - present
+    travels[there.partition[stays]] -= there.nbytes[stays]
     home = home_workers(layout, n_workers)
     known = home >= 0
     into = np.bincount(target, travels, minlength=n_workers)
@@ -319,31 +295,19 @@ def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int6
     return into.astype(np.int64), out.astype(np.int64)
 
 
-def in_contiguous_runs(n_partitions: int, held: HeldBytes, may: Bools) -> Int64s:
+def in_contiguous_runs(n_partitions: int, held: HeldBytes, eligible: Bools) -> Int64s:
     """Choose targets that give each worker one run of equally many partitions.
 
     The run with the largest saving is placed first, on the worker that holds most of
-    its bytes. The bytes that stay are at least half of the best possible result.
-
-    Parameters
-    ----------
-    n_partitions
-        Number of partitions: the same number for each worker, or a few more. The rest
-        goes to the worker of the last run.
-    held
-        Bytes that workers hold of the partitions; replicas are more entries.
-    may : (workers,)
-        Workers that take part.
+    its bytes. The bytes that stay are at least half of the best possible result,
+    because the choice is a greedy matching. If the number of partitions is no multiple
+    of the number of ``eligible`` workers, the last run has the rest.
     """
-    workers = np.flatnonzero(may)
+    workers = np.flatnonzero(eligible)
     each = max(1, n_partitions // len(workers))
     run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
-    saved = np.zeros((len(workers), len(may)))
-    np.add.at(
-        saved,
-        (run[held.partition], held.worker),
-        held.nbytes,
-    )
+    saved = np.zeros((len(workers), len(eligible)))
+    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
     saved = saved[:, workers]
     target = np.full(len(workers), -1, dtype=np.int64)
     free = np.ones(len(workers), dtype=bool)
@@ -379,37 +343,32 @@ def copies(layout: Layout) -> int:
 
 def original(layout: Layout) -> tuple[tuple[int, int, int], ...]:
     """Return each row once, as (partition, first row, one past the last), in order."""
-    rows = layout.rows.tolist()
-    partitions = [i for i, n in enumerate(rows) if n] or [0]
-    if is_copied(layout):
-        partitions = partitions[:1]
-    return tuple((i, 0, rows[i]) for i in partitions)
+    full = np.flatnonzero(layout.rows).tolist() or [0]
+    unique = full[:1] if is_copied(layout) else full
+    return tuple((i, 0, int(layout.rows[i])) for i in unique)
 
 
 def first_partitions(view: View) -> Int64s:
     """Return each worker's first partition with rows of the training data."""
     training = view.layouts[0]
     home = home_workers(training, len(view.now.workers))
-    real = np.flatnonzero((training.rows > 0) & (home >= 0))
-    _, index = np.unique(home[real], return_index=True)
-    return np.sort(real[index]).astype(np.int64)
+    full = np.flatnonzero((training.rows > 0) & (home >= 0))
+    _, index = np.unique(home[full], return_index=True)
+    return np.sort(full[index]).astype(np.int64)
 
 
 def are_in_place(layout: Layout, view: View) -> bool:
     """Return whether every training worker holds a whole replica of an eval set."""
-    training = view.layouts[0]
+    training, n_workers = view.layouts[0], len(view.now.workers)
     if len(layout.rows) != len(training.rows):
         return False
-    n_workers = len(view.now.workers)
-    real = np.flatnonzero(layout.rows > 0)
-    full = np.unique(layout.rows[real])
+    full = np.flatnonzero(layout.rows > 0)
+    homes = home_workers(layout, n_workers)
     return (
-        np.array_equal(real, first_partitions(view))
-        and len(full) == 1
-        and (is_copied(layout) or len(real) == 1)
-        # an empty partition elsewhere would pull its training partition with it
-        and np.array_equal(
-            home_workers(training, n_workers), home_workers(layout, n_workers)
-        )
+        np.array_equal(full, first_partitions(view))
+        and len(np.unique(layout.rows[full])) == 1
+        and (is_copied(layout) or len(full) == 1)
+        # an empty partition elsewhere would move its training partition there
+        and np.array_equal(homes, home_workers(training, n_workers))
         and not separated(layout, n_workers).any()
     )

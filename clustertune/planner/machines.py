@@ -100,11 +100,11 @@ def host_cpus(workers: Workers) -> HostCpus | Unknown:
     facts = _facts(workers)
     if isinstance(facts, Unknown):
         return facts
-    most = [len(f.affinity) for f in facts]
-    threads = [min(w.nthreads, n) for w, n in zip(workers, most, strict=True)]
+    cpus = [len(f.affinity) for f in facts]
+    threads = [min(w.nthreads, n) for w, n in zip(workers, cpus, strict=True)]
     return HostCpus(
         workers=workers,
-        usable=_granted(facts, most),
+        usable=_granted(facts, cpus),
         busy=_granted(facts, threads),
         tightest=max(_limits(workers, facts), key=lambda limit: limit.load),
     )
@@ -113,49 +113,43 @@ def host_cpus(workers: Workers) -> HostCpus | Unknown:
 def host_memory(workers: Workers) -> int | Unknown:
     """Return the maximum bytes that a process on this host can use."""
     facts = _facts(workers)
-    if isinstance(facts, Unknown):
-        return facts
-    return max(f.host_memory for f in facts)
+    return facts if isinstance(facts, Unknown) else max(f.host_memory for f in facts)
 
 
 def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:
     """Return the facts of all workers, or why those of one are unknown."""
-    known: list[WorkerFacts] = []
-    for worker in workers:
-        if isinstance(worker.facts, Unknown):
-            return worker.facts
-        known.append(worker.facts)
-    return known
+    unknown = next((w.facts for w in workers if isinstance(w.facts, Unknown)), None)
+    return unknown or [w.facts for w in workers if not isinstance(w.facts, Unknown)]
 
 
 def _limits(workers: Workers, facts: Sequence[WorkerFacts]) -> Iterator[CpuLimit]:
     """Yield every limit on CPUs that applies to some of these workers."""
     for cpus in {f.affinity for f in facts} | {_distinct(facts)}:
-        inside = zip(workers, facts, strict=True)
-        bound = tuple(w for w, f in inside if f.affinity <= cpus)
+        pairs = zip(workers, facts, strict=True)
+        bound = tuple(w for w, f in pairs if f.affinity <= cpus)
         yield CpuLimit(workers=bound, cpus=len(cpus))
-    for collections, quota in _quotas(facts):
-        yield CpuLimit(workers=tuple(workers[i] for i in collections), cpus=quota)
+    for members, quota in _quotas(facts):
+        yield CpuLimit(workers=tuple(workers[i] for i in members), cpus=quota)
 
 
 def _quotas(facts: Sequence[WorkerFacts]) -> list[tuple[list[int], float]]:
     """Return (workers, quota) for each cgroup, inner cgroups first."""
-    collections: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     cpus: dict[str, float] = {}
     for i, fact in enumerate(facts):
         for cgroup, quota in fact.quotas:
-            collections.setdefault(cgroup, []).append(i)
+            members.setdefault(cgroup, []).append(i)
             cpus[cgroup] = min(quota, cpus.get(cgroup, math.inf))
-    inner_first = sorted(collections, key=lambda c: len(collections[c]))
-    return [(collections[c], cpus[c]) for c in inner_first]
+    inner_first = sorted(members, key=lambda c: len(members[c]))
+    return [(members[c], cpus[c]) for c in inner_first]
 
 
 def _granted(facts: Sequence[WorkerFacts], wanted: Sequence[float]) -> float:
     """Return how many of the wanted CPUs quotas and affinity allow."""
     group = list(range(len(facts)))  # group of each worker
     granted = {i: float(n) for i, n in enumerate(wanted)}  # CPUs of each group
-    for collections, quota in _quotas(facts):
-        merged = {group[i] for i in collections}
+    for members, quota in _quotas(facts):
+        merged = {group[i] for i in members}
         granted[min(merged)] = min(quota, sum(granted.pop(g) for g in merged))
         group = [min(merged) if g in merged else g for g in group]
     return min(float(len(_distinct(facts))), sum(granted.values()))

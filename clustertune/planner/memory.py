@@ -87,23 +87,19 @@ class Level:
 
 def levels(worker: WorkerSnapshot) -> tuple[Level, ...]:
     """Return the known, enabled thresholds, worst first; none without a limit."""
-    thresholds = worker.thresholds
-    if isinstance(thresholds, Unknown) or not worker.memory_limit:
-        return ()
-    fractions = {name: getattr(thresholds, name) for name in ACTS}
-    return tuple(
-        Level(worker=worker, name=name, fraction=fraction)
-        for name, fraction in fractions.items()
-        if fraction is not None and not isinstance(fraction, Unknown)
-    )
+    fractions = _fractions(worker) if worker.memory_limit else {}
+    return tuple(Level(worker=worker, name=n, fraction=x) for n, x in fractions.items())
+
+
+def _fractions(worker: WorkerSnapshot) -> dict[str, float]:
+    """Return the known, enabled thresholds by name, worst first."""
+    values = {name: getattr(worker.thresholds, name, None) for name in ACTS}
+    return {n: x for n, x in values.items() if isinstance(x, int | float)}
 
 
 def _lowest(worker: WorkerSnapshot, names: Sequence[str], limit: int) -> int:
     """Return the bytes of the lowest of these thresholds; 0 means that none is on."""
-    if isinstance(worker.thresholds, Unknown) or not limit:
-        return 0
-    values = [getattr(worker.thresholds, name) for name in names]
-    known = [x for x in values if x is not None and not isinstance(x, Unknown)]
+    known = [x for name, x in _fractions(worker).items() if name in names]
     return int(min(known, default=0) * limit)
 
 
@@ -141,7 +137,7 @@ def fixed_bytes(view: View) -> Float64s:
 def other_bytes(view: View) -> Float64s:
     """Return the bytes of Dask's keys on every worker that are not given data."""
     managed = np.array([w.managed for w in view.now.workers], dtype=np.float64)
-    return np.maximum(0.0, managed - _given(view))
+    return np.maximum(0.0, managed - _given_bytes(view))
 
 
 def unmanaged_bytes(view: View) -> Float64s:
@@ -150,10 +146,10 @@ def unmanaged_bytes(view: View) -> Float64s:
     Workers with ``processes=False`` share one process. The managed memory of all of
     them is subtracted from it.
     """
-    shared: Counter[str] = Counter()
+    managed: Counter[str] = Counter()
     for w in view.now.workers:
-        shared[_process(w)] += w.managed
-    rest = [max(0, w.process - shared[_process(w)]) for w in view.now.workers]
+        managed[_process(w)] += w.managed
+    rest = [max(0, w.process - managed[_process(w)]) for w in view.now.workers]
     return np.array(rest, dtype=np.float64)
 
 
@@ -168,9 +164,9 @@ def free_memory(view: View) -> Float64s:
 
     A worker whose thresholds or memory are unknown gets what it already holds.
     """
+    pairs = zip(_free(view), _given_bytes(view), strict=True)
     found = [
-        held if isinstance(free, Unknown) else max(0.0, free)
-        for free, held in zip(_free(view), _given(view), strict=True)
+        held if isinstance(free, Unknown) else max(0.0, free) for free, held in pairs
     ]
     return np.array(found, dtype=np.float64)
 
@@ -180,13 +176,13 @@ def thresholds_known(view: View) -> bool:
     return not any(isinstance(free, Unknown) for free in _free(view))
 
 
-def _given(view: View) -> Float64s:
+def _given_bytes(view: View) -> Float64s:
     return held_bytes(view.layouts, len(view.now.workers)).astype(np.float64)
 
 
 def _free(view: View) -> list[float | Unknown]:
-    fixed = fixed_bytes(view)
-    return [_free_of(w, view, f) for w, f in zip(view.now.workers, fixed, strict=True)]
+    pairs = zip(view.now.workers, fixed_bytes(view), strict=True)
+    return [_free_of(worker, view, fixed) for worker, fixed in pairs]
 
 
 def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknown:
@@ -207,67 +203,37 @@ def _free_of(worker: WorkerSnapshot, view: View, fixed: float) -> float | Unknow
 
 
 def refuse_too_much(labels: Sequence[str], size: int, free: Float64s) -> None:
-    """Refuse to load data that exceeds the free memory of the workers.
-
-    Parameters
-    ----------
-    labels
-        Names of the collections.
-    size
-        Their bytes.
-    free
-        Free bytes of each worker that may hold some, without spilling.
-
-    Raises
-    ------
-    CapacityError
-        The message contains the number of workers that would be enough.
-    """
+    """Refuse to load ``size`` bytes that exceed the free memory of the workers."""
     if not len(free) or size <= free.sum():
         return
     raise CapacityError(
         f"{names_text(labels)} ({bytes_text(size)}) cannot be loaded: "
-        f"{_room_text(len(free), free.sum())}{_remedy(size, free)}"
+        f"{_free_text(free)}{_remedy(size, free)}"
     )
 
 
 def refuse_overfull(
-    labels: Sequence[str], free: Float64s, n_partitions: int, there: int, nbytes: int
+    labels: Sequence[str], free: Float64s, n_partitions: int, n_loaded: int, nbytes: int
 ) -> None:
     """Refuse data of unknown size once its loaded partitions exceed the free memory.
 
-    Parameters
-    ----------
-    labels
-        Names of the collections.
-    free
-        Free bytes of each worker that may hold some, without spilling.
-    n_partitions
-        Number of partitions.
-    there, nbytes
-        Number of partitions in memory, and their bytes.
-
-    Raises
-    ------
-    CapacityError
-        The message contains the number of workers that would be enough if the other
-        partitions have the same size.
+    ``nbytes`` are the bytes of the loaded partitions. The error estimates how many
+    workers are enough if the other partitions have the same size.
     """
-    if nbytes <= free.sum() or there >= n_partitions:
+    if nbytes <= free.sum() or n_loaded >= n_partitions:
         return
-    size = nbytes / there * n_partitions
+    size = nbytes / n_loaded * n_partitions
     raise CapacityError(
-        f"{names_text(labels)} cannot be loaded: {there:,} of "
+        f"{names_text(labels)} cannot be loaded: {n_loaded:,} of "
         f"{plural(n_partitions, 'partition')} took {bytes_text(nbytes)}, so all take "
-        f"about {bytes_text(size)}; {_room_text(len(free), free.sum())}. The loaded "
-        f"partitions are released{_remedy(size, free)}"
+        f"about {bytes_text(size)}; {_free_text(free)}. The loaded partitions are "
+        f"released{_remedy(size, free)}"
     )
 
 
-def _room_text(n_workers: int, free: float) -> str:
-    return (
-        f"{plural(n_workers, 'worker')} can take {bytes_text(free)} before they spill"
-    )
+def _free_text(free: Float64s) -> str:
+    workers, nbytes = plural(len(free), "worker"), bytes_text(free.sum())
+    return f"{workers} can take {nbytes} before they spill"
 
 
 def _remedy(size: float, free: Float64s) -> str:
@@ -284,10 +250,9 @@ def _remedy(size: float, free: Float64s) -> str:
 
 
 def lower_limit(worker: WorkerSnapshot, size: WorkerSize | None) -> int | None:
-    """Return the memory limit that a size gives a worker, if it is below its own."""
-    limit = None if size is None else size.memory_limit
-    own = worker.memory_limit or math.inf
-    return None if limit is None or limit >= own else limit
+    """Return the memory limit that a size gives a worker, if that lowers its limit."""
+    new, old = None if size is None else size.memory_limit, worker.memory_limit
+    return new if new is not None and (new < old or not old) else None
 
 
 def lowered_limits(worker: WorkerSnapshot, limit: int) -> tuple[int, int]:
@@ -322,40 +287,34 @@ def leak(
 ) -> Leak | None:
     """Return how fast a worker's memory grows, or None if it does not.
 
-    Parameters
-    ----------
-    worker
-        The worker's current snapshot.
-    groups
-        Runs that ended alike, oldest first. The first group in which memory grows
-        counts.
-    least
-        Growth per run that counts, as a fraction of the memory limit.
+    Each group has runs that ended alike, oldest first. The first group in which memory
+    grows counts. ``least`` is the smallest growth per run that counts, as a fraction of
+    the memory limit.
     """
-    lowered_limits = {
+    lines = {
         level.name: level.fraction * worker.memory_limit
         for level in reversed(levels(worker))
         if level.measure == "process"
     }
-    for group in groups if lowered_limits else ():
+    for group in groups if lines else ():
         runs = [run for run in group if worker.id in run.floors]
-        left = [
+        memory = [
             MemoryAfterRun(n, run.floors[worker.id], run.managed.get(worker.id, 0))
             for n, run in enumerate(group)
             if worker.id in run.floors
         ]
-        found = step(left, least * worker.memory_limit)
-        if found is not None:
-            peak = worker.managed + left[-1].unmanaged + _extra(worker.id, runs)
+        growth = step(memory, least * worker.memory_limit)
+        if growth is not None:
+            peak = worker.managed + memory[-1].unmanaged + _peak_bytes(worker.id, runs)
             reached = {
-                name: max(0, math.ceil((line - peak) / found))
-                for name, line in lowered_limits.items()
+                name: max(0, math.ceil((line - peak) / growth))
+                for name, line in lines.items()
             }
-            return Leak(worker, found, len(runs), reached)
+            return Leak(worker, growth, len(runs), reached)
     return None
 
 
-def _extra(worker: str | int, runs: Sequence[Run]) -> float:
+def _peak_bytes(worker: str | int, runs: Sequence[Run]) -> float:
     """Return the median of the bytes that the process needs only during a run."""
     return median(
         max(0, run.peaks[worker] - run.floors[worker] - run.managed[worker])
@@ -372,12 +331,8 @@ def warned(
     findings: Sequence[Finding], checks: Sequence[str] = (*MEMORY, *ENDED)
 ) -> set[str | int]:
     """Return the workers that warnings of these checks name."""
-    return {
-        id
-        for f in findings
-        if f.check in checks and f.severity >= Severity.warning
-        for id in f.subject
-    }
+    found = [f for f in findings if f.check in checks]
+    return {id for f in found if f.severity >= Severity.warning for id in f.subject}
 
 
 def expected_growth(findings: Sequence[Finding], worker: WorkerSnapshot) -> int:

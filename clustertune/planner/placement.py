@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from clustertune.errors import CapacityError
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
 
 # An uneven layout is brought well within the tolerance. At the edge of the tolerance,
 # the next small change would make it uneven again.
 AIM = 0.2  # fraction of the tolerance
 
-ALL = 2_000_000  # loads of all placements up to which all are tried
-WAYS, TRIES = 4_096, 800  # placements in one step of the local search, and steps
+# Limits of the search. They bound its time, and results do not depend on time.
+ALL = 2_000_000  # numbers in the loads of all placements, up to which all are tried
+WAYS = 4_096  # placements that one step of the local search tries
+TRIES = 800  # steps of a local search
 PATIENCE = 200  # steps without an improvement after which the search ends
-NEAR = 1e-4  # of all bytes: a gain that is not worth a search
-AGAIN = 5  # searches at most that start from the result of another
-LARGE = 20_000  # partitions above which the first placement is near the bound
+NEAR = 1e-4  # a smaller fraction of all bytes is not worth a search
+AGAIN = 5  # searches that start from the result of another
+LARGE = 20_000  # partitions; with more, the first placement is near the bound
 OVER = 1e6  # strain of a worker at its budget; more does not fit
 EXACT = 1 + 1e-12  # rounding error of a ratio
 TINY = 1e-9  # replaces a share or a budget of 0 in divisions
@@ -81,7 +81,7 @@ def place(
     Parameters
     ----------
     rows, nbytes : (partitions,) int
-        Rows and bytes of each partition, of all collections together; may be 0.
+        Rows and bytes of each partition, of all collections together; 0 is allowed.
     held : three (holdings,) int
         Partition, worker, and bytes of the partition on the worker. Replicas are more
         entries; entries with the same partition and worker add up.
@@ -116,9 +116,9 @@ def placed(
     nbytes: npt.ArrayLike,
     target: npt.NDArray[np.intp],
 ) -> Placement:
-    """Return the placement with given targets, which have positive weights.
+    """Return the placement with given targets, as :func:`place` does.
 
-    The other arguments are those of :func:`place`.
+    The weights of all targets are positive.
     """
     given = [np.asarray(values) for values in (rows, nbytes, *held)]
     weight = np.asarray(weights, np.float64)
@@ -173,7 +173,7 @@ def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
     rows, nbytes = (values.astype(np.int64) for values in given[:2])
     partition, holder, held = _holdings(given, weight)
     start = np.searchsorted(partition, np.arange(rows.size + 1))
-    some, first = np.diff(start) > 0, start[:-1]
+    is_held, first = np.diff(start) > 0, start[:-1]
     budget = np.maximum(bound[weight > 0].astype(np.float64), TINY)
     return _Problem(
         rows=rows,
@@ -182,8 +182,8 @@ def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
         holder=holder,
         held=held,
         start=start,
-        home=np.where(some, np.append(holder, 0)[first], -1),
-        most=np.where(some, np.append(held, 0)[first], 0),
+        home=np.where(is_held, np.append(holder, 0)[first], -1),
+        most=np.where(is_held, np.append(held, 0)[first], 0),
         share=_shares(weight[weight > 0], budget, rows.sum(), nbytes.sum()),
         budget=budget,
     )
@@ -205,8 +205,8 @@ def _holdings(given: list[Array], weight: Array) -> tuple[Array, Array, Array]:
 def _shares(weight: Array, budget: Array, rows: float, nbytes: float) -> Array:
     """Return shares of rows by weight, reduced to the budgets of workers."""
     share, below = np.zeros(weight.size), np.ones(weight.size, bool)
-    bound = rows and nbytes  # inf * 0 is no number
-    most = budget * rows / nbytes if bound else np.full(weight.size, np.inf)
+    # inf * 0 is no number
+    most = budget * rows / nbytes if rows and nbytes else np.full(weight.size, np.inf)
     while below.any():
         fair = rows * weight / weight[below].sum()
         full = below & (fair > most)
@@ -228,8 +228,8 @@ def _kept(problem: _Problem, target: Array) -> Array:
 def _loads(problem: _Problem, target: Array) -> tuple[Array, Array]:
     """Return (workers,) rows and bytes."""
     size = problem.share.size
-    load, used = (np.bincount(target, n, size) for n in (problem.rows, problem.nbytes))
-    return load, used
+    load = np.bincount(target, problem.rows, size)
+    return load, np.bincount(target, problem.nbytes, size)
 
 
 def _strain(load: Array, used: Array, share: Array, budget: Array) -> Array:
@@ -244,11 +244,10 @@ def _worst(problem: _Problem, target: Array) -> float:
 
 def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
     """Return the targets, and the allowed imbalance."""
-    size = problem.rows.size
-    # some worker has the largest partition
-    floor = max(floor, problem.rows.max(initial=0) / problem.share.max() * EXACT)
-    floor = max(floor, _least(problem.rows, problem.share) * EXACT)
-    floor = max(floor, _least_by_count(problem.rows, problem.share) * EXACT)
+    rows, share = problem.rows, problem.share
+    largest = rows.max(initial=0) / share.max()  # some worker has this partition
+    bounds = largest, _least(rows, share), _least_by_count(rows, share)
+    floor = max(floor, max(bounds) * EXACT)
     target = _search(problem, floor)
     # a search from this result may find more, as the next call would
     for _ in range(AGAIN):
@@ -257,7 +256,7 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         better = _search(_carried_out(problem, target), floor)
         if _rank(problem, better) >= _rank(problem, target):
             break
-        if size <= LARGE:
+        if rows.size <= LARGE:
             _polish(problem, better, _worst(problem, better) * EXACT)
         target = better
     stay = np.where(problem.home < 0, target, problem.home)
@@ -276,13 +275,13 @@ def _rank(problem: _Problem, target: Array) -> tuple[float, int]:
 
 def _carried_out(problem: _Problem, target: Array) -> _Problem:
     """Return the problem after all partitions have moved to their targets."""
-    some = np.flatnonzero(problem.nbytes)
+    partition = np.flatnonzero(problem.nbytes)
     return replace(
         problem,
-        partition=some,
-        holder=target[some],
-        held=problem.nbytes[some],
-        start=np.searchsorted(some, np.arange(target.size + 1)),
+        partition=partition,
+        holder=target[partition],
+        held=problem.nbytes[partition],
+        start=np.searchsorted(partition, np.arange(target.size + 1)),
         home=np.where(problem.nbytes > 0, target, -1),
         most=problem.nbytes,
     )
@@ -347,13 +346,13 @@ def _least_by_count(rows: Array, share: Array) -> float:
 
 
 def _first(problem: _Problem, limit: float) -> Array:
-    """Return the most even of three: stay if there is room, all stay, all new."""
+    """Return the most even of: stay if there is room, all stay, ignore holders."""
     stay = _fill(problem, limit, stay=True)
     if _worst(problem, stay) <= limit:
         return stay
     home = np.where(problem.home < 0, stay, problem.home)
-    every = (stay, home, _fill(problem, limit, stay=False))
-    return min(every, key=lambda target: _worst(problem, target))
+    fresh = _fill(problem, limit, stay=False)
+    return min((stay, home, fresh), key=lambda target: _worst(problem, target))
 
 
 def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
@@ -387,17 +386,21 @@ class _Filling:
         self.space[worker] -= self.nbytes[partition]
 
     def left(self, worker: int) -> float:
+        """Return the free room in rows; bytes count as rows of mean size."""
         return min(self.room[worker], self.rate * self.space[worker])
 
     def keep(self, partitions: list[int], problem: _Problem, ends: Array) -> list[int]:
         """Place partitions on holders with room; return the others."""
-        start, end = problem.start.tolist(), ends.tolist()
-        holder = problem.holder.tolist()
+        holder, start, end = (
+            problem.holder.tolist(),
+            problem.start.tolist(),
+            ends.tolist(),
+        )
         room, space, leaving = self.room, self.space, []
         for partition in partitions:
             rows, nbytes = self.rows[partition], self.nbytes[partition]
-            near = holder[start[partition] : end[partition]]
-            fits = [w for w in near if rows <= room[w] and nbytes <= space[w]]
+            holders = holder[start[partition] : end[partition]]
+            fits = [w for w in holders if rows <= room[w] and nbytes <= space[w]]
             if fits:
                 self.put(partition, max(fits, key=room.__getitem__))
             else:
@@ -428,8 +431,8 @@ def _occupy(problem: _Problem, target: Array, limit: float) -> None:
         fits = real & (busy[target] > 1) & (problem.nbytes <= space)
         fits &= problem.rows <= limit * problem.share[worker]
         if fits.any():
-            price, copy = kept.copy(), problem.holder == worker
-            price[problem.partition[copy]] -= problem.held[copy]
+            price, replica = kept.copy(), problem.holder == worker
+            price[problem.partition[replica]] -= problem.held[replica]
             partition = np.where(fits, price, np.inf).argmin()
             busy[target[partition]] -= 1
             busy[worker] += 1
@@ -493,12 +496,13 @@ def _neighbours(
         return seeds, seeds
     seed = generator.choice(seeds)
     home = problem.home[seed]
-    # a worker that could take the seed, and one that could relieve its home
-    roomy = ((load + problem.rows[seed]) / problem.share).argmin()
+    # a worker that could take the seed
+    emptiest = ((load + problem.rows[seed]) / problem.share).argmin()
+    # a worker that could take another partition from the home
     other = generator.choice([*np.flatnonzero(target == home), seed])
     holders = problem.holder[problem.start[other] : problem.start[other + 1]]
     third = generator.choice([*holders, generator.integers(strain.size)])
-    on = {home, target[seed], roomy, third} - {-1}
+    on = {home, target[seed], emptiest, third} - {-1}
     near = np.isin(target, [*on]) | (away & np.isin(problem.home, [*on]))
     near[seed] = False
     others = np.flatnonzero(near)
@@ -545,17 +549,14 @@ def _ways(
 ) -> tuple[Array, Array, Array]:
     """Return (on, ways) rows and bytes, and (ways,) bytes kept, for each placement."""
     others = np.delete(np.arange(target.size), partitions)
-    load, used = (
-        np.bincount(target[others], values[others], problem.share.size)[on, None]
-        for values in (problem.rows, problem.nbytes)
-    )
+    amounts = np.stack((problem.rows, problem.nbytes))
+    sums = [np.bincount(target[others], n[others], problem.share.size) for n in amounts]
+    total: Array = np.array(sums)[:, on, None]  # (rows or bytes, on, ways)
     kept, unit = np.zeros(1), np.eye(on.size)[:, None]
     for partition in partitions:  # multiplies the placements by the number of workers
         span = slice(problem.start[partition], problem.start[partition + 1])
-        there = problem.holder[span, None] == on
-        load = (load[:, :, None] + problem.rows[partition] * unit).reshape(on.size, -1)
-        used = (used[:, :, None] + problem.nbytes[partition] * unit).reshape(
-            on.size, -1
-        )
-        kept = (kept[:, None] + problem.held[span] @ there).ravel()
-    return load, used, kept
+        added = amounts[:, partition, None, None, None] * unit
+        total = (total[..., None] + added).reshape(2, on.size, -1)
+        kept = kept[:, None] + problem.held[span] @ (problem.holder[span, None] == on)
+        kept = kept.ravel()
+    return total[0], total[1], kept

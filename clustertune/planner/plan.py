@@ -42,13 +42,7 @@ def make_plan(
     """Plan the first phase that has a step which the guards allow.
 
     The plan keeps the refused steps of the phases before it, with the reasons.
-
-    Parameters
-    ----------
-    findings, view
-        The findings of the checks in this view.
-    actions
-        Actions by name; the planner calls ``propose`` of the action of each phase.
+    ``actions`` are by name, and each phase calls ``propose`` of its action.
 
     Raises
     ------
@@ -62,12 +56,12 @@ def make_plan(
             continue
         steps: list[Step] = []
         proposed = actions[name].propose(findings, view)
-        for step, no in guards.sort_out(proposed, view):
+        for step, refusal in guards.sort_out(proposed, view):
             last = name
-            if no is None:
+            if refusal is None:
                 steps.append(step)
             else:
-                refused.append(no)
+                refused.append(refusal)
         if steps:
             break
     needs = _needs(view)

@@ -1,4 +1,4 @@
-"""Seconds that moves and cuts take, from bytes and measured bandwidths (pure).
+"""Predict the seconds of moves and cuts from bytes and measured bandwidths (pure).
 
 A :class:`Flow` has the bytes that each worker receives, sends and copies in a step.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clustertune.core.model import CollectionInfo, Flow, Int64s, Layout, Rechunk, View
+from clustertune.core.model import CollectionInfo, Flow, Layout, Rechunk, View
 from clustertune.planner.layouts import Targets, list_bytes, part_bytes, transfers
 
 #: bytes per second that one thread copies, page faults included
@@ -49,9 +49,8 @@ def both(first: Flow, then: Flow) -> Flow:
 
 def of_recut(recut: Rechunk, collections: Sequence[CollectionInfo], view: View) -> Flow:
     """Return the flow of the cuts of ``collections``, which are in the same order."""
-    n_workers, n_tasks = len(view.now.workers), 0
-    parts = 0.0
-    into, out, made = (np.zeros(n_workers, dtype=np.int64) for _ in range(3))
+    n_tasks, fixed = 0, GRAPH
+    into, out, made = np.zeros((3, len(view.now.workers)), dtype=np.int64)
     for cut, collection in zip(recut.cuts, collections, strict=True):
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
         target = recut.targets[cut.new]
@@ -59,24 +58,14 @@ def of_recut(recut: Rechunk, collections: Sequence[CollectionInfo], view: View) 
         np.add.at(into, target[away], amount[away])
         np.add.at(out, cut.owner[away], amount[away])
         np.add.at(made, target, amount)
-        n_tasks += len(recut.rows)
-        parts += len(amount) * (
-            ARRAY_PART if collection.kind == "array" else FRAME_PART
-        )
-        sent, receiver, more = _bundles(cut.new[away], cut.owner[away], recut.targets)
-        np.add.at(into, receiver, more)
-        np.add.at(out, sent, more)
-        n_tasks += len(more)
-    besides = GRAPH + n_tasks * (view.now.overhead or 0.0) + parts
-    return Flow(received=into, sent=out, produced=made, seconds=besides)
-
-
-def _bundles(
-    new: Int64s, owner: Int64s, targets: Int64s
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return sender, receiver and bytes of the lists in which parts travel.
-
-    There is one list for each new partition and each worker that sends parts of it.
-    """
-    pairs, lengths = np.unique(np.stack((new, owner)), axis=1, return_counts=True)
-    return pairs[1], targets[pairs[0]], list_bytes(lengths)
+        # parts travel in one list per new partition and sender
+        pairs = np.stack((cut.new[away], cut.owner[away]))
+        (new, sender), lengths = np.unique(pairs, axis=1, return_counts=True)
+        list_sizes = list_bytes(lengths)
+        np.add.at(into, recut.targets[new], list_sizes)
+        np.add.at(out, sender, list_sizes)
+        n_tasks += len(recut.rows) + len(lengths)
+        part = ARRAY_PART if collection.kind == "array" else FRAME_PART
+        fixed += len(amount) * part
+    fixed += n_tasks * (view.now.overhead or 0.0)
+    return Flow(received=into, sent=out, produced=made, seconds=fixed)

@@ -26,29 +26,21 @@ _ROUNDING = 1e-9
 # --- sizes ----------------------------------------------------------------------------
 
 
-def smallest_limit(view: View) -> int:
-    """Return the smallest memory limit of eligible workers; 0 means no limit."""
-    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
-    return min(limits, default=0)
-
-
 def too_large(layout: Layout, view: View, fraction: float = LARGE) -> bool | Unknown:
     """Return whether a partition exceeds a fraction of the smallest memory limit."""
-    limit = smallest_limit(view)
-    if not limit:
+    limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
+    if not limits:
         return False
     largest = layouts.largest_partition(layout)
-    return largest if isinstance(largest, Unknown) else largest > fraction * limit
+    return largest if isinstance(largest, Unknown) else largest > fraction * min(limits)
 
 
 def too_many(layout: Layout, view: View, small: int = SMALL) -> bool | Unknown:
     """Return whether each thread has too many partitions whose mean size is small."""
     threads = sum(w.nthreads for w in view.eligible_workers)
     n_partitions = max(m.n_partitions for m in layout.collections)
-    if (
-        not threads
-        or n_partitions <= view.goal.workload.max_partitions_per_thread * threads
-    ):
+    most = view.goal.workload.max_partitions_per_thread * threads
+    if not threads or n_partitions <= most:
         return False
     size = layouts.layout_bytes(layout)
     return size if isinstance(size, Unknown) else size / n_partitions < small
@@ -63,25 +55,19 @@ def attainable(layout: Layout, view: View) -> float:
     The result is at most ``1 + tolerance`` if whole partitions allow it, otherwise as
     low as they allow. The layout must be aligned; it need not be loaded.
     """
-    claim = layouts.weights(view)
-    rows = layout.rows
-    claimed = claim[claim > 0]
-    if not len(claimed) or not rows.sum():
+    weights, rows = layouts.weights(view), layout.rows
+    positive = weights[weights > 0]
+    if not len(positive) or not rows.sum():
         return 1.0
     # filling the emptiest worker next exceeds a share by one partition at most
-    smallest_share = rows.sum() * claimed.min() / claimed.sum()
-    spare = view.goal.tolerance * smallest_share
-    if rows.max() <= spare:
-        return 1.0 + float(rows.max() / smallest_share)
-    there = layouts.held_bytes_by_worker(layout, len(claim))
-    found = place(
-        rows,
-        (there.partition, there.worker, np.zeros_like(there.nbytes)),
-        claim,
-        nbytes=np.zeros_like(rows),
-        tolerance=view.goal.tolerance,
-    )
-    return found.imbalance
+    smallest_share = rows.sum() * positive.min() / positive.sum()
+    excess = float(rows.max() / smallest_share)
+    if excess <= view.goal.tolerance:
+        return 1.0 + excess
+    there = layouts.held_bytes_by_worker(layout, len(weights))
+    held = (there.partition, there.worker, np.zeros_like(there.nbytes))
+    no_bytes, tolerance = np.zeros_like(rows), view.goal.tolerance
+    return place(rows, held, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
 
 
 def n_training(view: View) -> int:
@@ -107,11 +93,6 @@ def fullest_share(layout: Layout, view: View) -> float:
 def is_uneven(share: float, view: View) -> bool:
     """Return whether the fullest worker's share exceeds the goal's tolerance."""
     return share > 1 + view.goal.tolerance + _ROUNDING
-
-
-def too_few(layout: Layout, view: View) -> bool:
-    """Return whether some worker gets too small a share of an aligned layout."""
-    return is_uneven(fullest_share(layout, view), view)
 
 
 # --- workers that train ---------------------------------------------------------------
@@ -160,8 +141,9 @@ def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]
     groups = grouping.of(layout) if view.goal.workload.groups else None
     if groups is not None:
         return [Units(len(np.unique(groups.values)), "group")]
-    named = any(m.label.rpartition(".")[2] == "qid" for m in layout.collections)
-    if view.goal.workload.groups or not named or len(counted) < len(layout.collections):
+    has_groups = any(m.label.rpartition(".")[2] == "qid" for m in layout.collections)
+    all_counted = len(counted) == len(layout.collections)
+    if view.goal.workload.groups or not has_groups or not all_counted:
         return []
     # a library that does not use groups gets joined partitions, and none is cut
     ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])

@@ -33,7 +33,7 @@ def problems(before: View, after: View) -> tuple[str, ...]:
     return (
         *losses(before, after),
         *separations(before, after),
-        *_left_behind(before, after),
+        *_memory_manager(before, after),
         *_over_budget(before, after),
     )
 
@@ -50,8 +50,20 @@ def losses(before: View, after: View) -> tuple[str, ...]:
 
 def separations(before: View, after: View) -> tuple[str, ...]:
     """Return which layouts have more separated pairs than before."""
-    pairs = zip(before.layouts, after.layouts, strict=True)
-    return tuple(text for o, n in pairs for text in _apart(o, n, before, after))
+    found = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        if new.loaded and new.aligned:
+            now, was = _separated(new, after), _separated(old, before)
+            if now > was:
+                found.append(
+                    f"{new.label}: {now} pairs are separated, {was} were before"
+                )
+    return tuple(found)
+
+
+def _separated(layout: Layout, view: View) -> int:
+    known = layout.loaded and layout.aligned
+    return int(layouts.separated(layout, len(view.now.workers)).sum()) if known else 0
 
 
 def moves(before: View, after: View) -> tuple[str, ...]:
@@ -65,22 +77,22 @@ def moves(before: View, after: View) -> tuple[str, ...]:
             continue
         if len(old.rows) != len(new.rows):
             continue
-        was, now = _places(old, before), _places(new, after)
+        was, now = _home_ids(old, before), _home_ids(new, after)
         whole = _whole(new, after)
-        gone = [i for i, (a, b) in enumerate(zip(was, now, strict=True)) if a != b]
-        gone = [i for i in gone if (i, was[i]) not in whole]
-        found += _lacking(new, was, {i for i in range(len(was)) if i not in gone})
-        if gone:
-            i = gone[0]
+        pairs = enumerate(zip(was, now, strict=True))
+        moved = [i for i, (a, b) in pairs if a != b and (i, a) not in whole]
+        found += _missing_replicas(new, was, moved)
+        if moved:
+            i = moved[0]
             places = f"{workers_text([was[i]])} to {workers_text([now[i]])}"
             found.append(
-                f"{plural(len(gone), 'partition')} of the {new.label} moved, for "
+                f"{plural(len(moved), 'partition')} of the {new.label} moved, for "
                 f"example number {i} from {places}"
             )
     return tuple(found)
 
 
-def without_aside(view: View) -> View:
+def without_remainder(view: View) -> View:
     """Return the view without the rows that were left out as a remainder."""
     layouts = tuple(
         replace(x, collections=tuple(replace(m, remainder=0) for m in x.collections))
@@ -90,25 +102,27 @@ def without_aside(view: View) -> View:
 
 
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
-    """Return (partition, id of a worker that holds all of it)."""
+    """Return pairs of a partition and the id of a worker that holds all of it."""
     there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
     ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
     return set(zip(there.partition[whole].tolist(), ids, strict=True))
 
 
-def _lacking(layout: Layout, was: list[str | int], stay: set[int]) -> Iterator[str]:
+def _missing_replicas(
+    layout: Layout, was: list[str | int], moved: list[int]
+) -> Iterator[str]:
     """Yield the workers that lost their replica of an eval set."""
     if not layouts.is_copied(layout):
         return
-    given = np.flatnonzero(layout.rows > 0).tolist()
-    lacking = {was[i] for i in given} - {was[i] for i in given if i in stay}
-    if lacking:
-        ids = sorted(lacking, key=str)
+    full = set(np.flatnonzero(layout.rows > 0).tolist())
+    missing = {was[i] for i in full} - {was[i] for i in full.difference(moved)}
+    if missing:
+        ids = sorted(missing, key=str)
         yield f"{workers_text(ids)} lost the replica of {layout.label}"
 
 
-def _places(layout: Layout, view: View) -> list[str | int]:
+def _home_ids(layout: Layout, view: View) -> list[str | int]:
     """Return the id of the home of each partition."""
     home = layouts.home_workers(layout, len(view.now.workers)).tolist()
     return [view.now.workers[i].id if i >= 0 else "none" for i in home]
@@ -122,26 +136,27 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
     for now in new.collections:
         was = before.get(now.label)
         if was is None:
-            continue  # this call made it
+            continue  # this call has made the collection
         if not now.loaded:
             if was.loaded:
                 yield f"{now.label} is not in memory, and it was before"
             continue
-        there = np.zeros(len(now.keys), dtype=bool)
-        if now.holders is not None:
-            there[now.holders[0]] = True
-        if not there.all():
-            lost = plural(int((~there).sum()), "partition")
+        n_held = 0 if now.holders is None else len(np.unique(now.holders[0]))
+        if n_held < len(now.keys):
+            lost = plural(len(now.keys) - n_held, "partition")
             yield f"no worker holds {lost} of {now.label}"
         if was.loaded and was.keys != now.keys and not now.made_here:
             yield f"{now.label} has other keys than before"
-        yield from _other_rows(was, now, times)
+        yield from _changed_rows(was, now, times)
 
 
-def _other_rows(
+def _changed_rows(
     was: CollectionInfo, now: CollectionInfo, times: float
 ) -> Iterator[str]:
-    """Yield changes of row counts, except for the remainder and for layouts."""
+    """Yield changes of row counts; the remainder and a rechunk are no change.
+
+    ``times`` is the expected ratio of row counts, because eval sets may be replicated.
+    """
     if was.rows is None:
         return
     if now.rows is None:
@@ -156,33 +171,18 @@ def _other_rows(
         yield f"{now.label} had {had:,} rows and has {has:,}"
 
 
-def _apart(old: Layout, new: Layout, before: View, after: View) -> Iterator[str]:
-    if not (new.loaded and new.aligned):
-        return
-    apart = int(layouts.separated(new, len(after.now.workers)).sum())
-    known = old.loaded and old.aligned
-    was = int(layouts.separated(old, len(before.now.workers)).sum()) if known else 0
-    if apart > was:
-        yield f"{new.label}: {apart} pairs are separated, {was} were before"
-
-
-def _left_behind(before: View, after: View) -> Iterator[str]:
-    was, now = before.now.memory_manager, after.now.memory_manager
-    if was != now:
-        state = "runs" if now else "does not run"
+def _memory_manager(before: View, after: View) -> Iterator[str]:
+    if before.now.memory_manager != after.now.memory_manager:
+        state = "runs" if after.now.memory_manager else "does not run"
         yield f"Dask's memory manager {state}, unlike before"
 
 
 def _over_budget(before: View, after: View) -> Iterator[str]:
     if not all(x.loaded for x in after.layouts):
         return
-    had = dict(
-        zip(
-            (w.id for w in before.now.workers),
-            layouts.held_bytes(before.layouts, len(before.now.workers)).tolist(),
-            strict=True,
-        )
-    )
+    ids = [w.id for w in before.now.workers]
+    amounts = layouts.held_bytes(before.layouts, len(ids)).tolist()
+    had = dict(zip(ids, amounts, strict=True))
     has = layouts.held_bytes(after.layouts, len(after.now.workers))
     for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
         if n > most and n > had.get(worker.id, 0):
@@ -194,10 +194,10 @@ def _over_budget(before: View, after: View) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenWorker:
-    """A worker. A restart changes its address."""
+    """A worker in a fingerprint."""
 
     id: str | int
-    address: str
+    address: str  # another one after a restart
     status: str
     nthreads: int
     memory_limit: int  # bytes; 0: none is set
@@ -258,11 +258,9 @@ def fingerprint(scheduler: str, view: View) -> Fingerprint:
 def _seen_data(collection: CollectionInfo, view: View) -> SeenData:
     holders = ""
     if collection.holders is not None:
-        partitions, workers = (side.tolist() for side in collection.holders)
         ids = [str(w.id) for w in view.now.workers]
-        holders = _digest(
-            sorted((p, ids[w]) for p, w in zip(partitions, workers, strict=True))
-        )
+        partition, worker = (x.tolist() for x in collection.holders)
+        holders = _digest(sorted(zip(partition, (ids[w] for w in worker), strict=True)))
     known = collection.nbytes is not None
     return SeenData(
         label=collection.label,
@@ -287,8 +285,9 @@ def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
     if new := [id for id in after if id not in before]:
         yield f"{workers_text(new)} {are(new)} new"
     both = [(before[id], after[id]) for id in before if id in after]
-    if again := [w.id for w, x in both if w.address != x.address]:
-        yield f"{workers_text(again)} {_was(again)} restarted"
+    if restarted := [w.id for w, x in both if w.address != x.address]:
+        verb = "was" if len(restarted) == 1 else "were"
+        yield f"{workers_text(restarted)} {verb} restarted"
     for w, x in both:
         if w.state != x.state:
             yield f"{workers_text([w.id])} is now {x.state}, and was {w.state}"
@@ -308,7 +307,3 @@ def _changed(was: SeenData, now: SeenData) -> str:
     if was.nbytes != now.nbytes:
         return "has partitions of other sizes"
     return "is on other workers" if was.holders != now.holders else ""
-
-
-def _was(ids: list[str | int]) -> str:
-    return "was" if len(ids) == 1 else "were"

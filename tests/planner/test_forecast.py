@@ -41,7 +41,7 @@ def small(id: int, **fields: Any) -> Any:
     return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
 
 
-def totals(seen: View, change: Change = forecast.AS_IT_IS) -> list[float]:
+def totals(seen: View, change: Change = forecast.NO_CHANGE) -> list[float]:
     found = forecast.needs(seen, change)
     assert not isinstance(found, Unknown)
     return [need.total for need in found]

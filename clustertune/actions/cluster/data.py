@@ -212,7 +212,7 @@ class DataActions:
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
             if recut.remainder:
-                more = cutting.set_aside(recut, given, graph, futures)
+                more = cutting.collections(recut, given, graph, futures, remainder=True)
                 self.remainder = {
                     k: _joined(x, self.remainder.get(k)) for k, x in more.items()
                 }
@@ -234,7 +234,7 @@ class DataActions:
             ends = await self.client.gather(wanted, asynchronous=True)
             make = partial(cutting.collections, recut, given, graph, futures, ends)
             self._replace(await asyncio.to_thread(make))
-        sent = cutting.sent(graph)
+        sent = sorted(graph.sent)
         return Result(
             nbytes=await inquiry.received(self.client, sent),
             details=_kept_text(kept),
@@ -257,7 +257,7 @@ class DataActions:
         whole = shuffle.partition_order is not None
         callers = {x for x in made.keys() & old if whole and x not in self._ours}
         self._replace(made, callers | (made.keys() & self._shared if whole else set()))
-        sent = shuffling.sent(graph)
+        sent = sorted(graph.sent)
         return Result(nbytes=await inquiry.received(self.client, sent) if sent else 0)
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:

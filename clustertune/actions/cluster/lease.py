@@ -63,7 +63,7 @@ async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
         try:
             return await monitor.ask(client, method, **arguments)
         except ConnectionLostError as error:
-            gone = isinstance(error, monitor.ResidentGoneError)
+            gone = isinstance(error, monitor.PluginMissingError)
             if gone or client.status not in ("running", "connecting"):
                 raise
         await asyncio.sleep(RETRY)

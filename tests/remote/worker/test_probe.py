@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -199,10 +200,10 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
 @pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pid": 1, "disk": 3}])
 def test_garbage(answer):
     """It makes values unknown, with a reason."""
-    found = inquiry._read_details(answer, 0.0)
+    found = monitor.read_answer(answer, partial(inquiry._details, now=0.0))
     assert isinstance(found, Unknown)
     assert "cannot be read" in found.reason
-    facts = monitor._read_facts(answer, None)
+    facts = monitor.read_answer(answer, partial(monitor._worker_facts, terminate=None))
     assert isinstance(facts, Unknown)
     assert "cannot be read" in facts.reason
 
