@@ -30,10 +30,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def steps(
-    view: View,
-    *,
-    wait: float = WAIT,
-    include_other_clients: bool = False,
+    view: View, *, wait: float = WAIT, include_other_clients: bool = False
 ) -> Iterator[Step]:
     """Return one step for all workers."""
     workers = {w.address: w.id for w in view.now.workers}
@@ -48,9 +45,7 @@ def steps(
         ),
         gain="all processes are new",
         args=Drop(
-            workers=workers,
-            wait=wait,
-            include_other_clients=include_other_clients,
+            workers=workers, wait=wait, include_other_clients=include_other_clients
         ),
     )
 

@@ -48,7 +48,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     CapacityError
         By its metadata, the data is larger than the free memory of the workers.
     """
-    lazy = [m for layout in view.layouts for m in layout.collections if not m.loaded]
+    lazy = [m for m in view.collections if not m.loaded]
     if not lazy or not view.loads_data:
         return
     labels = [m.label for m in lazy]

@@ -36,12 +36,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import (
-    chunking,
-    coverage,
-    layouts,
-    pricing,
-)
+from clustertune.planner import chunking, coverage, layouts, pricing
 from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
@@ -70,7 +65,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     _refuse_too_few(view)
     taken = np.zeros(len(view.now.workers))
     for layout in view.layouts:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         about = [f for f in wrong if not labels.isdisjoint(f.subject)]
         if not about or not _is_known(layout):
             continue
@@ -94,10 +89,7 @@ def _refuse_too_few(view: View) -> None:
 
 
 def _best_step(
-    layout: Layout,
-    view: View,
-    about: list[Finding],
-    taken: Float64s,
+    layout: Layout, view: View, about: list[Finding], taken: Float64s
 ) -> Step | None:
     """Return the best step; if it does not fit in memory, the required step.
 
@@ -144,11 +136,7 @@ def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
 
 
 def _step(
-    layout: Layout,
-    view: View,
-    rows: Int64s,
-    about: list[Finding],
-    taken: Float64s,
+    layout: Layout, view: View, rows: Int64s, about: list[Finding], taken: Float64s
 ) -> Step | None:
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):

@@ -47,7 +47,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     n_workers = len(view.now.workers)
     left = free_memory(view) - held_bytes(view.layouts, n_workers)
     for layout in view.layouts[1:]:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
         first = layouts.first_partitions(view)
@@ -113,13 +113,7 @@ def _parts(
         for key, start, stop in (one if n else nothing)
     ]
     new, key, start, stop = np.array(parts, dtype=np.int64).T
-    return {
-        "new": new,
-        "key": key,
-        "start": start,
-        "stop": stop,
-        "owner": owners[key],
-    }
+    return {"new": new, "key": key, "start": start, "stop": stop, "owner": owners[key]}
 
 
 def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:

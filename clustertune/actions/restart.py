@@ -111,7 +111,7 @@ def steps(
     or a fraction of all) are away at the same time. Keys that an earlier restart left
     on a parking worker are brought back first.
     """
-    groups = tuple(m.keys for x in view.layouts for m in x.collections if m.loaded)
+    groups = tuple(m.keys for m in view.collections if m.loaded)
     limits = {
         w.id: process_limit(w)
         for w in view.now.workers

@@ -50,7 +50,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
             shuffle = view.goal.order if layout is view.layouts[0] else ""

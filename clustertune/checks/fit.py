@@ -6,14 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
-from clustertune.core.wording import (
-    bytes_text,
-    names_text,
-    plural,
-    verb,
-    workers_text,
-)
+from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
 from clustertune.planner import forecast, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
@@ -43,8 +38,7 @@ def fit_memory(view: View) -> Iterator[Finding]:
         return
     needs = forecast.needs(view)
     if isinstance(needs, Unknown):
-        yield Finding(
-            severity=Severity.unknown,
+        yield unknown(
             message=f"whether the fit has enough memory is {needs}",
             remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
             "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
@@ -113,8 +107,7 @@ def one_machine(view: View) -> Iterator[Finding]:
         return
     single = len(view.layouts[0].collections) == 1
     code = "X = X.compute()" if single else "X, y = dask.compute(X, y)"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the data and its copies need about {bytes_text(needed)} and fit "
         f"host {names_text([host])} with {bytes_text(memory)}; one process without "
         "Dask may be faster",
@@ -187,12 +180,11 @@ def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
     now, rows = len(layout.rows), int(layout.rows.sum())
     fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
     call = remedies.prepare(view, **({} if fixed else {"rechunk": str(before)}))
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"the {layout.label} has {plural(now, 'partition')}, and had "
         f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
         "another model",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": now, "previous_partitions": before},
         remedy=f"Run `{call}` for {plural(before, 'partition')} again; then at most "
         f"{plural(before, 'worker')} will train.",
@@ -202,11 +194,10 @@ def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
 
 def _other_than_given(layout: Layout, view: View) -> Finding:
     now, given = len(layout.rows), view.given_partitions
-    return Finding(
-        severity=Severity.info,
+    return info(
         message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
         f"and has {now:,} now, so {view.goal.workload.title} makes another model",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": now, "given_partitions": given},
         remedy=f"For the model of the given partitions run "
         f"`{remedies.prepare(view, rechunk=str(given))}`; then at most "
@@ -255,12 +246,11 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     remedy = f"Run `{remedies.prepare(view)}`{without}."
     if rows < n_workers:
         fixed_by, remedy = "", f"Use an eval set of at least {n_workers:,} rows."
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
         f"{layout.label}, which has categories, so {view.goal.workload.title} fails "
         "there",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"empty_workers": len(empty), "workers": n_workers},
         remedy=remedy,
         fixed_by=fixed_by,
@@ -284,8 +274,7 @@ def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     if not view.goal.workload.eval_copies or not view.layouts:
         return
     for name in view.goal.training_eval_sets:
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{name} is the training data, and each worker scores its own "
             f"rows, so {view.goal.workload.title} returns the score of one worker, and "
             "with early stopping the fit would hang",
@@ -297,11 +286,10 @@ def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     for layout in view.layouts[1:]:
         known = all(x.loaded and x.aligned for x in (training, layout))
         if known and not layouts.are_in_place(layout, view):
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"{layout.label} is not completely on every worker, so "
                 f"{view.goal.workload.title} would hang with early stopping",
-                subject=tuple(m.label for m in layout.collections),
+                subject=layout.labels,
                 remedy=f"Run `{remedies.prepare(view)}`, which copies it to every "
                 "worker.",
                 fixed_by="replicate",

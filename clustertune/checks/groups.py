@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from clustertune.core.findings import critical, info, warning
 from clustertune.core.model import (
     ORDER,
     CollectionInfo,
@@ -61,7 +62,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         severity=Severity.critical if wrong else Severity.info,
         message=f"groups in {groups.label} {how}"
         + (f"; {workload.title} would {harm}" if wrong else ""),
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"together": groups.together, "ascending": groups.ascending},
         remedy=f"Run `{remedies.prepare(view, sort='True')}`, which sorts all rows by "
         "group.",
@@ -71,8 +72,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
 
 def _sorted(label: str, view: View) -> Finding:
     """Report a sort that the user did not ask for, as it changes the order of rows."""
-    return Finding(
-        severity=Severity.info,
+    return info(
         message=f"prepare sorted the rows by {label}, as {view.goal.workload.title} "
         "would in every fit: the returned rows are in another order than the given "
         "ones",
@@ -126,7 +126,7 @@ def split_groups(view: View) -> Iterator[Finding]:
         for layout in view.layouts:
             yield from _cut_through(layout, view)
         return
-    for collection in filter(_is_qid, (m for x in view.layouts for m in x.collections)):
+    for collection in filter(_is_qid, view.collections):
         cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
         if cut:
             text = f"{plural(cut, 'group')} in two partitions"
@@ -144,11 +144,10 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
     count = len(grouping.cut(layout, groups))
     if count:
         without = "" if view.goal.cutting_action else " without rechunk=False"
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",
-            subject=tuple(m.label for m in layout.collections),
+            subject=layout.labels,
             evidence={"groups": count},
             remedy=f"Run `{remedies.prepare(view)}`{without}, which cuts the data "
             "where groups end.",
@@ -166,8 +165,7 @@ def _boundaries_within(collection: CollectionInfo) -> int:
 def _split(
     collection: CollectionInfo, what: str, evidence: dict[str, Scalar], view: View
 ) -> Finding:
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{collection.label} has {what}, which a ranking would split",
         subject=(collection.label,),
         evidence=evidence,
@@ -197,8 +195,7 @@ def large_groups(view: View) -> Iterator[Finding]:
         if nbytes <= rooms.max():
             continue
         name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "
             f"({bytes_text(nbytes)}), and no worker has more than "
             f"{bytes_text(rooms.max())} free below the thresholds at which it spills",

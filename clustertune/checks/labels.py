@@ -92,11 +92,7 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
 
 
 def _lacking_classes(
-    layout: Layout,
-    classes: Classes,
-    lacking: Bools,
-    view: View,
-    severity: Severity,
+    layout: Layout, classes: Classes, lacking: Bools, view: View, severity: Severity
 ) -> Finding:
     worst = int(lacking.sum(axis=1).argmax())
     workers = view.now.workers
@@ -111,7 +107,7 @@ def _lacking_classes(
         f"{plural(names, 'class', 'classes')} in {classes.label}; on "
         f"{workers_text([workers[worst].id])} {int(lacking[worst].sum()):,} are "
         f"missing, for example {printable(example, longest=40)}",
-        subject=tuple(m.label for m in layout.collections) if needed else ids,
+        subject=layout.labels if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
         remedy=_spread_classes(view, needed=needed),
         fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -122,8 +123,7 @@ def _at_threshold(
 
 def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
     ids, spilled = tuple(w.id for w in workers), sum(w.spilled for w in workers)
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{workers_text(ids)} {verb(ids, 'has')} {bytes_text(spilled)} of "
         "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
@@ -162,8 +162,7 @@ def memory_settings(view: View) -> Iterator[Finding]:
             for text in _disorder(thresholds):
                 wrong.setdefault(text, []).append(worker.id)
     for text, ids in wrong.items():
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"memory thresholds of {workers_text(ids)}: {text}",
             subject=tuple(ids),
             evidence={"workers": len(ids)},
@@ -173,8 +172,7 @@ def memory_settings(view: View) -> Iterator[Finding]:
     free = [w for w in view.now.workers if not w.memory_limit and not w.parking]
     if free:
         share = remedies.host_share(free)
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
             "limit, so they neither spill nor pause before the host runs out of memory",
             subject=tuple(w.id for w in free),
@@ -222,8 +220,7 @@ def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
         if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
             continue
         share = memory / len(workers)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"limits of {plural(len(workers), 'worker')} on host "
             f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
             f"only {bytes_text(memory)} together, so the kernel may kill one of them",
@@ -261,8 +258,7 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
     trim = remedies.on_workers("trim_memory", ids)
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{workers_text(ids)} {are(ids)} idle, but "
         f"{verb(ids, 'holds')} much memory that Dask does not manage: "
         f"{most}{bytes_text(worst.unmanaged)} of the limit of "
@@ -446,8 +442,7 @@ def memory_growth(
 def _too_few_runs(runs: Sequence[Run]) -> Finding:
     most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
     seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
         remedy=f"Run `clustertune.check(client)` again after "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -78,8 +79,7 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     first = [
         f"{c[partition]:,} rows" if partition < len(c) else "none" for c in (cut, cut_b)
     ]
-    yield Finding(
-        severity=Severity.critical,
+    yield critical(
         message=f"{text}; the first partition that differs is number {partition}: "
         f"{first[0]} in {a.label}, {first[1]} in {b.label}",
         subject=(a.label, b.label),
@@ -126,8 +126,7 @@ def _find_lost_rows(a: CollectionInfo, b: CollectionInfo) -> str:
 
 
 def _differing_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
-    return Finding(
-        severity=Severity.critical,
+    return critical(
         message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
         f"{b.n_partitions:,}, so a fit could pair rows with wrong labels",
         subject=(a.label, b.label),
@@ -141,8 +140,7 @@ def _differing_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
 def _unknown_rows(layout: Layout, view: View) -> Finding:
     labels = tuple(m.label for m in layout.collections if m.rows is None)
     when = "were not counted" if layout.loaded else "are known only after loading"
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"whether the collections of the {layout.label} are cut at the same "
         f"rows is unknown: the rows of {names_text(labels)} {when}",
         subject=labels,
@@ -163,11 +161,10 @@ def column_chunks(view: View) -> Iterator[Finding]:
 
     Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         if collection.column_blocks > 1:
             name = variable(collection.label)
-            yield Finding(
-                severity=Severity.critical,
+            yield critical(
                 message=f"{collection.label} is cut into "
                 f"{collection.column_blocks} blocks of columns, but a fit needs all "
                 "columns of a row in one partition",
@@ -188,10 +185,9 @@ def no_rows(view: View) -> Iterator[Finding]:
     Remedy: Look at the source of the data with ``print(len(X))`` after each step. A
     filter may be too strict, or a path may name an empty folder.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         if collection.rows is not None and not collection.rows.sum():
-            yield Finding(
-                severity=Severity.critical,
+            yield critical(
                 message=f"{collection.label} has no rows, so nothing can be trained "
                 "on it",
                 subject=(collection.label,),
@@ -245,7 +241,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence=evidence,
         remedy=_more_partitions(layout, view, n_workers),
         fixed_by=cutting,
@@ -327,7 +323,7 @@ def _too_many(
         severity=severity,
         message=f"the {layout.label} has {plural(n_partitions, 'partition')} for "
         f"{plural(threads, 'thread')}: {text}",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": n_partitions, "threads": threads},
         remedy=remedy,
         fixed_by=cutting,
@@ -385,10 +381,9 @@ def large_partitions(
     limit, call = smallest.memory_limit, f"Run `{remedies.prepare(view)}`"
     for layout in view.layouts:
         largest = largest_partition(layout)
-        labels = tuple(m.label for m in layout.collections)
+        labels = layout.labels
         if isinstance(largest, Unknown):
-            yield Finding(
-                severity=Severity.unknown,
+            yield unknown(
                 message=f"the size of the partitions of the {layout.label} is "
                 f"{largest}",
                 subject=labels,
@@ -398,8 +393,7 @@ def large_partitions(
             )
         elif suitability.too_large(layout, view, max_fraction):
             without = "" if view.goal.cutting_action else " without rechunk=False"
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "
                 f"{bytes_text(limit)} that {workers_text([smallest.id])} may use; "
@@ -424,12 +418,11 @@ def scattered_data(view: View) -> Iterator[Finding]:
     Remedy: Let the workers load the data from storage, with
     ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and similar functions.
     """
-    found = [m for x in view.layouts for m in x.collections if m.scattered]
+    found = [m for m in view.collections if m.scattered]
     if found:
         partitions = sum(m.scattered for m in found)
         labels = [m.label for m in found]
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(partitions, 'partition')} of {names_text(labels)} "
             f"{are(range(partitions))} lost if a worker dies, since Dask cannot "
             "recompute data that the client sent",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from clustertune.core.findings import info, warning
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import (
     are,
@@ -66,8 +67,7 @@ def empty_workers(view: View) -> Iterator[Finding]:
         s.worker for s in shares(layout, view) if s.worker in eligible and not s.rows
     )
     if empty and n_partitions >= len(eligible):
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(empty)} {verb(empty, 'holds')} no rows of the "
             f"{layout.label}, so only {len(eligible) - len(empty):,} of "
             f"{plural(len(eligible), 'worker')} will train",
@@ -99,8 +99,7 @@ def _not_enough_for_all(view: View) -> Finding:
     able = replace(view, trainers=None).eligible_workers
     idle = tuple(w.id for w in able if not view.eligible(w))
     needs = f", and a worker needs {found.least:,} of them" if found.least > 1 else ""
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"the {view.layouts[0].label} has only "
         f"{plural(found.number, found.name)}{needs}, so only "
         f"{found.workers:,} of {plural(len(able), 'worker')} will train, without "
@@ -140,8 +139,7 @@ def _misplaced(layout: Layout, view: View) -> Iterator[Finding]:
     wrong = [s for s in shares(layout, view) if s.rows and s.worker not in eligible]
     if wrong:
         ids, rows = tuple(s.worker for s in wrong), sum(s.rows for s in wrong)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{plural(rows, 'row')} of the {layout.label} "
             f"{are(range(rows))} on {workers_text(ids)}, which {are(ids)} not running "
             "or not in workers=, so every fit must move them first",
@@ -203,9 +201,8 @@ def separated_pairs(view: View) -> Iterator[Finding]:
         if not count:
             continue
         nbytes = int(_missing_bytes(layout, n_workers)[torn].sum())
-        labels = tuple(m.label for m in layout.collections)
-        yield Finding(
-            severity=Severity.warning,
+        labels = layout.labels
+        yield warning(
             message=f"{count:,} of {plural(total, 'partition')} ({count / total:.0%}) "
             f"of {names_text(labels)} are split over several workers, so every fit "
             f"sends at least {bytes_text(nbytes)} between workers",
@@ -239,12 +236,11 @@ def surplus_replicas(view: View) -> Iterator[Finding]:
     for layout in _placed(view):
         count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
         if count:
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{count:,} of {plural(total, 'partition')} of the "
                 f"{layout.label} have replicas on more than one worker; Dask will drop "
                 "some, so the workers of these partitions may change",
-                subject=tuple(m.label for m in layout.collections),
+                subject=layout.labels,
                 evidence={"replicated": count, "partitions": total},
                 remedy=_prepare(view),
                 fixed_by="rebalance",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import Finding, Severity, Snapshot, View
 from clustertune.core.wording import (
     are,
@@ -54,8 +55,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         return
     found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
     ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{workers_text(ids)} {verb(ids, 'runs')} {plural(tasks, 'task')} for "
         f"which no client waits, for at least {seconds_text(seconds)}; no other task "
         "gets these threads",
@@ -71,8 +71,7 @@ def _with_cancelled(snapshot: Snapshot) -> Ids:
 
 
 def _one_reading(what: str, subject: Ids, view: View) -> Finding:
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"{what}; one reading cannot show for how long",
         subject=subject,
         remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a shell.",
@@ -104,8 +103,7 @@ def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Fin
     _, seconds = view.longest_lasting(_only_busy)
     if seconds >= min_seconds:
         others = len(view.now.workers) - 1
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"only {workers_text(busy)} has had tasks for at least "
             f"{seconds_text(seconds)}; "
             f"{plural(others, 'worker waits', 'workers wait')}",
@@ -156,8 +154,7 @@ def short_tasks(
     worst = max(found, key=lambda p: p.finished)
     seconds = worst.seconds / worst.finished
     factor = max(2, round(min_task_seconds / max(seconds, 1e-6)))
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{plural(worst.finished, 'task')} "
         f"{printable(worst.name, longest=60)!r} took {seconds_text(seconds)} each, so "
         "workers wait for the scheduler; tasks should take at least "
@@ -238,8 +235,7 @@ def large_results(view: View, *, max_bytes: float = 2**30) -> Iterator[Finding]:
 
 
 def _joined(verb: str, count: int, nbytes: int) -> Finding:
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{plural(count, 'result')} of {bytes_text(nbytes)} in all {verb} "
         "on one worker each, as compute() does before it sends them to the client; "
         "that worker may run out of memory",
@@ -268,7 +264,7 @@ def data_in_graph(
     info_bytes, warning_bytes
         Bytes from which the finding is information, and from which it is a warning.
     """
-    collections = (m for layout in view.layouts for m in layout.collections)
+    collections = view.collections
     found = [m for m in collections if (m.embedded or 0) > info_bytes]
     if not found:
         return
@@ -300,8 +296,7 @@ def actors(view: View) -> Iterator[Finding]:
     """
     survey = view.now.survey
     if survey is not None and survey.actors:
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(survey.actors, 'actor is', 'actors are')} on the "
             "workers; Dask cannot move actors, so a restart ends them",
             evidence={"actors": survey.actors},
@@ -324,8 +319,7 @@ def lost_datasets(view: View) -> Iterator[Finding]:
     gone = [] if survey is None else [p for p in survey.published if p.missing]
     if gone:
         missing = sum(p.missing for p in gone)
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"published data {'set' if len(gone) == 1 else 'sets'} "
             f"{names_text([p.name for p in gone])}: {plural(missing, 'key')} of "
             f"{sum(p.keys for p in gone):,} {are(range(missing))} gone, so any use of "
@@ -360,8 +354,7 @@ def other_clients(view: View) -> Iterator[Finding]:
     longest = max(c.heartbeat_age for c in others)
     keys = sum(c.keys for c in others)
     silent = f"; one is silent for {seconds_text(longest)}" if longest > 60 else ""
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"{plural(len(others), 'other client')} of this cluster "
         f"{verb(others, 'keeps')} {plural(keys, 'key')}{silent}",
         evidence={"clients": len(others), "keys": keys},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -87,8 +88,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
         if len(view.now.workers_per_host) > 1:
             host = names_text([worst.workers[0].host])
             remedy = f"Start at most {plural(cpus, 'worker')} on host {host}."
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"more threads than usable CPUs on {_hosts_text(hosts)}: "
         f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
         f"{plural(worst.cpus, 'CPU')} and wait for each other",
@@ -174,11 +174,7 @@ def _too_many_native(
         f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
-        evidence={
-            "threads": threads,
-            "cpus": cpus.usable,
-            "pool_threads": max(pools),
-        },
+        evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
         remedy=_smaller_pools(workers, cpus.usable),
     )
 
@@ -206,8 +202,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
     ]
     if view.goal.workload.threads == "pools" and idle:
         worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{view.goal.workload.title} trains in one task per worker, in its "
             f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
@@ -228,8 +223,7 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
     if blind:
         found = sorted({f"{k}={v}" for _, d in blind for k, v in d.variables.items()})
         text = printable(", ".join(found), longest=200) or "nothing"
-        yield Finding(
-            severity=Severity.unknown,
+        yield unknown(
             message=f"thread pools of {workers_text([w.id for w, _ in blind])} are "
             "unknown: threadpoolctl is not installed there; the environment sets "
             f"{text}",
@@ -264,8 +258,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         if worst.executing and worst.nthreads > 1:
             remedy = "If the tasks hold Python's global lock: "
             remedy += remedies.resize([w for w in blocked if w.nthreads > 1], 1)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
             f"{workers_text(ids)} {are(ids)} blocked for up to "
             f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
@@ -275,8 +268,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         )
     survey = view.now.survey
     if survey is not None and survey.loop_delay > max_seconds:
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message="the scheduler's event loop is blocked for up to "
             f"{seconds_text(survey.loop_delay)}, so all workers wait",
             subject=("scheduler",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.findings import info, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -12,13 +13,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.wording import (
-    bytes_text,
-    names_text,
-    plural,
-    printable,
-    variable,
-)
+from clustertune.core.wording import bytes_text, names_text, plural, printable, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes
 
@@ -30,7 +25,7 @@ REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
 def _members(view: View) -> Iterator[CollectionInfo]:
-    return (m for layout in view.layouts for m in layout.collections)
+    return view.collections
 
 
 # --- values ---------------------------------------------------------------------------
@@ -118,8 +113,7 @@ def differing_categories(view: View) -> Iterator[Finding]:
                 lists.setdefault(column, set()).add(categories)
         differing = [column for column, found in lists.items() if len(found) > 1]
         if differing:
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"partitions of {collection.label} have different categories "
                 f"in {plural(len(differing), 'column')}: {names_text(differing)}; a "
                 "fit would mix them up",
@@ -217,8 +211,7 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
         narrow, _ = collection.types.get("float32", (0, ""))
         if collection.kind == "dataframe" and 0 < count < narrow:
             dtype, _, column = wide[0]
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
                 f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
                 f"{dtype}), so one array of all columns is float64 and needs twice the "
@@ -256,8 +249,7 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
         return
     if X.itemsize > kept and size > min_bytes:
         saved = size - size * kept // X.itemsize
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
             f"{view.goal.workload.title} keeps {kept}; narrower numbers would save up "
             f"to {bytes_text(saved)}",

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -104,8 +105,7 @@ def paused_workers(view: View) -> Iterator[Finding]:
     if others:
         yield _paused(view, others, Severity.info, "the fit will not run there")
     if closing := _with_status(view.now, "closing_gracefully"):
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(closing)} {are(closing)} about to close and will "
             "not train",
             subject=closing,
@@ -223,8 +223,7 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
     """
     for worker in view.now.workers:
         if worker.parking:
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"{workers_text([worker.id])} keeps "
                 f"{bytes_text(worker.counted)} of keys for a worker that is "
                 "restarting, or did not return from a restart",
@@ -253,8 +252,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     if bounds is None:
         return
     if isinstance(bounds, Unknown):
-        yield Finding(
-            severity=Severity.unknown,
+        yield unknown(
             message=f"whether the cluster scales adaptively is {bounds}",
         )
         return
@@ -263,8 +261,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     if least == most:
         return
     above = "any number" if math.isinf(most) else f"{most:g}"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the cluster scales adaptively between {least} and {above} workers; "
         f"during a fit it may close some of its {n_workers}, or add empty workers",
         evidence={"minimum": least, "workers": n_workers},
@@ -327,8 +324,7 @@ def no_nanny(view: View) -> Iterator[Finding]:
         inside = all(w.address.startswith("inproc://") for w in found)
         remedy = "Start the workers without `--no-nanny`, unless a batch system or "
         remedy += "Kubernetes restarts them."
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{workers_text(ids)} {verb(ids, 'has')} no nanny, which would "
             "restart a worker that dies, or kill it before the host runs out of memory",
             subject=ids,
@@ -354,8 +350,7 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
         return
     ids = tuple(w.id for w, d in details_of(view) if d.daemon)
     if ids:
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(ids)} {are(ids)} daemonic and cannot start "
             f"processes, as {view.goal.workload.title} does",
             subject=ids,
@@ -392,8 +387,7 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             for n, count in sorted(threads.items())
         )
         fewest = min(threads)
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"workers have different numbers of threads: {groups}; the slowest "
             "worker ends each round of a fit",
             subject=ids,
@@ -403,8 +397,7 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             ),
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message="workers have different memory per thread, and so for their rows: "
             f"{bytes_text(min(limits))} to {bytes_text(max(limits))}",
             subject=ids,
@@ -458,8 +451,7 @@ def _not_installed(
     package = next((name for name in needed if name in client), needed[0])
     pinned = f"{package}=={client[package]}" if package in client else package
     plugin = f"distributed.PipInstall([{remedies.text(pinned)}])"
-    return Finding(
-        severity=Severity.critical,
+    return critical(
         message=f"{package} is not installed on {workers_text(ids)}, so the fit cannot "
         "run there",
         subject=tuple(ids),
@@ -478,8 +470,7 @@ def _differing_releases(
     ]
     client = found.get("client")
     release = f" {printable(client, longest=40)}" if client else ""
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"releases of {name} differ ({', '.join(texts)}), so pickled objects "
         "may fail to load",
         subject=(name,),

@@ -104,6 +104,10 @@ class Layout:
     collections: tuple[CollectionInfo, ...]
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(m.label for m in self.collections)
+
+    @property
     def loaded(self) -> bool:
         return all(m.loaded for m in self.collections)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
 from clustertune.core import environment
+from clustertune.core.findings import Finding as Finding
+from clustertune.core.findings import Scalar as Scalar
+from clustertune.core.findings import Severity as Severity
 from clustertune.core.layout import COPIED as COPIED
 from clustertune.core.layout import ORDER as ORDER
 from clustertune.core.layout import Bools as Bools
@@ -115,6 +117,11 @@ class View:
         return self.snapshots[-1]
 
     @property
+    def collections(self) -> Iterator[CollectionInfo]:
+        """The collections of all layouts."""
+        return (m for layout in self.layouts for m in layout.collections)
+
+    @property
     def loads_data(self) -> bool:
         """Whether lazy data is loaded.
 
@@ -122,7 +129,7 @@ class View:
         """
         if self.goal.persist is not None:
             return self.goal.persist
-        there = any(m.loaded for x in self.layouts for m in x.collections)
+        there = any(m.loaded for m in self.collections)
         return self.goal.workload.persist or there or self.goal.changes_data
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
@@ -153,40 +160,6 @@ class View:
     @property
     def eligible_workers(self) -> tuple[WorkerSnapshot, ...]:
         return tuple(w for w in self.now.workers if self.eligible(w))
-
-
-# --- findings -------------------------------------------------------------------------
-
-
-class Severity(IntEnum):
-    """The severity of a finding; ``unknown``: the check could not decide."""
-
-    unknown = 0
-    info = 1
-    warning = 2
-    critical = 3
-
-    def __str__(self) -> str:
-        return self.name
-
-
-Scalar = str | int | float | bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One condition that a check found.
-
-    ``checks.run`` adds the name of the check.
-    """
-
-    severity: Severity
-    message: str
-    subject: tuple[str | int, ...] = ()  # worker ids, or labels of collections
-    evidence: Mapping[str, Scalar] = field(default_factory=dict)
-    check: str = ""
-    remedy: str = ""
-    fixed_by: str = ""  # the action that can fix it in this call, if there is one
 
 
 # --- steps ----------------------------------------------------------------------------

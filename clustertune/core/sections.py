@@ -15,13 +15,7 @@ from clustertune.core.counts import EXECUTED, Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
-from clustertune.core.tables import (
-    NONE,
-    bars,
-    compact,
-    predicted,
-    value_text,
-)
+from clustertune.core.tables import NONE, bars, compact, predicted, value_text
 from clustertune.core.wording import (
     bytes_text,
     names_text,

@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from clustertune.core.rendering import Cell, Table
-from clustertune.core.results import (
-    LayoutSummary,
-    Results,
-    WorkerShare,
-    WorkerState,
-)
+from clustertune.core.results import LayoutSummary, Results, WorkerShare, WorkerState
 from clustertune.core.wording import bytes_text, names_text
 
 MAX_ROWS = 12  # of a table of workers: the first and the last

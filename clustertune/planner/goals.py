@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.findings import critical, info
+from clustertune.core.model import Finding, Layout, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.errors import RefusedError
 from clustertune.planner import remedies
@@ -36,15 +37,12 @@ def unloaded_data(view: View) -> Iterator[Finding]:
     call. By hand run ``rows = client.persist(rows)``, and take X and y as columns of
     that frame.
     """
-    labels = tuple(
-        m.label for layout in view.layouts for m in layout.collections if not m.loaded
-    )
+    labels = tuple(m.label for m in view.collections if not m.loaded)
     if labels:
         what = "so every fit would load them again"
         if not view.loads_data:
             what = f"and stay lazy, since {view.goal.workload.title} reads data once"
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{names_text(labels)} {are(labels)} not in memory, {what}",
             subject=labels,
             evidence={"collections": len(labels)},
@@ -65,11 +63,10 @@ def requested_type(view: View) -> Iterator[Finding]:
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, to="array",
     dtype="float32")``, which converts them.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         wanted = collection.conversion
         if wanted is not None:
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{collection.label} is not {wanted}",
                 subject=(collection.label,),
                 evidence={
@@ -91,11 +88,10 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
     if view.goal.order not in ("rows", "partitions") or not view.layouts:
         return
     layout = view.layouts[0]
-    labels = tuple(m.label for m in layout.collections)
+    labels = layout.labels
     rows = _known_rows(layout)
     if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"the {layout.label} has {rows:,} rows, but "
             f'shuffle="rows" can draw a uniform order only of fewer than '
             f"{TOO_MANY_TO_SHUFFLE:,} rows, so nothing was shuffled",
@@ -105,8 +101,7 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
         )
         return
     what = "rows" if view.goal.order == "rows" else "partitions"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the {what} of the {layout.label} are not shuffled yet",
         subject=labels,
         fixed_by="shuffle",
@@ -132,11 +127,10 @@ def requested_partitions(view: View) -> Iterator[Finding]:
     total = int(rows.sum())
     if np.array_equal(rows, even(total, min(wanted, max(1, total)))):
         return
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
         f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": len(rows), "requested_partitions": wanted},
         fixed_by=view.goal.cutting_action,
     )

@@ -236,8 +236,7 @@ class DataActions:
             self._replace(await asyncio.to_thread(make))
         sent = cutting.sent(graph)
         return Result(
-            nbytes=await inquiry.received(self.client, sent),
-            details=_kept_text(kept),
+            nbytes=await inquiry.received(self.client, sent), details=_kept_text(kept)
         )
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
@@ -298,9 +297,7 @@ class DataActions:
 
     def tell_rows(self, view: View) -> None:
         """Set the known rows of arrays to the counted rows."""
-        rows = {
-            m.label: m.rows for x in view.layouts for m in x.collections if m.loaded
-        }
+        rows = {m.label: m.rows for m in view.collections if m.loaded}
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
 
