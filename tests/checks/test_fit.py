@@ -304,13 +304,16 @@ def test_lightgbm_is_there():
 
 
 def find_changed_partitions(
-    kept, *, keeps=True, workers=2, data=None, given=None, **goal
+    previous_shape, *, keeps=True, workers=2, data=None, given=None, **goal
 ):
     data = layout([10] * 4, [0, 1, 0, 1]) if data is None else data
     seen = view(
-        [worker(i) for i in range(workers)], [data], previous_shape=kept, **goal
+        [worker(i) for i in range(workers)],
+        [data],
+        previous_shape=previous_shape,
+        **goal,
     )
-    seen = replace(seen, given=given)
+    seen = replace(seen, given_partitions=given)
     workload = replace(seen.goal.workload, keeps_partitions=keeps)
     return list(
         changed_partitions(replace(seen, goal=replace(seen.goal, workload=workload)))
