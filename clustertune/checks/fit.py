@@ -23,11 +23,10 @@ def fit_memory(view: View) -> Iterator[Finding]:
 
     A fit makes copies of the data that Dask neither counts nor can spill. A worker
     without this memory spills, pauses (XGBoost then hangs) or is killed, which shows as
-    ``Invalid worker address`` or ``Socket recv error``. The check gives each worker its
-    even share of all data and eval sets, multiplies it as the workload's profile says,
-    and adds the other memory of its process. It compares this estimate with 0.7
-    (``clustertune.prepare.memory_fraction``) of the worker's limit, or of its part of
-    the host's memory. It stops ``prepare`` only with ``on_low_memory="raise"``.
+    ``Invalid worker address`` or ``Socket recv error``. The check multiplies each
+    worker's share of the data as the workload's profile says, adds the other memory of
+    its process, and compares this with 0.7 (``clustertune.prepare.memory_fraction``) of
+    its limit. It stops ``prepare`` only with ``on_low_memory="raise"``.
 
     Remedy: Do one of the things that the finding names, the cheapest first:
     ``dtype="float32"``, a workload that copies less, ``clustertune.release_data`` for
@@ -90,9 +89,8 @@ def one_machine(view: View) -> Iterator[Finding]:
     """Find data that fits the memory of one host, so a fit needs no cluster.
 
     One process without Dask has no overhead of tasks and transfers, so it may be
-    faster. Whether it is depends on the library and the data; the check does not
-    estimate the time. It estimates memory as ``fit_memory`` does. It finds nothing if
-    sizes or memory are unknown.
+    faster. The check estimates memory as ``fit_memory`` does, and does not estimate the
+    time.
 
     Remedy: Load the data into one process (``X.compute()``, or pandas) and call the
     library's own ``fit`` there. Stay with the cluster if the data will grow, or if
@@ -155,10 +153,9 @@ def missing_estimator(view: View) -> Iterator[Finding]:
 def changed_partitions(view: View) -> Iterator[Finding]:
     """Find another number of partitions, on which the model depends.
 
-    ADMM solves one problem for each partition and divides its penalty by their number,
-    so its coefficients depend on it. ``Incremental`` uses each partition as a
-    mini-batch, and blockwise voting fits one model to each. With another number of
-    partitions than in the fit before, or than in the given data, the model differs.
+    ADMM solves one problem for each partition, ``Incremental`` uses each partition as a
+    mini-batch, and blockwise voting fits one model to each. With another number than in
+    the fit before, or than in the given data, the model differs.
 
     Remedy: Run ``clustertune.prepare(client, X, y, estimator=model)``. It keeps the
     number of the last call for as many rows, if there are no more workers than
@@ -211,10 +208,8 @@ def _other_than_given(layout: Layout, view: View) -> Finding:
 def missing_eval_rows(view: View) -> Iterator[Finding]:
     """Find workers without rows of an eval set with categories, which XGBoost needs.
 
-    XGBoost learns the lists of categories from the rows of each worker, for every eval
-    set. On a worker without rows it raises ``A worker cannot have empty input when a
-    dataframe with categorical features is used``. The other workers then report a
-    failed connection.
+    On such a worker XGBoost raises ``A worker cannot have empty input when a dataframe
+    with categorical features is used``. The others report a failed connection.
 
     Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
     estimator=model)``, which gives every worker some rows. If the eval set has fewer
@@ -260,12 +255,11 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
 def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     """Find eval sets of which a library needs all rows on every worker.
 
-    LightGBM scores an eval set on each worker with the rows of that worker. Each worker
-    decides by its own score when to stop. If they stop at different rounds, the slower
-    worker hangs or fails with ``Socket recv error``. A worker without rows raises ``For
-    early stopping, at least one dataset is required``, and the others wait for it.
-    ``prepare`` does not copy an eval set that is the training data. It refuses such a
-    set if the estimator sets early stopping, but cannot see the callbacks of ``fit``.
+    Each LightGBM worker scores its own rows of an eval set, and decides by that score
+    when to stop. If workers stop at different rounds, or have no rows, the fit hangs or
+    fails. ``prepare`` does not copy an eval set that is the training data. It refuses
+    such a set if the estimator sets early stopping, but cannot see the callbacks of
+    ``fit``.
 
     Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
     estimator=model)``. It copies each eval set to every worker, and returns

@@ -25,13 +25,11 @@ from clustertune.planner.memory import free_memory
 def group_order(view: View) -> Iterator[Finding]:
     """Find groups that come back after another group, are not in order, or are missing.
 
-    A ranking objective compares the rows of one group. LightGBM needs the rows of each
-    group to be neighbours. XGBoost also needs the groups in ascending order, else every
-    worker sorts a full copy of its data. Rows without a group (NaN, NA or masked) have
-    no place in any order. XGBoost's ranker (from 3.0 on, with
-    ``allow_group_split=False``) sorts frames by group in every fit, so ``prepare``
-    sorts rows for it by default. For other workloads it raises an error without
-    ``sort=True``.
+    LightGBM needs the rows of each group to be neighbours. XGBoost also needs the
+    groups in ascending order, else every worker sorts a full copy of its data.
+    XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames in
+    every fit, so ``prepare`` sorts rows for it by default. Rows without a group (NaN,
+    NA or masked) have no place in any order.
 
     Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)``.
     It sorts all rows by group and keeps the order within a group. ``.row_order`` has
@@ -112,15 +110,13 @@ def _count(collection: CollectionInfo, name: str) -> int:
 def split_groups(view: View) -> Iterator[Finding]:
     """Find groups that are split over several partitions, or come back after another.
 
-    A ranking objective compares the rows of one group, and a library ranks the halves
-    of a split group separately. With a group on two workers XGBoost raises an error, or
-    with ``allow_group_split`` trains on halves. The check reads ``qid``, so it runs
-    only with ``deep=True``, or if the workload ranks.
+    A library ranks the halves of a split group separately. With a group on two workers
+    XGBoost raises an error, or with ``allow_group_split`` trains on halves. The check
+    reads ``qid``, so it runs only with ``deep=True``, or if the workload ranks.
 
     Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid,
-    estimator=ranker)``, which cuts the data where groups end. For other workloads it
-    joins partitions of such data and cuts none. By hand sort by group before loading
-    and cut where groups end, for example with ``frame.set_index("qid")``.
+    estimator=ranker)``, which cuts the data where groups end. By hand sort by group
+    before loading, for example with ``frame.set_index("qid")``.
     """
     if view.goal.workload.groups:
         for layout in view.layouts:
@@ -177,12 +173,11 @@ def _split(
 def large_groups(view: View) -> Iterator[Finding]:
     """Find query groups for which no worker has enough memory.
 
-    All rows of a group must be on one worker. So the largest group decides how much
-    memory a worker needs, however many workers there are.
+    All rows of a group must be on one worker, however many workers there are.
 
     Remedy: Use workers with more memory, with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``. Or make the data
-    smaller, for example with ``dtype="float32"``. Or leave out rows of that group.
+    memory_limit="16 GiB")``. Or make the data smaller, for example with
+    ``dtype="float32"``. Or leave out rows of that group.
     """
     rooms = free_memory(view)[layouts.weights(view) > 0]
     for layout in view.layouts if view.goal.workload.groups else ():

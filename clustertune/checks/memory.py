@@ -58,18 +58,14 @@ ACTS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny
 def memory_pressure(view: View, *, close_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers whose memory is at a threshold at which Dask acts, or close to one.
 
-    At ``target`` (0.60 of the memory limit, of *managed* memory) a worker writes a key
-    to disk for each new key. At ``spill`` (0.70, of *process* memory) it writes keys to
-    disk until it is below the target. At ``pause`` (0.80) it starts no more tasks. At
-    ``terminate`` (0.95) its nanny kills it. These are Dask's defaults; the check uses
-    the thresholds of each worker. During a fit the training task holds the data, so
-    spilling frees no memory.
+    By default a worker writes keys to disk at ``target`` (0.60 of its limit, of managed
+    memory) and at ``spill`` (0.70, of process memory). It starts no more tasks at
+    ``pause`` (0.80), and its nanny kills it at ``terminate`` (0.95). During a fit the
+    training task holds the data, so spilling frees no memory.
 
     Remedy: Delete collections that you do not need (``del``), or run
-    ``clustertune.release_data(client, keep=[X, y])``. If process memory stays far above
-    managed memory, run ``clustertune.trim_memory(client)``. If that is not enough, add
-    workers, or raise their limit with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``.
+    ``clustertune.release_data(client, keep=[X, y])``. For unmanaged memory run
+    ``clustertune.trim_memory(client)``. Otherwise add workers or raise their limit.
 
     Parameters
     ----------
@@ -146,14 +142,12 @@ def _unknown_thresholds(view: View) -> Iterator[Finding]:
 def memory_settings(view: View) -> Iterator[Finding]:
     """Find workers whose memory thresholds are in the wrong order, or have no limit.
 
-    As memory rises, ``target`` and ``spill`` write keys to disk, ``pause`` starts no
-    more tasks, and ``terminate`` kills the worker. In another order some of them never
-    act. With ``spill`` above ``pause`` a worker pauses before it has written a key, and
+    With ``spill`` above ``pause`` a worker pauses before it has written a key, and
     stays paused. Without a memory limit no threshold acts.
 
-    Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95, or
-    set the thresholds in this order. Set them where the workers are started: the
-    client's configuration does not reach running workers.
+    Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95. Set
+    it where the workers are started: the client's configuration does not reach running
+    workers.
     """
     wrong: dict[str, list[str | int]] = {}
     for worker in view.now.workers:
@@ -200,14 +194,13 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
 def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
     """Find hosts whose workers may use more memory together than the host has.
 
-    Each worker acts on its own limit and does not see the others. If the limits add up
-    to more than the memory of the host or its container, the kernel may kill a process
-    before any worker has reached a threshold. It may not be the process that grew. Dask
-    reads the limit of the innermost cgroup only.
+    Each worker acts on its own limit and does not see the others. So the kernel may
+    kill a process before any worker has reached a threshold. Dask reads the limit of
+    the innermost cgroup only.
 
     Remedy: Run ``clustertune.resize_workers(client, memory_limit="8 GiB")`` with at
-    most the host's memory divided by its number of workers. Or start the workers with
-    ``--memory-limit auto``, which does so for the workers of one command.
+    most the host's memory divided by its number of workers. Or start the workers of a
+    host with one command and ``--memory-limit auto``.
 
     Parameters
     ----------
@@ -238,10 +231,9 @@ def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
 def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Finding]:
     """Find idle workers whose process holds much memory that Dask does not manage.
 
-    Tasks and native libraries leave caches, fragmented heaps and leaks. Dask can
-    neither move nor spill this memory, and a fit cannot use it. About 0.3 GiB are
-    normal for Python and the usual libraries. The check skips workers with tasks, which
-    may need their memory. ``memory_growth`` compares runs and finds leaks.
+    Tasks and native libraries leave caches, fragmented heaps and leaks. Dask cannot
+    move or spill this memory, and a fit cannot use it. About 0.3 GiB are normal. The
+    check skips workers with tasks, which may need their memory.
 
     Remedy: Run ``clustertune.trim_memory(client)``. If the memory stays, run
     ``clustertune.restart_workers(client)``, which loses no data.
@@ -289,10 +281,9 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
 def overcounted_memory(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
-    Dask adds up the size of each key. Keys can share memory: training libraries pack
-    partitions of X and y into dictionaries, slices are views of a larger array. Dask
-    then counts the same bytes more than once. At ``target`` (0.60 of the limit) the
-    worker writes keys to disk although memory is free (distributed#4186).
+    Dask adds up the size of each key, but keys can share memory, as slices of one array
+    do. At ``target`` (0.60 of the limit) the worker then writes keys to disk although
+    memory is free (distributed#4186).
 
     Remedy: Delete collections that share memory with others (``del``), or copy slices
     that you keep (``X = X.map_blocks(np.array)``). Or raise
@@ -338,9 +329,8 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     """Find workers whose child processes hold memory that no limit of Dask counts.
 
     joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
-    worker. Worker and nanny measure the worker's own process only, so together they can
-    exceed the limit, and the host's memory. After a call that failed, children may keep
-    their memory until the worker ends.
+    worker. Dask measures the worker's own process only, so together they can exceed the
+    limit. After a call that failed, they may remain until the worker ends.
 
     Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
     lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
@@ -396,12 +386,11 @@ def memory_growth(
     """Find workers whose memory grows from run to run.
 
     A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
-    LightGBM, or after 5 s without tasks. The scheduler plugin then notes the least
-    unmanaged memory of each worker until the end of the next run. If that grows with
-    nearly every run, something leaks or fragments the heap. The check needs three runs,
-    compares only runs that ended alike, and ignores memory that arrives with data. The
-    median step is the growth per run. It predicts the run in which the worker reaches
-    each threshold.
+    LightGBM, or after 5 s without tasks. The scheduler plugin notes the least unmanaged
+    memory of each worker after each run. If that grows with nearly every run, something
+    leaks or fragments the heap. The check needs three runs that ended alike, and
+    ignores memory that arrives with data. It predicts the run in which the worker
+    reaches each threshold.
 
     Remedy: Run ``clustertune.restart_workers(client)`` between two runs, before a
     worker reaches its first threshold. The data on the workers is kept.
@@ -475,11 +464,10 @@ def unrelated_keys(
 ) -> Iterator[Finding]:
     """Find memory of keys that belong to none of the given collections.
 
-    A fit cannot use the memory of other keys. Often these are an earlier version of the
-    same data. A variable, ``_`` or ``Out`` of a notebook, or an exception that was
-    shown can hold them. The finding names the largest kinds of keys on the scheduler.
+    A fit cannot use this memory. Often it is an earlier version of the same data, which
+    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds.
 
-    Remedy: Delete the variables that hold them with ``del`` (in IPython also
+    Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
     ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
     ``clustertune.release_data(client, keep=[X, y])``.
 
@@ -514,11 +502,10 @@ def unrelated_keys(
 def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers that spill to memory, over the network, or to a full disk.
 
-    At ``target`` and ``spill`` a worker writes keys to its local directory. On a file
-    system in memory this frees nothing. On a network file system all workers wait for
-    it. If the disk is full, tasks fail with ``OSError: No space left on device``. The
-    check compares the free space with the memory limits of the workers that share the
-    disk.
+    Spilling to a file system in memory frees nothing. On a network file system all
+    workers wait for it. On a full disk tasks fail with ``OSError: No space left on
+    device``. The check compares the free space with the limits of the workers that
+    share the disk.
 
     Remedy: Start the workers with ``--local-directory`` on a local disk with more
     space, or set ``temporary-directory`` in Dask's configuration there.

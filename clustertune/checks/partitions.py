@@ -34,10 +34,9 @@ from clustertune.planner.layouts import largest_partition, layout_bytes
 def misaligned_partitions(view: View) -> Iterator[Finding]:
     """Find X, y and companions that are not cut at the same rows.
 
-    Training libraries join X_i with y_i by the number of the partition. With as many
-    partitions but other rows, XGBoost without ``hist`` and LightGBM can train on labels
-    of other rows without an error. The rows of lazy data are mostly unknown, so the
-    check compares such data after loading.
+    Training libraries join X_i with y_i by the number of the partition. If the rows
+    differ, XGBoost without ``hist`` and LightGBM can train on labels of other rows
+    without an error. The check compares lazy data after loading.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts y and
     companions where X is cut. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
@@ -156,10 +155,9 @@ def column_chunks(view: View) -> Iterator[Finding]:
     """Find arrays that are also cut by columns.
 
     Training libraries need all columns of a row in one partition. XGBoost and LightGBM
-    fail on an array with several blocks of columns. dask-ml's ``Incremental`` trains on
-    the first block only and fails at ``predict``. ``prepare`` joins the blocks.
+    fail on such an array; dask-ml's ``Incremental`` trains on the first block only.
 
-    Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
+    Remedy: Join the columns with ``X = X.rechunk({1: -1})``. ``prepare`` does so, too.
     """
     for collection in view.collections:
         if collection.column_blocks > 1:
@@ -178,9 +176,8 @@ def column_chunks(view: View) -> Iterator[Finding]:
 def no_rows(view: View) -> Iterator[Finding]:
     """Find collections without a single row.
 
-    The rows of a frame are known only after counting. So an empty frame is found late,
-    for example after a filter that keeps no row, or from a folder without data. No
-    library can train on it, and their errors are about shapes.
+    No library can train on them, and the errors are about shapes. The rows of a frame
+    are known only after counting, so an empty frame is found late.
 
     Remedy: Look at the source of the data with ``print(len(X))`` after each step. A
     filter may be too strict, or a path may name an empty folder.
@@ -204,10 +201,8 @@ def no_rows(view: View) -> Iterator[Finding]:
 def too_few_partitions(view: View) -> Iterator[Finding]:
     """Find too few, or too large, partitions for every worker to have its share.
 
-    A partition is on one worker as a whole. With fewer partitions than workers some
-    workers do not train. With a few more, some workers have a partition more than
-    others: with 5 equal partitions on 4 workers one worker does the work of two. One
-    partition per thread keeps all threads busy. Eval sets may have fewer.
+    With fewer partitions than workers some workers do not train. With 5 equal
+    partitions on 4 workers one worker does the work of two. Eval sets may have fewer.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts partitions if
     memory allows and ``rechunk=False`` is not set. By hand, before loading, use ``X =
@@ -278,11 +273,9 @@ def too_many_partitions(
 ) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
 
-    Every partition is a task to schedule, a key to keep and a block to join. Many large
-    partitions are harmless, and so are few small ones. For training data the finding is
-    critical far above the workload's limit, since the scheduler then has more work than
-    the workers. It is a warning if you set that number (``rechunk=80``), or if
-    ``prepare`` keeps it because the model depends on it.
+    Every partition is a task to schedule, a key to keep and a block to join. For
+    training data the finding is critical far above the workload's limit. It is a
+    warning if you set the number (``rechunk=80``), or if the model depends on it.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which joins partitions
     unless ``rechunk=False`` is set. By hand, before loading, use ``X = X.rechunk({0:
@@ -359,10 +352,9 @@ def large_partitions(
 ) -> Iterator[Finding]:
     """Find partitions that are a large part of a worker's memory.
 
-    A partition is moved, cut, copied and converted as a whole, and meanwhile its bytes
-    are in memory twice. One large partition can make a worker spill or pause, and fits
-    on few workers. The check needs a memory limit. Before loading it estimates sizes in
-    proportion to rows, or as equal if the rows are unknown.
+    A partition is moved, cut and converted as a whole, and meanwhile its bytes are in
+    memory twice. So one large partition can make a worker spill or pause. Before
+    loading the check estimates sizes in proportion to rows.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
     allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =

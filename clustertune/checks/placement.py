@@ -46,11 +46,10 @@ def _prepare(view: View) -> str:
 def empty_workers(view: View) -> Iterator[Finding]:
     """Find workers that hold no rows of the training data.
 
-    XGBoost and LightGBM run one training task on every worker that holds a partition. A
-    worker without rows does not train, and no library warns about it. New workers start
-    empty, and ``client.rebalance()`` rarely moves anything. With fewer rows, groups or
-    uncut partitions than workers, some workers stay empty. A library may need several
-    rows per worker: LightGBM needs two.
+    XGBoost and LightGBM train only on workers that hold a partition, without a warning.
+    New workers start empty, and ``client.rebalance()`` rarely moves anything. With
+    fewer rows, groups or uncut partitions than workers, some workers stay empty.
+    LightGBM needs two rows per worker.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions until every worker holds its share. To leave workers out, name the other
@@ -117,16 +116,14 @@ def _not_enough_for_all(view: View) -> Finding:
 def uneven_rows(view: View) -> Iterator[Finding]:
     """Find training rows that are uneven over the workers.
 
-    Each worker trains on the rows that it holds, and all wait for the slowest in every
-    round. A worker's share is in proportion to its threads, and it may hold 5 % more
-    (``clustertune.prepare.tolerance``). Rows on a worker that will not train (paused,
-    or not in ``workers=``) are always reported. The finding is information if whole
-    partitions cannot be placed more evenly (see ``too_few_partitions``).
+    All workers wait for the slowest in every round. A worker's share is in proportion
+    to its threads, and it may hold 5 % more (``clustertune.prepare.tolerance``). Rows
+    on a worker that will not train are always reported. The finding is information if
+    whole partitions cannot be placed more evenly (see ``too_few_partitions``).
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
-    partitions with their companions until each worker holds its share.
-    ``client.rebalance()`` balances bytes, moves nothing below 30 % of memory, and
-    separates X from y.
+    partitions with their companions. ``client.rebalance()`` balances bytes, moves
+    nothing below 30 % of memory, and separates X from y.
     """
     for layout in _placed(view):
         yield from _misplaced(layout, view)
@@ -184,10 +181,9 @@ def _uneven(layout: Layout, view: View) -> Iterator[Finding]:
 def separated_pairs(view: View) -> Iterator[Finding]:
     """Find partitions of X and companions that are on different workers.
 
-    Every fit first brings X_i, y_i and the other companions to one worker. Dask chooses
-    the less busy holder, so it may send the large X_i to the small y_i. Collections
-    that were persisted from different sources are often separated, also after one
-    ``persist`` call. ``client.rebalance()`` separates pairs too.
+    Every fit first brings X_i, y_i and the other companions to one worker. Dask may
+    send the large X_i to the small y_i. Collections from different sources are often
+    separated, and ``client.rebalance()`` separates pairs too.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves every y_i to
     its X_i. To keep pairs together from the start, take X and y from one frame and
@@ -224,10 +220,9 @@ def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
 def surplus_replicas(view: View) -> Iterator[Finding]:
     """Find partitions with replicas on more than one worker.
 
-    Dask's active memory manager drops surplus replicas every 2 s. It keeps the replicas
-    that ``clustertune.prepare`` has placed, and of other data the replica on the worker
-    with least memory. Until then a training library may use any of them. So the worker
-    of such a partition may change, and X_i and y_i may be separated.
+    Dask's active memory manager drops surplus replicas every 2 s, except those that
+    ``clustertune.prepare`` has placed. So the worker of such a partition may change,
+    and X_i and y_i may be separated.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
     each partition on its worker. ``client.replicate`` and ``scatter(broadcast=True)``

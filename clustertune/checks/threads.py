@@ -39,15 +39,14 @@ def thread_count(
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs they wait for each other. With fewer, CPUs stay idle. The check counts the
-    CPUs that the affinity and all cgroup quotas allow; Dask reads the innermost cgroup
-    only. Idle CPUs on the scheduler's host are information, since client and scheduler
-    need CPUs too. So are all idle CPUs with ``shared_hosts``, for Kubernetes pods that
-    have CPU requests but no limits.
+    than CPUs they wait for each other; with fewer, CPUs stay idle. Usable CPUs are
+    those that the affinity and all cgroup quotas allow. Idle CPUs are information on
+    the scheduler's host, and with ``shared_hosts``, for example for Kubernetes pods
+    without CPU limits.
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
-    ``clustertune.resize_workers(client, nthreads=4)`` or ``clustertune.scale(client,
-    4)``. Or start the workers so: ``dask worker --nworkers 1 --nthreads 4`` for 4 CPUs.
+    ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1
+    --nthreads 4``.
 
     Parameters
     ----------
@@ -126,19 +125,14 @@ def _worker_ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
 def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Finding]:
     """Find hosts on which native threads of running tasks could exceed the CPUs.
 
-    BLAS and OpenMP have thread pools of their own. Dask's nanny sets
-    ``OMP_NUM_THREADS`` and similar variables to 1, so that one task per worker thread
-    can run. With other values, or without a nanny, tasks times pool size can far exceed
-    the CPUs. The check reads the pools themselves with threadpoolctl, if the workers
-    have it.
+    Dask's nanny sets ``OMP_NUM_THREADS`` and similar variables to 1, so that one task
+    per worker thread can run. With other values, or without a nanny, tasks times pool
+    size can far exceed the CPUs. The check reads the pools with threadpoolctl, if the
+    workers have it. XGBoost and LightGBM ignore the pools. scikit-learn and PyTorch use
+    them: with a pool of 1 such a task runs on one thread.
 
-    XGBoost and LightGBM use as many threads as their worker has and ignore the pools.
-    scikit-learn and PyTorch use their pools: with a pool of 1 such a task runs on one
-    thread. With ``estimator=`` the check reports this for the given model.
-
-    Remedy: Start workers with a nanny and leave
-    ``distributed.nanny.pre-spawn-environ`` as it is. Or choose a pool size, so that
-    threads times pool size is the number of CPUs: ``clustertune.resize_workers(client,
+    Remedy: Start workers with a nanny, or choose a pool size so that threads times pool
+    size is the number of CPUs: ``clustertune.resize_workers(client,
     env={"OMP_NUM_THREADS": "2"})``.
 
     Parameters
@@ -236,14 +230,13 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
 def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Finding]:
     """Find workers, or a scheduler, whose event loop is blocked.
 
-    Workers and scheduler communicate, transfer data and keep time in one thread each.
-    That thread ticks every 0.02 s. A long time between two ticks has a cause: a task
-    holds Python's global lock, a message is very large, or the host has too few CPUs or
-    too little memory. Transfers, heartbeats and restarts then wait as well.
+    Transfers, heartbeats and restarts wait for the event loop. Causes are a task that
+    holds Python's global lock, a very large message, and a host with too few CPUs or
+    too little memory.
 
     Remedy: Use fewer threads per worker for code that holds the global lock
     (``--nthreads 1 --nworkers 8``). If the scheduler is blocked, submit fewer and
-    larger tasks. If the host has too few CPUs or too little memory, give it more.
+    larger tasks. If the host is too small, give it more CPUs or memory.
 
     Parameters
     ----------

@@ -34,10 +34,9 @@ def _members(view: View) -> Iterator[CollectionInfo]:
 def nonfinite_values(view: View) -> Iterator[Finding]:
     """Find missing labels and infinite values.
 
-    XGBoost fails at an infinite feature or label. LightGBM and the linear models train
-    on it, to a model of NaN. A missing label is always wrong, and LightGBM's regressor
-    trains on missing labels of frames without an error. Missing features are fine. The
-    check reads all data, so it runs only with ``deep=True``, and on labels if
+    XGBoost fails at an infinite feature or label; LightGBM and linear models train on
+    it, to a model of NaN. A missing label is always wrong; missing features are fine.
+    The check reads all data, so it runs only with ``deep=True``, and on labels if
     ``prepare`` reads them anyway, as for LightGBM.
 
     Remedy: Drop rows without a label from X, y and all companions: ``keep =
@@ -98,10 +97,9 @@ def _values(
 def differing_categories(view: View) -> Iterator[Finding]:
     """Find categories that differ between partitions.
 
-    Each partition of a frame has its own list of categories, and libraries train on the
-    positions in that list. If lists differ, the same number is another category on
-    another worker, without an error. The check reads every partition, so it runs only
-    with ``deep=True``.
+    Libraries train on the positions in each partition's list of categories. If lists
+    differ, the same number is another category, without an error. The check reads every
+    partition, so it runs only with ``deep=True``.
 
     Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
     ``X["c"].astype(CategoricalDtype([...]))``.
@@ -138,8 +136,7 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     """Find columns of features that are not numbers.
 
     XGBoost and LightGBM refuse columns of text and of Python objects, and accept
-    categories only with an option. scikit-learn and dask-ml refuse both. The error
-    comes from a worker, after the data was loaded and moved.
+    categories only with an option. scikit-learn and dask-ml refuse both.
 
     Remedy: Drop these columns, ``X = X.drop(columns=["city"])``, or make categories of
     them: ``X = X.categorize(columns=["city"])``, for XGBoost with

@@ -86,11 +86,10 @@ def paused_workers(view: View) -> Iterator[Finding]:
     """Find workers that take no new tasks: paused, or about to close.
 
     Dask pauses a worker whose process fills too much of its memory limit (0.80 by
-    default). The worker starts no task and gets no data until its memory falls, and
-    unmanaged memory does not fall without help (distributed#5999). A fit leaves out
-    workers that are paused when it starts, without a warning. If a worker pauses after
-    XGBoost has built its matrix, the fit hangs. A worker that is ``closing_gracefully``
-    moves its data to others and closes.
+    default). It starts no task and gets no data until its memory falls, and unmanaged
+    memory does not fall without help (distributed#5999). A fit leaves out such workers
+    without a warning, or hangs if a worker pauses meanwhile. A worker that is
+    ``closing_gracefully`` moves its data to others and closes.
 
     Remedy: Delete collections that you do not need (``del``), then run
     ``clustertune.trim_memory(client)``. If the memory stays, run
@@ -167,11 +166,10 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
 def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[Finding]:
     """Find workers whose heartbeat has not reached the scheduler for a while.
 
-    A worker sends a heartbeat every second or so. After
-    ``distributed.scheduler.worker-ttl`` (5 minutes) without one the scheduler removes
-    the worker with its data, and the fit fails or hangs (distributed#6324). Causes are
-    native code that holds Python's global lock, a host that swaps, and a broken
-    network.
+    After ``distributed.scheduler.worker-ttl`` (5 minutes) without a heartbeat the
+    scheduler removes the worker with its data, and the fit fails or hangs
+    (distributed#6324). Causes are native code that holds Python's global lock, a host
+    that swaps, and a broken network.
 
     Remedy: Look at the worker's log and at the memory of its host. If native code holds
     the lock for minutes, raise ``distributed.scheduler.worker-ttl`` where the scheduler
@@ -213,10 +211,8 @@ def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[F
 def unfinished_restarts(view: View) -> Iterator[Finding]:
     """Find parking workers, which keep keys while another worker restarts.
 
-    ``restart_workers`` and ``resize_workers`` park keys that no other worker has room
-    for, for the seconds of a restart. A parking worker that stays belongs to a restart
-    that failed: its worker did not return, and only the parking worker has these keys.
-    It runs in the process of a nanny and ends with it.
+    A parking worker runs in the process of a nanny, and ends with it. One that stays
+    belongs to a restart that failed, and only it has these keys.
 
     Remedy: If no restart is in progress, make sure that a worker runs. Then run
     ``clustertune.restart_workers(client)``, which first moves the keys back.
@@ -275,9 +271,8 @@ def worker_lifetime(
     """Find workers whose lifetime ends.
 
     ``--lifetime`` closes a worker after a time, before a batch system kills it. The
-    worker first moves its keys to others, if there is room, but does not wait for
-    running tasks (distributed#3141). A running fit then fails or hangs. Workers that
-    were started together end together, unless ``--lifetime-stagger`` is set.
+    worker moves its keys to others, but does not wait for running tasks
+    (distributed#3141), so a running fit fails or hangs.
 
     Remedy: Train soon after the workers have started, or start them with a longer
     ``--lifetime`` and a ``--lifetime-stagger``.
@@ -311,12 +306,10 @@ def no_nanny(view: View) -> Iterator[Finding]:
     """Find workers without a nanny.
 
     A nanny restarts a worker that dies, kills it before it fills the host's memory, and
-    sets the thread pools of native libraries. Without a nanny ``terminate`` does not
-    act, and clustertune cannot restart the worker.
+    sets the thread pools of native libraries. clustertune restarts workers through it.
 
     Remedy: Start workers without ``--no-nanny``, and a ``LocalCluster`` with
-    ``processes=True``. If a batch system or Kubernetes runs the worker processes, let
-    it restart them.
+    ``processes=True``. A batch system or Kubernetes may restart the workers instead.
     """
     found = [w for w in view.now.workers if w.nanny is None and not w.parking]
     if found:
@@ -338,10 +331,9 @@ def no_nanny(view: View) -> Iterator[Finding]:
 def daemonic_workers(view: View) -> Iterator[Finding]:
     """Find workers that cannot start the child processes which training needs.
 
-    Dask's nanny starts a worker as a daemonic process, and Python forbids such a
-    process to have children. ``DataLoader(num_workers=2)`` of PyTorch, or
-    ``multiprocessing``, fails there with ``daemonic processes are not allowed to have
-    children`` (distributed#2142). The check runs only if the workload starts processes.
+    Dask's nanny starts a worker as a daemonic process, which may not have children.
+    PyTorch's ``DataLoader(num_workers=2)`` or ``multiprocessing`` fails there
+    (distributed#2142). The check runs only if the workload starts processes.
 
     Remedy: Set ``distributed.worker.daemon`` to false where the nannies are started,
     before they start, or use ``DataLoader(num_workers=0)``.
@@ -364,9 +356,8 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
 def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Finding]:
     """Find workers with different numbers of threads or memory per thread.
 
-    ``prepare`` places rows in proportion to threads. A worker with twice the threads
-    gets twice the rows and needs twice the memory for them. Every round of a fit ends
-    when the slowest worker is done.
+    ``prepare`` places rows in proportion to threads, so a worker with twice the threads
+    needs twice the memory. Every round of a fit waits for the slowest worker.
 
     Remedy: Give all workers the same size with ``clustertune.resize_workers(client,
     nthreads=4, memory_limit="16 GiB")``, or train only on workers of one size:
@@ -419,8 +410,7 @@ def software_versions(view: View) -> Iterator[Finding]:
 
     Client, scheduler and workers unpickle what the others pickle. With different
     releases this fails with errors that do not name the cause, or training uses other
-    defaults. Dask compares its own packages when a client connects, and warns once, but
-    does not compare training libraries. The check compares distributions by name.
+    defaults. Dask does not compare the releases of training libraries.
 
     Remedy: Use the same environment everywhere: one container image or one lock file.
     Install a missing package with
