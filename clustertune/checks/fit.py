@@ -232,13 +232,9 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     if not empty:
         return
     n_workers, rows = int(may.sum()), int(layout.rows.sum())
-    fixed_by, without = (
-        view.goal.cutting_action,
-        "" if view.goal.cutting_action else (" without rechunk=False"),
-    )
+    fixed_by, remedy = view.goal.cutting_action, f"{remedies.cut(view)}."
     if (layout.rows > 0).sum() >= n_workers:
-        fixed_by, without = "rebalance", ""
-    remedy = f"Run `{remedies.prepare(view)}`{without}."
+        fixed_by, remedy = "rebalance", f"Run `{remedies.prepare(view)}`."
     if rows < n_workers:
         fixed_by, remedy = "", f"Use an eval set of at least {n_workers:,} rows."
     yield warning(

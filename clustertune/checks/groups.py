@@ -139,14 +139,12 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
         return
     count = len(grouping.cut(layout, groups))
     if count:
-        without = "" if view.goal.cutting_action else " without rechunk=False"
         yield critical(
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",
             subject=layout.labels,
             evidence={"groups": count},
-            remedy=f"Run `{remedies.prepare(view)}`{without}, which cuts the data "
-            "where groups end.",
+            remedy=f"{remedies.cut(view)}, which cuts the data where groups end.",
             fixed_by=view.goal.cutting_action,
         )
 

@@ -118,8 +118,7 @@ def _spread_classes(view: View, *, needed: bool) -> str:
     if not needed:
         call = remedies.prepare(view, shuffle='"rows"')
         return f"Run `{call}`, which puts the rows in random order."
-    without = "" if view.goal.cutting_action else " without rechunk=False"
-    return f"Run `{remedies.prepare(view)}`{without}."
+    return f"{remedies.cut(view)}."
 
 
 # --- order ----------------------------------------------------------------------------

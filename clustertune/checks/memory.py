@@ -130,11 +130,8 @@ def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
 
 def _unknown_thresholds(view: View) -> Iterator[Finding]:
     limited = [(w, w.facts) for w in view.now.workers if w.memory_limit]
-    terminate = [
-        (worker, facts.thresholds.terminate)
-        for worker, facts in limited
-        if isinstance(facts, WorkerFacts)
-    ]
+    known = [(w, f) for w, f in limited if isinstance(f, WorkerFacts)]
+    terminate = [(w, f.thresholds.terminate) for w, f in known]
     yield from unknown_findings("memory thresholds", limited)
     yield from unknown_findings("terminate threshold", terminate)
 
@@ -178,11 +175,8 @@ def memory_settings(view: View) -> Iterator[Finding]:
 
 def _disorder(thresholds: Thresholds) -> Iterator[str]:
     """Neighbours in the wrong order, among the thresholds that are on and known."""
-    on = [
-        (name, value)
-        for name in THRESHOLDS
-        if isinstance(value := getattr(thresholds, name), float | int)
-    ]
+    values = {name: getattr(thresholds, name) for name in THRESHOLDS}
+    on = [(name, x) for name, x in values.items() if isinstance(x, float | int)]
     for (low, a), (high, b) in pairwise(on):
         if a > b:
             yield f"{low} ({a:.0%}) is above {high} ({b:.0%}), which acts first"
@@ -247,19 +241,16 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     if not found:
         return
     worst = max(found, key=_beyond_usual)
+    used, limit = worst.unmanaged, worst.memory_limit
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
     trim = remedies.on_workers("trim_memory", ids)
     yield warning(
-        message=f"{workers_text(ids)} {are(ids)} idle, but "
-        f"{verb(ids, 'holds')} much memory that Dask does not manage: "
-        f"{most}{bytes_text(worst.unmanaged)} of the limit of "
-        f"{bytes_text(worst.memory_limit)}, which a fit cannot use",
+        message=f"{workers_text(ids)} {are(ids)} idle, but {verb(ids, 'holds')} much "
+        f"memory that Dask does not manage: {most}{bytes_text(used)} of the limit of "
+        f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
-        evidence={
-            "unmanaged_bytes": worst.unmanaged,
-            "limit_bytes": worst.memory_limit,
-        },
+        evidence={"unmanaged_bytes": used, "limit_bytes": limit},
         remedy=f"Run `{trim}`. If the memory stays, {remedies.restart(found)}.",
         fixed_by="restart" if view.goal.restart else "",
     )
@@ -344,34 +335,32 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     found = [
         (w, d)
         for w, d in details_of(view)
-        if w.memory_limit
-        and not _shares_process(w)
-        and d.child_memory > max_fraction * w.memory_limit
+        if not _shares_process(w) and 0 < max_fraction * w.memory_limit < d.child_memory
     ]
     if not found:
         return
     worker, details = max(
         found, key=lambda x: (x[0].process + x[1].child_memory) / x[0].memory_limit
     )
-    total = worker.process + details.child_memory
-    busy = any(w.busy for w, _ in found)
+    count, nbytes = details.child_count, details.child_memory
+    limit = worker.memory_limit
+    total = worker.process + nbytes
     remedy = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
-    if not busy:
+    if not any(w.busy for w, _ in found):
         # without a task, a call that ended or failed has left the processes
         remedy = f"To end them, {remedies.restart([w for w, _ in found])}. {remedy}"
     yield Finding(
-        severity=Severity.warning if total > worker.memory_limit else Severity.info,
-        message=f"{plural(details.child_count, 'child process', 'child processes')} of "
-        f"{workers_text([worker.id])} {verb(range(details.child_count), 'holds')} "
-        f"{bytes_text(details.child_memory)} that no limit counts; with the worker's "
-        f"own {bytes_text(worker.process)} that is {total / worker.memory_limit:.0%} "
-        "of its limit",
+        severity=Severity.warning if total > limit else Severity.info,
+        message=f"{plural(count, 'child process', 'child processes')} of "
+        f"{workers_text([worker.id])} {verb(range(count), 'holds')} "
+        f"{bytes_text(nbytes)} that no limit counts; with the worker's own "
+        f"{bytes_text(worker.process)} that is {total / limit:.0%} of its limit",
         subject=tuple(w.id for w, _ in found),
         evidence={
-            "children": details.child_count,
-            "child_bytes": details.child_memory,
+            "children": count,
+            "child_bytes": nbytes,
             "process_bytes": worker.process,
-            "limit_bytes": worker.memory_limit,
+            "limit_bytes": limit,
         },
         remedy=remedy,
     )
@@ -520,14 +509,14 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
         (MEMORY_DISKS, "in memory", "which frees no memory"),
         (NETWORK_DISKS, "on a network", "which slows down all workers"),
     ):
-        some = [(w, d.disk) for w, d in spilling if d.disk in kinds]
-        if some:
-            workers, kind = [w for w, _ in some], some[0][1]
+        workers = [w for w, d in spilling if d.disk in kinds]
+        if workers:
+            kind = next(d.disk for _, d in spilling if d.disk in kinds)
             message = f"{workers_text([w.id for w in workers])} would spill to a file "
             message += f"system {where} ({printable(kind)}), {harm}"
             yield _spills_to(workers, message, {"file_system": kind})
-    for workers, details in _disks(spilling):
-        limits, free = sum(w.memory_limit for w in workers), details.disk_free
+    for workers, free in _disks(spilling):
+        limits = sum(w.memory_limit for w in workers)
         if free < min_free_fraction * limits:
             message = (
                 f"only {bytes_text(free)} are free on the disk to which "
@@ -545,11 +534,7 @@ def _spills_to(
     *,
     full: bool = False,
 ) -> Finding:
-    """A warning only if a worker spills, or the disk is full.
-
-    A small disk is common on hosts with much memory, and harmless until a worker
-    spills.
-    """
+    """Warn if a worker spills or the disk is full; else a small disk is harmless."""
     warns = full or any(w.spilled for w in workers)
     return Finding(
         severity=Severity.warning if warns else Severity.info,
@@ -569,11 +554,13 @@ def _may_spill(worker: WorkerSnapshot) -> bool:
 
 def _disks(
     spilling: Iterable[tuple[WorkerSnapshot, Details]],
-) -> Iterator[tuple[list[WorkerSnapshot], Details]]:
-    """Workers by the disk that they share: same host, kind and size."""
-    shared: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
+) -> Iterator[tuple[list[WorkerSnapshot], int]]:
+    """Workers that share a disk (same host, kind and size), and its free bytes."""
+    shared: dict[tuple[str, str, int], list[WorkerSnapshot]] = {}
+    free: dict[tuple[str, str, int], int] = {}
     for worker, details in spilling:
-        key = worker.host, details.disk, details.disk_total
-        shared.setdefault(key, []).append((worker, details))
-    for group in shared.values():
-        yield [w for w, _ in group], group[0][1]
+        disk = worker.host, details.disk, details.disk_total
+        shared.setdefault(disk, []).append(worker)
+        free.setdefault(disk, details.disk_free)
+    for disk, workers in shared.items():
+        yield workers, free[disk]

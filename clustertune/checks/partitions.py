@@ -49,10 +49,8 @@ def misaligned_partitions(view: View) -> Iterator[Finding]:
         for other in layout.collections:
             if first.rows is not None and other.rows is not None:
                 yield from _compare(first, other, view)
-            elif (
-                first.loaded
-                and other.loaded
-                and first.n_partitions != other.n_partitions
+            elif (first.loaded and other.loaded) and (
+                first.n_partitions != other.n_partitions
             ):
                 yield _differing_counts(first, other)
         if len(known) < len(layout.collections) > 1:
@@ -97,10 +95,10 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
 
 def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
     """Code that cuts the second collection where the first one is cut."""
-    call = f"`{remedies.prepare(view)}`"
+    remedy = remedies.cut(view)
     if view.goal.cutting_action:
-        return f"Run {call}, which cuts {b.label} where {a.label} is cut."
-    remedy = f"Run {call} without rechunk=False."
+        return f"{remedy}, which cuts {b.label} where {a.label} is cut."
+    remedy += "."
     if b.kind == "array":
         name, lengths = variable(b.label), _lengths(a)
         rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
@@ -248,8 +246,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     if total < n_workers:
         most = plural(total, "worker")
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
-    remedy = f"Run `{remedies.prepare(view)}`"
-    remedy += "." if view.goal.cutting_action else " without rechunk=False."
+    remedy = f"{remedies.cut(view)}."
     if any(m.label == "qid" for m in layout.collections):
         return remedy  # code by hand could cut groups
     size, now = layout_bytes(layout), view.eligible_workers
@@ -325,10 +322,9 @@ def _too_many(
 
 def _join(n_partitions: int, view: View, *, wanted: bool) -> str:
     """Code that joins partitions; if their number was set, code without the number."""
-    call = f"`{remedies.prepare(view)}`"
     if not wanted:
-        without = "" if view.goal.cutting_action else " without rechunk=False"
-        return f"Run {call}{without}, which joins partitions."
+        return f"{remedies.cut(view)}, which joins partitions."
+    call = f"`{remedies.prepare(view)}`"
     if not isinstance(view.goal.rechunk, bool):
         return f"Run {call} without rechunk={n_partitions}."
     threads = sum(w.nthreads for w in view.eligible_workers)
@@ -370,7 +366,7 @@ def large_partitions(
     if not limited:
         return
     smallest = min(limited, key=lambda w: w.memory_limit)
-    limit, call = smallest.memory_limit, f"Run `{remedies.prepare(view)}`"
+    limit = smallest.memory_limit
     for layout in view.layouts:
         largest = largest_partition(layout)
         labels = layout.labels
@@ -384,7 +380,6 @@ def large_partitions(
                 fixed_by="load" if view.loads_data else "",
             )
         elif suitability.too_large(layout, view, max_fraction):
-            without = "" if view.goal.cutting_action else " without rechunk=False"
             yield warning(
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "
@@ -392,7 +387,7 @@ def large_partitions(
                 "moving or cutting it takes twice that memory",
                 subject=labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
-                remedy=f"{call}{without}, which cuts large partitions.",
+                remedy=f"{remedies.cut(view)}, which cuts large partitions.",
                 fixed_by=view.goal.cutting_action,
             )
 

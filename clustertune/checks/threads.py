@@ -152,7 +152,7 @@ def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Fi
 def _too_many_native(
     view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int], most: float
 ) -> Iterator[Finding]:
-    """Report one host on which tasks times pools exceed the CPUs."""
+    """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
     threads = sum(w.nthreads * n for w, n in zip(workers, pools, strict=True))
     if isinstance(cpus, Unknown) or threads <= most * cpus.usable:
@@ -177,10 +177,8 @@ def _smaller_pools(workers: Sequence[WorkerSnapshot], cpus: float) -> str:
     """Code that gives each task an equal share of the CPUs."""
     size = max(1, int(cpus / sum(w.nthreads for w in workers)))
     if not all(w.nanny for w in workers):
-        return (
-            f"Run the code of a task inside `with threadpool_limits({size}):` "
-            "(from threadpoolctl)."
-        )
+        code = f"with threadpool_limits({size}):"
+        return f"Run the code of a task inside `{code}` (from threadpoolctl)."
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     env = ", ".join(f'"{name}": "{size}"' for name in names)
     ids = [w.id for w in workers]

@@ -52,12 +52,9 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
                     collection, Severity.critical, missing, "missing label", remedy
                 )
             if infinite:
+                remedy = _replace_infinite(layout, collection)
                 yield _values(
-                    collection,
-                    Severity.warning,
-                    infinite,
-                    "infinite value",
-                    _replace_infinite(layout, collection),
+                    collection, Severity.warning, infinite, "infinite value", remedy
                 )
 
 
