@@ -40,15 +40,8 @@ def parse_json(text: str | bytes) -> Any:
 def convert(data: Any, kind: type[T], *, forbid_unknown: bool = False) -> T:
     """Convert parsed JSON into a dataclass, a msgspec Struct or a tuple of these.
 
-    Parameters
-    ----------
-    data
-        The value that :func:`parse_json` returned.
-    kind
-        The type of the result. Values are not coerced: ``"1"`` is not a number.
-    forbid_unknown
-        Whether a field that a dataclass does not have is an error. Otherwise it is
-        ignored, so that a later release can add fields.
+    Values are not coerced: ``"1"`` is not a number. Unknown fields are ignored unless
+    ``forbid_unknown`` is set, so that a later release can add fields.
 
     Raises
     ------

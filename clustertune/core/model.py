@@ -61,14 +61,12 @@ class Goal:
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # excess rows of the fullest worker
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
-    raise_on_low_memory: bool = (
-        False  # whether too little memory for the fit is an error
-    )
+    #: whether too little memory for the fit is an error
+    raise_on_low_memory: bool = False
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
-    previous_shape: tuple[int, int] | None = (
-        None  # rows and partitions of the previous fit
-    )
+    #: rows and partitions of the previous fit
+    previous_shape: tuple[int, int] | None = None
     order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
@@ -169,8 +167,8 @@ class View:
 class Flow:
     """Bytes of a step by worker, in the order of the snapshot."""
 
-    received: Int64s  # received bytes
-    sent: Int64s  # sent bytes
+    received: Int64s
+    sent: Int64s
     produced: Int64s  # bytes that are copied or computed on the worker
     seconds: float  # fixed time of the step
 
@@ -267,17 +265,13 @@ class Shuffle:
     starts: Int64s  # (old partitions, new partitions + 1)
     sort_by: str = ""  # label
     seed: int = 0
-    partition_order: Int64s | None = (
-        None  # new order of whole partitions; rows do not move
-    )
+    #: new order of whole partitions; rows do not move
+    partition_order: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """The workers on which lazy partitions are loaded.
-
-    Dask chooses the workers of other collections.
-    """
+    """The workers on which lazy partitions are loaded; Dask places the others."""
 
     workers: tuple[str, ...]  # addresses
     targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
@@ -307,9 +301,8 @@ class Restart:
 
     id: str | int
     address: str
-    process_limits: Mapping[
-        str | int, int
-    ]  # greatest process memory of the others, by id
+    #: greatest process memory of the others, by id
+    process_limits: Mapping[str | int, int]
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
     concurrent: tuple[str, ...] = ()  # addresses of workers that restart with it

@@ -146,7 +146,7 @@ class Report(Results):
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """The forecast of one worker in JSON, whose objects cannot have numbers as keys."""
+    """The forecast of one worker; JSON objects cannot have numbers as keys."""
 
     worker: str | int
     nbytes: int

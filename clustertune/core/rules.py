@@ -1,12 +1,7 @@
 """Rules that both the client and the scheduler plugin apply (pure).
 
-- Free memory: the bytes that a worker can take below a ceiling of its process memory.
-  Plans, restarts and moves apply it.
-- Admission: whether the keys of a worker have room elsewhere during its restart. Plans
-  apply the rule to a snapshot, scheduled restarts to the scheduler's state.
-- Growth: whether the unmanaged memory of a worker grows from run to run. The check
-  ``memory_growth``, the condition ``leak`` of scheduled restarts, and the trends of the
-  history apply it.
+They decide how much memory is free, whether the keys of a worker have room elsewhere
+during its restart, and whether unmanaged memory grows from run to run.
 """
 
 from __future__ import annotations
@@ -45,9 +40,8 @@ def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> floa
 
 # --- admission of restarts ------------------------------------------------------------
 
-ParkingSpace = (
-    Mapping[str, int] | str
-)  # memory and disk of a nanny; or why they are unknown
+#: memory and disk of a nanny; or why they are unknown
+ParkingSpace = Mapping[str, int] | str
 
 
 def problem(
@@ -136,13 +130,8 @@ def alike(ends: Sequence[str]) -> list[list[int]]:
 def step(left: Sequence[MemoryAfterRun], least: float) -> float | None:
     """Return the bytes by which memory grows per run, or None if it does not.
 
-    Parameters
-    ----------
-    left
-        Memory of one worker after runs that ended alike, oldest first. Runs without a
-        heartbeat in time are omitted.
-    least
-        Bytes that nearly every step must have.
+    ``left`` has the memory of one worker after runs that ended alike, oldest first.
+    Nearly every step must have ``least`` bytes.
     """
     if len(left) < ENOUGH:
         return None

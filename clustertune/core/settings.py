@@ -24,12 +24,8 @@ from clustertune.core.wording import printable
 def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
-    Dask accepts any name, and ignores variables that it cannot read.
-
-    Parameters
-    ----------
-    checks
-        Settings by name of check, including checks of other packages.
+    Dask accepts any name, and ignores variables that it cannot read. ``checks`` has the
+    settings by name of check, including checks of other packages.
 
     Raises
     ------
@@ -55,13 +51,7 @@ def is_ours(variable: str) -> bool:
 
 
 def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse an environment variable that sets none of the settings.
-
-    Raises
-    ------
-    ValueError
-        It is misspelt, or it names a section and its value is no mapping.
-    """
+    """Raise ``ValueError`` for an environment variable that sets nothing."""
     known: dict[str, Any] = {**defaults()["clustertune"]}
     known["checks"] = checks
     names = {f"DASK_CLUSTERTUNE{path}": is_leaf for path, is_leaf in _paths(known)}
@@ -84,13 +74,7 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _refuse_heading(variable: str) -> None:
-    """Refuse the value of a section if it is no mapping: Dask would ignore it.
-
-    Raises
-    ------
-    ValueError
-        The value is no mapping.
-    """
+    """Raise ``ValueError`` for a section that is no mapping: Dask would ignore it."""
     setting = variable.removeprefix("DASK_").lower().replace("__", ".")
     try:
         section(setting, dask.config.interpret_value(os.environ[variable]))
