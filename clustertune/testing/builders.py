@@ -122,7 +122,6 @@ def survey(**overrides: Any) -> Survey:
 def prefix(name: str, **overrides: Any) -> TaskPrefix:
     """Build the counts of a task prefix; no task has run."""
     built = TaskPrefix(
-        name=name,
         memory=0,
         waiting=0,
         processing=0,
@@ -216,18 +215,14 @@ def layout(
     **overrides
         Fields of every :class:`CollectionInfo`.
     """
-    widths = {m: 80 if m == collections[0] else 8 for m in collections} | dict(
-        row_bytes or {}
+    widths = (
+        dict.fromkeys(collections, 8) | {collections[0]: 80} | dict(row_bytes or {})
+    )
+    by_label = (
+        homes if isinstance(homes, Mapping) else dict.fromkeys(collections, homes)
     )
     built = [
-        collection(
-            m,
-            rows,
-            homes[m] if isinstance(homes, Mapping) else homes,
-            widths[m],
-            **overrides,
-        )
-        for m in collections
+        collection(m, rows, by_label[m], widths[m], **overrides) for m in collections
     ]
     return Layout(label=label, collections=tuple(built))
 
