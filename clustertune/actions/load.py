@@ -58,9 +58,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     for layout in view.layouts:
         found = _targets(layout, view, free)
         for collection in layout.collections:
-            if collection.label in found and isinstance(
-                collection_bytes(collection), int
-            ):
+            sized = isinstance(collection_bytes(collection), int)
+            if collection.label in found and sized:
                 taken = np.zeros(len(free))
                 np.add.at(taken, found[collection.label], _key_bytes(collection))
                 free = np.maximum(0.0, free - taken)
@@ -157,19 +156,16 @@ def _anchor(
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)
     for collection in layout.collections:
-        if (
-            collection.loaded
-            and collection.rows is not None
-            and collection.column_blocks == 1
-        ):
+        rows = collection.rows
+        if collection.loaded and rows is not None and collection.column_blocks == 1:
             only = Layout(label=layout.label, collections=(collection,))
             home = layouts.home_workers(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
-                    placed = _placed(layout, collection.rows, view, free)
+                    placed = _placed(layout, rows, view, free)
                     home = np.where(may[home], home, placed)
-                return collection.rows, home
+                return rows, home
     assert first.rows is not None
     return first.rows, _placed(layout, first.rows, view, free)
 

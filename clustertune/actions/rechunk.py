@@ -125,11 +125,8 @@ def _is_known(layout: Layout) -> bool:
 
 
 def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
-    return (
-        collection.column_blocks > 1
-        or collection.conversion is not None
-        or not np.array_equal(chunking.rows_of(collection), rows)
-    )
+    altered = collection.column_blocks > 1 or collection.conversion is not None
+    return altered or not np.array_equal(chunking.rows_of(collection), rows)
 
 
 # --- the step -------------------------------------------------------------------------
@@ -217,10 +214,8 @@ def _remainder_text(recut: Rechunk) -> str:
 
 def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
     """Return the parts of a collection's new partitions, without their owners."""
-    found, blocks = (
-        chunking.parts(chunking.rows_of(collection), rows),
-        collection.column_blocks,
-    )
+    blocks = collection.column_blocks
+    found = chunking.parts(chunking.rows_of(collection), rows)
     repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
     key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
     return Cut(

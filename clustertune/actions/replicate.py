@@ -17,6 +17,7 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Cut,
     Finding,
     Int64s,
@@ -68,14 +69,24 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
     one = layouts.original(layout)
     rows = np.zeros(len(home), dtype=np.int64)
-    total = sum(stop - start for _, start, stop in one)
-    rows[first] = total
+    rows[first] = sum(stop - start for _, start, stop in one)
+    nothing = ((one[0][0], 0, 0),)
+    parts = [
+        (new, key, start, stop)
+        for new, n in enumerate(rows.tolist())
+        for key, start, stop in (one if n else nothing)
+    ]
+    new, key, start, stop = np.array(parts, dtype=np.int64).T
     cuts = tuple(
         Cut(
             label=m.label,
             keys=m.keys,
+            new=new,
+            key=key,
+            start=start,
+            stop=stop,
+            owner=_holders(m)[key],
             conversion=m.conversion,
-            **_parts(one, rows, owners=_holders(m.holders, len(m.keys))),
         )
         for m in layout.collections
     )
@@ -102,25 +113,11 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
     )
 
 
-def _parts(
-    one: tuple[tuple[int, int, int], ...], rows: Int64s, owners: Int64s
-) -> dict[str, Int64s]:
-    """Return the parts of new partitions: all rows of the original, or none."""
-    nothing = ((one[0][0], 0, 0),)
-    parts = [
-        (new, key, start, stop)
-        for new, n in enumerate(rows.tolist())
-        for key, start, stop in (one if n else nothing)
-    ]
-    new, key, start, stop = np.array(parts, dtype=np.int64).T
-    return {"new": new, "key": key, "start": start, "stop": stop, "owner": owners[key]}
-
-
-def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
+def _holders(collection: CollectionInfo) -> Int64s:
     """Return a holder of each key."""
-    assert holders is not None
-    found = np.full(n_keys, -1, dtype=np.int64)
-    found[holders[0]] = holders[1]
+    assert collection.holders is not None
+    found = np.full(len(collection.keys), -1, dtype=np.int64)
+    found[collection.holders[0]] = collection.holders[1]
     return found
 
 

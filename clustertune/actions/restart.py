@@ -131,7 +131,9 @@ def steps(
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     going.sort(key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
-    for number, batch in enumerate(_batches(going, at_once(most, len(real)))):
+    n_away = at_once(most, len(real))
+    starts = range(0, len(going), n_away)
+    for number, batch in enumerate(going[i : i + n_away] for i in starts):
         away = frozenset(w.id for w in batch)
         ceilings = Others(limits, away, resized, number)
         room = total - sum(free.get(id, 0.0) for id in away)
@@ -187,14 +189,6 @@ def at_once(most: float, count: int) -> int:
     """The number of workers that may be away: at least one, and not all."""
     wanted = most if isinstance(most, int) else math.floor(most * count)
     return max(1, min(wanted, count - 1))
-
-
-def _batches(
-    workers: list[WorkerSnapshot], size: int
-) -> Iterator[list[WorkerSnapshot]]:
-    """Batches of workers that restart at the same time."""
-    for start in range(0, len(workers), size):
-        yield workers[start : start + size]
 
 
 def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:

@@ -53,12 +53,11 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         labels = set(layout.labels)
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
-            shuffle = view.goal.order if layout is view.layouts[0] else ""
-            yield (
-                _partitions(layout, view)
-                if shuffle == "partitions"
-                else _rows(layout, view)
-            )
+            first = layout is view.layouts[0]
+            if first and view.goal.order == "partitions":
+                yield _partitions(layout, view)
+            else:
+                yield _rows(layout, view)
 
 
 def _partitions(layout: Layout, view: View) -> Step:
@@ -84,12 +83,9 @@ def _partitions(layout: Layout, view: View) -> Step:
 
 def _rows(layout: Layout, view: View) -> Step:
     groups = grouping.of(layout)
-    # shuffled rows are not in the order of groups
-    by = (
-        ""
-        if groups is None or view.goal.order in ("rows", "partitions")
-        else groups.label
-    )
+    by = ""
+    if groups is not None and view.goal.order not in ("rows", "partitions"):
+        by = groups.label
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
     nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))

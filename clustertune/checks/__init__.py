@@ -1,17 +1,13 @@
 """Checks: functions that find conditions in a view; this module runs them.
 
 A check is a function ``check(view, *, settings...) -> findings`` in the module of its
-topic, and has an entry in :data:`CHECKS`. Its name is its name in configuration, output
-and documentation. Its docstring is its page for users, with a paragraph that begins
-``Remedy:``. Each finding has the remedy that works in its situation, or none. The
-keyword-only arguments of the function are its settings, under
-``clustertune.checks.<name>`` in Dask's configuration; the section ``Parameters`` of the
-docstring explains them.
+topic, and has an entry in :data:`CHECKS`. Its docstring is its page for users, with a
+paragraph that begins ``Remedy:``. Its keyword-only arguments are its settings, under
+``clustertune.checks.<name>`` in Dask's configuration.
 
-Other packages add checks through the entry point group ``clustertune.checks``. The name
-of the entry is the name of the check. Its value is such a function, or a module with a
-function ``find`` whose docstring is the page. An attribute ``ERROR`` of either is the
-error with which a critical finding stops ``prepare``.
+Other packages add checks through the entry point group ``clustertune.checks``: such a
+function, or a module with a function ``find`` whose docstring is the page. An attribute
+``ERROR`` of either is the error with which a critical finding stops ``prepare``.
 """
 
 from __future__ import annotations
@@ -291,14 +287,7 @@ def _refuse_type(setting: str, value: Any, default: Any) -> None:
 def run(
     view: View, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Finding, ...]:
-    """Run every check; worst findings first.
-
-    Parameters
-    ----------
-    view
-        What the checks see.
-    settings
-        Settings that differ from the defaults, by name of check.
+    """Run every check; worst findings first. ``settings`` differ from the defaults.
 
     Raises
     ------

@@ -45,8 +45,7 @@ class Done:
     action: str
     summary: str
     gain: str
-    #: planned, done, partly, skipped, not needed, failed or refused
-    status: str
+    status: str  # planned, done, partly, skipped, not needed, failed or refused
     predicted_bytes: int | None  # bytes to transfer; None: unknown
     predicted_seconds: float | None
     at_risk: str

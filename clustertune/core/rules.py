@@ -18,20 +18,11 @@ from clustertune.core.wording import bytes_text
 
 
 def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> float:
-    """Return the bytes of keys that a worker can take below a ceiling.
+    """Return the bytes of keys that a worker can take below a ceiling; 0: no ceiling.
 
-    Parameters
-    ----------
-    ceiling
-        Greatest process memory in bytes; 0: any, so the free memory is infinite.
-    process
-        Memory of its process, as of the last heartbeat.
-    keys
-        The least memory that its present keys need. It is newer than ``process``, since
-        the scheduler learns of each key at once. A move adds the unmanaged memory,
-        because many keys arrive between two heartbeats.
-    incoming
-        Bytes of keys in flight to the worker.
+    ``process`` is the memory of its process at the last heartbeat. ``keys`` is the
+    least memory that its present keys need, which the scheduler learns at once. A move
+    adds the unmanaged memory. ``incoming`` are bytes of keys in flight to the worker.
     """
     if not ceiling:
         return math.inf
@@ -49,18 +40,10 @@ def problem(
 ) -> str:
     """Explain why the keys of a worker have no room during its restart; "": they do.
 
-    Parameters
-    ----------
-    needed
-        Bytes of keys that other workers have to take at the same time.
-    in_memory
-        Bytes of the worker's keys that are not spilled. Its nanny takes over spill
-        files, which needs no room.
-    free
-        Bytes that other workers can take below their thresholds; None: no other worker
-        runs.
-    room
-        Bytes that a parking worker in the nanny may fill; None: parking is not allowed.
+    Other workers have to take ``needed`` bytes at the same time, and have ``free``
+    bytes below their thresholds (None: no other worker runs). ``in_memory`` bytes are
+    not spilled; the nanny takes over spill files. ``room`` is None if parking is not
+    allowed.
     """
     if free is not None and needed <= free:
         return ""

@@ -25,13 +25,11 @@ TOO_MANY_TO_SHUFFLE = 10**9
 def unloaded_data(view: View) -> Iterator[Finding]:
     """Find collections that are not in memory yet.
 
-    A training library loads lazy data inside every fit, on any worker. Dask joins small
-    column reads. So X and y of one Parquet data set can get different partitions if
-    they are loaded one after the other, and have the same if loaded in one call.
-
-    A library that reads its data once (``Incremental``, predictions) takes lazy data
-    partition by partition, so the data need not fit into memory. ``prepare`` leaves
-    such data lazy unless ``persist=True`` is set.
+    A training library loads lazy data inside every fit, on any worker. X and y of one
+    Parquet data set can get different partitions if they are loaded one after the
+    other. A library that reads its data once (``Incremental``, predictions) takes lazy
+    data partition by partition, so ``prepare`` leaves it lazy unless ``persist=True``
+    is set.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which loads them in one
     call. By hand run ``rows = client.persist(rows)``, and take X and y as columns of
@@ -54,11 +52,10 @@ def unloaded_data(view: View) -> Iterator[Finding]:
 def requested_type(view: View) -> Iterator[Finding]:
     """Find collections that must get another collection type or dtype.
 
-    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
-    happen while partitions are loaded or cut, without an extra pass. Libraries that
-    train on the codes of categories need one list of categories everywhere. LightGBM
-    makes one array of all columns, which a column of int64 among float32 makes float64.
-    ``prepare`` casts such columns if no number changes.
+    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Libraries
+    that train on the codes of categories need one list of categories everywhere.
+    LightGBM makes one array of all columns, so ``prepare`` casts a column of int64
+    among float32 if no number changes.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, to="array",
     dtype="float32")``, which converts them.

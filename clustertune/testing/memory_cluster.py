@@ -87,17 +87,6 @@ class MemoryCluster:
         Overhead of a task in seconds; None means unknown.
     values
         By label of a collection the value of each row. Checks read these values.
-
-    Attributes
-    ----------
-    moved : int
-        Bytes moved between workers.
-    calls : list of str
-        Changes of the cluster, in order.
-    contents : dict
-        By label of a collection, for each partition the numbers of its rows.
-    aside : dict
-        By label of a collection the rows of the remainder.
     """
 
     def __init__(
@@ -280,11 +269,10 @@ class MemoryCluster:
     async def drop(self, drop: Drop, notify: Notify) -> Result:
         self.calls.append(f"drop {len(drop.workers)}")
         self.layouts, self.homes, self.contents = (), {}, {}
-        new = [
-            replace(w, address=f"{w.address}'", process=FRESH)
-            for w in self.workers.values()
-        ]
-        self.workers = {w.address: w for w in new}
+        old, self.workers = self.workers, {}
+        for address, w in old.items():
+            new = f"{address}'"
+            self.workers[new] = replace(w, address=new, process=FRESH)
         self._other_bytes = {}
         return Result(nbytes=0)
 

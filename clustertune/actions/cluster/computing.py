@@ -65,9 +65,9 @@ class Computing:
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             try:
-                judging = (
-                    None if judge is None else await self._memory_judge(futures, judge)
-                )
+                judging = None
+                if judge is not None:
+                    judging = await self._memory_judge(futures, judge)
                 await self.settle(list(futures.values()), notify, doing, pin, judging)
             except BaseException:
                 for future in futures.values():

@@ -72,9 +72,8 @@ async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
 def _returned(task: asyncio.Task[Any]) -> None:
     _returning.discard(task)
     if not task.cancelled() and task.exception() is not None:
-        logger.debug(
-            "clustertune could not release the lease or hold: %r", task.exception()
-        )
+        error = task.exception()
+        logger.debug("clustertune could not release the lease or hold: %r", error)
 
 
 def _instead(label: str) -> str:
@@ -85,15 +84,7 @@ def _instead(label: str) -> str:
 
 
 class Lease:
-    """The lease of a call.
-
-    Parameters
-    ----------
-    client
-        A connected client.
-    remaining
-        Returns the seconds that remain for the call.
-    """
+    """The lease of a call; ``remaining`` returns the seconds left for the call."""
 
     def __init__(self, client: Client, remaining: Callable[[], float]):
         self.client = client

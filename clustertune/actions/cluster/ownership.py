@@ -45,9 +45,8 @@ class Release:
         self._waiting = dict(enumerate(new))
         self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
         self._uses = np.bincount(cut.key, minlength=len(old))
-        self._unused = np.flatnonzero(
-            self._uses == 0
-        ).tolist()  # partitions without rows
+        # partitions without rows
+        self._unused = np.flatnonzero(self._uses == 0).tolist()
 
     def advance(self) -> bool:
         """Release old partitions that no new one needs; return whether there were any.
@@ -74,14 +73,9 @@ class Release:
 
 
 async def shared(client: Client, partitions: Mapping[str, Sequence[Key]]) -> set[str]:
-    """Labels of collections with a key that anything else holds, too.
+    """Labels of collections with a key that something else holds, too.
 
-    Parameters
-    ----------
-    client
-        Client with one future of this call for each key.
-    partitions
-        Keys by label.
+    The client has one future of this call for each key of ``partitions``.
     """
     labels = Counter(key for own in partitions.values() for key in own)
     found = set()
@@ -104,14 +98,8 @@ async def refuse_shared(
 ) -> None:
     """Refuse to release keys of the caller that anything else needs.
 
-    Parameters
-    ----------
-    client
-        Client of the call.
-    freed
-        Futures of the keys.
-    others
-        By label, futures of other data of the same call.
+    ``freed`` has the futures of the keys, ``others`` the futures of other data of the
+    same call by label.
 
     Raises
     ------
@@ -129,11 +117,8 @@ async def refuse_shared(
     here = sum(client.refcount.get(f.key, 0) > 1 for f in freed)
     there = await _wanted_by_others(client, [f.key for f in freed])
     if here or there:
-        who = (
-            "another collection in this process"
-            if here
-            else "another client or a published data set"
-        )
+        who = "another client or a published data set"
+        who = "another collection in this process" if here else who
         raise SharedDataError(
             "release_inputs=True would release "
             f"{plural(max(here, there), 'partition')} that {who} needs, too, so it "
@@ -179,9 +164,8 @@ class Claims:
 
     def __init__(self, client: Client):
         self.client = client
-        self._pairs: list[
-            tuple[Any, Any]
-        ] = []  # the given future, and that of the caller's client
+        # the given future, and that of the caller's client
+        self._pairs: list[tuple[Any, Any]] = []
         self._next = 0.0
 
     def __bool__(self) -> bool:
