@@ -1,8 +1,8 @@
 """Restart all workers at once and lose their data, on request only.
 
-This is the fastest way to clean processes when the data is not needed. All clients lose
-their data on the cluster, and published names are removed. The step lists both first.
-Data of other clients needs the caller's consent.
+This is the fastest way to clean processes. All clients lose their data on the cluster,
+and published names are removed. The step lists both first. Data of other clients needs
+the caller's consent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Load lazy collections in one graph, each partition on the worker that will use it.
 
 This needs known rows of partitions: arrays of known chunks, or Parquet files by their
-footers. Companions are placed with X. Dask places other data, and data that is made of
-data in memory; ``rebalance`` moves it afterwards. The partitions are those of the
-collections. No data is at risk: it can be loaded again.
+footers. Companions are placed with X. Dask places other data, and ``rebalance`` moves
+it afterwards. No data is at risk: it can be loaded again.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ from clustertune.planner.placement import AIM, place
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for all lazy collections.
 
-    Raises
-    ------
-    CapacityError
-        By its metadata, the data is larger than the free memory of the workers.
+    Raises ``CapacityError`` if the data is, by its metadata, larger than the free
+    memory of the workers.
     """
     lazy = [m for m in view.collections if not m.loaded]
     if not lazy or not view.loads_data:

@@ -1,11 +1,9 @@
 """Move whole partitions: rows in proportion to threads, companions together.
 
-As few bytes as possible move. Keys keep their names, so the user's collections use the
-new places. Each key is copied to its target, the replica is confirmed, and only then
-the old replica is dropped. No data is at risk.
-
-Dask's ``rebalance`` balances bytes of process memory. It moves nothing while workers
-are less than 30 % full, and it separates X from y.
+As few bytes as possible move, and keys keep their names. Each key is copied to its
+target before the old replica is dropped, so no data is at risk. Dask's ``rebalance``
+balances bytes of process memory. It moves nothing while workers are less than 30 %
+full, and it separates X from y.
 """
 
 from __future__ import annotations
@@ -42,12 +40,8 @@ REMEDIES = frozenset(
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout with uneven or separated partitions.
 
-    Raises
-    ------
-    CapacityError
-        The partitions do not fit below the thresholds at which workers spill.
-    NoWorkersError
-        No running worker may hold them.
+    Raises ``CapacityError`` if the partitions do not fit below the thresholds at which
+    workers spill; ``NoWorkersError`` if no running worker may hold them.
     """
     if not any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings):
         return

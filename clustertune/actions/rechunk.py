@@ -1,12 +1,10 @@
 """Cut and join partitions, so that X and y match and every worker has a share.
 
 If the partitions of X suit the workers, y and companions are cut like X. Otherwise all
-are cut at one shared list of rows, near existing boundaries. Parts are taken on their
-workers and joined on the worker of the new partition, so few bytes are transferred.
-Rows keep their order. Query groups (``qid``) are not cut, so such data is only joined.
-
-No data is at risk: new partitions are computed from old ones. These stay in memory
-while anything holds them, so workers need memory for both.
+are cut at one shared list of rows, near existing boundaries. Few bytes are transferred,
+and rows keep their order. Query groups (``qid``) are not cut, so such data is only
+joined. No data is at risk: the old partitions stay in memory while anything holds them,
+so workers need memory for both.
 """
 
 from __future__ import annotations
@@ -51,13 +49,9 @@ _FREEING = (
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each loaded layout with findings that rechunking fixes.
 
-    Raises
-    ------
-    AlignmentError
-        Fewer partitions than workers were requested.
-    CapacityError
-        Required new partitions, together with the old ones, do not fit below the
-        thresholds at which workers spill.
+    Raises ``AlignmentError`` if fewer partitions than workers were requested;
+    ``CapacityError`` if required new partitions, together with the old ones, do not fit
+    below the thresholds at which workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "rechunk"]
     if not view.eligible_workers:

@@ -1,12 +1,10 @@
 """Give every worker all rows of each eval set.
 
-Some libraries score eval sets on each worker separately, and each worker stops by its
-own score. With different rows, workers would stop at different rounds, and the fit
-would hang. Such a library pairs the i-th partition of an eval set with the i-th
-partition of the training data. So the eval set gets as many partitions as the training
-data. The first one on each worker has all rows, and the others have none.
-
-No data is at risk: the given partitions stay in place.
+Some libraries score eval sets on each worker separately. With different rows, workers
+would stop at different rounds, and the fit would hang. Such a library pairs the i-th
+partitions of eval set and training data. So the eval set gets as many partitions as the
+training data: the first one on each worker has all rows, the others have none. No data
+is at risk: the given partitions stay in place.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ from clustertune.planner.memory import free_memory
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each eval set that is not on every worker.
 
-    Raises
-    ------
-    CapacityError
-        The replicas do not fit below the thresholds at which workers spill.
+    Raises ``CapacityError`` if the replicas do not fit below the thresholds at which
+    workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "replicate"]
     n_workers = len(view.now.workers)

@@ -1,11 +1,10 @@
 """Restart workers one at a time, through their nannies, without losing their keys.
 
-The worker gets no new tasks and finishes its running tasks. Its keys move to the other
-workers, and back after the restart: those of all clients, also scattered ones. Leaked
-and fragmented memory ends with the process. A restart that could lose data is refused
-before anything changes. If the other workers lack memory, the worker's nanny parks the
-keys, in memory and on disk. The same applies to a paused worker and to one with spilled
-keys: its nanny takes over the files, so the worker need not read them.
+The worker finishes its running tasks. Its keys, of all clients, move to the other
+workers, and back after the restart. Leaked and fragmented memory ends with the process.
+A restart that could lose data is refused before anything changes. The worker's nanny
+parks the keys, in memory and on disk, if the other workers lack memory, or if the
+worker is paused or has spilled keys.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Change the order of rows: sort by query group, or shuffle.
 
-Sorting is stable. A shuffle of rows is uniform: all orders are equally likely. Each old
-partition is ordered on its worker, its rows are sent to the workers of the new
-partitions, and these are ordered there. So each row is transferred once. A shuffle of
-whole partitions moves nothing. ``.row_order`` of the result of ``prepare`` has the
-original number of every row.
-
-No data is at risk: old partitions stay in memory while anything holds them.
+Sorting is stable. A shuffle of rows is uniform: all orders are equally likely. Old
+partitions are ordered on their workers, and new ones on theirs, so each row is
+transferred once. A shuffle of whole partitions moves nothing. ``.row_order`` of the
+result of ``prepare`` has the original number of every row. No data is at risk: old
+partitions stay in memory while anything holds them.
 """
 
 from __future__ import annotations
@@ -43,10 +41,8 @@ COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout whose rows need another order.
 
-    Raises
-    ------
-    CapacityError
-        New partitions do not fit in memory together with the old ones.
+    Raises ``CapacityError`` if new partitions do not fit in memory together with the
+    old ones.
     """
     wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
@@ -174,10 +170,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
     """Return the workers of the new partitions, evenly.
 
-    Raises
-    ------
-    CapacityError
-        New partitions and intermediate data do not fit.
+    Raises ``CapacityError`` if new partitions and intermediate data do not fit.
     """
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)

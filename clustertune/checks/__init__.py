@@ -221,10 +221,7 @@ def all_settings() -> Mapping[str, Mapping[str, Any]]:
 def configured() -> Mapping[str, Mapping[str, Any]]:
     """Return the settings of checks in Dask's configuration, by name of check.
 
-    Raises
-    ------
-    ValueError
-        A setting does not exist, or its value has the wrong type.
+    Raises ``ValueError`` if a setting does not exist, or its value has the wrong type.
     """
     found = {
         name: settings.section(f"clustertune.checks.{name}", given)
@@ -237,10 +234,7 @@ def configured() -> Mapping[str, Mapping[str, Any]]:
 def setting(name: str, setting: str) -> Any:
     """One setting of a check: the configured value, else its default.
 
-    Raises
-    ------
-    ValueError
-        As :func:`configured`.
+    Raises ``ValueError`` as :func:`configured` does.
     """
     default = settings_of(available()[name])[setting]
     return configured().get(name, {}).get(setting, default)
@@ -249,10 +243,7 @@ def setting(name: str, setting: str) -> Any:
 def refuse_wrong(settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an error unless all checks and settings exist and have the right type.
 
-    Raises
-    ------
-    ValueError
-        One is wrong. The message names the allowed ones.
+    Raises ``ValueError`` if one is wrong. The message names the allowed ones.
     """
     for name, given in settings.items():
         if name not in available():
@@ -289,10 +280,7 @@ def run(
 ) -> tuple[Finding, ...]:
     """Run every check; worst findings first. ``settings`` differ from the defaults.
 
-    Raises
-    ------
-    ValueError
-        A check or a setting does not exist, or has the wrong type.
+    Raises ``ValueError`` if a check or a setting does not exist, or has the wrong type.
     """
     settings = settings or {}
     refuse_wrong(settings)

@@ -25,12 +25,8 @@ def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
     Dask accepts any name, and ignores variables that it cannot read. ``checks`` has the
-    settings by name of check, including checks of other packages.
-
-    Raises
-    ------
-    ValueError
-        There is such a name; the message lists the existing names.
+    settings by name of check, including checks of other packages. Raises
+    ``ValueError`` if there is such a name; the message lists the existing names.
     """
     for name in os.environ:
         if is_ours(name):
@@ -101,10 +97,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 def fractions() -> dict[str, float]:
     """Return the settings ``clustertune.prepare``: tolerance and memory fraction.
 
-    Raises
-    ------
-    ValueError
-        A setting does not exist, or is no fraction.
+    Raises ``ValueError`` if a setting does not exist, or is no fraction.
     """
     known = defaults()["clustertune"]["prepare"]
     given = section("clustertune.prepare")
@@ -130,10 +123,7 @@ _ABSENT = object()
 def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
     """Return the settings of a section; none if it has no value.
 
-    Raises
-    ------
-    ValueError
-        The value of the section is no mapping.
+    Raises ``ValueError`` if the value of the section is no mapping.
     """
     value = dask.config.get(name, None) if value is _ABSENT else value
     found = {} if value is None else value

@@ -58,10 +58,7 @@ Row = int
 def verify(before: View, after: View) -> None:
     """Assert that no data was lost, mispaired or separated, and no worker overfilled.
 
-    Raises
-    ------
-    AssertionError
-        One of these happened. The message lists all problems.
+    Raises ``AssertionError`` if one of these happened. The message lists all problems.
     """
     wrong = problems(before, after)
     if wrong:

@@ -55,12 +55,9 @@ class Computing:
     ) -> dict[Key, Any]:
         """Compute a graph, each task on its worker; return the futures by key.
 
-        ``judge`` is called repeatedly, and raises to stop.
-
-        Raises
-        ------
-        IncompleteError, ConnectionLostError
-            As :meth:`settle`; the partitions are released then.
+        ``judge`` is called repeatedly, and raises to stop. Raises ``IncompleteError``,
+        ``ConnectionLostError`` if :meth:`settle` does; the partitions are released
+        then.
         """
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
@@ -100,15 +97,10 @@ class Computing:
         """Wait until every partition is in memory.
 
         ``pin`` names bound tasks; those of a lost or paused worker are unbound.
-        ``meanwhile`` is called after each ``pause`` (seconds), and at the end.
-
-        Raises
-        ------
-        IncompleteError
-            A partition could not be computed, or was lost; or the user has bound it to
-            workers that are gone.
-        ConnectionLostError
-            The client was closed.
+        ``meanwhile`` is called after each ``pause`` (seconds), and at the end. Raises
+        ``IncompleteError`` if a partition could not be computed, or was lost; or the user
+        has bound it to workers that are gone; ``ConnectionLostError`` if the client was
+        closed.
         """
         patience = _Patience(self.client)
         pending = futures

@@ -90,11 +90,8 @@ class LiveCluster(WorkerActions, DataActions):
         """Check that the request is possible, and that code may be sent.
 
         Some worker must have one of the statuses in ``needs``, unless that is empty.
-
-        Raises
-        ------
-        NoWorkersError, VersionMismatchError, ScaleError, ValueError
-            The call is not possible; nothing was changed.
+        Raises ``NoWorkersError``, ``VersionMismatchError``, ``ScaleError``,
+        ``ValueError`` if the call is not possible; nothing was changed.
         """
         identity = await monitor.identify(self.client)
         statuses = {w["status"] for w in identity["workers"].values()}
@@ -289,10 +286,7 @@ def _is_missing_partitions(collection: CollectionInfo) -> bool:
 def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:
     """The ids of workers that are named by name or address; None: of all.
 
-    Raises
-    ------
-    ValueError
-        There is no such worker.
+    Raises ``ValueError`` if there is no such worker.
     """
     known = {w.address: w.id for w in view.now.workers}
     return frozenset(known.values()) if names is None else _named(names, known)
@@ -303,10 +297,7 @@ def _named(
 ) -> frozenset[str | int]:
     """The ids of named workers, among those known by address.
 
-    Raises
-    ------
-    ValueError
-        There is no such worker; the text lists the workers.
+    Raises ``ValueError`` if there is no such worker; the text lists the workers.
     """
     by_any: dict[str | int, str | int] = {i: i for i in known.values()}
     by_any |= {str(i): i for i in known.values() if str(i) not in by_any}  # of a shell

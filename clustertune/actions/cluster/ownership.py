@@ -1,13 +1,10 @@
 """Which client holds which keys: release old partitions, keep those of other clients.
 
-:class:`Release` releases old partitions while new ones are made of them. At any time,
-every row is in an old partition that is held, or in a new one in memory. Only the
-futures of this call are released. A partition that another collection or client holds
-stays in memory. If the call fails, :func:`rescue` publishes the new partitions, because
-the caller has no name for them.
-
-:class:`Claims` makes the caller's client hold given keys of other clients. Futures of
-another client become invalid when that client closes.
+:class:`Release` releases old partitions while new ones are made of them. Only the
+futures of this call are released, and every row stays in a partition that is held. If
+the call fails, :func:`rescue` publishes the new partitions. :class:`Claims` makes the
+caller's client hold given keys of other clients, since these become invalid when their
+client closes.
 """
 
 from __future__ import annotations
@@ -99,12 +96,8 @@ async def refuse_shared(
     """Refuse to release keys of the caller that anything else needs.
 
     ``freed`` has the futures of the keys, ``others`` the futures of other data of the
-    same call by label.
-
-    Raises
-    ------
-    SharedDataError
-        Something else needs a key; nothing was released.
+    same call by label. Raises ``SharedDataError`` if something else needs a key;
+    nothing was released.
     """
     wanted = {f.key for f in freed}
     for label, futures in others.items():
@@ -187,12 +180,8 @@ class Claims:
     async def renew(self) -> None:
         """Have the scheduler keep the keys for the client; refuse missing ones.
 
-        A new future of a known key does not do that.
-
-        Raises
-        ------
-        IncompleteError
-            Their client was closed, or released or cancelled them.
+        A new future of a known key does not do that. Raises ``IncompleteError`` if
+        their client was closed, or released or cancelled them.
         """
         start = monotonic()
         if start < self._next:
@@ -211,11 +200,8 @@ class Claims:
     async def refuse_gone(self, pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
         """The keys that the scheduler has and the client does not hold.
 
-        Raises
-        ------
-        IncompleteError
-            A key will never be in memory. A pending future may belong to a graph that
-            the scheduler has not read yet.
+        Raises ``IncompleteError`` if a key will never be in memory. A pending future
+        may belong to a graph that the scheduler has not read yet.
         """
         names = [own.key for _, own in pairs]
         packed = await asyncio.to_thread(keys.pack, names)

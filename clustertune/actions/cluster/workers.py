@@ -58,10 +58,8 @@ class WorkerActions:
     def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
         """Refuse a number of workers that the cluster cannot have.
 
-        Raises
-        ------
-        ScaleError
-            The cluster cannot scale up, or has more workers; the text has a fix.
+        Raises ``ScaleError`` if the cluster cannot scale up, or has more workers; the
+        text has a fix.
         """
         there = _to_stay(workers)
         if wanted == there:
@@ -78,10 +76,8 @@ class WorkerActions:
     async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Request workers from the cluster object and wait until they run.
 
-        Raises
-        ------
-        ScaleError
-            The cluster cannot scale, or workers did not start in time.
+        Raises ``ScaleError`` if the cluster cannot scale, or workers did not start in
+        time.
         """
         cluster = self.client.cluster
         adapter = managers.find(cluster)
