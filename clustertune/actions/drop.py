@@ -36,17 +36,15 @@ def steps(
     workers = {w.address: w.id for w in view.now.workers}
     if not workers:
         return
-    holdings = view.now.key_groups or ()
+    risk = at_risk(view.now.key_groups or ())
+    others = include_other_clients
+    args = Drop(workers=workers, wait=wait, include_other_clients=others)
     yield Step(
         action="drop",
         summary=f"restart all {plural(len(workers), 'worker')} at once",
-        price=Price(
-            nbytes=0, seconds=start_seconds(view.now), at_risk=at_risk(holdings)
-        ),
+        price=Price(nbytes=0, seconds=start_seconds(view.now), at_risk=risk),
         gain="all processes are new",
-        args=Drop(
-            workers=workers, wait=wait, include_other_clients=include_other_clients
-        ),
+        args=args,
     )
 
 

@@ -121,9 +121,8 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     enough = max(len(rooms) + 1, math.ceil(layout.nbytes / rooms.mean()))
-    return (
-        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
-    )
+    text += f"; about {enough} workers of this size would suffice"
+    return f"{text}: n_workers={enough}"
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:

@@ -143,18 +143,16 @@ def _step(
         target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
         if found:
             break
-    cuts = tuple(
-        _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
-    )
+    pairs = zip(drafts, changed, strict=True)
+    cuts = tuple(_owned(draft, m, target, view) for draft, m in pairs)
+    release = view.goal.release_inputs
     moves = _unchanged(layout, view, changed, target)
     recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=target,
         cuts=cuts,
-        released=tuple(
-            m.label for m in changed if _is_freed(m, view.goal.release_inputs)
-        ),
+        released=tuple(m.label for m in changed if _is_freed(m, release)),
         remainder=aside,
         copies=layouts.copies(layout),
         shortage=shortage,
@@ -401,9 +399,8 @@ def _budget(
             only = Layout(label=other.label, collections=(collection,))
             held = held_bytes((only,), n_workers)
             if other is layout and _is_freed(collection, release):
-                held = np.maximum(
-                    _largest(collection, n_workers), largest[collection.label]
-                )
+                old = _largest(collection, n_workers)
+                held = np.maximum(old, largest[collection.label])
             left = left - held
     return np.maximum(0.0, left)
 
@@ -412,10 +409,9 @@ def _largest(collection: CollectionInfo, n_workers: int) -> Int64s:
     """Return the bytes of the largest partition on every worker."""
     assert collection.holders is not None
     assert collection.nbytes is not None
+    key, worker = collection.holders
     result = np.zeros(n_workers, dtype=np.int64)
-    np.maximum.at(
-        result, collection.holders[1], collection.nbytes[collection.holders[0]]
-    )
+    np.maximum.at(result, worker, collection.nbytes[key])
     return result
 
 
@@ -432,9 +428,8 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
     # a new worker is empty
     whole = free_memory(view)[layouts.weights(view) > 0].mean()
     enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
-    return (
-        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
-    )
+    text += f"; about {enough} workers of this size would suffice"
+    return f"{text}: n_workers={enough}"
 
 
 # --- cost and gain --------------------------------------------------------------------

@@ -148,9 +148,8 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     assert collection.contents is not None
     tables = [(p["values"], p["counts"]) for p in collection.contents.partitions]
     filled = [(v, n) for v, n in tables if len(n)]
-    values, index = np.unique(
-        np.concatenate([v for v, _ in filled]), return_inverse=True
-    )
+    every = np.concatenate([v for v, _ in filled])
+    values, index = np.unique(every, return_inverse=True)
     counts = np.concatenate([n for _, n in filled])
     ends = np.cumsum(np.bincount(index.reshape(-1), counts)).astype(np.int64)
     wanted = np.cumsum(chunking.fresh(layout, view))[:-1]

@@ -17,7 +17,7 @@ from clustertune.core.model import (
     Severity,
     View,
 )
-from clustertune.core.wording import bytes_text, plural, printable
+from clustertune.core.wording import bytes_text, plural, printable, variable
 from clustertune.planner import grouping, layouts, remedies
 from clustertune.planner.memory import free_memory
 
@@ -97,9 +97,7 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
 
 
 def _is_qid(collection: CollectionInfo) -> bool:
-    return (
-        collection.label.rpartition(".")[2] == "qid" and collection.contents is not None
-    )
+    return variable(collection.label) == "qid" and collection.contents is not None
 
 
 def _count(collection: CollectionInfo, name: str) -> int:

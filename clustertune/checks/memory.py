@@ -401,7 +401,8 @@ def memory_growth(
     if not growing:
         return
     worst = min(growing, key=lambda g: (g.first, -g.step))
-    ids = tuple(g.worker.id for g in growing)
+    workers = [g.worker for g in growing]
+    ids = tuple(w.id for w in workers)
     reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
         severity=Severity.warning if worst.first <= warning_runs else Severity.info,
@@ -410,9 +411,7 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=remedies.sentence(
-            remedies.restart([g.worker for g in growing], _when(worst.first))
-        ),
+        remedy=remedies.sentence(remedies.restart(workers, _when(worst.first))),
         fixed_by="restart" if view.goal.restart else "",
     )
 

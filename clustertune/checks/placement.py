@@ -62,9 +62,8 @@ def empty_workers(view: View) -> Iterator[Finding]:
         return
     eligible = {w.id for w in view.eligible_workers}
     n_partitions = int((layout.rows > 0).sum())
-    empty = tuple(
-        s.worker for s in shares(layout, view) if s.worker in eligible and not s.rows
-    )
+    without = [s.worker for s in shares(layout, view) if not s.rows]
+    empty = tuple(id for id in without if id in eligible)
     if empty and n_partitions >= len(eligible):
         yield warning(
             message=f"{workers_text(empty)} {verb(empty, 'holds')} no rows of the "

@@ -182,9 +182,8 @@ def _encode(
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:
         return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
-    return (
-        f"Run `{name} = {name}.categorize(columns={columns})`.{option} Or run {drop}."
-    )
+    code = f"{name} = {name}.categorize(columns={columns})"
+    return f"Run `{code}`.{option} Or run {drop}."
 
 
 def mixed_dtypes(view: View) -> Iterator[Finding]:
@@ -198,9 +197,7 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
     those columns: ``X = X.astype({"column": "float32"})``.
     """
     for collection in _members(view):
-        wide = [
-            (name, *found) for name, found in collection.types.items() if name in WIDE
-        ]
+        wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
         count = sum(n for _, n, _ in wide)
         narrow, _ = collection.types.get("float32", (0, ""))
         if collection.kind == "dataframe" and 0 < count < narrow:

@@ -248,9 +248,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     if bounds is None:
         return
     if isinstance(bounds, Unknown):
-        yield unknown(
-            message=f"whether the cluster scales adaptively is {bounds}",
-        )
+        yield unknown(message=f"whether the cluster scales adaptively is {bounds}")
         return
     least, most = bounds
     n_workers = len(view.now.workers)
@@ -378,14 +376,13 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             for n, count in sorted(threads.items())
         )
         fewest = min(threads)
+        larger = [w for w in workers if w.nthreads > fewest]
         yield info(
             message=f"workers have different numbers of threads: {groups}; the slowest "
             "worker ends each round of a fit",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=remedies.resize(
-                [w for w in workers if w.nthreads > fewest], nthreads=fewest
-            ),
+            remedy=remedies.resize(larger, nthreads=fewest),
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
         yield info(
@@ -422,9 +419,7 @@ def software_versions(view: View) -> Iterator[Finding]:
     workers = [d.packages for _, d in details_of(view)]
     sides = dict(survey.packages)
     for name in sorted({n for p in [*sides.values(), *workers] for n in p}):
-        found = {
-            side: packages[name] for side, packages in sides.items() if name in packages
-        }
+        found = {side: p[name] for side, p in sides.items() if name in p}
         there = Counter(p[name] for p in workers if name in p)
         if len({*found.values(), *there}) > 1:
             yield _differing_releases(name, found, there)
@@ -455,9 +450,8 @@ def _differing_releases(
     name: str, found: Mapping[str, str], there: Mapping[str, int]
 ) -> Finding:
     texts = [f"{side} {printable(v, longest=40)}" for side, v in found.items()]
-    texts += [
-        f"{plural(n, 'worker')} {printable(v, longest=40)}" for v, n in there.items()
-    ]
+    shown = ((printable(v, longest=40), n) for v, n in there.items())
+    texts += [f"{plural(n, 'worker')} {release}" for release, n in shown]
     client = found.get("client")
     release = f" {printable(client, longest=40)}" if client else ""
     return warning(

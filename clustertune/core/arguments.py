@@ -151,10 +151,8 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
         if not one and all(type(v) in (str, int) for v in value):
             return tuple(value)
     example = f'{name}=["tcp://10.0.0.5:41234"]'
-    allowed = (
-        f"a list of names or addresses of workers, like {example}, or None for all"
-    )
-    raise _wrong(name, value, allowed)
+    listed = "a list of names or addresses of workers"
+    raise _wrong(name, value, f"{listed}, like {example}, or None for all")
 
 
 def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:

@@ -40,8 +40,8 @@ def convert(data: Any, kind: type[T], *, forbid_unknown: bool = False) -> T:
 
     Values are not coerced: ``"1"`` is not a number. Unknown fields are ignored unless
     ``forbid_unknown`` is set, so that a later release can add fields. Raises
-    ``ValueError`` if a field is missing, unknown or of another type. The text starts with
-    its path.
+    ``ValueError`` if a field is missing, unknown or of another type. The text starts
+    with its path.
     """
     try:
         found = msgspec.convert(data, kind, strict=True)

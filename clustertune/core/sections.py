@@ -164,9 +164,8 @@ def _information(results: Results, findings: _Findings) -> Iterator[Item]:
 
 
 def _by_worker(step: Done) -> bool:
-    return (
-        step.action in BY_WORKER and step.noun == "worker" and step.status != "refused"
-    )
+    about_workers = step.action in BY_WORKER and step.noun == "worker"
+    return about_workers and step.status != "refused"
 
 
 def _actions(results: Results) -> Iterator[Item | Table]:

@@ -25,8 +25,8 @@ def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
     Dask accepts any name, and ignores variables that it cannot read. ``checks`` has the
-    settings by name of check, including checks of other packages. Raises
-    ``ValueError`` if there is such a name; the message lists the existing names.
+    settings by name of check, including checks of other packages. Raises ``ValueError``
+    if there is such a name; the message lists the existing names.
     """
     for name in os.environ:
         if is_ours(name):

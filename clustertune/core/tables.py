@@ -148,9 +148,8 @@ def compact(
     header: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], title: str = ""
 ) -> Table:
     """Make a table without empty columns; of many rows the first and the last."""
-    columns = [
-        i for i in range(len(header)) if any(row[i].text != NONE for row in rows)
-    ]
+    numbers = range(len(header))
+    columns = [i for i in numbers if any(row[i].text != NONE for row in rows)]
     kept = [tuple(row[i] for i in columns) for row in rows]
     if len(kept) > MAX_ROWS:
         half = MAX_ROWS // 2

@@ -98,9 +98,8 @@ class Computing:
 
         ``pin`` names bound tasks; those of a lost or paused worker are unbound.
         ``meanwhile`` is called after each ``pause`` (seconds), and at the end. Raises
-        ``IncompleteError`` if a partition could not be computed, or was lost; or the user
-        has bound it to workers that are gone; ``ConnectionLostError`` if the client was
-        closed.
+        ``IncompleteError`` if a partition was lost, could not be computed, or is bound
+        to workers that are gone; ``ConnectionLostError`` if the client was closed.
         """
         patience = _Patience(self.client)
         pending = futures

@@ -193,9 +193,8 @@ class Claims:
             if unwanted:  # in order with the release of the same keys
                 mine = {"client": self.client.id}
                 self.client._send_to_scheduler(message | mine)  # noqa: SLF001
-        self._next = monotonic() + max(
-            CLAIMS_INTERVAL, CLAIMS_SHARE * (monotonic() - start)
-        )
+        took = monotonic() - start
+        self._next = monotonic() + max(CLAIMS_INTERVAL, CLAIMS_SHARE * took)
 
     async def refuse_gone(self, pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
         """The keys that the scheduler has and the client does not hold.
