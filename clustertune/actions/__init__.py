@@ -3,10 +3,9 @@
 ``propose(findings, view) -> steps`` is pure. ``enact(step, cluster, notify) -> Result``
 carries out one step, and acts only through the port ``cluster``.
 
-Other packages add actions through the entry point group ``clustertune.actions``. The
-name of the entry point is the name of the action, and its value is the module. Steps of
-playbooks can use them (``do: NAME``). ``prepare`` uses only the actions in this
-package.
+Other packages add actions through the entry point group ``clustertune.actions``: the
+name of the action, and its module. Playbooks can use them (``do: NAME``), ``prepare``
+cannot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restart all workers at once and lose their data, on request only.
 
-This is the fastest way to clean processes when the data is not needed. All clients lose
-their data on the cluster, and published names are removed. The step lists both first.
-Data of other clients needs the caller's consent.
+This is the fastest way to clean processes. All clients lose their data on the cluster,
+and published names are removed. The step lists both first. Data of other clients needs
+the caller's consent.
 """
 
 from __future__ import annotations
@@ -30,28 +30,21 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def steps(
-    view: View,
-    *,
-    wait: float = WAIT,
-    include_other_clients: bool = False,
+    view: View, *, wait: float = WAIT, include_other_clients: bool = False
 ) -> Iterator[Step]:
     """Return one step for all workers."""
     workers = {w.address: w.id for w in view.now.workers}
     if not workers:
         return
-    holdings = view.now.key_groups or ()
+    risk = at_risk(view.now.key_groups or ())
+    others = include_other_clients
+    args = Drop(workers=workers, wait=wait, include_other_clients=others)
     yield Step(
         action="drop",
         summary=f"restart all {plural(len(workers), 'worker')} at once",
-        price=Price(
-            nbytes=0, seconds=start_seconds(view.now), at_risk=at_risk(holdings)
-        ),
+        price=Price(nbytes=0, seconds=start_seconds(view.now), at_risk=risk),
         gain="all processes are new",
-        args=Drop(
-            workers=workers,
-            wait=wait,
-            include_other_clients=include_other_clients,
-        ),
+        args=args,
     )
 
 

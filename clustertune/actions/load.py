@@ -1,9 +1,8 @@
 """Load lazy collections in one graph, each partition on the worker that will use it.
 
 This needs known rows of partitions: arrays of known chunks, or Parquet files by their
-footers. Companions are placed with X. Dask places other data, and data that is made of
-data in memory; ``rebalance`` moves it afterwards. The partitions are those of the
-collections. No data is at risk: it can be loaded again.
+footers. Companions are placed with X. Dask places other data, and ``rebalance`` moves
+it afterwards. No data is at risk: it can be loaded again.
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ from clustertune.planner.placement import AIM, place
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for all lazy collections.
 
-    Raises
-    ------
-    CapacityError
-        By its metadata, the data is larger than the free memory of the workers.
+    Raises ``CapacityError`` if the data is, by its metadata, larger than the free
+    memory of the workers.
     """
-    lazy = [m for layout in view.layouts for m in layout.collections if not m.loaded]
+    lazy = [m for m in view.collections if not m.loaded]
     if not lazy or not view.loads_data:
         return
     labels = [m.label for m in lazy]
@@ -58,9 +55,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     for layout in view.layouts:
         found = _targets(layout, view, free)
         for collection in layout.collections:
-            if collection.label in found and isinstance(
-                collection_bytes(collection), int
-            ):
+            sized = isinstance(collection_bytes(collection), int)
+            if collection.label in found and sized:
                 taken = np.zeros(len(free))
                 np.add.at(taken, found[collection.label], _key_bytes(collection))
                 free = np.maximum(0.0, free - taken)
@@ -157,19 +153,16 @@ def _anchor(
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
     n_workers = len(view.now.workers)
     for collection in layout.collections:
-        if (
-            collection.loaded
-            and collection.rows is not None
-            and collection.column_blocks == 1
-        ):
+        rows = collection.rows
+        if collection.loaded and rows is not None and collection.column_blocks == 1:
             only = Layout(label=layout.label, collections=(collection,))
             home = layouts.home_workers(only, n_workers)
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
-                    placed = _placed(layout, collection.rows, view, free)
+                    placed = _placed(layout, rows, view, free)
                     home = np.where(may[home], home, placed)
-                return collection.rows, home
+                return rows, home
     assert first.rows is not None
     return first.rows, _placed(layout, first.rows, view, free)
 

@@ -1,11 +1,9 @@
 """Move whole partitions: rows in proportion to threads, companions together.
 
-As few bytes as possible move. Keys keep their names, so the user's collections use the
-new places. Each key is copied to its target, the replica is confirmed, and only then
-the old replica is dropped. No data is at risk.
-
-Dask's ``rebalance`` balances bytes of process memory. It moves nothing while workers
-are less than 30 % full, and it separates X from y.
+As few bytes as possible move, and keys keep their names. Each key is copied to its
+target before the old replica is dropped, so no data is at risk. Dask's ``rebalance``
+balances bytes of process memory. It moves nothing while workers are less than 30 %
+full, and it separates X from y.
 """
 
 from __future__ import annotations
@@ -42,12 +40,8 @@ REMEDIES = frozenset(
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout with uneven or separated partitions.
 
-    Raises
-    ------
-    CapacityError
-        The partitions do not fit below the thresholds at which workers spill.
-    NoWorkersError
-        No running worker may hold them.
+    Raises ``CapacityError`` if the partitions do not fit below the thresholds at which
+    workers spill; ``NoWorkersError`` if no running worker may hold them.
     """
     if not any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings):
         return
@@ -102,14 +96,13 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         used = np.bincount(one.target, nbytes, minlength=len(budget))
         return bool((used > budget).any()), max(one.imbalance, 1 + tolerance), one.moved
 
-    covering = [
-        placed(layout.rows, held, weights, nbytes=nbytes, target=target.astype(np.intp))
-        for start in (None, found.target.astype(np.int64))
-        if (
-            target := coverage.shared(layout, classes, view, start=start, budget=budget)
-        )
-        is not None
-    ]
+    covering = []
+    for start in (None, found.target.astype(np.int64)):
+        target = coverage.shared(layout, classes, view, start=start, budget=budget)
+        if target is not None:
+            new = target.astype(np.intp)
+            one = placed(layout.rows, held, weights, nbytes=nbytes, target=new)
+            covering.append(one)
     best = min(covering, key=price, default=found)
     if price(best)[0]:
         raise CapacityError(_too_much(layout, view, budget))
@@ -128,31 +121,32 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
     if not rooms.any():
         return f"{text}; free memory there, or add workers with n_workers="
     enough = max(len(rooms) + 1, math.ceil(layout.nbytes / rooms.mean()))
-    return (
-        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
-    )
+    text += f"; about {enough} workers of this size would suffice"
+    return f"{text}: n_workers={enough}"
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
     moves = layouts.moves(layout, view, placement.target)
+    flow = pricing.of_moves(layout, view, placement.target)
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
         f"({plural(moves.count, 'key')})",
-        price=_price(layout, view, placement),
+        price=Price(
+            nbytes=placement.moved,
+            seconds=pricing.seconds(flow, view),
+            # received bytes may arrive before sent bytes have left
+            peak=int(flow.received.max(initial=0)),
+        ),
         gain=_gain(layout, view, placement),
         args=moves,
     )
 
 
 def _gain(layout: Layout, view: View, placement: Placement) -> str:
-    """Return the benefit of the move as text."""
     before = layouts.shares(layout, view)
-    idle = sum(
-        s.rows
-        for s, w in zip(before, view.now.workers, strict=True)
-        if not view.eligible(w)
-    )
+    workers = zip(before, view.now.workers, strict=True)
+    idle = sum(s.rows for s, w in workers if not view.eligible(w))
     fullest = max(s.share for s in before)
     text = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
     text += f" instead of {fullest:.2f}" if fullest else ""
@@ -161,16 +155,6 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     text += f"; {torn:,} separated pairs together" if torn else ""
     copied = int(layouts.replicated(layout).sum())
     return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
-
-
-def _price(layout: Layout, view: View, placement: Placement) -> Price:
-    flow = pricing.of_moves(layout, view, placement.target)
-    return Price(
-        nbytes=placement.moved,
-        seconds=pricing.seconds(flow, view),
-        # received bytes may arrive before sent bytes have left
-        peak=int(flow.received.max(initial=0)),
-    )
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -1,12 +1,10 @@
 """Cut and join partitions, so that X and y match and every worker has a share.
 
 If the partitions of X suit the workers, y and companions are cut like X. Otherwise all
-are cut at one shared list of rows, near existing boundaries. Parts are taken on their
-workers and joined on the worker of the new partition, so few bytes are transferred.
-Rows keep their order. Query groups (``qid``) are not cut, so such data is only joined.
-
-No data is at risk: new partitions are computed from old ones. These stay in memory
-while anything holds them, so workers need memory for both.
+are cut at one shared list of rows, near existing boundaries. Few bytes are transferred,
+and rows keep their order. Query groups (``qid``) are not cut, so such data is only
+joined. No data is at risk: the old partitions stay in memory while anything holds them,
+so workers need memory for both.
 """
 
 from __future__ import annotations
@@ -36,12 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import (
-    chunking,
-    coverage,
-    layouts,
-    pricing,
-)
+from clustertune.planner import chunking, coverage, layouts, pricing
 from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
@@ -56,13 +49,9 @@ _FREEING = (
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each loaded layout with findings that rechunking fixes.
 
-    Raises
-    ------
-    AlignmentError
-        Fewer partitions than workers were requested.
-    CapacityError
-        Required new partitions, together with the old ones, do not fit below the
-        thresholds at which workers spill.
+    Raises ``AlignmentError`` if fewer partitions than workers were requested;
+    ``CapacityError`` if required new partitions, together with the old ones, do not fit
+    below the thresholds at which workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "rechunk"]
     if not view.eligible_workers:
@@ -70,7 +59,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     _refuse_too_few(view)
     taken = np.zeros(len(view.now.workers))
     for layout in view.layouts:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         about = [f for f in wrong if not labels.isdisjoint(f.subject)]
         if not about or not _is_known(layout):
             continue
@@ -94,10 +83,7 @@ def _refuse_too_few(view: View) -> None:
 
 
 def _best_step(
-    layout: Layout,
-    view: View,
-    about: list[Finding],
-    taken: Float64s,
+    layout: Layout, view: View, about: list[Finding], taken: Float64s
 ) -> Step | None:
     """Return the best step; if it does not fit in memory, the required step.
 
@@ -133,22 +119,15 @@ def _is_known(layout: Layout) -> bool:
 
 
 def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
-    return (
-        collection.column_blocks > 1
-        or collection.conversion is not None
-        or not np.array_equal(chunking.rows_of(collection), rows)
-    )
+    altered = collection.column_blocks > 1 or collection.conversion is not None
+    return altered or not np.array_equal(chunking.rows_of(collection), rows)
 
 
 # --- the step -------------------------------------------------------------------------
 
 
 def _step(
-    layout: Layout,
-    view: View,
-    rows: Int64s,
-    about: list[Finding],
-    taken: Float64s,
+    layout: Layout, view: View, rows: Int64s, about: list[Finding], taken: Float64s
 ) -> Step | None:
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
@@ -164,18 +143,16 @@ def _step(
         target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
         if found:
             break
-    cuts = tuple(
-        _owned(d, m, target, view) for d, m in zip(drafts, changed, strict=True)
-    )
+    pairs = zip(drafts, changed, strict=True)
+    cuts = tuple(_owned(draft, m, target, view) for draft, m in pairs)
+    release = view.goal.release_inputs
     moves = _unchanged(layout, view, changed, target)
     recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=target,
         cuts=cuts,
-        released=tuple(
-            m.label for m in changed if _is_freed(m, view.goal.release_inputs)
-        ),
+        released=tuple(m.label for m in changed if _is_freed(m, release)),
         remainder=aside,
         copies=layouts.copies(layout),
         shortage=shortage,
@@ -229,10 +206,8 @@ def _remainder_text(recut: Rechunk) -> str:
 
 def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
     """Return the parts of a collection's new partitions, without their owners."""
-    found, blocks = (
-        chunking.parts(chunking.rows_of(collection), rows),
-        collection.column_blocks,
-    )
+    blocks = collection.column_blocks
+    found = chunking.parts(chunking.rows_of(collection), rows)
     repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
     key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
     return Cut(
@@ -424,9 +399,8 @@ def _budget(
             only = Layout(label=other.label, collections=(collection,))
             held = held_bytes((only,), n_workers)
             if other is layout and _is_freed(collection, release):
-                held = np.maximum(
-                    _largest(collection, n_workers), largest[collection.label]
-                )
+                old = _largest(collection, n_workers)
+                held = np.maximum(old, largest[collection.label])
             left = left - held
     return np.maximum(0.0, left)
 
@@ -435,10 +409,9 @@ def _largest(collection: CollectionInfo, n_workers: int) -> Int64s:
     """Return the bytes of the largest partition on every worker."""
     assert collection.holders is not None
     assert collection.nbytes is not None
+    key, worker = collection.holders
     result = np.zeros(n_workers, dtype=np.int64)
-    np.maximum.at(
-        result, collection.holders[1], collection.nbytes[collection.holders[0]]
-    )
+    np.maximum.at(result, worker, collection.nbytes[key])
     return result
 
 
@@ -455,9 +428,8 @@ def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> s
     # a new worker is empty
     whole = free_memory(view)[layouts.weights(view) > 0].mean()
     enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
-    return (
-        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
-    )
+    text += f"; about {enough} workers of this size would suffice"
+    return f"{text}: n_workers={enough}"
 
 
 # --- cost and gain --------------------------------------------------------------------

@@ -41,14 +41,13 @@ def steps(
 
     Without prefixes: all keys that only the caller holds, except those in ``kept``.
     """
-    holdings = [h for h in view.now.key_groups or () if h.keys]
     by_prefix: dict[str, list[KeyGroup]] = {}
-    for holding in holdings:
-        by_prefix.setdefault(holding.prefix, []).append(holding)
-    order = sorted(by_prefix, key=lambda p: -sum(h.nbytes for h in by_prefix[p]))
-    for prefix in order:
-        own = [h for h in by_prefix[prefix] if h.alone]
-        others = [h for h in by_prefix[prefix] if not h.alone]
+    for group in view.now.key_groups or ():
+        if group.keys:
+            by_prefix.setdefault(group.prefix, []).append(group)
+    for prefix in sorted(by_prefix, key=lambda p: -sum(g.nbytes for g in by_prefix[p])):
+        own = [g for g in by_prefix[prefix] if g.alone]
+        others = [g for g in by_prefix[prefix] if not g.alone]
         if prefix in prefixes or (not prefixes and own):
             args = Release(
                 prefix=prefix,
@@ -60,37 +59,24 @@ def steps(
 
 
 def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
-    prefix = args.prefix
     going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # the guard refuses these
-    count = sum(h.keys for h in shown)
-    summary = f"release {plural(count, 'key')} named {prefix} ({key_bytes_text(shown)})"
+    keys = f"{plural(sum(g.keys for g in shown), 'key')} named {args.prefix}"
+    summary = f"release {keys} ({key_bytes_text(shown)})"
     if others and going == own and own:
-        summary += (
-            f"; {sum(h.keys for h in others):,} more stay, which {owners_text(others)}"
-        )
+        staying = sum(g.keys for g in others)
+        summary += f"; {staying:,} more stay, which {owners_text(others)}"
     elif others and going:  # a guard refuses the others, and names them
-        summary += (
-            f", some of which {owners_text(others)}"
-            if own
-            else f", which {owners_text(others)}"
-        )
-    names = sorted({n for h in going for n in h.published})
+        summary += f", {'some of which' if own else 'which'} {owners_text(others)}"
+    names = sorted({n for g in going for n in g.published})
     summary += f"; unpublish {names_text(names)}" if names else ""
-    scattered = sum(h.scattered for h in shown)
-    never = (
-        f"; {scattered:,} of them were scattered and cannot be computed again"
-        if scattered
-        else ""
-    )
+    risk = keys
+    if scattered := sum(g.scattered for g in shown):
+        risk += f"; {scattered:,} of them were scattered and cannot be computed again"
     return Step(
         action="release",
         summary=summary,
-        price=Price(
-            nbytes=0,
-            seconds=None,
-            at_risk=f"{plural(count, 'key')} named {prefix}{never}",
-        ),
+        price=Price(nbytes=0, seconds=None, at_risk=risk),
         gain=f"{key_bytes_text(shown)} of memory",
         args=args,
     )

@@ -1,12 +1,10 @@
 """Give every worker all rows of each eval set.
 
-Some libraries score eval sets on each worker separately, and each worker stops by its
-own score. With different rows, workers would stop at different rounds, and the fit
-would hang. Such a library pairs the i-th partition of an eval set with the i-th
-partition of the training data. So the eval set gets as many partitions as the training
-data. The first one on each worker has all rows, and the others have none.
-
-No data is at risk: the given partitions stay in place.
+Some libraries score eval sets on each worker separately. With different rows, workers
+would stop at different rounds, and the fit would hang. Such a library pairs the i-th
+partitions of eval set and training data. So the eval set gets as many partitions as the
+training data: the first one on each worker has all rows, the others have none. No data
+is at risk: the given partitions stay in place.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import numpy as np
 
 from clustertune.core.model import (
     Cluster,
+    CollectionInfo,
     Cut,
     Finding,
     Int64s,
@@ -38,16 +37,14 @@ from clustertune.planner.memory import free_memory
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each eval set that is not on every worker.
 
-    Raises
-    ------
-    CapacityError
-        The replicas do not fit below the thresholds at which workers spill.
+    Raises ``CapacityError`` if the replicas do not fit below the thresholds at which
+    workers spill.
     """
     wrong = [f for f in findings if f.fixed_by == "replicate"]
     n_workers = len(view.now.workers)
     left = free_memory(view) - held_bytes(view.layouts, n_workers)
     for layout in view.layouts[1:]:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         if all(labels.isdisjoint(f.subject) for f in wrong):
             continue
         first = layouts.first_partitions(view)
@@ -68,14 +65,24 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
     one = layouts.original(layout)
     rows = np.zeros(len(home), dtype=np.int64)
-    total = sum(stop - start for _, start, stop in one)
-    rows[first] = total
+    rows[first] = sum(stop - start for _, start, stop in one)
+    nothing = ((one[0][0], 0, 0),)
+    parts = [
+        (new, key, start, stop)
+        for new, n in enumerate(rows.tolist())
+        for key, start, stop in (one if n else nothing)
+    ]
+    new, key, start, stop = np.array(parts, dtype=np.int64).T
     cuts = tuple(
         Cut(
             label=m.label,
             keys=m.keys,
+            new=new,
+            key=key,
+            start=start,
+            stop=stop,
+            owner=_holders(m)[key],
             conversion=m.conversion,
-            **_parts(one, rows, owners=_holders(m.holders, len(m.keys))),
         )
         for m in layout.collections
     )
@@ -102,31 +109,11 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
     )
 
 
-def _parts(
-    one: tuple[tuple[int, int, int], ...], rows: Int64s, owners: Int64s
-) -> dict[str, Int64s]:
-    """Return the parts of new partitions: all rows of the original, or none."""
-    nothing = ((one[0][0], 0, 0),)
-    parts = [
-        (new, key, start, stop)
-        for new, n in enumerate(rows.tolist())
-        for key, start, stop in (one if n else nothing)
-    ]
-    new, key, start, stop = np.array(parts, dtype=np.int64).T
-    return {
-        "new": new,
-        "key": key,
-        "start": start,
-        "stop": stop,
-        "owner": owners[key],
-    }
-
-
-def _holders(holders: tuple[Int64s, Int64s] | None, n_keys: int) -> Int64s:
+def _holders(collection: CollectionInfo) -> Int64s:
     """Return a holder of each key."""
-    assert holders is not None
-    found = np.full(n_keys, -1, dtype=np.int64)
-    found[holders[0]] = holders[1]
+    assert collection.holders is not None
+    found = np.full(len(collection.keys), -1, dtype=np.int64)
+    found[collection.holders[0]] = collection.holders[1]
     return found
 
 

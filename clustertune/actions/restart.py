@@ -1,11 +1,10 @@
 """Restart workers one at a time, through their nannies, without losing their keys.
 
-The worker gets no new tasks and finishes its running tasks. Its keys move to the other
-workers, and back after the restart: those of all clients, also scattered ones. Leaked
-and fragmented memory ends with the process. A restart that could lose data is refused
-before anything changes. If the other workers lack memory, the worker's nanny parks the
-keys, in memory and on disk. The same applies to a paused worker and to one with spilled
-keys: its nanny takes over the files, so the worker need not read them.
+The worker finishes its running tasks. Its keys, of all clients, move to the other
+workers, and back after the restart. Leaked and fragmented memory ends with the process.
+A restart that could lose data is refused before anything changes. The worker's nanny
+parks the keys, in memory and on disk, if the other workers lack memory, or if the
+worker is paused or has spilled keys.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def steps(
     or a fraction of all) are away at the same time. Keys that an earlier restart left
     on a parking worker are brought back first.
     """
-    groups = tuple(m.keys for x in view.layouts for m in x.collections if m.loaded)
+    groups = tuple(m.keys for m in view.collections if m.loaded)
     limits = {
         w.id: process_limit(w)
         for w in view.now.workers
@@ -131,7 +130,9 @@ def steps(
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     going.sort(key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
-    for number, batch in enumerate(_batches(going, at_once(most, len(real)))):
+    n_away = at_once(most, len(real))
+    starts = range(0, len(going), n_away)
+    for number, batch in enumerate(going[i : i + n_away] for i in starts):
         away = frozenset(w.id for w in batch)
         ceilings = Others(limits, away, resized, number)
         room = total - sum(free.get(id, 0.0) for id in away)
@@ -187,14 +188,6 @@ def at_once(most: float, count: int) -> int:
     """The number of workers that may be away: at least one, and not all."""
     wanted = most if isinstance(most, int) else math.floor(most * count)
     return max(1, min(wanted, count - 1))
-
-
-def _batches(
-    workers: list[WorkerSnapshot], size: int
-) -> Iterator[list[WorkerSnapshot]]:
-    """Batches of workers that restart at the same time."""
-    for start in range(0, len(workers), size):
-        yield workers[start : start + size]
 
 
 def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:

@@ -1,12 +1,10 @@
 """Change the order of rows: sort by query group, or shuffle.
 
-Sorting is stable. A shuffle of rows is uniform: all orders are equally likely. Each old
-partition is ordered on its worker, its rows are sent to the workers of the new
-partitions, and these are ordered there. So each row is transferred once. A shuffle of
-whole partitions moves nothing. ``.row_order`` of the result of ``prepare`` has the
-original number of every row.
-
-No data is at risk: old partitions stay in memory while anything holds them.
+Sorting is stable. A shuffle of rows is uniform: all orders are equally likely. Old
+partitions are ordered on their workers, and new ones on theirs, so each row is
+transferred once. A shuffle of whole partitions moves nothing. ``.row_order`` of the
+result of ``prepare`` has the original number of every row. No data is at risk: old
+partitions stay in memory while anything holds them.
 """
 
 from __future__ import annotations
@@ -43,22 +41,19 @@ COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout whose rows need another order.
 
-    Raises
-    ------
-    CapacityError
-        New partitions do not fit in memory together with the old ones.
+    Raises ``CapacityError`` if new partitions do not fit in memory together with the
+    old ones.
     """
     wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
-        labels = {m.label for m in layout.collections}
+        labels = set(layout.labels)
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
-            shuffle = view.goal.order if layout is view.layouts[0] else ""
-            yield (
-                _partitions(layout, view)
-                if shuffle == "partitions"
-                else _rows(layout, view)
-            )
+            first = layout is view.layouts[0]
+            if first and view.goal.order == "partitions":
+                yield _partitions(layout, view)
+            else:
+                yield _rows(layout, view)
 
 
 def _partitions(layout: Layout, view: View) -> Step:
@@ -84,12 +79,9 @@ def _partitions(layout: Layout, view: View) -> Step:
 
 def _rows(layout: Layout, view: View) -> Step:
     groups = grouping.of(layout)
-    # shuffled rows are not in the order of groups
-    by = (
-        ""
-        if groups is None or view.goal.order in ("rows", "partitions")
-        else groups.label
-    )
+    by = ""
+    if groups is not None and view.goal.order not in ("rows", "partitions"):
+        by = groups.label
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
     nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))
@@ -156,9 +148,8 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     assert collection.contents is not None
     tables = [(p["values"], p["counts"]) for p in collection.contents.partitions]
     filled = [(v, n) for v, n in tables if len(n)]
-    values, index = np.unique(
-        np.concatenate([v for v, _ in filled]), return_inverse=True
-    )
+    every = np.concatenate([v for v, _ in filled])
+    values, index = np.unique(every, return_inverse=True)
     counts = np.concatenate([n for _, n in filled])
     ends = np.cumsum(np.bincount(index.reshape(-1), counts)).astype(np.int64)
     wanted = np.cumsum(chunking.fresh(layout, view))[:-1]
@@ -178,10 +169,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
 def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
     """Return the workers of the new partitions, evenly.
 
-    Raises
-    ------
-    CapacityError
-        New partitions and intermediate data do not fit.
+    Raises ``CapacityError`` if new partitions and intermediate data do not fit.
     """
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)

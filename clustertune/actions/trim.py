@@ -2,8 +2,7 @@
 
 Workers collect Python's garbage and return the C library's free memory
 (``malloc_trim``, on Linux with glibc). This takes well under a second, and no data is
-at risk. Memory that is in use or leaks remains. It is the first action to try for high
-unmanaged memory.
+at risk. Memory that is in use or leaks remains.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Checks: functions that find conditions in a view; this module runs them.
 
 A check is a function ``check(view, *, settings...) -> findings`` in the module of its
-topic, and has an entry in :data:`CHECKS`. Its name is its name in configuration, output
-and documentation. Its docstring is its page for users, with a paragraph that begins
-``Remedy:``. Each finding has the remedy that works in its situation, or none. The
-keyword-only arguments of the function are its settings, under
-``clustertune.checks.<name>`` in Dask's configuration; the section ``Parameters`` of the
-docstring explains them.
+topic, and has an entry in :data:`CHECKS`. Its docstring is its page for users, with a
+paragraph that begins ``Remedy:``. Its keyword-only arguments are its settings, under
+``clustertune.checks.<name>`` in Dask's configuration.
 
-Other packages add checks through the entry point group ``clustertune.checks``. The name
-of the entry is the name of the check. Its value is such a function, or a module with a
-function ``find`` whose docstring is the page. An attribute ``ERROR`` of either is the
-error with which a critical finding stops ``prepare``.
+Other packages add checks through the entry point group ``clustertune.checks``: such a
+function, or a module with a function ``find`` whose docstring is the page. An attribute
+``ERROR`` of either is the error with which a critical finding stops ``prepare``.
 """
 
 from __future__ import annotations
@@ -225,10 +221,7 @@ def all_settings() -> Mapping[str, Mapping[str, Any]]:
 def configured() -> Mapping[str, Mapping[str, Any]]:
     """Return the settings of checks in Dask's configuration, by name of check.
 
-    Raises
-    ------
-    ValueError
-        A setting does not exist, or its value has the wrong type.
+    Raises ``ValueError`` if a setting does not exist, or its value has the wrong type.
     """
     found = {
         name: settings.section(f"clustertune.checks.{name}", given)
@@ -241,10 +234,7 @@ def configured() -> Mapping[str, Mapping[str, Any]]:
 def setting(name: str, setting: str) -> Any:
     """One setting of a check: the configured value, else its default.
 
-    Raises
-    ------
-    ValueError
-        As :func:`configured`.
+    Raises ``ValueError`` as :func:`configured` does.
     """
     default = settings_of(available()[name])[setting]
     return configured().get(name, {}).get(setting, default)
@@ -253,10 +243,7 @@ def setting(name: str, setting: str) -> Any:
 def refuse_wrong(settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an error unless all checks and settings exist and have the right type.
 
-    Raises
-    ------
-    ValueError
-        One is wrong. The message names the allowed ones.
+    Raises ``ValueError`` if one is wrong. The message names the allowed ones.
     """
     for name, given in settings.items():
         if name not in available():
@@ -291,19 +278,9 @@ def _refuse_type(setting: str, value: Any, default: Any) -> None:
 def run(
     view: View, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Finding, ...]:
-    """Run every check; worst findings first.
+    """Run every check; worst findings first. ``settings`` differ from the defaults.
 
-    Parameters
-    ----------
-    view
-        What the checks see.
-    settings
-        Settings that differ from the defaults, by name of check.
-
-    Raises
-    ------
-    ValueError
-        A check or a setting does not exist, or has the wrong type.
+    Raises ``ValueError`` if a check or a setting does not exist, or has the wrong type.
     """
     settings = settings or {}
     refuse_wrong(settings)

@@ -6,14 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
-from clustertune.core.wording import (
-    bytes_text,
-    names_text,
-    plural,
-    verb,
-    workers_text,
-)
+from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
 from clustertune.planner import forecast, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
@@ -28,11 +23,10 @@ def fit_memory(view: View) -> Iterator[Finding]:
 
     A fit makes copies of the data that Dask neither counts nor can spill. A worker
     without this memory spills, pauses (XGBoost then hangs) or is killed, which shows as
-    ``Invalid worker address`` or ``Socket recv error``. The check gives each worker its
-    even share of all data and eval sets, multiplies it as the workload's profile says,
-    and adds the other memory of its process. It compares this estimate with 0.7
-    (``clustertune.prepare.memory_fraction``) of the worker's limit, or of its part of
-    the host's memory. It stops ``prepare`` only with ``on_low_memory="raise"``.
+    ``Invalid worker address`` or ``Socket recv error``. The check multiplies each
+    worker's share of the data as the workload's profile says, adds the other memory of
+    its process, and compares this with 0.7 (``clustertune.prepare.memory_fraction``) of
+    its limit. It stops ``prepare`` only with ``on_low_memory="raise"``.
 
     Remedy: Do one of the things that the finding names, the cheapest first:
     ``dtype="float32"``, a workload that copies less, ``clustertune.release_data`` for
@@ -43,8 +37,7 @@ def fit_memory(view: View) -> Iterator[Finding]:
         return
     needs = forecast.needs(view)
     if isinstance(needs, Unknown):
-        yield Finding(
-            severity=Severity.unknown,
+        yield unknown(
             message=f"whether the fit has enough memory is {needs}",
             remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
             "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
@@ -96,9 +89,8 @@ def one_machine(view: View) -> Iterator[Finding]:
     """Find data that fits the memory of one host, so a fit needs no cluster.
 
     One process without Dask has no overhead of tasks and transfers, so it may be
-    faster. Whether it is depends on the library and the data; the check does not
-    estimate the time. It estimates memory as ``fit_memory`` does. It finds nothing if
-    sizes or memory are unknown.
+    faster. The check estimates memory as ``fit_memory`` does, and does not estimate the
+    time.
 
     Remedy: Load the data into one process (``X.compute()``, or pandas) and call the
     library's own ``fit`` there. Stay with the cluster if the data will grow, or if
@@ -113,8 +105,7 @@ def one_machine(view: View) -> Iterator[Finding]:
         return
     single = len(view.layouts[0].collections) == 1
     code = "X = X.compute()" if single else "X, y = dask.compute(X, y)"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the data and its copies need about {bytes_text(needed)} and fit "
         f"host {names_text([host])} with {bytes_text(memory)}; one process without "
         "Dask may be faster",
@@ -162,10 +153,9 @@ def missing_estimator(view: View) -> Iterator[Finding]:
 def changed_partitions(view: View) -> Iterator[Finding]:
     """Find another number of partitions, on which the model depends.
 
-    ADMM solves one problem for each partition and divides its penalty by their number,
-    so its coefficients depend on it. ``Incremental`` uses each partition as a
-    mini-batch, and blockwise voting fits one model to each. With another number of
-    partitions than in the fit before, or than in the given data, the model differs.
+    ADMM solves one problem for each partition, ``Incremental`` uses each partition as a
+    mini-batch, and blockwise voting fits one model to each. With another number than in
+    the fit before, or than in the given data, the model differs.
 
     Remedy: Run ``clustertune.prepare(client, X, y, estimator=model)``. It keeps the
     number of the last call for as many rows, if there are no more workers than
@@ -187,12 +177,11 @@ def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
     now, rows = len(layout.rows), int(layout.rows.sum())
     fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
     call = remedies.prepare(view, **({} if fixed else {"rechunk": str(before)}))
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"the {layout.label} has {plural(now, 'partition')}, and had "
         f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
         "another model",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": now, "previous_partitions": before},
         remedy=f"Run `{call}` for {plural(before, 'partition')} again; then at most "
         f"{plural(before, 'worker')} will train.",
@@ -202,11 +191,10 @@ def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
 
 def _other_than_given(layout: Layout, view: View) -> Finding:
     now, given = len(layout.rows), view.given_partitions
-    return Finding(
-        severity=Severity.info,
+    return info(
         message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
         f"and has {now:,} now, so {view.goal.workload.title} makes another model",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": now, "given_partitions": given},
         remedy=f"For the model of the given partitions run "
         f"`{remedies.prepare(view, rechunk=str(given))}`; then at most "
@@ -220,10 +208,8 @@ def _other_than_given(layout: Layout, view: View) -> Finding:
 def missing_eval_rows(view: View) -> Iterator[Finding]:
     """Find workers without rows of an eval set with categories, which XGBoost needs.
 
-    XGBoost learns the lists of categories from the rows of each worker, for every eval
-    set. On a worker without rows it raises ``A worker cannot have empty input when a
-    dataframe with categorical features is used``. The other workers then report a
-    failed connection.
+    On such a worker XGBoost raises ``A worker cannot have empty input when a dataframe
+    with categorical features is used``. The others report a failed connection.
 
     Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
     estimator=model)``, which gives every worker some rows. If the eval set has fewer
@@ -246,21 +232,16 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     if not empty:
         return
     n_workers, rows = int(may.sum()), int(layout.rows.sum())
-    fixed_by, without = (
-        view.goal.cutting_action,
-        "" if view.goal.cutting_action else (" without rechunk=False"),
-    )
+    fixed_by, remedy = view.goal.cutting_action, f"{remedies.cut(view)}."
     if (layout.rows > 0).sum() >= n_workers:
-        fixed_by, without = "rebalance", ""
-    remedy = f"Run `{remedies.prepare(view)}`{without}."
+        fixed_by, remedy = "rebalance", f"Run `{remedies.prepare(view)}`."
     if rows < n_workers:
         fixed_by, remedy = "", f"Use an eval set of at least {n_workers:,} rows."
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
         f"{layout.label}, which has categories, so {view.goal.workload.title} fails "
         "there",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"empty_workers": len(empty), "workers": n_workers},
         remedy=remedy,
         fixed_by=fixed_by,
@@ -270,12 +251,11 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
 def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     """Find eval sets of which a library needs all rows on every worker.
 
-    LightGBM scores an eval set on each worker with the rows of that worker. Each worker
-    decides by its own score when to stop. If they stop at different rounds, the slower
-    worker hangs or fails with ``Socket recv error``. A worker without rows raises ``For
-    early stopping, at least one dataset is required``, and the others wait for it.
-    ``prepare`` does not copy an eval set that is the training data. It refuses such a
-    set if the estimator sets early stopping, but cannot see the callbacks of ``fit``.
+    Each LightGBM worker scores its own rows of an eval set, and decides by that score
+    when to stop. If workers stop at different rounds, or have no rows, the fit hangs or
+    fails. ``prepare`` does not copy an eval set that is the training data. It refuses
+    such a set if the estimator sets early stopping, but cannot see the callbacks of
+    ``fit``.
 
     Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
     estimator=model)``. It copies each eval set to every worker, and returns
@@ -284,8 +264,7 @@ def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     if not view.goal.workload.eval_copies or not view.layouts:
         return
     for name in view.goal.training_eval_sets:
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{name} is the training data, and each worker scores its own "
             f"rows, so {view.goal.workload.title} returns the score of one worker, and "
             "with early stopping the fit would hang",
@@ -297,11 +276,10 @@ def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
     for layout in view.layouts[1:]:
         known = all(x.loaded and x.aligned for x in (training, layout))
         if known and not layouts.are_in_place(layout, view):
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"{layout.label} is not completely on every worker, so "
                 f"{view.goal.workload.title} would hang with early stopping",
-                subject=tuple(m.label for m in layout.collections),
+                subject=layout.labels,
                 remedy=f"Run `{remedies.prepare(view)}`, which copies it to every "
                 "worker.",
                 fixed_by="replicate",

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from clustertune.core.findings import critical, info, warning
 from clustertune.core.model import (
     ORDER,
     CollectionInfo,
@@ -16,7 +17,7 @@ from clustertune.core.model import (
     Severity,
     View,
 )
-from clustertune.core.wording import bytes_text, plural, printable
+from clustertune.core.wording import bytes_text, plural, printable, variable
 from clustertune.planner import grouping, layouts, remedies
 from clustertune.planner.memory import free_memory
 
@@ -24,13 +25,11 @@ from clustertune.planner.memory import free_memory
 def group_order(view: View) -> Iterator[Finding]:
     """Find groups that come back after another group, are not in order, or are missing.
 
-    A ranking objective compares the rows of one group. LightGBM needs the rows of each
-    group to be neighbours. XGBoost also needs the groups in ascending order, else every
-    worker sorts a full copy of its data. Rows without a group (NaN, NA or masked) have
-    no place in any order. XGBoost's ranker (from 3.0 on, with
-    ``allow_group_split=False``) sorts frames by group in every fit, so ``prepare``
-    sorts rows for it by default. For other workloads it raises an error without
-    ``sort=True``.
+    LightGBM needs the rows of each group to be neighbours. XGBoost also needs the
+    groups in ascending order, else every worker sorts a full copy of its data.
+    XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames in
+    every fit, so ``prepare`` sorts rows for it by default. Rows without a group (NaN,
+    NA or masked) have no place in any order.
 
     Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)``.
     It sorts all rows by group and keeps the order within a group. ``.row_order`` has
@@ -61,7 +60,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         severity=Severity.critical if wrong else Severity.info,
         message=f"groups in {groups.label} {how}"
         + (f"; {workload.title} would {harm}" if wrong else ""),
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"together": groups.together, "ascending": groups.ascending},
         remedy=f"Run `{remedies.prepare(view, sort='True')}`, which sorts all rows by "
         "group.",
@@ -71,8 +70,7 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
 
 def _sorted(label: str, view: View) -> Finding:
     """Report a sort that the user did not ask for, as it changes the order of rows."""
-    return Finding(
-        severity=Severity.info,
+    return info(
         message=f"prepare sorted the rows by {label}, as {view.goal.workload.title} "
         "would in every fit: the returned rows are in another order than the given "
         "ones",
@@ -99,9 +97,7 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
 
 
 def _is_qid(collection: CollectionInfo) -> bool:
-    return (
-        collection.label.rpartition(".")[2] == "qid" and collection.contents is not None
-    )
+    return variable(collection.label) == "qid" and collection.contents is not None
 
 
 def _count(collection: CollectionInfo, name: str) -> int:
@@ -112,21 +108,19 @@ def _count(collection: CollectionInfo, name: str) -> int:
 def split_groups(view: View) -> Iterator[Finding]:
     """Find groups that are split over several partitions, or come back after another.
 
-    A ranking objective compares the rows of one group, and a library ranks the halves
-    of a split group separately. With a group on two workers XGBoost raises an error, or
-    with ``allow_group_split`` trains on halves. The check reads ``qid``, so it runs
-    only with ``deep=True``, or if the workload ranks.
+    A library ranks the halves of a split group separately. With a group on two workers
+    XGBoost raises an error, or with ``allow_group_split`` trains on halves. The check
+    reads ``qid``, so it runs only with ``deep=True``, or if the workload ranks.
 
     Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid,
-    estimator=ranker)``, which cuts the data where groups end. For other workloads it
-    joins partitions of such data and cuts none. By hand sort by group before loading
-    and cut where groups end, for example with ``frame.set_index("qid")``.
+    estimator=ranker)``, which cuts the data where groups end. By hand sort by group
+    before loading, for example with ``frame.set_index("qid")``.
     """
     if view.goal.workload.groups:
         for layout in view.layouts:
             yield from _cut_through(layout, view)
         return
-    for collection in filter(_is_qid, (m for x in view.layouts for m in x.collections)):
+    for collection in filter(_is_qid, view.collections):
         cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
         if cut:
             text = f"{plural(cut, 'group')} in two partitions"
@@ -143,15 +137,12 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
         return
     count = len(grouping.cut(layout, groups))
     if count:
-        without = "" if view.goal.cutting_action else " without rechunk=False"
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
             "partition ends within it",
-            subject=tuple(m.label for m in layout.collections),
+            subject=layout.labels,
             evidence={"groups": count},
-            remedy=f"Run `{remedies.prepare(view)}`{without}, which cuts the data "
-            "where groups end.",
+            remedy=f"{remedies.cut(view)}, which cuts the data where groups end.",
             fixed_by=view.goal.cutting_action,
         )
 
@@ -166,8 +157,7 @@ def _boundaries_within(collection: CollectionInfo) -> int:
 def _split(
     collection: CollectionInfo, what: str, evidence: dict[str, Scalar], view: View
 ) -> Finding:
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{collection.label} has {what}, which a ranking would split",
         subject=(collection.label,),
         evidence=evidence,
@@ -179,12 +169,11 @@ def _split(
 def large_groups(view: View) -> Iterator[Finding]:
     """Find query groups for which no worker has enough memory.
 
-    All rows of a group must be on one worker. So the largest group decides how much
-    memory a worker needs, however many workers there are.
+    All rows of a group must be on one worker, however many workers there are.
 
     Remedy: Use workers with more memory, with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``. Or make the data
-    smaller, for example with ``dtype="float32"``. Or leave out rows of that group.
+    memory_limit="16 GiB")``. Or make the data smaller, for example with
+    ``dtype="float32"``. Or leave out rows of that group.
     """
     rooms = free_memory(view)[layouts.weights(view) > 0]
     for layout in view.layouts if view.goal.workload.groups else ():
@@ -197,8 +186,7 @@ def large_groups(view: View) -> Iterator[Finding]:
         if nbytes <= rooms.max():
             continue
         name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "
             f"({bytes_text(nbytes)}), and no worker has more than "
             f"{bytes_text(rooms.max())} free below the thresholds at which it spills",

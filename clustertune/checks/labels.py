@@ -39,12 +39,11 @@ def _placed_training(view: View) -> Layout | None:
 def missing_classes(view: View) -> Iterator[Finding]:
     """Find workers that hold no row of some class.
 
-    LightGBM's classifier counts the classes on each worker separately. If a class is
-    missing on one worker, the model has only the classes of one worker, without an
-    error. Other libraries learn little on a worker with one class. Data that is sorted
-    by label is the usual cause. The check reads all labels, so it runs only with
-    ``deep=True``, or if the workload needs all classes. The name of a workload does not
-    tell classifiers from regressors, so ``prepare`` then raises no error.
+    LightGBM's classifier counts the classes on each worker separately. If one is
+    missing there, the model lacks classes, without an error. Data that is sorted by
+    label is the usual cause. The check reads all labels, so it runs only with
+    ``deep=True``, or if the workload needs all classes. It stops ``prepare`` only if
+    the estimator is a classifier.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, estimator=model)``, which
     spreads the rows of each class over all workers. If a class has fewer rows than
@@ -92,11 +91,7 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
 
 
 def _lacking_classes(
-    layout: Layout,
-    classes: Classes,
-    lacking: Bools,
-    view: View,
-    severity: Severity,
+    layout: Layout, classes: Classes, lacking: Bools, view: View, severity: Severity
 ) -> Finding:
     worst = int(lacking.sum(axis=1).argmax())
     workers = view.now.workers
@@ -111,7 +106,7 @@ def _lacking_classes(
         f"{plural(names, 'class', 'classes')} in {classes.label}; on "
         f"{workers_text([workers[worst].id])} {int(lacking[worst].sum()):,} are "
         f"missing, for example {printable(example, longest=40)}",
-        subject=tuple(m.label for m in layout.collections) if needed else ids,
+        subject=layout.labels if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
         remedy=_spread_classes(view, needed=needed),
         fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
@@ -123,8 +118,7 @@ def _spread_classes(view: View, *, needed: bool) -> str:
     if not needed:
         call = remedies.prepare(view, shuffle='"rows"')
         return f"Run `{call}`, which puts the rows in random order."
-    without = "" if view.goal.cutting_action else " without rechunk=False"
-    return f"Run `{remedies.prepare(view)}`{without}."
+    return f"{remedies.cut(view)}."
 
 
 # --- order ----------------------------------------------------------------------------
@@ -133,16 +127,13 @@ def _spread_classes(view: View, *, needed: bool) -> str:
 def unshuffled_rows(view: View, *, max_deviations: float = 0.3) -> Iterator[Finding]:
     """Find workers whose labels differ from all labels, as rows are not shuffled.
 
-    Data that was written in order of label, source or date gives each worker another
-    mixture of labels. Some libraries then train worse, without an error: those with
-    stochastic gradients, means over workers, or bins from a few workers. Trees of
-    XGBoost are not affected. The check compares shares of classes, or means of numbers.
-    It reads the labels, so it runs only with ``deep=True``, or if the workload needs
-    rows in random order.
+    Data in order of label, source or date gives each worker another mixture of labels.
+    Libraries with stochastic gradients, or with means over workers, then train worse
+    without an error; trees of XGBoost are not affected. The check reads the labels, so
+    it runs only with ``deep=True``, or if the workload needs random order.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, shuffle="rows")``.
-    ``.row_order`` of the result has the former number of each row. Or shuffle before
-    the fit with ``frame.shuffle(on="id")`` and a key that does not depend on the label.
+    ``.row_order`` of the result has the former number of each row.
 
     Parameters
     ----------

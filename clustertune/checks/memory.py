@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -57,18 +58,14 @@ ACTS = {"spill": "spill", "pause": "pause", "terminate": "be killed by its nanny
 def memory_pressure(view: View, *, close_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers whose memory is at a threshold at which Dask acts, or close to one.
 
-    At ``target`` (0.60 of the memory limit, of *managed* memory) a worker writes a key
-    to disk for each new key. At ``spill`` (0.70, of *process* memory) it writes keys to
-    disk until it is below the target. At ``pause`` (0.80) it starts no more tasks. At
-    ``terminate`` (0.95) its nanny kills it. These are Dask's defaults; the check uses
-    the thresholds of each worker. During a fit the training task holds the data, so
-    spilling frees no memory.
+    By default a worker writes keys to disk at ``target`` (0.60 of its limit, of managed
+    memory) and at ``spill`` (0.70, of process memory). It starts no more tasks at
+    ``pause`` (0.80), and its nanny kills it at ``terminate`` (0.95). During a fit the
+    training task holds the data, so spilling frees no memory.
 
     Remedy: Delete collections that you do not need (``del``), or run
-    ``clustertune.release_data(client, keep=[X, y])``. If process memory stays far above
-    managed memory, run ``clustertune.trim_memory(client)``. If that is not enough, add
-    workers, or raise their limit with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``.
+    ``clustertune.release_data(client, keep=[X, y])``. For unmanaged memory run
+    ``clustertune.trim_memory(client)``. Otherwise add workers or raise their limit.
 
     Parameters
     ----------
@@ -122,8 +119,7 @@ def _at_threshold(
 
 def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
     ids, spilled = tuple(w.id for w in workers), sum(w.spilled for w in workers)
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{workers_text(ids)} {verb(ids, 'has')} {bytes_text(spilled)} of "
         "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
@@ -134,11 +130,8 @@ def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
 
 def _unknown_thresholds(view: View) -> Iterator[Finding]:
     limited = [(w, w.facts) for w in view.now.workers if w.memory_limit]
-    terminate = [
-        (worker, facts.thresholds.terminate)
-        for worker, facts in limited
-        if isinstance(facts, WorkerFacts)
-    ]
+    known = [(w, f) for w, f in limited if isinstance(f, WorkerFacts)]
+    terminate = [(w, f.thresholds.terminate) for w, f in known]
     yield from unknown_findings("memory thresholds", limited)
     yield from unknown_findings("terminate threshold", terminate)
 
@@ -146,14 +139,12 @@ def _unknown_thresholds(view: View) -> Iterator[Finding]:
 def memory_settings(view: View) -> Iterator[Finding]:
     """Find workers whose memory thresholds are in the wrong order, or have no limit.
 
-    As memory rises, ``target`` and ``spill`` write keys to disk, ``pause`` starts no
-    more tasks, and ``terminate`` kills the worker. In another order some of them never
-    act. With ``spill`` above ``pause`` a worker pauses before it has written a key, and
+    With ``spill`` above ``pause`` a worker pauses before it has written a key, and
     stays paused. Without a memory limit no threshold acts.
 
-    Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95, or
-    set the thresholds in this order. Set them where the workers are started: the
-    client's configuration does not reach running workers.
+    Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95. Set
+    it where the workers are started: the client's configuration does not reach running
+    workers.
     """
     wrong: dict[str, list[str | int]] = {}
     for worker in view.now.workers:
@@ -162,8 +153,7 @@ def memory_settings(view: View) -> Iterator[Finding]:
             for text in _disorder(thresholds):
                 wrong.setdefault(text, []).append(worker.id)
     for text, ids in wrong.items():
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"memory thresholds of {workers_text(ids)}: {text}",
             subject=tuple(ids),
             evidence={"workers": len(ids)},
@@ -173,8 +163,7 @@ def memory_settings(view: View) -> Iterator[Finding]:
     free = [w for w in view.now.workers if not w.memory_limit and not w.parking]
     if free:
         share = remedies.host_share(free)
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
             "limit, so they neither spill nor pause before the host runs out of memory",
             subject=tuple(w.id for w in free),
@@ -186,11 +175,8 @@ def memory_settings(view: View) -> Iterator[Finding]:
 
 def _disorder(thresholds: Thresholds) -> Iterator[str]:
     """Neighbours in the wrong order, among the thresholds that are on and known."""
-    on = [
-        (name, value)
-        for name in THRESHOLDS
-        if isinstance(value := getattr(thresholds, name), float | int)
-    ]
+    values = {name: getattr(thresholds, name) for name in THRESHOLDS}
+    on = [(name, x) for name, x in values.items() if isinstance(x, float | int)]
     for (low, a), (high, b) in pairwise(on):
         if a > b:
             yield f"{low} ({a:.0%}) is above {high} ({b:.0%}), which acts first"
@@ -202,14 +188,13 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
 def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
     """Find hosts whose workers may use more memory together than the host has.
 
-    Each worker acts on its own limit and does not see the others. If the limits add up
-    to more than the memory of the host or its container, the kernel may kill a process
-    before any worker has reached a threshold. It may not be the process that grew. Dask
-    reads the limit of the innermost cgroup only.
+    Each worker acts on its own limit and does not see the others. So the kernel may
+    kill a process before any worker has reached a threshold. Dask reads the limit of
+    the innermost cgroup only.
 
     Remedy: Run ``clustertune.resize_workers(client, memory_limit="8 GiB")`` with at
-    most the host's memory divided by its number of workers. Or start the workers with
-    ``--memory-limit auto``, which does so for the workers of one command.
+    most the host's memory divided by its number of workers. Or start the workers of a
+    host with one command and ``--memory-limit auto``.
 
     Parameters
     ----------
@@ -222,8 +207,7 @@ def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
         if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
             continue
         share = memory / len(workers)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"limits of {plural(len(workers), 'worker')} on host "
             f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
             f"only {bytes_text(memory)} together, so the kernel may kill one of them",
@@ -241,10 +225,9 @@ def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
 def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Finding]:
     """Find idle workers whose process holds much memory that Dask does not manage.
 
-    Tasks and native libraries leave caches, fragmented heaps and leaks. Dask can
-    neither move nor spill this memory, and a fit cannot use it. About 0.3 GiB are
-    normal for Python and the usual libraries. The check skips workers with tasks, which
-    may need their memory. ``memory_growth`` compares runs and finds leaks.
+    Tasks and native libraries leave caches, fragmented heaps and leaks. Dask cannot
+    move or spill this memory, and a fit cannot use it. About 0.3 GiB are normal. The
+    check skips workers with tasks, which may need their memory.
 
     Remedy: Run ``clustertune.trim_memory(client)``. If the memory stays, run
     ``clustertune.restart_workers(client)``, which loses no data.
@@ -258,20 +241,16 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     if not found:
         return
     worst = max(found, key=_beyond_usual)
+    used, limit = worst.unmanaged, worst.memory_limit
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
     trim = remedies.on_workers("trim_memory", ids)
-    yield Finding(
-        severity=Severity.warning,
-        message=f"{workers_text(ids)} {are(ids)} idle, but "
-        f"{verb(ids, 'holds')} much memory that Dask does not manage: "
-        f"{most}{bytes_text(worst.unmanaged)} of the limit of "
-        f"{bytes_text(worst.memory_limit)}, which a fit cannot use",
+    yield warning(
+        message=f"{workers_text(ids)} {are(ids)} idle, but {verb(ids, 'holds')} much "
+        f"memory that Dask does not manage: {most}{bytes_text(used)} of the limit of "
+        f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
-        evidence={
-            "unmanaged_bytes": worst.unmanaged,
-            "limit_bytes": worst.memory_limit,
-        },
+        evidence={"unmanaged_bytes": used, "limit_bytes": limit},
         remedy=f"Run `{trim}`. If the memory stays, {remedies.restart(found)}.",
         fixed_by="restart" if view.goal.restart else "",
     )
@@ -293,10 +272,9 @@ def _shares_process(worker: WorkerSnapshot) -> bool:
 def overcounted_memory(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
     """Find workers for which Dask counts more memory than their process has.
 
-    Dask adds up the size of each key. Keys can share memory: training libraries pack
-    partitions of X and y into dictionaries, slices are views of a larger array. Dask
-    then counts the same bytes more than once. At ``target`` (0.60 of the limit) the
-    worker writes keys to disk although memory is free (distributed#4186).
+    Dask adds up the size of each key, but keys can share memory, as slices of one array
+    do. At ``target`` (0.60 of the limit) the worker then writes keys to disk although
+    memory is free (distributed#4186).
 
     Remedy: Delete collections that share memory with others (``del``), or copy slices
     that you keep (``X = X.map_blocks(np.array)``). Or raise
@@ -342,9 +320,8 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     """Find workers whose child processes hold memory that no limit of Dask counts.
 
     joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
-    worker. Worker and nanny measure the worker's own process only, so together they can
-    exceed the limit, and the host's memory. After a call that failed, children may keep
-    their memory until the worker ends.
+    worker. Dask measures the worker's own process only, so together they can exceed the
+    limit. After a call that failed, they may remain until the worker ends.
 
     Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
     lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
@@ -358,34 +335,32 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     found = [
         (w, d)
         for w, d in details_of(view)
-        if w.memory_limit
-        and not _shares_process(w)
-        and d.child_memory > max_fraction * w.memory_limit
+        if not _shares_process(w) and 0 < max_fraction * w.memory_limit < d.child_memory
     ]
     if not found:
         return
     worker, details = max(
         found, key=lambda x: (x[0].process + x[1].child_memory) / x[0].memory_limit
     )
-    total = worker.process + details.child_memory
-    busy = any(w.busy for w, _ in found)
+    count, nbytes = details.child_count, details.child_memory
+    limit = worker.memory_limit
+    total = worker.process + nbytes
     remedy = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
-    if not busy:
+    if not any(w.busy for w, _ in found):
         # without a task, a call that ended or failed has left the processes
         remedy = f"To end them, {remedies.restart([w for w, _ in found])}. {remedy}"
     yield Finding(
-        severity=Severity.warning if total > worker.memory_limit else Severity.info,
-        message=f"{plural(details.child_count, 'child process', 'child processes')} of "
-        f"{workers_text([worker.id])} {verb(range(details.child_count), 'holds')} "
-        f"{bytes_text(details.child_memory)} that no limit counts; with the worker's "
-        f"own {bytes_text(worker.process)} that is {total / worker.memory_limit:.0%} "
-        "of its limit",
+        severity=Severity.warning if total > limit else Severity.info,
+        message=f"{plural(count, 'child process', 'child processes')} of "
+        f"{workers_text([worker.id])} {verb(range(count), 'holds')} "
+        f"{bytes_text(nbytes)} that no limit counts; with the worker's own "
+        f"{bytes_text(worker.process)} that is {total / limit:.0%} of its limit",
         subject=tuple(w.id for w, _ in found),
         evidence={
-            "children": details.child_count,
-            "child_bytes": details.child_memory,
+            "children": count,
+            "child_bytes": nbytes,
             "process_bytes": worker.process,
-            "limit_bytes": worker.memory_limit,
+            "limit_bytes": limit,
         },
         remedy=remedy,
     )
@@ -400,12 +375,11 @@ def memory_growth(
     """Find workers whose memory grows from run to run.
 
     A run ends with a ``clustertune.hold``, with the training tasks of XGBoost or
-    LightGBM, or after 5 s without tasks. The scheduler plugin then notes the least
-    unmanaged memory of each worker until the end of the next run. If that grows with
-    nearly every run, something leaks or fragments the heap. The check needs three runs,
-    compares only runs that ended alike, and ignores memory that arrives with data. The
-    median step is the growth per run. It predicts the run in which the worker reaches
-    each threshold.
+    LightGBM, or after 5 s without tasks. The scheduler plugin notes the least unmanaged
+    memory of each worker after each run. If that grows with nearly every run, something
+    leaks or fragments the heap. The check needs three runs that ended alike, and
+    ignores memory that arrives with data. It predicts the run in which the worker
+    reaches each threshold.
 
     Remedy: Run ``clustertune.restart_workers(client)`` between two runs, before a
     worker reaches its first threshold. The data on the workers is kept.
@@ -427,7 +401,8 @@ def memory_growth(
     if not growing:
         return
     worst = min(growing, key=lambda g: (g.first, -g.step))
-    ids = tuple(g.worker.id for g in growing)
+    workers = [g.worker for g in growing]
+    ids = tuple(w.id for w in workers)
     reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
         severity=Severity.warning if worst.first <= warning_runs else Severity.info,
@@ -436,9 +411,7 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=remedies.sentence(
-            remedies.restart([g.worker for g in growing], _when(worst.first))
-        ),
+        remedy=remedies.sentence(remedies.restart(workers, _when(worst.first))),
         fixed_by="restart" if view.goal.restart else "",
     )
 
@@ -446,8 +419,7 @@ def memory_growth(
 def _too_few_runs(runs: Sequence[Run]) -> Finding:
     most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
     seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
         remedy=f"Run `clustertune.check(client)` again after "
@@ -480,11 +452,10 @@ def unrelated_keys(
 ) -> Iterator[Finding]:
     """Find memory of keys that belong to none of the given collections.
 
-    A fit cannot use the memory of other keys. Often these are an earlier version of the
-    same data. A variable, ``_`` or ``Out`` of a notebook, or an exception that was
-    shown can hold them. The finding names the largest kinds of keys on the scheduler.
+    A fit cannot use this memory. Often it is an earlier version of the same data, which
+    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds.
 
-    Remedy: Delete the variables that hold them with ``del`` (in IPython also
+    Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
     ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
     ``clustertune.release_data(client, keep=[X, y])``.
 
@@ -519,11 +490,10 @@ def unrelated_keys(
 def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Finding]:
     """Find workers that spill to memory, over the network, or to a full disk.
 
-    At ``target`` and ``spill`` a worker writes keys to its local directory. On a file
-    system in memory this frees nothing. On a network file system all workers wait for
-    it. If the disk is full, tasks fail with ``OSError: No space left on device``. The
-    check compares the free space with the memory limits of the workers that share the
-    disk.
+    Spilling to a file system in memory frees nothing. On a network file system all
+    workers wait for it. On a full disk tasks fail with ``OSError: No space left on
+    device``. The check compares the free space with the limits of the workers that
+    share the disk.
 
     Remedy: Start the workers with ``--local-directory`` on a local disk with more
     space, or set ``temporary-directory`` in Dask's configuration there.
@@ -538,14 +508,14 @@ def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Findi
         (MEMORY_DISKS, "in memory", "which frees no memory"),
         (NETWORK_DISKS, "on a network", "which slows down all workers"),
     ):
-        some = [(w, d.disk) for w, d in spilling if d.disk in kinds]
-        if some:
-            workers, kind = [w for w, _ in some], some[0][1]
+        workers = [w for w, d in spilling if d.disk in kinds]
+        if workers:
+            kind = next(d.disk for _, d in spilling if d.disk in kinds)
             message = f"{workers_text([w.id for w in workers])} would spill to a file "
             message += f"system {where} ({printable(kind)}), {harm}"
             yield _spills_to(workers, message, {"file_system": kind})
-    for workers, details in _disks(spilling):
-        limits, free = sum(w.memory_limit for w in workers), details.disk_free
+    for workers, free in _disks(spilling):
+        limits = sum(w.memory_limit for w in workers)
         if free < min_free_fraction * limits:
             message = (
                 f"only {bytes_text(free)} are free on the disk to which "
@@ -563,11 +533,7 @@ def _spills_to(
     *,
     full: bool = False,
 ) -> Finding:
-    """A warning only if a worker spills, or the disk is full.
-
-    A small disk is common on hosts with much memory, and harmless until a worker
-    spills.
-    """
+    """Warn if a worker spills or the disk is full; else a small disk is harmless."""
     warns = full or any(w.spilled for w in workers)
     return Finding(
         severity=Severity.warning if warns else Severity.info,
@@ -587,11 +553,13 @@ def _may_spill(worker: WorkerSnapshot) -> bool:
 
 def _disks(
     spilling: Iterable[tuple[WorkerSnapshot, Details]],
-) -> Iterator[tuple[list[WorkerSnapshot], Details]]:
-    """Workers by the disk that they share: same host, kind and size."""
-    shared: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
+) -> Iterator[tuple[list[WorkerSnapshot], int]]:
+    """Workers that share a disk (same host, kind and size), and its free bytes."""
+    shared: dict[tuple[str, str, int], list[WorkerSnapshot]] = {}
+    free: dict[tuple[str, str, int], int] = {}
     for worker, details in spilling:
-        key = worker.host, details.disk, details.disk_total
-        shared.setdefault(key, []).append((worker, details))
-    for group in shared.values():
-        yield [w for w, _ in group], group[0][1]
+        disk = worker.host, details.disk, details.disk_total
+        shared.setdefault(disk, []).append(worker)
+        free.setdefault(disk, details.disk_free)
+    for disk, workers in shared.items():
+        yield workers, free[disk]

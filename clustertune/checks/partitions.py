@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -33,10 +34,9 @@ from clustertune.planner.layouts import largest_partition, layout_bytes
 def misaligned_partitions(view: View) -> Iterator[Finding]:
     """Find X, y and companions that are not cut at the same rows.
 
-    Training libraries join X_i with y_i by the number of the partition. With as many
-    partitions but other rows, XGBoost without ``hist`` and LightGBM can train on labels
-    of other rows without an error. The rows of lazy data are mostly unknown, so the
-    check compares such data after loading.
+    Training libraries join X_i with y_i by the number of the partition. If the rows
+    differ, XGBoost without ``hist`` and LightGBM can train on labels of other rows
+    without an error. The check compares lazy data after loading.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts y and
     companions where X is cut. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
@@ -49,10 +49,8 @@ def misaligned_partitions(view: View) -> Iterator[Finding]:
         for other in layout.collections:
             if first.rows is not None and other.rows is not None:
                 yield from _compare(first, other, view)
-            elif (
-                first.loaded
-                and other.loaded
-                and first.n_partitions != other.n_partitions
+            elif (first.loaded and other.loaded) and (
+                first.n_partitions != other.n_partitions
             ):
                 yield _differing_counts(first, other)
         if len(known) < len(layout.collections) > 1:
@@ -78,8 +76,7 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
     first = [
         f"{c[partition]:,} rows" if partition < len(c) else "none" for c in (cut, cut_b)
     ]
-    yield Finding(
-        severity=Severity.critical,
+    yield critical(
         message=f"{text}; the first partition that differs is number {partition}: "
         f"{first[0]} in {a.label}, {first[1]} in {b.label}",
         subject=(a.label, b.label),
@@ -98,10 +95,10 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
 
 def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
     """Code that cuts the second collection where the first one is cut."""
-    call = f"`{remedies.prepare(view)}`"
+    remedy = remedies.cut(view)
     if view.goal.cutting_action:
-        return f"Run {call}, which cuts {b.label} where {a.label} is cut."
-    remedy = f"Run {call} without rechunk=False."
+        return f"{remedy}, which cuts {b.label} where {a.label} is cut."
+    remedy += "."
     if b.kind == "array":
         name, lengths = variable(b.label), _lengths(a)
         rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
@@ -126,8 +123,7 @@ def _find_lost_rows(a: CollectionInfo, b: CollectionInfo) -> str:
 
 
 def _differing_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
-    return Finding(
-        severity=Severity.critical,
+    return critical(
         message=f"{a.label} has {plural(a.n_partitions, 'partition')}, {b.label} has "
         f"{b.n_partitions:,}, so a fit could pair rows with wrong labels",
         subject=(a.label, b.label),
@@ -141,8 +137,7 @@ def _differing_counts(a: CollectionInfo, b: CollectionInfo) -> Finding:
 def _unknown_rows(layout: Layout, view: View) -> Finding:
     labels = tuple(m.label for m in layout.collections if m.rows is None)
     when = "were not counted" if layout.loaded else "are known only after loading"
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"whether the collections of the {layout.label} are cut at the same "
         f"rows is unknown: the rows of {names_text(labels)} {when}",
         subject=labels,
@@ -158,16 +153,14 @@ def column_chunks(view: View) -> Iterator[Finding]:
     """Find arrays that are also cut by columns.
 
     Training libraries need all columns of a row in one partition. XGBoost and LightGBM
-    fail on an array with several blocks of columns. dask-ml's ``Incremental`` trains on
-    the first block only and fails at ``predict``. ``prepare`` joins the blocks.
+    fail on such an array; dask-ml's ``Incremental`` trains on the first block only.
 
-    Remedy: Join the columns with ``X = X.rechunk({1: -1})``.
+    Remedy: Join the columns with ``X = X.rechunk({1: -1})``. ``prepare`` does so, too.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         if collection.column_blocks > 1:
             name = variable(collection.label)
-            yield Finding(
-                severity=Severity.critical,
+            yield critical(
                 message=f"{collection.label} is cut into "
                 f"{collection.column_blocks} blocks of columns, but a fit needs all "
                 "columns of a row in one partition",
@@ -181,17 +174,15 @@ def column_chunks(view: View) -> Iterator[Finding]:
 def no_rows(view: View) -> Iterator[Finding]:
     """Find collections without a single row.
 
-    The rows of a frame are known only after counting. So an empty frame is found late,
-    for example after a filter that keeps no row, or from a folder without data. No
-    library can train on it, and their errors are about shapes.
+    No library can train on them, and the errors are about shapes. The rows of a frame
+    are known only after counting, so an empty frame is found late.
 
     Remedy: Look at the source of the data with ``print(len(X))`` after each step. A
     filter may be too strict, or a path may name an empty folder.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         if collection.rows is not None and not collection.rows.sum():
-            yield Finding(
-                severity=Severity.critical,
+            yield critical(
                 message=f"{collection.label} has no rows, so nothing can be trained "
                 "on it",
                 subject=(collection.label,),
@@ -208,10 +199,8 @@ def no_rows(view: View) -> Iterator[Finding]:
 def too_few_partitions(view: View) -> Iterator[Finding]:
     """Find too few, or too large, partitions for every worker to have its share.
 
-    A partition is on one worker as a whole. With fewer partitions than workers some
-    workers do not train. With a few more, some workers have a partition more than
-    others: with 5 equal partitions on 4 workers one worker does the work of two. One
-    partition per thread keeps all threads busy. Eval sets may have fewer.
+    With fewer partitions than workers some workers do not train. With 5 equal
+    partitions on 4 workers one worker does the work of two. Eval sets may have fewer.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts partitions if
     memory allows and ``rechunk=False`` is not set. By hand, before loading, use ``X =
@@ -245,7 +234,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     yield Finding(
         severity=severity,
         message=f"the {layout.label} has {text}",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence=evidence,
         remedy=_more_partitions(layout, view, n_workers),
         fixed_by=cutting,
@@ -257,8 +246,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     if total < n_workers:
         most = plural(total, "worker")
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
-    remedy = f"Run `{remedies.prepare(view)}`"
-    remedy += "." if view.goal.cutting_action else " without rechunk=False."
+    remedy = f"{remedies.cut(view)}."
     if any(m.label == "qid" for m in layout.collections):
         return remedy  # code by hand could cut groups
     size, now = layout_bytes(layout), view.eligible_workers
@@ -282,11 +270,9 @@ def too_many_partitions(
 ) -> Iterator[Finding]:
     """Find so many and so small partitions that handling them costs more than the fit.
 
-    Every partition is a task to schedule, a key to keep and a block to join. Many large
-    partitions are harmless, and so are few small ones. For training data the finding is
-    critical far above the workload's limit, since the scheduler then has more work than
-    the workers. It is a warning if you set that number (``rechunk=80``), or if
-    ``prepare`` keeps it because the model depends on it.
+    Every partition is a task to schedule, a key to keep and a block to join. For
+    training data the finding is critical far above the workload's limit. It is a
+    warning if you set the number (``rechunk=80``), or if the model depends on it.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which joins partitions
     unless ``rechunk=False`` is set. By hand, before loading, use ``X = X.rechunk({0:
@@ -327,7 +313,7 @@ def _too_many(
         severity=severity,
         message=f"the {layout.label} has {plural(n_partitions, 'partition')} for "
         f"{plural(threads, 'thread')}: {text}",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": n_partitions, "threads": threads},
         remedy=remedy,
         fixed_by=cutting,
@@ -336,10 +322,9 @@ def _too_many(
 
 def _join(n_partitions: int, view: View, *, wanted: bool) -> str:
     """Code that joins partitions; if their number was set, code without the number."""
-    call = f"`{remedies.prepare(view)}`"
     if not wanted:
-        without = "" if view.goal.cutting_action else " without rechunk=False"
-        return f"Run {call}{without}, which joins partitions."
+        return f"{remedies.cut(view)}, which joins partitions."
+    call = f"`{remedies.prepare(view)}`"
     if not isinstance(view.goal.rechunk, bool):
         return f"Run {call} without rechunk={n_partitions}."
     threads = sum(w.nthreads for w in view.eligible_workers)
@@ -363,10 +348,9 @@ def large_partitions(
 ) -> Iterator[Finding]:
     """Find partitions that are a large part of a worker's memory.
 
-    A partition is moved, cut, copied and converted as a whole, and meanwhile its bytes
-    are in memory twice. One large partition can make a worker spill or pause, and fits
-    on few workers. The check needs a memory limit. Before loading it estimates sizes in
-    proportion to rows, or as equal if the rows are unknown.
+    A partition is moved, cut and converted as a whole, and meanwhile its bytes are in
+    memory twice. So one large partition can make a worker spill or pause. Before
+    loading the check estimates sizes in proportion to rows.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts them if memory
     allows. By hand, before loading, use ``X = X.rechunk({0: rows})`` for arrays, ``X =
@@ -382,13 +366,12 @@ def large_partitions(
     if not limited:
         return
     smallest = min(limited, key=lambda w: w.memory_limit)
-    limit, call = smallest.memory_limit, f"Run `{remedies.prepare(view)}`"
+    limit = smallest.memory_limit
     for layout in view.layouts:
         largest = largest_partition(layout)
-        labels = tuple(m.label for m in layout.collections)
+        labels = layout.labels
         if isinstance(largest, Unknown):
-            yield Finding(
-                severity=Severity.unknown,
+            yield unknown(
                 message=f"the size of the partitions of the {layout.label} is "
                 f"{largest}",
                 subject=labels,
@@ -397,16 +380,14 @@ def large_partitions(
                 fixed_by="load" if view.loads_data else "",
             )
         elif suitability.too_large(layout, view, max_fraction):
-            without = "" if view.goal.cutting_action else " without rechunk=False"
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"a partition of the {layout.label} has "
                 f"{bytes_text(largest)}, {largest / limit:.0%} of the "
                 f"{bytes_text(limit)} that {workers_text([smallest.id])} may use; "
                 "moving or cutting it takes twice that memory",
                 subject=labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
-                remedy=f"{call}{without}, which cuts large partitions.",
+                remedy=f"{remedies.cut(view)}, which cuts large partitions.",
                 fixed_by=view.goal.cutting_action,
             )
 
@@ -424,12 +405,11 @@ def scattered_data(view: View) -> Iterator[Finding]:
     Remedy: Let the workers load the data from storage, with
     ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and similar functions.
     """
-    found = [m for x in view.layouts for m in x.collections if m.scattered]
+    found = [m for m in view.collections if m.scattered]
     if found:
         partitions = sum(m.scattered for m in found)
         labels = [m.label for m in found]
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(partitions, 'partition')} of {names_text(labels)} "
             f"{are(range(partitions))} lost if a worker dies, since Dask cannot "
             "recompute data that the client sent",

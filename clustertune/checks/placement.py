@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from clustertune.core.findings import info, warning
 from clustertune.core.model import Finding, Int64s, Layout, Severity, View
 from clustertune.core.wording import (
     are,
@@ -45,11 +46,10 @@ def _prepare(view: View) -> str:
 def empty_workers(view: View) -> Iterator[Finding]:
     """Find workers that hold no rows of the training data.
 
-    XGBoost and LightGBM run one training task on every worker that holds a partition. A
-    worker without rows does not train, and no library warns about it. New workers start
-    empty, and ``client.rebalance()`` rarely moves anything. With fewer rows, groups or
-    uncut partitions than workers, some workers stay empty. A library may need several
-    rows per worker: LightGBM needs two.
+    XGBoost and LightGBM train only on workers that hold a partition, without a warning.
+    New workers start empty, and ``client.rebalance()`` rarely moves anything. With
+    fewer rows, groups or uncut partitions than workers, some workers stay empty.
+    LightGBM needs two rows per worker.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
     partitions until every worker holds its share. To leave workers out, name the other
@@ -62,12 +62,10 @@ def empty_workers(view: View) -> Iterator[Finding]:
         return
     eligible = {w.id for w in view.eligible_workers}
     n_partitions = int((layout.rows > 0).sum())
-    empty = tuple(
-        s.worker for s in shares(layout, view) if s.worker in eligible and not s.rows
-    )
+    without = [s.worker for s in shares(layout, view) if not s.rows]
+    empty = tuple(id for id in without if id in eligible)
     if empty and n_partitions >= len(eligible):
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(empty)} {verb(empty, 'holds')} no rows of the "
             f"{layout.label}, so only {len(eligible) - len(empty):,} of "
             f"{plural(len(eligible), 'worker')} will train",
@@ -99,8 +97,7 @@ def _not_enough_for_all(view: View) -> Finding:
     able = replace(view, trainers=None).eligible_workers
     idle = tuple(w.id for w in able if not view.eligible(w))
     needs = f", and a worker needs {found.least:,} of them" if found.least > 1 else ""
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"the {view.layouts[0].label} has only "
         f"{plural(found.number, found.name)}{needs}, so only "
         f"{found.workers:,} of {plural(len(able), 'worker')} will train, without "
@@ -118,16 +115,14 @@ def _not_enough_for_all(view: View) -> Finding:
 def uneven_rows(view: View) -> Iterator[Finding]:
     """Find training rows that are uneven over the workers.
 
-    Each worker trains on the rows that it holds, and all wait for the slowest in every
-    round. A worker's share is in proportion to its threads, and it may hold 5 % more
-    (``clustertune.prepare.tolerance``). Rows on a worker that will not train (paused,
-    or not in ``workers=``) are always reported. The finding is information if whole
-    partitions cannot be placed more evenly (see ``too_few_partitions``).
+    All workers wait for the slowest in every round. A worker's share is in proportion
+    to its threads, and it may hold 5 % more (``clustertune.prepare.tolerance``). Rows
+    on a worker that will not train are always reported. The finding is information if
+    whole partitions cannot be placed more evenly (see ``too_few_partitions``).
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves whole
-    partitions with their companions until each worker holds its share.
-    ``client.rebalance()`` balances bytes, moves nothing below 30 % of memory, and
-    separates X from y.
+    partitions with their companions. ``client.rebalance()`` balances bytes, moves
+    nothing below 30 % of memory, and separates X from y.
     """
     for layout in _placed(view):
         yield from _misplaced(layout, view)
@@ -140,8 +135,7 @@ def _misplaced(layout: Layout, view: View) -> Iterator[Finding]:
     wrong = [s for s in shares(layout, view) if s.rows and s.worker not in eligible]
     if wrong:
         ids, rows = tuple(s.worker for s in wrong), sum(s.rows for s in wrong)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{plural(rows, 'row')} of the {layout.label} "
             f"{are(range(rows))} on {workers_text(ids)}, which {are(ids)} not running "
             "or not in workers=, so every fit must move them first",
@@ -186,10 +180,9 @@ def _uneven(layout: Layout, view: View) -> Iterator[Finding]:
 def separated_pairs(view: View) -> Iterator[Finding]:
     """Find partitions of X and companions that are on different workers.
 
-    Every fit first brings X_i, y_i and the other companions to one worker. Dask chooses
-    the less busy holder, so it may send the large X_i to the small y_i. Collections
-    that were persisted from different sources are often separated, also after one
-    ``persist`` call. ``client.rebalance()`` separates pairs too.
+    Every fit first brings X_i, y_i and the other companions to one worker. Dask may
+    send the large X_i to the small y_i. Collections from different sources are often
+    separated, and ``client.rebalance()`` separates pairs too.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which moves every y_i to
     its X_i. To keep pairs together from the start, take X and y from one frame and
@@ -203,9 +196,8 @@ def separated_pairs(view: View) -> Iterator[Finding]:
         if not count:
             continue
         nbytes = int(_missing_bytes(layout, n_workers)[torn].sum())
-        labels = tuple(m.label for m in layout.collections)
-        yield Finding(
-            severity=Severity.warning,
+        labels = layout.labels
+        yield warning(
             message=f"{count:,} of {plural(total, 'partition')} ({count / total:.0%}) "
             f"of {names_text(labels)} are split over several workers, so every fit "
             f"sends at least {bytes_text(nbytes)} between workers",
@@ -227,10 +219,9 @@ def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
 def surplus_replicas(view: View) -> Iterator[Finding]:
     """Find partitions with replicas on more than one worker.
 
-    Dask's active memory manager drops surplus replicas every 2 s. It keeps the replicas
-    that ``clustertune.prepare`` has placed, and of other data the replica on the worker
-    with least memory. Until then a training library may use any of them. So the worker
-    of such a partition may change, and X_i and y_i may be separated.
+    Dask's active memory manager drops surplus replicas every 2 s, except those that
+    ``clustertune.prepare`` has placed. So the worker of such a partition may change,
+    and X_i and y_i may be separated.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
     each partition on its worker. ``client.replicate`` and ``scatter(broadcast=True)``
@@ -239,12 +230,11 @@ def surplus_replicas(view: View) -> Iterator[Finding]:
     for layout in _placed(view):
         count, total = int(replicated(layout).sum()), layout.collections[0].n_partitions
         if count:
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{count:,} of {plural(total, 'partition')} of the "
                 f"{layout.label} have replicas on more than one worker; Dask will drop "
                 "some, so the workers of these partitions may change",
-                subject=tuple(m.label for m in layout.collections),
+                subject=layout.labels,
                 evidence={"replicated": count, "partitions": total},
                 remedy=_prepare(view),
                 fixed_by="rebalance",

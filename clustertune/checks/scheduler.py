@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import Finding, Severity, Snapshot, View
 from clustertune.core.wording import (
     are,
@@ -29,13 +30,12 @@ Ids = tuple[str | int, ...]
 def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Finding]:
     """Find workers that run tasks for which no client waits.
 
-    When a client leaves while its training task runs, the scheduler forgets the task,
-    but the worker cannot stop the thread. XGBoost or LightGBM wait in it for partners
-    that never connect, and keep data and CPUs. Short tasks end soon, so the check needs
-    several readings.
+    When a client leaves while its training task runs, the worker cannot stop the
+    thread. XGBoost or LightGBM wait in it for partners that never connect, and keep
+    data and CPUs. Short tasks end soon, so the check needs several readings.
 
-    Remedy: Run ``clustertune.restart_workers(client, workers=[...])`` for these
-    workers, if their tasks may be interrupted. The workers lose no data.
+    Remedy: If the tasks may be interrupted, run ``clustertune.restart_workers(client,
+    workers=[...])`` for these workers. It loses no data.
 
     Parameters
     ----------
@@ -54,8 +54,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         return
     found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
     ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{workers_text(ids)} {verb(ids, 'runs')} {plural(tasks, 'task')} for "
         f"which no client waits, for at least {seconds_text(seconds)}; no other task "
         "gets these threads",
@@ -71,8 +70,7 @@ def _with_cancelled(snapshot: Snapshot) -> Ids:
 
 
 def _one_reading(what: str, subject: Ids, view: View) -> Finding:
-    return Finding(
-        severity=Severity.unknown,
+    return unknown(
         message=f"{what}; one reading cannot show for how long",
         subject=subject,
         remedy=f"Run `clustertune watch {printable(view.now.scheduler)}` in a shell.",
@@ -82,10 +80,9 @@ def _one_reading(what: str, subject: Ids, view: View) -> Finding:
 def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Finding]:
     """Find that one worker works while all others wait.
 
-    A step with one task keeps one worker busy, and all later steps wait. Examples are a
-    join of all partitions, a function of one big argument, and a library that trains on
-    one worker. Every computation begins and ends with few tasks, so the check needs
-    several readings.
+    Examples are a join of all partitions, a function of one big argument, and a library
+    that trains on one worker. Every computation begins and ends with few tasks, so the
+    check needs several readings.
 
     Remedy: Split the step into more partitions. For a fit ``clustertune.prepare``
     spreads the data, and ``clustertune.training`` has patterns for other code.
@@ -104,8 +101,7 @@ def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Fin
     _, seconds = view.longest_lasting(_only_busy)
     if seconds >= min_seconds:
         others = len(view.now.workers) - 1
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"only {workers_text(busy)} has had tasks for at least "
             f"{seconds_text(seconds)}; "
             f"{plural(others, 'worker waits', 'workers wait')}",
@@ -127,10 +123,9 @@ def short_tasks(
 ) -> Iterator[Finding]:
     """Find many tasks that are too short for the cost of scheduling them.
 
-    One scheduler serves all workers. Dask's documentation names 0.2 to 1 ms as its cost
-    per task, and advises tasks that take at least 100 times as long. With shorter tasks
-    workers wait for the scheduler. The figures are sums over all tasks since the
-    scheduler started.
+    One scheduler serves all workers, at a cost of 0.2 to 1 ms per task. Dask's
+    documentation advises tasks that take at least 100 times as long. The figures are
+    sums over all tasks since the scheduler started.
 
     Remedy: Make partitions larger with ``X = X.rechunk({0: rows})`` or ``X =
     X.repartition(npartitions=n)``. With ``client.map`` use ``batch_size=``, or make
@@ -156,8 +151,7 @@ def short_tasks(
     worst = max(found, key=lambda p: p.finished)
     seconds = worst.seconds / worst.finished
     factor = max(2, round(min_task_seconds / max(seconds, 1e-6)))
-    yield Finding(
-        severity=Severity.warning,
+    yield warning(
         message=f"{plural(worst.finished, 'task')} "
         f"{printable(worst.name, longest=60)!r} took {seconds_text(seconds)} each, so "
         "workers wait for the scheduler; tasks should take at least "
@@ -176,9 +170,8 @@ def short_tasks(
 def unrunnable_tasks(view: View) -> Iterator[Finding]:
     """Find tasks that wait for a worker, host or resource that does not exist.
 
-    A task that is bound to a worker (``workers=``), a host or resources waits until
-    there is one, without an error. A restarted worker has another address, so data that
-    was persisted with ``workers=`` cannot be recomputed after a loss. Dask takes a
+    Such a task waits without an error. A restarted worker has another address, so data
+    that was persisted with ``workers=`` cannot be recomputed after a loss. Dask takes a
     misspelt worker name for a host.
 
     Remedy: Cancel these tasks (``client.cancel(futures)``) and submit them again,
@@ -211,10 +204,9 @@ def unrunnable_tasks(view: View) -> Iterator[Finding]:
 def large_results(view: View, *, max_bytes: float = 2**30) -> Iterator[Finding]:
     """Find large results that are joined on one worker.
 
-    ``compute()`` joins the partitions of a collection in one task on one worker and
-    sends the result to the client. A result that does not fit makes the worker pause or
-    die. A scheduler that gathers it can fail in the same way (distributed#7964). The
-    check sees that task while its partitions are computed and while its result is held.
+    ``compute()`` joins the partitions of a collection on one worker and sends the
+    result to the client. A result that does not fit makes the worker pause or die. A
+    scheduler that gathers it can fail in the same way (distributed#7964).
 
     Remedy: Keep large results on the workers with ``persist()``. Compute only small
     results (sums, samples). Write large ones from the workers with
@@ -238,8 +230,7 @@ def large_results(view: View, *, max_bytes: float = 2**30) -> Iterator[Finding]:
 
 
 def _joined(verb: str, count: int, nbytes: int) -> Finding:
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"{plural(count, 'result')} of {bytes_text(nbytes)} in all {verb} "
         "on one worker each, as compute() does before it sends them to the client; "
         "that worker may run out of memory",
@@ -256,8 +247,7 @@ def data_in_graph(
 
     ``da.from_array`` of an array in memory, ``dd.from_pandas`` and
     ``delayed(f)(array)`` put the data itself into the graph. The client sends it
-    through the scheduler to the workers, and the scheduler keeps it as long as the
-    collection exists (distributed#8814: "Sending large graph").
+    through the scheduler, which keeps it (distributed#8814: "Sending large graph").
 
     Remedy: Let the workers read the data from storage, for example with
     ``dd.read_parquet(path)``. Or scatter it once with ``client.scatter(array)``, and
@@ -268,7 +258,7 @@ def data_in_graph(
     info_bytes, warning_bytes
         Bytes from which the finding is information, and from which it is a warning.
     """
-    collections = (m for layout in view.layouts for m in layout.collections)
+    collections = view.collections
     found = [m for m in collections if (m.embedded or 0) > info_bytes]
     if not found:
         return
@@ -292,16 +282,14 @@ def data_in_graph(
 def actors(view: View) -> Iterator[Finding]:
     """Find actors on the workers.
 
-    The state of an actor is in the memory of one worker only. Dask neither moves nor
-    recomputes it. A worker with an actor cannot be retired, and a restart ends the
-    actor.
+    Dask can neither move nor recompute the state of an actor. A worker with an actor
+    cannot be retired, and a restart ends the actor.
 
     Remedy: Delete the actors (``del``) before you restart workers or scale down.
     """
     survey = view.now.survey
     if survey is not None and survey.actors:
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{plural(survey.actors, 'actor is', 'actors are')} on the "
             "workers; Dask cannot move actors, so a restart ends them",
             evidence={"actors": survey.actors},
@@ -324,8 +312,7 @@ def lost_datasets(view: View) -> Iterator[Finding]:
     gone = [] if survey is None else [p for p in survey.published if p.missing]
     if gone:
         missing = sum(p.missing for p in gone)
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"published data {'set' if len(gone) == 1 else 'sets'} "
             f"{names_text([p.name for p in gone])}: {plural(missing, 'key')} of "
             f"{sum(p.keys for p in gone):,} {are(range(missing))} gone, so any use of "
@@ -360,8 +347,7 @@ def other_clients(view: View) -> Iterator[Finding]:
     longest = max(c.heartbeat_age for c in others)
     keys = sum(c.keys for c in others)
     silent = f"; one is silent for {seconds_text(longest)}" if longest > 60 else ""
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"{plural(len(others), 'other client')} of this cluster "
         f"{verb(others, 'keeps')} {plural(keys, 'key')}{silent}",
         evidence={"clients": len(others), "keys": keys},

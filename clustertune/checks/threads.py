@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -38,15 +39,14 @@ def thread_count(
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs they wait for each other. With fewer, CPUs stay idle. The check counts the
-    CPUs that the affinity and all cgroup quotas allow; Dask reads the innermost cgroup
-    only. Idle CPUs on the scheduler's host are information, since client and scheduler
-    need CPUs too. So are all idle CPUs with ``shared_hosts``, for Kubernetes pods that
-    have CPU requests but no limits.
+    than CPUs they wait for each other; with fewer, CPUs stay idle. Usable CPUs are
+    those that the affinity and all cgroup quotas allow. Idle CPUs are information on
+    the scheduler's host, and with ``shared_hosts``, for example for Kubernetes pods
+    without CPU limits.
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
-    ``clustertune.resize_workers(client, nthreads=4)`` or ``clustertune.scale(client,
-    4)``. Or start the workers so: ``dask worker --nworkers 1 --nthreads 4`` for 4 CPUs.
+    ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1
+    --nthreads 4``.
 
     Parameters
     ----------
@@ -87,8 +87,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
         if len(view.now.workers_per_host) > 1:
             host = names_text([worst.workers[0].host])
             remedy = f"Start at most {plural(cpus, 'worker')} on host {host}."
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"more threads than usable CPUs on {_hosts_text(hosts)}: "
         f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
         f"{plural(worst.cpus, 'CPU')} and wait for each other",
@@ -126,19 +125,14 @@ def _worker_ids(hosts: Sequence[HostCpus]) -> tuple[str | int, ...]:
 def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Finding]:
     """Find hosts on which native threads of running tasks could exceed the CPUs.
 
-    BLAS and OpenMP have thread pools of their own. Dask's nanny sets
-    ``OMP_NUM_THREADS`` and similar variables to 1, so that one task per worker thread
-    can run. With other values, or without a nanny, tasks times pool size can far exceed
-    the CPUs. The check reads the pools themselves with threadpoolctl, if the workers
-    have it.
+    Dask's nanny sets ``OMP_NUM_THREADS`` and similar variables to 1, so that one task
+    per worker thread can run. With other values, or without a nanny, tasks times pool
+    size can far exceed the CPUs. The check reads the pools with threadpoolctl, if the
+    workers have it. XGBoost and LightGBM ignore the pools. scikit-learn and PyTorch use
+    them: with a pool of 1 such a task runs on one thread.
 
-    XGBoost and LightGBM use as many threads as their worker has and ignore the pools.
-    scikit-learn and PyTorch use their pools: with a pool of 1 such a task runs on one
-    thread. With ``estimator=`` the check reports this for the given model.
-
-    Remedy: Start workers with a nanny and leave
-    ``distributed.nanny.pre-spawn-environ`` as it is. Or choose a pool size, so that
-    threads times pool size is the number of CPUs: ``clustertune.resize_workers(client,
+    Remedy: Start workers with a nanny, or choose a pool size so that threads times pool
+    size is the number of CPUs: ``clustertune.resize_workers(client,
     env={"OMP_NUM_THREADS": "2"})``.
 
     Parameters
@@ -158,7 +152,7 @@ def thread_pools(view: View, *, max_threads_per_cpu: float = 2.0) -> Iterator[Fi
 def _too_many_native(
     view: View, workers: Sequence[WorkerSnapshot], pools: Sequence[int], most: float
 ) -> Iterator[Finding]:
-    """Report one host on which tasks times pools exceed the CPUs."""
+    """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
     threads = sum(w.nthreads * n for w, n in zip(workers, pools, strict=True))
     if isinstance(cpus, Unknown) or threads <= most * cpus.usable:
@@ -174,11 +168,7 @@ def _too_many_native(
         f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
-        evidence={
-            "threads": threads,
-            "cpus": cpus.usable,
-            "pool_threads": max(pools),
-        },
+        evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
         remedy=_smaller_pools(workers, cpus.usable),
     )
 
@@ -187,10 +177,8 @@ def _smaller_pools(workers: Sequence[WorkerSnapshot], cpus: float) -> str:
     """Code that gives each task an equal share of the CPUs."""
     size = max(1, int(cpus / sum(w.nthreads for w in workers)))
     if not all(w.nanny for w in workers):
-        return (
-            f"Run the code of a task inside `with threadpool_limits({size}):` "
-            "(from threadpoolctl)."
-        )
+        code = f"with threadpool_limits({size}):"
+        return f"Run the code of a task inside `{code}` (from threadpoolctl)."
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     env = ", ".join(f'"{name}": "{size}"' for name in names)
     ids = [w.id for w in workers]
@@ -206,8 +194,7 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
     ]
     if view.goal.workload.threads == "pools" and idle:
         worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{view.goal.workload.title} trains in one task per worker, in its "
             f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
@@ -228,8 +215,7 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
     if blind:
         found = sorted({f"{k}={v}" for _, d in blind for k, v in d.variables.items()})
         text = printable(", ".join(found), longest=200) or "nothing"
-        yield Finding(
-            severity=Severity.unknown,
+        yield unknown(
             message=f"thread pools of {workers_text([w.id for w, _ in blind])} are "
             "unknown: threadpoolctl is not installed there; the environment sets "
             f"{text}",
@@ -242,14 +228,13 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
 def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Finding]:
     """Find workers, or a scheduler, whose event loop is blocked.
 
-    Workers and scheduler communicate, transfer data and keep time in one thread each.
-    That thread ticks every 0.02 s. A long time between two ticks has a cause: a task
-    holds Python's global lock, a message is very large, or the host has too few CPUs or
-    too little memory. Transfers, heartbeats and restarts then wait as well.
+    Transfers, heartbeats and restarts wait for the event loop. Causes are a task that
+    holds Python's global lock, a very large message, and a host with too few CPUs or
+    too little memory.
 
     Remedy: Use fewer threads per worker for code that holds the global lock
     (``--nthreads 1 --nworkers 8``). If the scheduler is blocked, submit fewer and
-    larger tasks. If the host has too few CPUs or too little memory, give it more.
+    larger tasks. If the host is too small, give it more CPUs or memory.
 
     Parameters
     ----------
@@ -264,8 +249,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         if worst.executing and worst.nthreads > 1:
             remedy = "If the tasks hold Python's global lock: "
             remedy += remedies.resize([w for w in blocked if w.nthreads > 1], 1)
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
             f"{workers_text(ids)} {are(ids)} blocked for up to "
             f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
@@ -275,8 +259,7 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         )
     survey = view.now.survey
     if survey is not None and survey.loop_delay > max_seconds:
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message="the scheduler's event loop is blocked for up to "
             f"{seconds_text(survey.loop_delay)}, so all workers wait",
             subject=("scheduler",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.core.findings import info, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -12,13 +13,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.wording import (
-    bytes_text,
-    names_text,
-    plural,
-    printable,
-    variable,
-)
+from clustertune.core.wording import bytes_text, names_text, plural, printable, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes
 
@@ -30,7 +25,7 @@ REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
 def _members(view: View) -> Iterator[CollectionInfo]:
-    return (m for layout in view.layouts for m in layout.collections)
+    return view.collections
 
 
 # --- values ---------------------------------------------------------------------------
@@ -39,10 +34,9 @@ def _members(view: View) -> Iterator[CollectionInfo]:
 def nonfinite_values(view: View) -> Iterator[Finding]:
     """Find missing labels and infinite values.
 
-    XGBoost fails at an infinite feature or label. LightGBM and the linear models train
-    on it, to a model of NaN. A missing label is always wrong, and LightGBM's regressor
-    trains on missing labels of frames without an error. Missing features are fine. The
-    check reads all data, so it runs only with ``deep=True``, and on labels if
+    XGBoost fails at an infinite feature or label; LightGBM and linear models train on
+    it, to a model of NaN. A missing label is always wrong; missing features are fine.
+    The check reads all data, so it runs only with ``deep=True``, and on labels if
     ``prepare`` reads them anyway, as for LightGBM.
 
     Remedy: Drop rows without a label from X, y and all companions: ``keep =
@@ -58,12 +52,9 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
                     collection, Severity.critical, missing, "missing label", remedy
                 )
             if infinite:
+                remedy = _replace_infinite(layout, collection)
                 yield _values(
-                    collection,
-                    Severity.warning,
-                    infinite,
-                    "infinite value",
-                    _replace_infinite(layout, collection),
+                    collection, Severity.warning, infinite, "infinite value", remedy
                 )
 
 
@@ -103,10 +94,9 @@ def _values(
 def differing_categories(view: View) -> Iterator[Finding]:
     """Find categories that differ between partitions.
 
-    Each partition of a frame has its own list of categories, and libraries train on the
-    positions in that list. If lists differ, the same number is another category on
-    another worker, without an error. The check reads every partition, so it runs only
-    with ``deep=True``.
+    Libraries train on the positions in each partition's list of categories. If lists
+    differ, the same number is another category, without an error. The check reads every
+    partition, so it runs only with ``deep=True``.
 
     Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
     ``X["c"].astype(CategoricalDtype([...]))``.
@@ -118,8 +108,7 @@ def differing_categories(view: View) -> Iterator[Finding]:
                 lists.setdefault(column, set()).add(categories)
         differing = [column for column, found in lists.items() if len(found) > 1]
         if differing:
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"partitions of {collection.label} have different categories "
                 f"in {plural(len(differing), 'column')}: {names_text(differing)}; a "
                 "fit would mix them up",
@@ -144,8 +133,7 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     """Find columns of features that are not numbers.
 
     XGBoost and LightGBM refuse columns of text and of Python objects, and accept
-    categories only with an option. scikit-learn and dask-ml refuse both. The error
-    comes from a worker, after the data was loaded and moved.
+    categories only with an option. scikit-learn and dask-ml refuse both.
 
     Remedy: Drop these columns, ``X = X.drop(columns=["city"])``, or make categories of
     them: ``X = X.categorize(columns=["city"])``, for XGBoost with
@@ -194,9 +182,8 @@ def _encode(
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:
         return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
-    return (
-        f"Run `{name} = {name}.categorize(columns={columns})`.{option} Or run {drop}."
-    )
+    code = f"{name} = {name}.categorize(columns={columns})"
+    return f"Run `{code}`.{option} Or run {drop}."
 
 
 def mixed_dtypes(view: View) -> Iterator[Finding]:
@@ -210,15 +197,12 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
     those columns: ``X = X.astype({"column": "float32"})``.
     """
     for collection in _members(view):
-        wide = [
-            (name, *found) for name, found in collection.types.items() if name in WIDE
-        ]
+        wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
         count = sum(n for _, n, _ in wide)
         narrow, _ = collection.types.get("float32", (0, ""))
         if collection.kind == "dataframe" and 0 < count < narrow:
             dtype, _, column = wide[0]
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
                 f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
                 f"{dtype}), so one array of all columns is float64 and needs twice the "
@@ -256,8 +240,7 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
         return
     if X.itemsize > kept and size > min_bytes:
         saved = size - size * kept // X.itemsize
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{X.label} has numbers of {X.itemsize} bytes, of which "
             f"{view.goal.workload.title} keeps {kept}; narrower numbers would save up "
             f"to {bytes_text(saved)}",

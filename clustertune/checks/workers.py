@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -85,11 +86,10 @@ def paused_workers(view: View) -> Iterator[Finding]:
     """Find workers that take no new tasks: paused, or about to close.
 
     Dask pauses a worker whose process fills too much of its memory limit (0.80 by
-    default). The worker starts no task and gets no data until its memory falls, and
-    unmanaged memory does not fall without help (distributed#5999). A fit leaves out
-    workers that are paused when it starts, without a warning. If a worker pauses after
-    XGBoost has built its matrix, the fit hangs. A worker that is ``closing_gracefully``
-    moves its data to others and closes.
+    default). It starts no task and gets no data until its memory falls, and unmanaged
+    memory does not fall without help (distributed#5999). A fit leaves out such workers
+    without a warning, or hangs if a worker pauses meanwhile. A worker that is
+    ``closing_gracefully`` moves its data to others and closes.
 
     Remedy: Delete collections that you do not need (``del``), then run
     ``clustertune.trim_memory(client)``. If the memory stays, run
@@ -104,8 +104,7 @@ def paused_workers(view: View) -> Iterator[Finding]:
     if others:
         yield _paused(view, others, Severity.info, "the fit will not run there")
     if closing := _with_status(view.now, "closing_gracefully"):
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(closing)} {are(closing)} about to close and will "
             "not train",
             subject=closing,
@@ -176,11 +175,10 @@ def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
 def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[Finding]:
     """Find workers whose heartbeat has not reached the scheduler for a while.
 
-    A worker sends a heartbeat every second or so. After
-    ``distributed.scheduler.worker-ttl`` (5 minutes) without one the scheduler removes
-    the worker with its data, and the fit fails or hangs (distributed#6324). Causes are
-    native code that holds Python's global lock, a host that swaps, and a broken
-    network.
+    After ``distributed.scheduler.worker-ttl`` (5 minutes) without a heartbeat the
+    scheduler removes the worker with its data, and the fit fails or hangs
+    (distributed#6324). Causes are native code that holds Python's global lock, a host
+    that swaps, and a broken network.
 
     Remedy: Look at the worker's log and at the memory of its host. If native code holds
     the lock for minutes, raise ``distributed.scheduler.worker-ttl`` where the scheduler
@@ -222,18 +220,15 @@ def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[F
 def unfinished_restarts(view: View) -> Iterator[Finding]:
     """Find parking workers, which keep keys while another worker restarts.
 
-    ``restart_workers`` and ``resize_workers`` park keys that no other worker has room
-    for, for the seconds of a restart. A parking worker that stays belongs to a restart
-    that failed: its worker did not return, and only the parking worker has these keys.
-    It runs in the process of a nanny and ends with it.
+    A parking worker runs in the process of a nanny, and ends with it. One that stays
+    belongs to a restart that failed, and only it has these keys.
 
     Remedy: If no restart is in progress, make sure that a worker runs. Then run
     ``clustertune.restart_workers(client)``, which first moves the keys back.
     """
     for worker in view.now.workers:
         if worker.parking:
-            yield Finding(
-                severity=Severity.warning,
+            yield warning(
                 message=f"{workers_text([worker.id])} keeps "
                 f"{bytes_text(worker.counted)} of keys for a worker that is "
                 "restarting, or did not return from a restart",
@@ -262,18 +257,14 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     if bounds is None:
         return
     if isinstance(bounds, Unknown):
-        yield Finding(
-            severity=Severity.unknown,
-            message=f"whether the cluster scales adaptively is {bounds}",
-        )
+        yield unknown(message=f"whether the cluster scales adaptively is {bounds}")
         return
     least, most = bounds
     n_workers = len(view.now.workers)
     if least == most:
         return
     above = "any number" if math.isinf(most) else f"{most:g}"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the cluster scales adaptively between {least} and {above} workers; "
         f"during a fit it may close some of its {n_workers}, or add empty workers",
         evidence={"minimum": least, "workers": n_workers},
@@ -287,9 +278,8 @@ def worker_lifetime(
     """Find workers whose lifetime ends.
 
     ``--lifetime`` closes a worker after a time, before a batch system kills it. The
-    worker first moves its keys to others, if there is room, but does not wait for
-    running tasks (distributed#3141). A running fit then fails or hangs. Workers that
-    were started together end together, unless ``--lifetime-stagger`` is set.
+    worker moves its keys to others, but does not wait for running tasks
+    (distributed#3141), so a running fit fails or hangs.
 
     Remedy: Train soon after the workers have started, or start them with a longer
     ``--lifetime`` and a ``--lifetime-stagger``.
@@ -323,12 +313,10 @@ def no_nanny(view: View) -> Iterator[Finding]:
     """Find workers without a nanny.
 
     A nanny restarts a worker that dies, kills it before it fills the host's memory, and
-    sets the thread pools of native libraries. Without a nanny ``terminate`` does not
-    act, and clustertune cannot restart the worker.
+    sets the thread pools of native libraries. clustertune restarts workers through it.
 
     Remedy: Start workers without ``--no-nanny``, and a ``LocalCluster`` with
-    ``processes=True``. If a batch system or Kubernetes runs the worker processes, let
-    it restart them.
+    ``processes=True``. A batch system or Kubernetes may restart the workers instead.
     """
     found = [w for w in view.now.workers if w.nanny is None and not w.parking]
     if found:
@@ -336,8 +324,7 @@ def no_nanny(view: View) -> Iterator[Finding]:
         inside = all(w.address.startswith("inproc://") for w in found)
         remedy = "Start the workers without `--no-nanny`, unless a batch system or "
         remedy += "Kubernetes restarts them."
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{workers_text(ids)} {verb(ids, 'has')} no nanny, which would "
             "restart a worker that dies, or kill it before the host runs out of memory",
             subject=ids,
@@ -351,10 +338,9 @@ def no_nanny(view: View) -> Iterator[Finding]:
 def daemonic_workers(view: View) -> Iterator[Finding]:
     """Find workers that cannot start the child processes which training needs.
 
-    Dask's nanny starts a worker as a daemonic process, and Python forbids such a
-    process to have children. ``DataLoader(num_workers=2)`` of PyTorch, or
-    ``multiprocessing``, fails there with ``daemonic processes are not allowed to have
-    children`` (distributed#2142). The check runs only if the workload starts processes.
+    Dask's nanny starts a worker as a daemonic process, which may not have children.
+    PyTorch's ``DataLoader(num_workers=2)`` or ``multiprocessing`` fails there
+    (distributed#2142). The check runs only if the workload starts processes.
 
     Remedy: Set ``distributed.worker.daemon`` to false where the nannies are started,
     before they start, or use ``DataLoader(num_workers=0)``.
@@ -363,8 +349,7 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
         return
     ids = tuple(w.id for w, d in details_of(view) if d.daemon)
     if ids:
-        yield Finding(
-            severity=Severity.warning,
+        yield warning(
             message=f"{workers_text(ids)} {are(ids)} daemonic and cannot start "
             f"processes, as {view.goal.workload.title} does",
             subject=ids,
@@ -378,9 +363,8 @@ def daemonic_workers(view: View) -> Iterator[Finding]:
 def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Finding]:
     """Find workers with different numbers of threads or memory per thread.
 
-    ``prepare`` places rows in proportion to threads. A worker with twice the threads
-    gets twice the rows and needs twice the memory for them. Every round of a fit ends
-    when the slowest worker is done.
+    ``prepare`` places rows in proportion to threads, so a worker with twice the threads
+    needs twice the memory. Every round of a fit waits for the slowest worker.
 
     Remedy: Give all workers the same size with ``clustertune.resize_workers(client,
     nthreads=4, memory_limit="16 GiB")``, or train only on workers of one size:
@@ -401,19 +385,16 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
             for n, count in sorted(threads.items())
         )
         fewest = min(threads)
-        yield Finding(
-            severity=Severity.info,
+        larger = [w for w in workers if w.nthreads > fewest]
+        yield info(
             message=f"workers have different numbers of threads: {groups}; the slowest "
             "worker ends each round of a fit",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=remedies.resize(
-                [w for w in workers if w.nthreads > fewest], nthreads=fewest
-            ),
+            remedy=remedies.resize(larger, nthreads=fewest),
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message="workers have different memory per thread, and so for their rows: "
             f"{bytes_text(min(limits))} to {bytes_text(max(limits))}",
             subject=ids,
@@ -435,8 +416,7 @@ def software_versions(view: View) -> Iterator[Finding]:
 
     Client, scheduler and workers unpickle what the others pickle. With different
     releases this fails with errors that do not name the cause, or training uses other
-    defaults. Dask compares its own packages when a client connects, and warns once, but
-    does not compare training libraries. The check compares distributions by name.
+    defaults. Dask does not compare the releases of training libraries.
 
     Remedy: Use the same environment everywhere: one container image or one lock file.
     Install a missing package with
@@ -448,9 +428,7 @@ def software_versions(view: View) -> Iterator[Finding]:
     workers = [d.packages for _, d in details_of(view)]
     sides = dict(survey.packages)
     for name in sorted({n for p in [*sides.values(), *workers] for n in p}):
-        found = {
-            side: packages[name] for side, packages in sides.items() if name in packages
-        }
+        found = {side: p[name] for side, p in sides.items() if name in p}
         there = Counter(p[name] for p in workers if name in p)
         if len({*found.values(), *there}) > 1:
             yield _differing_releases(name, found, there)
@@ -467,8 +445,7 @@ def _not_installed(
     package = next((name for name in needed if name in client), needed[0])
     pinned = f"{package}=={client[package]}" if package in client else package
     plugin = f"distributed.PipInstall([{remedies.text(pinned)}])"
-    return Finding(
-        severity=Severity.critical,
+    return critical(
         message=f"{package} is not installed on {workers_text(ids)}, so the fit cannot "
         "run there",
         subject=tuple(ids),
@@ -482,13 +459,11 @@ def _differing_releases(
     name: str, found: Mapping[str, str], there: Mapping[str, int]
 ) -> Finding:
     texts = [f"{side} {printable(v, longest=40)}" for side, v in found.items()]
-    texts += [
-        f"{plural(n, 'worker')} {printable(v, longest=40)}" for v, n in there.items()
-    ]
+    shown = ((printable(v, longest=40), n) for v, n in there.items())
+    texts += [f"{plural(n, 'worker')} {release}" for release, n in shown]
     client = found.get("client")
     release = f" {printable(client, longest=40)}" if client else ""
-    return Finding(
-        severity=Severity.warning,
+    return warning(
         message=f"releases of {name} differ ({', '.join(texts)}), so pickled objects "
         "may fail to load",
         subject=(name,),

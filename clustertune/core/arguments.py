@@ -17,6 +17,16 @@ from clustertune.core.wording import printable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
+def _wrong(name: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{name}={value!r} must be {allowed}")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    """Whether this is a whole number, from ``least`` on; True and False are none."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and int(value) >= least  # type: ignore[call-overload]
+
+
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
     """Return a number from 0 to 1; 0 only if ``zero`` is set."""
     # an integer may be too large for a float, so compare before converting
@@ -24,14 +34,14 @@ def fraction(name: str, value: object, *, zero: bool = False) -> float:
     if real and 0 <= value <= 1 and (zero or value > 0):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     least = "from 0" if zero else "above 0 and"
-    raise ValueError(f"{name}={value!r} must be a number {least} up to 1, like 0.05")
+    raise _wrong(name, value, f"a number {least} up to 1, like 0.05")
 
 
-def number(name: str, value: object, others: str = "") -> int:
+def number(name: str, value: Any, others: str = "") -> int:
     """Return a whole number of at least 1; errors list ``others`` as allowed, too."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1:
+    if _is_whole(value, 1):
         return int(value)
-    raise ValueError(f"{name}={value!r} must be a whole number of at least 1{others}")
+    raise _wrong(name, value, f"a whole number of at least 1{others}")
 
 
 def count(name: str, value: object) -> int | None:
@@ -41,33 +51,28 @@ def count(name: str, value: object) -> int | None:
 
 def workers_wanted(name: str, value: object) -> int | str | None:
     """Return a whole number of at least 1, ``"fit"``, or None."""
-    if value == "fit":
-        return "fit"
-    try:
-        return count(name, value)
-    except ValueError as error:
-        raise ValueError(
-            f'{name}={value!r} must be a whole number of at least 1, "fit" (as many as '
-            "the memory that the fit needs), or None"
-        ) from error
+    if value is None or value == "fit":
+        return "fit" if value else None
+    fit = ', "fit" (as many as the memory that the fit needs), or None'
+    return number(name, value, fit)
 
 
 def flag(name: str, value: object) -> bool:
     """Return True or False; refuse other truthy or falsy values."""
     if isinstance(value, bool):
         return value
-    raise ValueError(f"{name}={value!r} must be True or False")
+    raise _wrong(name, value, "True or False")
 
 
-def cutting(name: str, value: object) -> bool | int:
+def cutting(name: str, value: Any) -> bool | int:
     """Return True, False, or a whole number of at least 1."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, Integral) and int(value) >= 1:
-        return int(value)
-    raise ValueError(
-        f"{name}={value!r} must be True (cut where needed), False (never), or a number "
-        "of partitions of at least 1"
+    if isinstance(value, bool) or _is_whole(value, 1):
+        return value if isinstance(value, bool) else int(value)
+    raise _wrong(
+        name,
+        value,
+        "True (cut where needed), False (never), or a number of partitions of at "
+        "least 1",
     )
 
 
@@ -75,17 +80,15 @@ def restarting(name: str, value: object) -> bool | str:
     """Return True, False or ``"auto"``."""
     if isinstance(value, bool) or value == "auto":
         return "auto" if value == "auto" else bool(value)
-    raise ValueError(
-        f'{name}={value!r} must be False (none), "auto" (workers that leak), or True '
-        "(all)"
-    )
+    allowed = 'False (none), "auto" (workers that leak), or True (all)'
+    raise _wrong(name, value, allowed)
 
 
 def on_low_memory(name: str, value: object) -> bool:
     """Return whether ``"raise"`` is given; ``"report"`` is the other choice."""
     if isinstance(value, str) and value in ("report", "raise"):
         return value == "raise"
-    raise ValueError(f'{name}={value!r} must be "report" or "raise"')
+    raise _wrong(name, value, '"report" or "raise"')
 
 
 def maybe(name: str, value: object) -> bool | None:
@@ -96,10 +99,9 @@ def maybe(name: str, value: object) -> bool | None:
 def order(shuffle: object, sort: object) -> str:
     """Return the order of rows: ``"sort"``, ``"rows"``, ``"partitions"`` or ""."""
     if not (shuffle is False or shuffle in ("rows", "partitions")):
-        raise ValueError(
-            f'shuffle={shuffle!r} must be False, "rows" (all rows in random order) or '
-            '"partitions" (whole partitions, none of which moves)'
-        )
+        rows = '"rows" (all rows in random order)'
+        partitions = '"partitions" (whole partitions, none of which moves)'
+        raise _wrong("shuffle", shuffle, f"False, {rows} or {partitions}")
     if flag("sort", sort) and shuffle:
         raise ValueError(
             f"sort=True and shuffle={shuffle!r}: rows can be in one order only; leave "
@@ -108,21 +110,18 @@ def order(shuffle: object, sort: object) -> str:
     return "sort" if sort else str(shuffle or "")
 
 
-def seed(name: str, value: object) -> int:
+def seed(name: str, value: Any) -> int:
     """Return a seed of random numbers: a whole number of 0 or more."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if whole and int(value) >= 0:  # type: ignore[call-overload]
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    raise ValueError(f"{name}={value!r} must be a whole number, 0 or more")
+    if _is_whole(value, 0):
+        return int(value)
+    raise _wrong(name, value, "a whole number, 0 or more")
 
 
 def kind(name: str, value: object) -> str | None:
     """Return ``"array"``, or None."""
     if value is None or value == "array":
         return "array" if value else None
-    raise ValueError(
-        f'{name}={value!r} must be "array" (frames and series become arrays) or None'
-    )
+    raise _wrong(name, value, '"array" (frames and series become arrays) or None')
 
 
 def number_type(name: str, value: Any) -> str | None:
@@ -132,30 +131,28 @@ def number_type(name: str, value: Any) -> str | None:
     """
     if value is None:
         return None
-    text = f"{name}={value!r} must be float32, float64, a type of integers, or None"
+    wrong = _wrong(name, value, "float32, float64, a type of integers, or None")
     try:
         found = np.dtype(value)
     # NumPy raises SyntaxError for malformed lists of types; warnings may be errors
     except (TypeError, ValueError, SyntaxError, Warning) as error:
-        raise ValueError(text) from error
+        raise wrong from error
     if found.kind in "iu" or found in (np.float32, np.float64):
         return str(found.name)
-    raise ValueError(text)
+    raise wrong
 
 
 def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     """Return names or addresses of workers as a tuple, or None."""
     if value is None:
         return None
-    listed = isinstance(value, Sequence | set | frozenset)
-    if listed and not isinstance(value, str | bytes):
-        found = tuple(value)
-        if found and all(type(v) in (str, int) for v in found):
-            return found
-    raise ValueError(
-        f"{name}={value!r} must be a list of names or addresses of workers, like "
-        f'{name}=["tcp://10.0.0.5:41234"], or None for all'
-    )
+    if isinstance(value, Sequence | set | frozenset) and value:
+        one = isinstance(value, str | bytes)
+        if not one and all(type(v) in (str, int) for v in value):
+            return tuple(value)
+    example = f'{name}=["tcp://10.0.0.5:41234"]'
+    listed = "a list of names or addresses of workers"
+    raise _wrong(name, value, f"{listed}, like {example}, or None for all")
 
 
 def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
@@ -166,59 +163,59 @@ def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
         listed = list(value)
         if all(x in known for x in listed):
             return frozenset(listed)
-    raise ValueError(f"{name}={value!r} must be a list of some of {', '.join(known)}")
+    raise _wrong(name, value, f"a list of some of {', '.join(known)}")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Return texts, none of which is empty."""
     if all(isinstance(v, str) and v for v in value):
         return tuple(value)
-    raise ValueError(f"{name}={value!r} must be texts, like the prefix 'random_sample'")
+    raise _wrong(name, value, "texts, like the prefix 'random_sample'")
 
 
 def part(name: str, value: Any) -> int | float:
     """Return a number of at least 1, or a fraction, which may be ``"25%"``."""
-    text = f'{name}={value!r} must be a number of at least 1, or a part like "25%"'
+    wrong = _wrong(name, value, 'a number of at least 1, or a part like "25%"')
     if isinstance(value, bool):
-        raise ValueError(text)  # noqa: TRY004
+        raise wrong
     try:
         percent = isinstance(value, str) and value.rstrip().endswith("%")
         found = float(value.rstrip().rstrip("%")) / 100 if percent else float(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(text) from error
+        raise wrong from error
     if not percent and found >= 1 and found.is_integer():
         return int(found)
     if 0 < found < 1 or (percent and found == 1):
         return found
-    raise ValueError(text)
+    raise wrong
 
 
 def duration(name: str, value: Any) -> float:
     """Return the seconds of a number or of text such as ``"10 minutes"``; above 0."""
-    text = f'{name}={value!r} must be a duration, like "10 minutes", "30s" or 90'
+    wrong = _wrong(name, value, 'a duration, like "10 minutes", "30s" or 90')
     try:
         seconds = float(parse_timedelta(value))
     except UNREADABLE as error:
-        raise ValueError(text) from error
-    if not seconds > 0:
-        raise ValueError(text)
-    return seconds
+        raise wrong from error
+    if seconds > 0:
+        return seconds
+    raise wrong
 
 
 def nbytes(name: str, value: Any) -> int | None:
     """Return the bytes of a number or of text such as ``"4 GiB"``, or None."""
     if value is None:
         return None
-    text = f'{name}={value!r} must be a size of at least 1 MiB, like "4 GiB", or None'
+    wrong = _wrong(name, value, 'a size of at least 1 MiB, like "4 GiB", or None')
     if isinstance(value, bool):
-        raise ValueError(text)  # noqa: TRY004
+        raise wrong
     try:
         found = int(parse_bytes(value))
     except UNREADABLE as error:
-        raise ValueError(text) from error
-    if found < 2**20:
-        raise ValueError(text)
-    return found
+        raise wrong from error
+    if found >= 2**20:
+        return found
+    raise wrong
 
 
 def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -248,10 +245,9 @@ def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str
         for k, v in value.items()
     )
     if not sound:
-        raise ValueError(
-            f"{name}={value!r} must be a mapping of names to texts, like "
-            '{"OMP_NUM_THREADS": "2"}, or None'
-        )
+        example = '{"OMP_NUM_THREADS": "2"}'
+        allowed = f"a mapping of names to texts, like {example}, or None"
+        raise _wrong(name, value, allowed)
     if not any_name and (problem := environment.objection(value)):
         raise ValueError(f"{name}: {problem}")
     return dict(value)

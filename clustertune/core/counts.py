@@ -6,7 +6,7 @@ The line contains results only, never the text of a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clustertune.core.model import (
@@ -40,73 +40,37 @@ VERBS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One step of a report: the prediction, the measurement, the result.
-
-    Attributes
-    ----------
-    status
-        ``planned``, ``done``, ``partly``, ``skipped``, ``not needed``, ``failed`` or
-        ``refused``.
-    predicted_bytes, predicted_seconds, predicted_peak
-        Transferred bytes, duration, and the greatest rise of one worker's memory in
-        bytes; None: unknown.
-    nbytes, seconds
-        Measured bytes and duration; None: not measured.
-    verb, noun
-        The unit of the count: ``"restarted"``, ``"worker"``; empty in older reports.
-    count, total
-        The number of finished units, and of all.
-    workers
-        Ids of the workers that the step is about.
-    loses
-        Whether such a step can lose keys.
-    lost
-        The number of lost keys; None: unknown.
-    """
+    """One step of a report: the prediction, the measurement, the result."""
 
     action: str
     summary: str
     gain: str
-    status: str
-    predicted_bytes: int | None
+    status: str  # planned, done, partly, skipped, not needed, failed or refused
+    predicted_bytes: int | None  # bytes to transfer; None: unknown
     predicted_seconds: float | None
     at_risk: str
-    nbytes: int | None = None
+    nbytes: int | None = None  # measured; None: not measured
     seconds: float | None = None
     reason: str = ""
-    verb: str = ""
-    noun: str = ""
-    count: int | None = None
-    total: int | None = None
-    workers: tuple[str | int, ...] = ()
-    loses: bool = False
-    lost: int | None = None
-    predicted_peak: int | None = None
+    verb: str = ""  # of the count, as "restarted"; empty in older reports
+    noun: str = ""  # of the count, as "worker"
+    count: int | None = None  # finished units
+    total: int | None = None  # all units
+    workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
+    loses: bool = False  # whether such a step can lose keys
+    lost: int | None = None  # keys; None: unknown
+    predicted_peak: int | None = None  # greatest rise of one worker's memory, in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """The unit of a step: ``restarted``, ``worker``, 1 of them, named w0.
+    """The unit of a step: ``restarted``, ``worker``, 1 of them, named w0."""
 
-    Attributes
-    ----------
-    verb
-        Past participle.
-    noun
-        Singular.
-    total
-        The number of units; None: not known before the step.
-    workers
-        Ids of the workers that the step is about.
-    loses
-        Whether data can be lost. If so, the number of lost keys is always shown.
-    """
-
-    verb: str
-    noun: str
-    total: int | None = None
-    workers: tuple[str | int, ...] = ()
-    loses: bool = False
+    verb: str  # past participle
+    noun: str  # singular
+    total: int | None = None  # None: not known before the step
+    workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
+    loses: bool = False  # whether data can be lost; then the lost keys are shown
 
 
 # --- counting -------------------------------------------------------------------------
@@ -185,13 +149,8 @@ def carried_out(outcome: Outcome) -> Done:
 
 
 def _done(step: Step, status: str, **result: Any) -> Done:
-    counted = of(step)
     return Done(
-        verb=counted.verb,
-        noun=counted.noun,
-        total=counted.total,
-        workers=counted.workers,
-        loses=counted.loses,
+        **asdict(of(step)),
         action=step.action,
         summary=step.summary,
         gain=step.gain,

@@ -26,10 +26,8 @@ _MESSAGE = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTA
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON into lists, dictionaries, text and numbers.
 
-    Raises
-    ------
-    ValueError
-        The text is not JSON, is nested too deeply, or has a huge whole number.
+    Raises ``ValueError`` if the text is not JSON, is nested too deeply, or has a huge
+    whole number.
     """
     try:
         return json.loads(text, parse_int=_parse_int)
@@ -40,20 +38,10 @@ def parse_json(text: str | bytes) -> Any:
 def convert(data: Any, kind: type[T], *, forbid_unknown: bool = False) -> T:
     """Convert parsed JSON into a dataclass, a msgspec Struct or a tuple of these.
 
-    Parameters
-    ----------
-    data
-        The value that :func:`parse_json` returned.
-    kind
-        The type of the result. Values are not coerced: ``"1"`` is not a number.
-    forbid_unknown
-        Whether a field that a dataclass does not have is an error. Otherwise it is
-        ignored, so that a later release can add fields.
-
-    Raises
-    ------
-    ValueError
-        A field is missing, unknown or of another type. The text starts with its path.
+    Values are not coerced: ``"1"`` is not a number. Unknown fields are ignored unless
+    ``forbid_unknown`` is set, so that a later release can add fields. Raises
+    ``ValueError`` if a field is missing, unknown or of another type. The text starts
+    with its path.
     """
     try:
         found = msgspec.convert(data, kind, strict=True)

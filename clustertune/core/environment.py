@@ -2,10 +2,9 @@
 
 Some variables make a process run commands (``BROWSER``), load code (``LD_PRELOAD``,
 ``OMP_TOOL_LIBRARIES``, ``DASK_DISTRIBUTED__WORKER__PRELOAD``) or write files
-(``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). A playbook or a plan
-file that sets one could run any code on all workers. So files may set only the
-variables below. Their values are numbers or fixed words, never paths. Allowing prefixes
-such as ``OMP_`` would not be safe.
+(``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). So a playbook or a
+plan file may set only the variables below, whose values are numbers or fixed words.
+Allowing prefixes such as ``OMP_`` would not be safe.
 """
 
 from __future__ import annotations
@@ -19,39 +18,16 @@ from clustertune.core.wording import printable
 #: threads of OpenMP (GNU, Intel), MKL, OpenBLAS, BLIS, numexpr, Accelerate; allocators
 #: of glibc and Arrow. ``*_NUM_THREADS`` is allowed as well.
 TUNING = (
-    "ARROW_DEFAULT_MEMORY_POOL",
-    "BLIS_IC_NT",
-    "BLIS_IR_NT",
-    "BLIS_JC_NT",
-    "BLIS_JR_NT",
-    "BLIS_PC_NT",
-    "GOMP_CPU_AFFINITY",
-    "GOMP_SPINCOUNT",
-    "GOMP_STACKSIZE",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "KMP_HW_SUBSET",
-    "KMP_STACKSIZE",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_ARENA_TEST",
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "MKL_DYNAMIC",
-    "MKL_THREADING_LAYER",
-    "NUMEXPR_MAX_THREADS",
-    "OMP_DYNAMIC",
-    "OMP_MAX_ACTIVE_LEVELS",
-    "OMP_NESTED",
-    "OMP_PLACES",
-    "OMP_PROC_BIND",
-    "OMP_SCHEDULE",
-    "OMP_STACKSIZE",
-    "OMP_THREAD_LIMIT",
-    "OMP_WAIT_POLICY",
+    "ARROW_DEFAULT_MEMORY_POOL", "BLIS_IC_NT", "BLIS_IR_NT", "BLIS_JC_NT",
+    "BLIS_JR_NT", "BLIS_PC_NT", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT",
+    "GOMP_STACKSIZE", "KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_HW_SUBSET",
+    "KMP_STACKSIZE", "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
+    "MKL_DYNAMIC", "MKL_THREADING_LAYER", "NUMEXPR_MAX_THREADS", "OMP_DYNAMIC",
+    "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_PLACES", "OMP_PROC_BIND",
+    "OMP_SCHEDULE", "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "OMP_WAIT_POLICY",
     "VECLIB_MAXIMUM_THREADS",
-)
+)  # fmt: skip
 _THREADS = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_NUM_THREADS", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VALUE = re.compile(r"[\w .,:;=+*%{}()\[\]-]{0,200}", re.ASCII)

@@ -96,11 +96,8 @@ def counterpart(estimator: object) -> str:
 
 
 _XGBOOST = (
-    "XGBClassifier",
-    "XGBRegressor",
-    "XGBRanker",
-    "XGBRFClassifier",
-    "XGBRFRegressor",
+    *("XGBClassifier", "XGBRegressor", "XGBRanker"),
+    *("XGBRFClassifier", "XGBRFRegressor"),
 )
 _LIGHTGBM = ("LGBMClassifier", "LGBMRegressor", "LGBMRanker")
 _DASK_ML = {

@@ -104,6 +104,10 @@ class Layout:
     collections: tuple[CollectionInfo, ...]
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(m.label for m in self.collections)
+
+    @property
     def loaded(self) -> bool:
         return all(m.loaded for m in self.collections)
 
@@ -111,13 +115,11 @@ class Layout:
     def aligned(self) -> bool:
         """Whether all collections have the same known rows in every partition."""
         first = self.collections[0].rows
-        return (
-            first is not None
-            and all(m.column_blocks == 1 for m in self.collections)
-            and all(
-                m.rows is not None and np.array_equal(m.rows, first)
-                for m in self.collections
-            )
+        return first is not None and all(
+            m.column_blocks == 1
+            and m.rows is not None
+            and np.array_equal(m.rows, first)
+            for m in self.collections
         )
 
     @property
@@ -131,6 +133,5 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of all collections of a loaded layout."""
-        return sum(
-            int(m.nbytes.sum()) for m in self.collections if m.nbytes is not None
-        )
+        known = (m.nbytes for m in self.collections if m.nbytes is not None)
+        return sum(int(nbytes.sum()) for nbytes in known)

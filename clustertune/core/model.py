@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
 from clustertune.core import environment
+from clustertune.core.findings import Finding as Finding
+from clustertune.core.findings import Scalar as Scalar
+from clustertune.core.findings import Severity as Severity
 from clustertune.core.layout import COPIED as COPIED
 from clustertune.core.layout import ORDER as ORDER
 from clustertune.core.layout import Bools as Bools
@@ -59,14 +61,12 @@ class Goal:
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # excess rows of the fullest worker
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill
-    raise_on_low_memory: bool = (
-        False  # whether too little memory for the fit is an error
-    )
+    #: whether too little memory for the fit is an error
+    raise_on_low_memory: bool = False
     persist: bool | None = None  # load lazy data; None: as the workload needs it
     rechunk: bool | int = True  # where needed; never; or a number of partitions
-    previous_shape: tuple[int, int] | None = (
-        None  # rows and partitions of the previous fit
-    )
+    #: rows and partitions of the previous fit
+    previous_shape: tuple[int, int] | None = None
     order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
@@ -115,6 +115,11 @@ class View:
         return self.snapshots[-1]
 
     @property
+    def collections(self) -> Iterator[CollectionInfo]:
+        """The collections of all layouts."""
+        return (m for layout in self.layouts for m in layout.collections)
+
+    @property
     def loads_data(self) -> bool:
         """Whether lazy data is loaded.
 
@@ -122,7 +127,7 @@ class View:
         """
         if self.goal.persist is not None:
             return self.goal.persist
-        there = any(m.loaded for x in self.layouts for m in x.collections)
+        there = any(m.loaded for m in self.collections)
         return self.goal.workload.persist or there or self.goal.changes_data
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
@@ -155,40 +160,6 @@ class View:
         return tuple(w for w in self.now.workers if self.eligible(w))
 
 
-# --- findings -------------------------------------------------------------------------
-
-
-class Severity(IntEnum):
-    """The severity of a finding; ``unknown``: the check could not decide."""
-
-    unknown = 0
-    info = 1
-    warning = 2
-    critical = 3
-
-    def __str__(self) -> str:
-        return self.name
-
-
-Scalar = str | int | float | bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One condition that a check found.
-
-    ``checks.run`` adds the name of the check.
-    """
-
-    severity: Severity
-    message: str
-    subject: tuple[str | int, ...] = ()  # worker ids, or labels of collections
-    evidence: Mapping[str, Scalar] = field(default_factory=dict)
-    check: str = ""
-    remedy: str = ""
-    fixed_by: str = ""  # the action that can fix it in this call, if there is one
-
-
 # --- steps ----------------------------------------------------------------------------
 
 
@@ -196,8 +167,8 @@ class Finding:
 class Flow:
     """Bytes of a step by worker, in the order of the snapshot."""
 
-    received: Int64s  # received bytes
-    sent: Int64s  # sent bytes
+    received: Int64s
+    sent: Int64s
     produced: Int64s  # bytes that are copied or computed on the worker
     seconds: float  # fixed time of the step
 
@@ -294,17 +265,13 @@ class Shuffle:
     starts: Int64s  # (old partitions, new partitions + 1)
     sort_by: str = ""  # label
     seed: int = 0
-    partition_order: Int64s | None = (
-        None  # new order of whole partitions; rows do not move
-    )
+    #: new order of whole partitions; rows do not move
+    partition_order: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """The workers on which lazy partitions are loaded.
-
-    Dask chooses the workers of other collections.
-    """
+    """The workers on which lazy partitions are loaded; Dask places the others."""
 
     workers: tuple[str, ...]  # addresses
     targets: Mapping[str, Int64s]  # by label, per key: index into ``workers``
@@ -334,9 +301,8 @@ class Restart:
 
     id: str | int
     address: str
-    process_limits: Mapping[
-        str | int, int
-    ]  # greatest process memory of the others, by id
+    #: greatest process memory of the others, by id
+    process_limits: Mapping[str | int, int]
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
     concurrent: tuple[str, ...] = ()  # addresses of workers that restart with it

@@ -15,14 +15,8 @@ logger = logging.getLogger("clustertune")
 def of(group: str, function: str = "") -> Mapping[str, Any]:
     """Return the objects of an entry point group by the names of the entries.
 
-    An object that cannot be loaded or used is omitted, and the reason is logged.
-
-    Parameters
-    ----------
-    group
-        Kind of the objects, like ``"checks"``.
-    function
-        Name of a function that each object must have, unless it is a function itself.
+    An object is omitted with a warning if it cannot be loaded, or if it is no function
+    and has none named ``function``.
     """
     loaded = {
         e.name: _load(e, function) for e in entry_points(group=f"clustertune.{group}")

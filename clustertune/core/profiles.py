@@ -34,10 +34,8 @@ class Profile:
     feature_bytes: int | None = None
     #: workload that trains the same model with less memory; None: there is none
     frugal: Profile | None = None
-    #: parameters of the library that select that workload
-    frugal_parameters: str = ""
-    #: source of the figures
-    source: str = ""
+    frugal_parameters: str = ""  # parameters of the library that select that workload
+    source: str = ""  # source of the figures
 
     # --- partitions
 
@@ -54,15 +52,13 @@ class Profile:
 
     # --- rows
 
-    #: least rows of a worker that has rows; with fewer, the fit fails
-    min_rows: int = 1
+    min_rows: int = 1  # least rows of a worker that has rows; with fewer, the fit fails
     #: whether every worker needs exactly as many rows as the others
     exact_rows: bool = False
     #: placement of the rows of a group (qid). "": any; "together": neighbours on one
     #: worker; "sorted": together, and in the order of the groups
     groups: str = ""
-    #: whether the library sorts rows by group itself
-    sorts_groups: bool = False
+    sorts_groups: bool = False  # whether the library sorts rows by group itself
     #: whether it takes the sizes of groups instead of the group of each row
     group_sizes: bool = False
     #: whether it fails if a worker has no row of some class; None: only classifiers do,
@@ -71,8 +67,7 @@ class Profile:
     #: whether each worker needs all rows of eval sets, since it uses partitions next to
     #: its training data
     eval_copies: bool = False
-    #: whether the estimator stops early by its scores
-    stops_early: bool = False
+    stops_early: bool = False  # whether the estimator stops early by its scores
     #: whether it fails if a worker has no row of an eval set with categories
     eval_everywhere: bool = False
     #: whether it needs rows in random order; None: unknown
@@ -80,8 +75,7 @@ class Profile:
 
     # --- values
 
-    #: kinds of collections for X
-    kinds: tuple[str, ...] = ("array", "dataframe")
+    kinds: tuple[str, ...] = ("array", "dataframe")  # kinds of collections for X
     #: whether it joins all columns in one array of the widest type
     one_number_type: bool = False
     #: whether it trains on codes of categories, which must be equal on all workers
@@ -94,8 +88,7 @@ class Profile:
     #: its threads: "worker" (all threads of the worker), "pools" (thread pools of BLAS
     #: and OpenMP, as configured there); "": unknown
     threads: str = ""
-    #: whether it starts child processes of a worker
-    starts_processes: bool = False
+    starts_processes: bool = False  # whether it starts child processes of a worker
     #: reason why no layout helps it, with an alternative; "": prepare supports it
     refused: str = ""
     #: companions and "eval_set" that its fit takes besides X and y; None: any

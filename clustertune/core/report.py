@@ -92,9 +92,8 @@ class Report(Results):
         for name in ("found", "left"):
             data[name] = [f | {"severity": str(f["severity"])} for f in data[name]]
         # ids are text or numbers, but the names of a JSON object are text
-        data["forecast"] = [
-            {"worker": id, "nbytes": n} for id, n in self.forecast.items()
-        ]
+        peaks = self.forecast.items()
+        data["forecast"] = [{"worker": id, "nbytes": n} for id, n in peaks]
         return json.dumps(data, default=_plain)
 
     @classmethod
@@ -146,7 +145,7 @@ class Report(Results):
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
-    """The forecast of one worker in JSON, whose objects cannot have numbers as keys."""
+    """The forecast of one worker; JSON objects cannot have numbers as keys."""
 
     worker: str | int
     nbytes: int

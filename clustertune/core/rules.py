@@ -1,12 +1,7 @@
 """Rules that both the client and the scheduler plugin apply (pure).
 
-- Free memory: the bytes that a worker can take below a ceiling of its process memory.
-  Plans, restarts and moves apply it.
-- Admission: whether the keys of a worker have room elsewhere during its restart. Plans
-  apply the rule to a snapshot, scheduled restarts to the scheduler's state.
-- Growth: whether the unmanaged memory of a worker grows from run to run. The check
-  ``memory_growth``, the condition ``leak`` of scheduled restarts, and the trends of the
-  history apply it.
+They decide how much memory is free, whether the keys of a worker have room elsewhere
+during its restart, and whether unmanaged memory grows from run to run.
 """
 
 from __future__ import annotations
@@ -23,20 +18,11 @@ from clustertune.core.wording import bytes_text
 
 
 def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> float:
-    """Return the bytes of keys that a worker can take below a ceiling.
+    """Return the bytes of keys that a worker can take below a ceiling; 0: no ceiling.
 
-    Parameters
-    ----------
-    ceiling
-        Greatest process memory in bytes; 0: any, so the free memory is infinite.
-    process
-        Memory of its process, as of the last heartbeat.
-    keys
-        The least memory that its present keys need. It is newer than ``process``, since
-        the scheduler learns of each key at once. A move adds the unmanaged memory,
-        because many keys arrive between two heartbeats.
-    incoming
-        Bytes of keys in flight to the worker.
+    ``process`` is the memory of its process at the last heartbeat. ``keys`` is the
+    least memory that its present keys need, which the scheduler learns at once. A move
+    adds the unmanaged memory. ``incoming`` are bytes of keys in flight to the worker.
     """
     if not ceiling:
         return math.inf
@@ -45,9 +31,8 @@ def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> floa
 
 # --- admission of restarts ------------------------------------------------------------
 
-ParkingSpace = (
-    Mapping[str, int] | str
-)  # memory and disk of a nanny; or why they are unknown
+#: memory and disk of a nanny; or why they are unknown
+ParkingSpace = Mapping[str, int] | str
 
 
 def problem(
@@ -55,18 +40,10 @@ def problem(
 ) -> str:
     """Explain why the keys of a worker have no room during its restart; "": they do.
 
-    Parameters
-    ----------
-    needed
-        Bytes of keys that other workers have to take at the same time.
-    in_memory
-        Bytes of the worker's keys that are not spilled. Its nanny takes over spill
-        files, which needs no room.
-    free
-        Bytes that other workers can take below their thresholds; None: no other worker
-        runs.
-    room
-        Bytes that a parking worker in the nanny may fill; None: parking is not allowed.
+    Other workers have to take ``needed`` bytes at the same time, and have ``free``
+    bytes below their thresholds (None: no other worker runs). ``in_memory`` bytes are
+    not spilled; the nanny takes over spill files. ``room`` is None if parking is not
+    allowed.
     """
     if free is not None and needed <= free:
         return ""
@@ -136,13 +113,8 @@ def alike(ends: Sequence[str]) -> list[list[int]]:
 def step(left: Sequence[MemoryAfterRun], least: float) -> float | None:
     """Return the bytes by which memory grows per run, or None if it does not.
 
-    Parameters
-    ----------
-    left
-        Memory of one worker after runs that ended alike, oldest first. Runs without a
-        heartbeat in time are omitted.
-    least
-        Bytes that nearly every step must have.
+    ``left`` has the memory of one worker after runs that ended alike, oldest first.
+    Nearly every step must have ``least`` bytes.
     """
     if len(left) < ENOUGH:
         return None

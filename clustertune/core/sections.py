@@ -15,13 +15,7 @@ from clustertune.core.counts import EXECUTED, Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
-from clustertune.core.tables import (
-    NONE,
-    bars,
-    compact,
-    predicted,
-    value_text,
-)
+from clustertune.core.tables import NONE, bars, compact, predicted, value_text
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -170,9 +164,8 @@ def _information(results: Results, findings: _Findings) -> Iterator[Item]:
 
 
 def _by_worker(step: Done) -> bool:
-    return (
-        step.action in BY_WORKER and step.noun == "worker" and step.status != "refused"
-    )
+    about_workers = step.action in BY_WORKER and step.noun == "worker"
+    return about_workers and step.status != "refused"
 
 
 def _actions(results: Results) -> Iterator[Item | Table]:

@@ -24,17 +24,9 @@ from clustertune.core.wording import printable
 def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse names of settings, and of environment variables, that do not exist.
 
-    Dask accepts any name, and ignores variables that it cannot read.
-
-    Parameters
-    ----------
-    checks
-        Settings by name of check, including checks of other packages.
-
-    Raises
-    ------
-    ValueError
-        There is such a name; the message lists the existing names.
+    Dask accepts any name, and ignores variables that it cannot read. ``checks`` has the
+    settings by name of check, including checks of other packages. Raises ``ValueError``
+    if there is such a name; the message lists the existing names.
     """
     for name in os.environ:
         if is_ours(name):
@@ -55,13 +47,7 @@ def is_ours(variable: str) -> bool:
 
 
 def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse an environment variable that sets none of the settings.
-
-    Raises
-    ------
-    ValueError
-        It is misspelt, or it names a section and its value is no mapping.
-    """
+    """Raise ``ValueError`` for an environment variable that sets nothing."""
     known: dict[str, Any] = {**defaults()["clustertune"]}
     known["checks"] = checks
     names = {f"DASK_CLUSTERTUNE{path}": is_leaf for path, is_leaf in _paths(known)}
@@ -84,13 +70,7 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _refuse_heading(variable: str) -> None:
-    """Refuse the value of a section if it is no mapping: Dask would ignore it.
-
-    Raises
-    ------
-    ValueError
-        The value is no mapping.
-    """
+    """Raise ``ValueError`` for a section that is no mapping: Dask would ignore it."""
     setting = variable.removeprefix("DASK_").lower().replace("__", ".")
     try:
         section(setting, dask.config.interpret_value(os.environ[variable]))
@@ -117,10 +97,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 def fractions() -> dict[str, float]:
     """Return the settings ``clustertune.prepare``: tolerance and memory fraction.
 
-    Raises
-    ------
-    ValueError
-        A setting does not exist, or is no fraction.
+    Raises ``ValueError`` if a setting does not exist, or is no fraction.
     """
     known = defaults()["clustertune"]["prepare"]
     given = section("clustertune.prepare")
@@ -146,10 +123,7 @@ _ABSENT = object()
 def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
     """Return the settings of a section; none if it has no value.
 
-    Raises
-    ------
-    ValueError
-        The value of the section is no mapping.
+    Raises ``ValueError`` if the value of the section is no mapping.
     """
     value = dask.config.get(name, None) if value is _ABSENT else value
     found = {} if value is None else value

@@ -64,9 +64,8 @@ class Details:
     daemon: bool  # a daemonic process may not have children
     child_count: int  # child processes, and their children
     child_memory: int  # resident bytes of these processes
-    thread_pools: (
-        tuple[ThreadPool, ...] | None
-    )  # None: threadpoolctl is not installed there
+    #: None: threadpoolctl is not installed there
+    thread_pools: tuple[ThreadPool, ...] | None
     variables: Mapping[str, str]  # environment variables that set numbers of threads
     disk: str  # kind of file system to which the worker spills
     disk_total: int  # bytes
@@ -128,9 +127,8 @@ class WorkerSnapshot:
     held_data: HeldData | None = None  # None: not read
     parking: bool = False  # keeps the keys of a worker in its nanny during its restart
     parking_space: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
-    least_memory: int | None = (
-        None  # least bytes that its process has had; None: unknown
-    )
+    #: least bytes that its process has had; None: unknown
+    least_memory: int | None = None
     #: prefixes and numbers of its running tasks; None: not read
     tasks: tuple[tuple[str, int], ...] | None = None
 
@@ -265,15 +263,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment.
-
-    Attributes
-    ----------
-    by_address : mapping
-        Workers by address.
-    on_host : mapping
-        Numbers of workers by host.
-    """
+    """The cluster at one moment."""
 
     time: float  # epoch seconds
     scheduler: str  # its address

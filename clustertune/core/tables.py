@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from clustertune.core.rendering import Cell, Table
-from clustertune.core.results import (
-    LayoutSummary,
-    Results,
-    WorkerShare,
-    WorkerState,
-)
+from clustertune.core.results import LayoutSummary, Results, WorkerShare, WorkerState
 from clustertune.core.wording import bytes_text, names_text
 
 MAX_ROWS = 12  # of a table of workers: the first and the last
@@ -153,9 +148,8 @@ def compact(
     header: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], title: str = ""
 ) -> Table:
     """Make a table without empty columns; of many rows the first and the last."""
-    columns = [
-        i for i in range(len(header)) if any(row[i].text != NONE for row in rows)
-    ]
+    numbers = range(len(header))
+    columns = [i for i in numbers if any(row[i].text != NONE for row in rows)]
     kept = [tuple(row[i] for i in columns) for row in rows]
     if len(kept) > MAX_ROWS:
         half = MAX_ROWS // 2

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.model import Finding, Layout, Severity, View
+from clustertune.core.findings import critical, info
+from clustertune.core.model import Finding, Layout, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.errors import RefusedError
 from clustertune.planner import remedies
@@ -24,27 +25,22 @@ TOO_MANY_TO_SHUFFLE = 10**9
 def unloaded_data(view: View) -> Iterator[Finding]:
     """Find collections that are not in memory yet.
 
-    A training library loads lazy data inside every fit, on any worker. Dask joins small
-    column reads. So X and y of one Parquet data set can get different partitions if
-    they are loaded one after the other, and have the same if loaded in one call.
-
-    A library that reads its data once (``Incremental``, predictions) takes lazy data
-    partition by partition, so the data need not fit into memory. ``prepare`` leaves
-    such data lazy unless ``persist=True`` is set.
+    A training library loads lazy data inside every fit, on any worker. X and y of one
+    Parquet data set can get different partitions if they are loaded one after the
+    other. A library that reads its data once (``Incremental``, predictions) takes lazy
+    data partition by partition, so ``prepare`` leaves it lazy unless ``persist=True``
+    is set.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which loads them in one
     call. By hand run ``rows = client.persist(rows)``, and take X and y as columns of
     that frame.
     """
-    labels = tuple(
-        m.label for layout in view.layouts for m in layout.collections if not m.loaded
-    )
+    labels = tuple(m.label for m in view.collections if not m.loaded)
     if labels:
         what = "so every fit would load them again"
         if not view.loads_data:
             what = f"and stay lazy, since {view.goal.workload.title} reads data once"
-        yield Finding(
-            severity=Severity.info,
+        yield info(
             message=f"{names_text(labels)} {are(labels)} not in memory, {what}",
             subject=labels,
             evidence={"collections": len(labels)},
@@ -56,20 +52,18 @@ def unloaded_data(view: View) -> Iterator[Finding]:
 def requested_type(view: View) -> Iterator[Finding]:
     """Find collections that must get another collection type or dtype.
 
-    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Both
-    happen while partitions are loaded or cut, without an extra pass. Libraries that
-    train on the codes of categories need one list of categories everywhere. LightGBM
-    makes one array of all columns, which a column of int64 among float32 makes float64.
-    ``prepare`` casts such columns if no number changes.
+    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Libraries
+    that train on the codes of categories need one list of categories everywhere.
+    LightGBM makes one array of all columns, so ``prepare`` casts a column of int64
+    among float32 if no number changes.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, to="array",
     dtype="float32")``, which converts them.
     """
-    for collection in (m for layout in view.layouts for m in layout.collections):
+    for collection in view.collections:
         wanted = collection.conversion
         if wanted is not None:
-            yield Finding(
-                severity=Severity.info,
+            yield info(
                 message=f"{collection.label} is not {wanted}",
                 subject=(collection.label,),
                 evidence={
@@ -91,11 +85,10 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
     if view.goal.order not in ("rows", "partitions") or not view.layouts:
         return
     layout = view.layouts[0]
-    labels = tuple(m.label for m in layout.collections)
+    labels = layout.labels
     rows = _known_rows(layout)
     if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
-        yield Finding(
-            severity=Severity.critical,
+        yield critical(
             message=f"the {layout.label} has {rows:,} rows, but "
             f'shuffle="rows" can draw a uniform order only of fewer than '
             f"{TOO_MANY_TO_SHUFFLE:,} rows, so nothing was shuffled",
@@ -105,8 +98,7 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
         )
         return
     what = "rows" if view.goal.order == "rows" else "partitions"
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the {what} of the {layout.label} are not shuffled yet",
         subject=labels,
         fixed_by="shuffle",
@@ -132,11 +124,10 @@ def requested_partitions(view: View) -> Iterator[Finding]:
     total = int(rows.sum())
     if np.array_equal(rows, even(total, min(wanted, max(1, total)))):
         return
-    yield Finding(
-        severity=Severity.info,
+    yield info(
         message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
         f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
-        subject=tuple(m.label for m in layout.collections),
+        subject=layout.labels,
         evidence={"partitions": len(rows), "requested_partitions": wanted},
         fixed_by=view.goal.cutting_action,
     )

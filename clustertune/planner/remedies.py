@@ -45,6 +45,12 @@ def prepare(view: View, **arguments: str) -> str:
     return f"{', '.join(results)} = {call}"
 
 
+def cut(view: View) -> str:
+    """Return how to cut the data with ``prepare``, without a full stop."""
+    without = "" if view.goal.cutting_action else " without rechunk=False"
+    return f"Run `{prepare(view)}`{without}"
+
+
 def _variables(view: View) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
     labels = [m.label for m in view.layouts[0].collections] if view.layouts else []

@@ -46,14 +46,10 @@ _WORKLOAD = Profile(
 def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
     """Build a worker with one thread, 4 GiB, Dask's default thresholds and no data.
 
-    Parameters
-    ----------
-    id
-        Name. Workers with an ``int`` have separate CPUs, as in a ``LocalCluster``.
-        Workers with a ``str`` on the same host share CPUs.
-    **overrides
-        Fields of :class:`WorkerSnapshot`, :class:`WorkerFacts` and
-        :class:`Thresholds`: ``pause=None`` or ``quotas=(("/slice", 2.0),)``.
+    Workers whose id is an ``int`` have separate CPUs, as in a ``LocalCluster``. Workers
+    with a ``str`` on the same host share CPUs. Overrides are fields of
+    :class:`WorkerSnapshot`, :class:`WorkerFacts` and :class:`Thresholds`:
+    ``pause=None``.
     """
     number = id if isinstance(id, int) else 0
     host = overrides.get("host", "127.0.0.1")
@@ -157,20 +153,10 @@ def collection(
     row_bytes: int = 8,
     **overrides: Any,
 ) -> CollectionInfo:
-    """Build a collection of float64 values.
+    """Build a collection of float64 values; overrides are fields of ``CollectionInfo``.
 
-    Parameters
-    ----------
-    label
-        ``"X"``, ``"y"``, ``"eval_set[0].X"``, ...
-    rows
-        Rows of each partition; None if unknown, which requires ``keys``.
-    homes
-        Holders of each partition; None for data that is not loaded.
-    row_bytes
-        Bytes per row.
-    **overrides
-        Fields of :class:`CollectionInfo`.
+    ``rows`` are None if unknown, which requires ``keys``. ``homes`` has the holders of
+    each partition, and is None for data that is not loaded.
     """
     counts = None if rows is None else np.array(rows, dtype=np.int64)
     n_partitions = len(rows or ()) if homes is None else len(homes)
@@ -198,37 +184,16 @@ def layout(
     label: str = "training data",
     **overrides: Any,
 ) -> Layout:
-    """Build row-aligned collections.
+    """Build row-aligned collections; overrides are fields of every ``CollectionInfo``.
 
-    Parameters
-    ----------
-    rows
-        Rows of each partition, the same for all collections.
-    homes
-        Holders of each partition, for all collections or by label; None for data
-        that is not loaded.
-    collections
-        Labels of the collections.
-    row_bytes
-        Bytes per row by label. The default is 80 for the first label and 8 for others.
-    label
-        Label of the layout: ``"training data"`` or ``"eval_set[0]"``.
-    **overrides
-        Fields of every :class:`CollectionInfo`.
+    All collections have the same ``rows``. ``homes`` are for all collections or by
+    label, and None for data that is not loaded. ``row_bytes`` by label are 80 for the
+    first label and 8 for others by default.
     """
-    widths = {m: 80 if m == collections[0] else 8 for m in collections} | dict(
-        row_bytes or {}
-    )
-    built = [
-        collection(
-            m,
-            rows,
-            homes[m] if isinstance(homes, Mapping) else homes,
-            widths[m],
-            **overrides,
-        )
-        for m in collections
-    ]
+    widths = {m: 80 if m == collections[0] else 8 for m in collections}
+    widths |= row_bytes or {}
+    own = homes if isinstance(homes, Mapping) else dict.fromkeys(collections, homes)
+    built = (collection(m, rows, own[m], widths[m], **overrides) for m in collections)
     return Layout(label=label, collections=tuple(built))
 
 
@@ -241,24 +206,11 @@ def view(
     runs: tuple[Run, ...] | None = None,
     **overrides: Any,
 ) -> View:
-    """Build the view that a check reads.
+    """Build the view that a check reads; overrides are other fields of :class:`Goal`.
 
-    Parameters
-    ----------
-    workers
-        Workers of the only snapshot; two healthy workers by default.
-    layouts
-        The training data first, then the evaluation sets.
-    snapshots
-        Snapshots instead of ``workers``, oldest first.
-    goal_workers
-        Ids of the requested workers, ``Goal.workers``; None means all.
-    survey
-        Survey of the last snapshot.
-    runs
-        Past runs.
-    **overrides
-        Other fields of :class:`Goal`.
+    There are two healthy workers by default. ``layouts`` has the training data first.
+    ``snapshots`` (oldest first) replace ``workers``. ``goal_workers`` are the ids of
+    the requested workers; None means all. The ``survey`` is that of the last snapshot.
     """
     seen = list(snapshots or [snapshot(workers or (worker(0), worker(1)))])
     if survey is not None:

@@ -5,8 +5,9 @@ The main loop runs against it as against a live cluster. Tests can inject faults
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -57,10 +58,7 @@ Row = int
 def verify(before: View, after: View) -> None:
     """Assert that no data was lost, mispaired or separated, and no worker overfilled.
 
-    Raises
-    ------
-    AssertionError
-        One of these happened. The message lists all problems.
+    Raises ``AssertionError`` if one of these happened. The message lists all problems.
     """
     wrong = problems(before, after)
     if wrong:
@@ -86,17 +84,6 @@ class MemoryCluster:
         Overhead of a task in seconds; None means unknown.
     values
         By label of a collection the value of each row. Checks read these values.
-
-    Attributes
-    ----------
-    moved : int
-        Bytes moved between workers.
-    calls : list of str
-        Changes of the cluster, in order.
-    contents : dict
-        By label of a collection, for each partition the numbers of its rows.
-    aside : dict
-        By label of a collection the rows of the remainder.
     """
 
     def __init__(
@@ -120,14 +107,9 @@ class MemoryCluster:
         self.adaptive = start.now.adaptive
         self.moved = 0
         self.calls: list[str] = []
-        self.homes: Homes = {
-            m.label: _homes(m, tuple(self.workers))
-            for x in start.layouts
-            for m in x.collections
-        }
-        self.contents = {
-            m.label: _contents(m) for x in start.layouts for m in x.collections
-        }
+        addresses = tuple(self.workers)
+        self.homes: Homes = {m.label: _homes(m, addresses) for m in start.collections}
+        self.contents = {m.label: _contents(m) for m in start.collections}
         self.aside: dict[str, list[Row]] = {}
         self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
@@ -156,14 +138,9 @@ class MemoryCluster:
 
     async def look(self, notify: Notify) -> View:
         addresses = list(self.workers)
+        training = self.layouts[0] if self.layouts else None
         layouts = tuple(
-            replace(
-                x,
-                collections=tuple(
-                    self._collection(m, addresses, training=x is self.layouts[0])
-                    for m in x.collections
-                ),
-            )
+            _with_collections(x, partial(self._collection, addresses, x is training))
             for x in self.layouts
         )
         workers = tuple(self._worker(w, layouts) for w in self.workers.values())
@@ -180,30 +157,21 @@ class MemoryCluster:
 
     async def load(self, load: Load, notify: Notify) -> Result:
         self.calls.append("load")
-        self._refuse_overfull(load)
-        addresses = list(self.workers)
-        for x in self.layouts:
-            for m in x.collections:
-                if m.loaded:
-                    continue
-                target = load.targets.get(m.label)
-                if target is None:
-                    target = self.arrives(len(m.keys), len(addresses))
-                    wanted = [addresses[i] for i in target.tolist()]
-                else:
-                    wanted = [load.workers[i] for i in target.tolist()]
-                places = self.homes[m.label] = []
-                for address in wanted:
-                    self._inject_fault()
-                    places.append({self._running_or_fallback(address)})
-        self.layouts = tuple(
-            replace(x, collections=tuple(_loaded(m) for m in x.collections))
-            for x in self.layouts
-        )
+        lazy = [m for m in self._collections if not m.loaded]
+        self._refuse_overfull(load, lazy)
+        for m in lazy:
+            addresses, target = load.workers, load.targets.get(m.label)
+            if target is None:
+                addresses = tuple(self.workers)
+                target = self.arrives(len(m.keys), len(addresses))
+            places = self.homes[m.label] = []
+            for i in target.tolist():
+                self._inject_fault()
+                places.append({self._running_or_fallback(addresses[i])})
+        self.layouts = tuple(_with_collections(x, _loaded) for x in self.layouts)
         return Result(count=len(load.targets))
 
-    def _refuse_overfull(self, load: Load) -> None:
-        lazy = [m for x in self.layouts for m in x.collections if not m.loaded]
+    def _refuse_overfull(self, load: Load, lazy: list[CollectionInfo]) -> None:
         if load.free_memory is None or not lazy:
             return
         labels = [m.label for m in lazy]
@@ -230,16 +198,11 @@ class MemoryCluster:
         self.calls.append(f"recut {len(recut.rows)}")
         before = self.moved
         cuts = {c.label: c for c in recut.cuts}
-        self.layouts = tuple(
-            replace(
-                x,
-                collections=tuple(
-                    self._recut(m, cuts[m.label], recut) if m.label in cuts else m
-                    for m in x.collections
-                ),
-            )
-            for x in self.layouts
-        )
+
+        def cut(m: CollectionInfo) -> CollectionInfo:
+            return self._recut(m, cuts[m.label], recut) if m.label in cuts else m
+
+        self.layouts = tuple(_with_collections(x, cut) for x in self.layouts)
         return Result(nbytes=self.moved - before)
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
@@ -249,22 +212,15 @@ class MemoryCluster:
         before = self.moved
         wanted = [shuffle.workers[i] for i in shuffle.targets.tolist()]
         homes = [{self._running_or_fallback(a)} for a in wanted]
-        number = next(
-            i for i, x in enumerate(self.layouts) if x.label == shuffle.layout
-        )
+        number = [x.label for x in self.layouts].index(shuffle.layout)
+        old = self.layouts[number].collections
         sources = {s.label for s in shuffle.sources}
         orders = self._orders(shuffle)
-        collections = [
-            m for m in self.layouts[number].collections if m.label in sources
-        ]
+        collections = [m for m in old if m.label in sources]
         if not number and ORDER not in sources:
             collections.append(self._numbered(collections[0]))
-        changed = replace(
-            self.layouts[number],
-            collections=tuple(
-                self._reordered(m, shuffle, orders, homes) for m in collections
-            ),
-        )
+        ordered = tuple(self._reordered(m, shuffle, orders, homes) for m in collections)
+        changed = replace(self.layouts[number], collections=ordered)
         self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
         return Result(nbytes=self.moved - before)
 
@@ -310,14 +266,18 @@ class MemoryCluster:
     async def drop(self, drop: Drop, notify: Notify) -> Result:
         self.calls.append(f"drop {len(drop.workers)}")
         self.layouts, self.homes, self.contents = (), {}, {}
-        new = [
-            replace(w, address=f"{a}'", process=FRESH) for a, w in self.workers.items()
-        ]
-        self.workers = {w.address: w for w in new}
+        old, self.workers = self.workers, {}
+        for address, w in old.items():
+            new = f"{address}'"
+            self.workers[new] = replace(w, address=new, process=FRESH)
         self._other_bytes = {}
         return Result(nbytes=0)
 
     # --- inside -----------------------------------------------------------------------
+
+    @property
+    def _collections(self) -> Iterator[CollectionInfo]:
+        return (m for x in self.layouts for m in x.collections)
 
     def _inject_fault(self) -> None:
         if self.fault is not None:
@@ -339,7 +299,7 @@ class MemoryCluster:
         """
         others = [a for a, w in self.workers.items() if w.id in restart.process_limits]
         away = []
-        for m in (m for x in self.layouts for m in x.collections if m.loaded):
+        for m in [m for m in self._collections if m.loaded]:
             for i, holders in enumerate(self.homes[m.label]):
                 if holders == {restart.address}:
                     self._inject_fault()
@@ -378,9 +338,7 @@ class MemoryCluster:
         target = addresses[int(move.targets[i])]
         if not self._runs(target):
             return f"{target} is gone or paused"
-        found = next(
-            m for x in self.layouts for m in x.collections if m.label == move.label
-        )
+        found = next(m for m in self._collections if m.label == move.label)
         position = found.keys.index(move.keys[i])
         holders = self.homes[move.label][position]
         if target not in holders and found.nbytes is not None:
@@ -497,7 +455,7 @@ class MemoryCluster:
         )
 
     def _collection(
-        self, m: CollectionInfo, addresses: Sequence[str], *, training: bool
+        self, addresses: Sequence[str], training: bool, m: CollectionInfo
     ) -> CollectionInfo:
         if not m.loaded:
             return m
@@ -528,6 +486,13 @@ class MemoryCluster:
         managed = held + self._other_bytes.get(w.address, 0)
         process = w.unmanaged + managed
         return replace(w, managed=managed, counted=managed, process=process)
+
+
+def _with_collections(
+    layout: Layout, change: Callable[[CollectionInfo], CollectionInfo]
+) -> Layout:
+    """Return the layout with each collection changed by a function."""
+    return replace(layout, collections=tuple(map(change, layout.collections)))
 
 
 def _parts(shuffle: Shuffle, old: Sequence[Int64s]) -> list[list[Int64s]]:

@@ -55,19 +55,16 @@ class Computing:
     ) -> dict[Key, Any]:
         """Compute a graph, each task on its worker; return the futures by key.
 
-        ``judge`` is called repeatedly, and raises to stop.
-
-        Raises
-        ------
-        IncompleteError, ConnectionLostError
-            As :meth:`settle`; the partitions are released then.
+        ``judge`` is called repeatedly, and raises to stop. Raises ``IncompleteError``,
+        ``ConnectionLostError`` if :meth:`settle` does; the partitions are released
+        then.
         """
         async with self.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             try:
-                judging = (
-                    None if judge is None else await self._memory_judge(futures, judge)
-                )
+                judging = None
+                if judge is not None:
+                    judging = await self._memory_judge(futures, judge)
                 await self.settle(list(futures.values()), notify, doing, pin, judging)
             except BaseException:
                 for future in futures.values():
@@ -100,15 +97,9 @@ class Computing:
         """Wait until every partition is in memory.
 
         ``pin`` names bound tasks; those of a lost or paused worker are unbound.
-        ``meanwhile`` is called after each ``pause`` (seconds), and at the end.
-
-        Raises
-        ------
-        IncompleteError
-            A partition could not be computed, or was lost; or the user has bound it to
-            workers that are gone.
-        ConnectionLostError
-            The client was closed.
+        ``meanwhile`` is called after each ``pause`` (seconds), and at the end. Raises
+        ``IncompleteError`` if a partition was lost, could not be computed, or is bound
+        to workers that are gone; ``ConnectionLostError`` if the client was closed.
         """
         patience = _Patience(self.client)
         pending = futures

@@ -1,8 +1,7 @@
 """Actions of the live cluster on data: load, rechunk, shuffle.
 
-:class:`DataActions` holds the collections of a call. Each action replaces the
-collections that it makes. It also keeps which of them the call has made, and which keys
-other clients hold.
+Each action replaces the collections that it makes. :class:`DataActions` keeps which
+collections the call has made, and which keys other clients hold.
 """
 
 from __future__ import annotations
@@ -62,23 +61,9 @@ class _Found(NamedTuple):
 class DataActions:
     """The collections of a call, and the actions that load, cut or shuffle them.
 
-    Parameters
-    ----------
-    lease
-        The lease of the call.
-    given
-        The validated collections.
-    goal
-        The request of the user.
-
-    Attributes
-    ----------
-    given : Inputs
-        The collections as they are after the actions so far.
-    remainder : dict
-        Rows that are not part of the data, by label.
-    group_sizes : dict
-        Group sizes by label of the collection of group ids.
+    ``given`` has the collections after the actions so far. ``remainder`` has rows that
+    are not part of the data, by label. ``group_sizes`` has the sizes of groups by label
+    of the collection of group ids.
     """
 
     def __init__(self, lease: Lease, given: inputs.Inputs, goal: Goal):
@@ -110,15 +95,10 @@ class DataActions:
         return self._found[given.label]
 
     def _collection(self, x: inputs.Given, found: _Found) -> CollectionInfo:
-        info = inputs.describe(
-            x,
-            found.keys,
-            found.futures is not None,
-            found.rows,
-            self._values.conversion(x, self.goal),
-        )
+        conversion = self._values.conversion(x, self.goal)
+        loaded = found.futures is not None
         return replace(
-            info,
+            inputs.describe(x, found.keys, loaded, found.rows, conversion),
             made_here=x.label in self._ours,
             shared=x.label in self._shared,
             remainder=self._remainder_rows if x.label in self.remainder else 0,
@@ -191,15 +171,11 @@ class DataActions:
         graph = await asyncio.to_thread(cutting.build, recut, given, types)
         async with self._computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            now = await asyncio.to_thread(
-                cutting.collections, recut, given, graph, futures
-            )
+            make = partial(cutting.collections, recut, given, graph, futures)
+            now = await asyncio.to_thread(make)
+            made = {k: [futures[x] for x in own] for k, own in graph.partitions.items()}
             releases = [
-                ownership.Release(
-                    cut,
-                    old[cut.label],
-                    [futures[k] for k in graph.partitions[cut.label]],
-                )
+                ownership.Release(cut, old[cut.label], made[cut.label])
                 for cut in recut.cuts
                 if cut.label in recut.released
             ]
@@ -227,18 +203,11 @@ class DataActions:
             )
             self._left = []
         if graph.ends:
-            wanted = {
-                label: [futures[key] for key in own]
-                for label, own in graph.ends.items()
-            }
+            wanted = {k: [futures[key] for key in own] for k, own in graph.ends.items()}
             ends = await self.client.gather(wanted, asynchronous=True)
-            make = partial(cutting.collections, recut, given, graph, futures, ends)
-            self._replace(await asyncio.to_thread(make))
-        sent = sorted(graph.sent)
-        return Result(
-            nbytes=await inquiry.received(self.client, sent),
-            details=_kept_text(kept),
-        )
+            self._replace(await asyncio.to_thread(make, ends))
+        sent = await inquiry.received(self.client, sorted(graph.sent))
+        return Result(nbytes=sent, details=_kept_text(kept))
 
     async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
         """Change the order of rows; old partitions stay while anything holds them."""
@@ -288,9 +257,8 @@ class DataActions:
             home = home_workers(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
             graph = graphs.constants(info.label, sizes, workers)
-            futures = await self._computing.partitions(
-                graph, lambda *_: None, "counting"
-            )
+            work = self._computing.partitions(graph, lambda *_: None, "counting")
+            futures = await work
             first: Any = graph.partitions[info.label][0]
             chunks = (tuple(map(len, sizes)),)
             made = da.Array(futures, first[0], chunks, dtype=np.int64)
@@ -298,9 +266,7 @@ class DataActions:
 
     def tell_rows(self, view: View) -> None:
         """Set the known rows of arrays to the counted rows."""
-        rows = {
-            m.label: m.rows for x in view.layouts for m in x.collections if m.loaded
-        }
+        rows = {m.label: m.rows for m in view.collections if m.loaded}
         told = [graphs.with_rows(x.collection, rows.get(x.label)) for x in self.given]
         self.given = self.given.with_collections(told)
 
@@ -329,12 +295,8 @@ def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
 
 def _kept_text(kept: Sequence[str]) -> str:
     """Why old partitions stay in memory, by label; empty if none do."""
-    if not kept:
-        return ""
-    return (
-        f"the old partitions of {names_text(kept)} stay in memory, because another "
-        "collection or client holds them"
-    )
+    text = f"the old partitions of {names_text(kept)} stay in memory, because another "
+    return f"{text}collection or client holds them" if kept else ""
 
 
 def _targets(load: Load, label: str) -> list[str] | None:

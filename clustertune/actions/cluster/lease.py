@@ -36,13 +36,8 @@ async def give_back(client: Client, method: str, **arguments: Any) -> Any:
 
     Both last as long as the client, so the request has to arrive. If the client is
     reconnecting, the request is repeated in the background until the client closes.
-
-    Raises
-    ------
-    ConnectionLostError
-        The request has not arrived yet, or the client is closed.
-    asyncio.TimeoutError
-        The request is not answered yet.
+    Raises ``ConnectionLostError`` if the request has not arrived yet, or the client is
+    closed; ``asyncio.TimeoutError`` if the request is not answered yet.
     """
     task = asyncio.ensure_future(_delivered(client, method, **arguments))
     _returning.add(task)
@@ -72,9 +67,8 @@ async def _delivered(client: Client, method: str, **arguments: Any) -> Any:
 def _returned(task: asyncio.Task[Any]) -> None:
     _returning.discard(task)
     if not task.cancelled() and task.exception() is not None:
-        logger.debug(
-            "clustertune could not release the lease or hold: %r", task.exception()
-        )
+        error = task.exception()
+        logger.debug("clustertune could not release the lease or hold: %r", error)
 
 
 def _instead(label: str) -> str:
@@ -85,15 +79,7 @@ def _instead(label: str) -> str:
 
 
 class Lease:
-    """The lease of a call.
-
-    Parameters
-    ----------
-    client
-        A connected client.
-    remaining
-        Returns the seconds that remain for the call.
-    """
+    """The lease of a call; ``remaining`` returns the seconds left for the call."""
 
     def __init__(self, client: Client, remaining: Callable[[], float]):
         self.client = client
@@ -105,10 +91,8 @@ class Lease:
     async def held(self, label: str, notify: Notify) -> AsyncIterator[None]:
         """Hold the lease; wait while another plan holds it.
 
-        Raises
-        ------
-        LeaseHeldError
-            Another client still holds it at the end of the time limit.
+        Raises ``LeaseHeldError`` if another client still holds it at the end of the
+        time limit.
         """
         # with our own token the lease can be given back before the answer arrives
         self.token = uuid4().hex

@@ -1,8 +1,7 @@
 """The live cluster: the port through which public calls read and change a cluster.
 
 It opens the cluster, looks, and moves or releases keys. :class:`WorkerActions` and
-:class:`DataActions` have the other actions. A move that is cancelled lands the bytes in
-flight and stops, and the lease is given back, however a call ends.
+:class:`DataActions` have the other actions.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,18 +58,8 @@ class LookOptions:
 class LiveCluster(WorkerActions, DataActions):
     """The cluster of a client, and the collections of a call.
 
-    Parameters
-    ----------
-    client
-        A connected client.
-    given
-        The validated collections.
-    goal
-        The request of the user.
-    remaining
-        Returns the seconds that remain for the call.
-    options
-        What each look reads in addition.
+    ``goal`` is the request of the user, ``remaining`` returns the seconds that remain
+    for the call, and ``options`` has what each look reads in addition.
     """
 
     def __init__(
@@ -100,11 +90,8 @@ class LiveCluster(WorkerActions, DataActions):
         """Check that the request is possible, and that code may be sent.
 
         Some worker must have one of the statuses in ``needs``, unless that is empty.
-
-        Raises
-        ------
-        NoWorkersError, VersionMismatchError, ScaleError, ValueError
-            The call is not possible; nothing was changed.
+        Raises ``NoWorkersError``, ``VersionMismatchError``, ``ScaleError``,
+        ``ValueError`` if the call is not possible; nothing was changed.
         """
         identity = await monitor.identify(self.client)
         statuses = {w["status"] for w in identity["workers"].values()}
@@ -153,9 +140,8 @@ class LiveCluster(WorkerActions, DataActions):
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
-        snapshot, seen = await monitor.look(
-            self.client, collections, by_task=self.options.read_spilled
-        )
+        look = partial(monitor.look, by_task=self.options.read_spilled)
+        snapshot, seen = await look(self.client, collections)
         self._computes = _can_compute(w.status for w in snapshot.workers)
         while self._computes and any(_is_missing_partitions(m) for m in seen):
             # A worker ended. Its keys are recomputed, unless the scheduler has
@@ -163,9 +149,7 @@ class LiveCluster(WorkerActions, DataActions):
             await self._claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
             await self._computing.settle(futures, notify, "loading")
-            snapshot, seen = await monitor.look(
-                self.client, collections, by_task=self.options.read_spilled
-            )
+            snapshot, seen = await look(self.client, collections)
         layouts = self._layouts(seen)
         if self.options.values and self._computes:
             layouts = await self._values.look(
@@ -177,9 +161,8 @@ class LiveCluster(WorkerActions, DataActions):
             )
         runs = None
         if self.options.held_data:
-            snapshot = await inquiry.with_held_data(
-                self.client, snapshot, self.options.limit
-            )
+            limit = self.options.limit
+            snapshot = await inquiry.with_held_data(self.client, snapshot, limit)
             snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.options.least_memory:
@@ -303,10 +286,7 @@ def _is_missing_partitions(collection: CollectionInfo) -> bool:
 def ids_of(names: Sequence[str | int] | None, view: View) -> frozenset[str | int]:
     """The ids of workers that are named by name or address; None: of all.
 
-    Raises
-    ------
-    ValueError
-        There is no such worker.
+    Raises ``ValueError`` if there is no such worker.
     """
     known = {w.address: w.id for w in view.now.workers}
     return frozenset(known.values()) if names is None else _named(names, known)
@@ -317,10 +297,7 @@ def _named(
 ) -> frozenset[str | int]:
     """The ids of named workers, among those known by address.
 
-    Raises
-    ------
-    ValueError
-        There is no such worker; the text lists the workers.
+    Raises ``ValueError`` if there is no such worker; the text lists the workers.
     """
     by_any: dict[str | int, str | int] = {i: i for i in known.values()}
     by_any |= {str(i): i for i in known.values() if str(i) not in by_any}  # of a shell

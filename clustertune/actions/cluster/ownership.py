@@ -1,13 +1,10 @@
 """Which client holds which keys: release old partitions, keep those of other clients.
 
-:class:`Release` releases old partitions while new ones are made of them. At any time,
-every row is in an old partition that is held, or in a new one in memory. Only the
-futures of this call are released. A partition that another collection or client holds
-stays in memory. If the call fails, :func:`rescue` publishes the new partitions, because
-the caller has no name for them.
-
-:class:`Claims` makes the caller's client hold given keys of other clients. Futures of
-another client become invalid when that client closes.
+:class:`Release` releases old partitions while new ones are made of them. Only the
+futures of this call are released, and every row stays in a partition that is held. If
+the call fails, :func:`rescue` publishes the new partitions. :class:`Claims` makes the
+caller's client hold given keys of other clients, since these become invalid when their
+client closes.
 """
 
 from __future__ import annotations
@@ -45,9 +42,8 @@ class Release:
         self._waiting = dict(enumerate(new))
         self._parts = np.split(cut.key, np.searchsorted(cut.new, range(1, len(new))))
         self._uses = np.bincount(cut.key, minlength=len(old))
-        self._unused = np.flatnonzero(
-            self._uses == 0
-        ).tolist()  # partitions without rows
+        # partitions without rows
+        self._unused = np.flatnonzero(self._uses == 0).tolist()
 
     def advance(self) -> bool:
         """Release old partitions that no new one needs; return whether there were any.
@@ -74,14 +70,9 @@ class Release:
 
 
 async def shared(client: Client, partitions: Mapping[str, Sequence[Key]]) -> set[str]:
-    """Labels of collections with a key that anything else holds, too.
+    """Labels of collections with a key that something else holds, too.
 
-    Parameters
-    ----------
-    client
-        Client with one future of this call for each key.
-    partitions
-        Keys by label.
+    The client has one future of this call for each key of ``partitions``.
     """
     labels = Counter(key for own in partitions.values() for key in own)
     found = set()
@@ -104,19 +95,9 @@ async def refuse_shared(
 ) -> None:
     """Refuse to release keys of the caller that anything else needs.
 
-    Parameters
-    ----------
-    client
-        Client of the call.
-    freed
-        Futures of the keys.
-    others
-        By label, futures of other data of the same call.
-
-    Raises
-    ------
-    SharedDataError
-        Something else needs a key; nothing was released.
+    ``freed`` has the futures of the keys, ``others`` the futures of other data of the
+    same call by label. Raises ``SharedDataError`` if something else needs a key;
+    nothing was released.
     """
     wanted = {f.key for f in freed}
     for label, futures in others.items():
@@ -129,11 +110,8 @@ async def refuse_shared(
     here = sum(client.refcount.get(f.key, 0) > 1 for f in freed)
     there = await _wanted_by_others(client, [f.key for f in freed])
     if here or there:
-        who = (
-            "another collection in this process"
-            if here
-            else "another client or a published data set"
-        )
+        who = "another client or a published data set"
+        who = "another collection in this process" if here else who
         raise SharedDataError(
             "release_inputs=True would release "
             f"{plural(max(here, there), 'partition')} that {who} needs, too, so it "
@@ -179,9 +157,8 @@ class Claims:
 
     def __init__(self, client: Client):
         self.client = client
-        self._pairs: list[
-            tuple[Any, Any]
-        ] = []  # the given future, and that of the caller's client
+        # the given future, and that of the caller's client
+        self._pairs: list[tuple[Any, Any]] = []
         self._next = 0.0
 
     def __bool__(self) -> bool:
@@ -203,12 +180,8 @@ class Claims:
     async def renew(self) -> None:
         """Have the scheduler keep the keys for the client; refuse missing ones.
 
-        A new future of a known key does not do that.
-
-        Raises
-        ------
-        IncompleteError
-            Their client was closed, or released or cancelled them.
+        A new future of a known key does not do that. Raises ``IncompleteError`` if
+        their client was closed, or released or cancelled them.
         """
         start = monotonic()
         if start < self._next:
@@ -220,18 +193,14 @@ class Claims:
             if unwanted:  # in order with the release of the same keys
                 mine = {"client": self.client.id}
                 self.client._send_to_scheduler(message | mine)  # noqa: SLF001
-        self._next = monotonic() + max(
-            CLAIMS_INTERVAL, CLAIMS_SHARE * (monotonic() - start)
-        )
+        took = monotonic() - start
+        self._next = monotonic() + max(CLAIMS_INTERVAL, CLAIMS_SHARE * took)
 
     async def refuse_gone(self, pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
         """The keys that the scheduler has and the client does not hold.
 
-        Raises
-        ------
-        IncompleteError
-            A key will never be in memory. A pending future may belong to a graph that
-            the scheduler has not read yet.
+        Raises ``IncompleteError`` if a key will never be in memory. A pending future
+        may belong to a graph that the scheduler has not read yet.
         """
         names = [own.key for _, own in pairs]
         packed = await asyncio.to_thread(keys.pack, names)

@@ -58,10 +58,8 @@ class WorkerActions:
     def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
         """Refuse a number of workers that the cluster cannot have.
 
-        Raises
-        ------
-        ScaleError
-            The cluster cannot scale up, or has more workers; the text has a fix.
+        Raises ``ScaleError`` if the cluster cannot scale up, or has more workers; the
+        text has a fix.
         """
         there = _to_stay(workers)
         if wanted == there:
@@ -78,10 +76,8 @@ class WorkerActions:
     async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Request workers from the cluster object and wait until they run.
 
-        Raises
-        ------
-        ScaleError
-            The cluster cannot scale, or workers did not start in time.
+        Raises ``ScaleError`` if the cluster cannot scale, or workers did not start in
+        time.
         """
         cluster = self.client.cluster
         adapter = managers.find(cluster)
@@ -109,9 +105,8 @@ class WorkerActions:
         cluster = self.client.cluster
         was = await managers.bounds(cluster)
         if not isinstance(was, tuple):
-            return Result(
-                not_done=f"{type(cluster).__name__} does not scale adaptively"
-            )
+            kind = type(cluster).__name__
+            return Result(not_done=f"{kind} does not scale adaptively")
         await managers.adapt(cluster, bounds.minimum, bounds.maximum)
         if self.bounds is None:
             self.bounds = was
@@ -147,9 +142,8 @@ class WorkerActions:
         await monitor.look(self.client, [])  # approves the new process for code
         other = await _differences(self.client, back, restart.size)
         undone = "; ".join(filter(None, [result.not_done, other]))
-        return replace(
-            result, not_done=undone, details=f"{result.details}; {restart.size}"
-        )
+        details = f"{result.details}; {restart.size}"
+        return replace(result, not_done=undone, details=details)
 
     async def _restart(self, restart: Restart, notify: Notify) -> tuple[Result, str]:
         """Return the result, and the address of a resized process."""
@@ -182,9 +176,8 @@ class WorkerActions:
                 state = await job
             except BaseException as error:
                 if ended:
-                    attach_result(
-                        error, self._restarted(restart, ended[0], ids, before)
-                    )
+                    last = self._restarted(restart, ended[0], ids, before)
+                    attach_result(error, last)
                 raise
         if restart.retire and not state["error"]:
             await managers.retired(self.client.cluster, restart.id)
@@ -280,20 +273,16 @@ class WorkerActions:
             timeout=monitor.PATIENCE,
         )
         mute = trim.workers.keys() - approved
-        said, undone = (
-            [],
-            [f"{len(mute)} did not report their versions"] if mute else [],
-        )
-        measured = []
+        undone = [f"{len(mute)} did not report their versions"] if mute else []
+        said, measured = [], []
         for address, answer in answers.items():
-            who = names_text([trim.workers[address]])
+            id = trim.workers[address]
+            who = names_text([id])
             if isinstance(answer, BaseException):
                 undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
                 continue
             before, after, asked = answer
-            measured.append(
-                MeasuredMemory(worker=trim.workers[address], before=before, after=after)
-            )
+            measured.append(MeasuredMemory(worker=id, before=before, after=after))
             text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
             said.append(text if asked else f"{text} (no malloc_trim there)")
         return Result(
@@ -332,16 +321,12 @@ def _resize_terms(restart: Restart) -> dict[str, Any] | None:
     size = restart.size
     if size is None:
         return None
-    wanted = {
-        "nthreads": size.nthreads,
-        "memory_limit": size.memory_limit,
-        "env": dict(size.env) or None,
-    }
+    wanted = {"nthreads": size.nthreads, "memory_limit": size.memory_limit}
     line, most = restart.lowered_limits
     return {
         "change": ship.pickled(process.change),
         "settle": ship.pickled(process.settle),
-        "wanted": wanted,
+        "wanted": wanted | {"env": dict(size.env) or None},
         "line": line,
         "most": most,
     }
@@ -358,9 +343,8 @@ async def _differences(client: Client, address: str, size: WorkerSize) -> str:
     )
     found = answers[address]
     if isinstance(found, BaseException):
-        return (
-            f"the worker did not report its size: {printable(repr(found), longest=200)}"
-        )
+        text = printable(repr(found), longest=200)
+        return f"the worker did not report its size: {text}"
     wanted: Mapping[str, Any] = {
         "threads": (size.nthreads, found["nthreads"]),
         "memory limit": (size.memory_limit, found["memory_limit"]),
