@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from distributed import Client
 
@@ -146,58 +146,33 @@ def _refuse_joined(given: Given) -> None:
 # --- context of a task ----------------------------------------------------------------
 
 
-class Approval(Protocol):
-    """Compares a call with a plan that was made earlier; raises where they differ."""
+class Approval:
+    """Compares a call with a plan that was made earlier; this one approves all."""
 
     def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-        """Check a plan before its first step; further plans may follow."""
+        """Raise if a plan differs. Called before its first step; others may follow."""
 
     def step(self, view: View, step: Step) -> None:
-        """Check a step against the last view, just before it is carried out."""
+        """Raise if a step no longer applies to the last view. Called just before it."""
 
 
-_approval: ContextVar[Approval | None] = ContextVar("approval", default=None)
-
-
-@contextmanager
-def checked_by(approval: Approval) -> Iterator[None]:
-    """Have this approval check all plans and steps of calls in the block."""
-    token = _approval.set(approval)
-    try:
-        yield
-    finally:
-        _approval.reset(token)
-
-
-def approve_plan(view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-    """Pass a plan to the approval of this task, if there is one."""
-    approval = _approval.get()
-    if approval is not None:
-        approval.plan(view, found, plan)
-
-
-def _approve_step(view: View, step: Step) -> None:
-    approval = _approval.get()
-    if approval is not None:
-        approval.step(view, step)
-
-
-_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
+_APPROVES_ALL = Approval()
+approval: ContextVar[Approval] = ContextVar("approval", default=_APPROVES_ALL)
+#: the phases to which calls of ``prepare`` are limited; empty: all phases
+permitted_phases: ContextVar[frozenset[str]] = ContextVar(
+    "permitted_phases", default=frozenset()
+)
+Value = TypeVar("Value")
 
 
 @contextmanager
-def limited_to(phase: str) -> Iterator[None]:
-    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
-    token = _phases.set(frozenset((phase,)))
+def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Set a variable for all calls that this task makes in the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _phases.reset(token)
-
-
-def permitted_phases() -> frozenset[str]:
-    """The phases to which the calls of this task are limited; empty: all phases."""
-    return _phases.get()
+        variable.reset(token)
 
 
 # --- steps --------------------------------------------------------------------------
@@ -233,7 +208,7 @@ async def execute(
         if needless:
             record(Outcome(step=step, status="not needed", reason=needless))
             continue
-        _approve_step(view, step)
+        approval.get().step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
             record(Outcome(step=step, status="skipped", reason=refused.reason))
@@ -344,10 +319,13 @@ class RunningCall:
     async def finish(
         self,
         work: Coroutine[Any, Any, None],
-        status: Callable[[], str],
+        status: Callable[[bool], str],
         facts: Facts,
     ) -> Report:
         """Do the work within the time limit, report, and note the call.
+
+        ``status`` returns the status of a call that did not fail; its argument is
+        whether this is a dry run. ``facts`` makes the state of the dashboard page.
 
         Raises
         ------
@@ -369,7 +347,7 @@ class RunningCall:
             if ours is error:
                 raise
             raise ours from error
-        return await self._conclude(status(), facts)
+        return await self._conclude(status(self.call.dry_run), facts)
 
     def _explained(self, error: BaseException) -> BaseException:
         """The time limit and a lost connection as errors of clustertune."""

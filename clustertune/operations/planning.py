@@ -20,7 +20,7 @@ from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
 from clustertune.operations import events, planfile
-from clustertune.operations.call import check_client, checked_by
+from clustertune.operations.call import Approval, approval, assigned, check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import guards, verification
 
@@ -149,16 +149,15 @@ def apply_plan(
 
 
 @dataclass
-class _Recorder:
+class _Recorder(Approval):
     """Keeps the first view; approves every plan."""
 
     view: View | None = None
 
-    def plan(self, view: View, _found: tuple[Finding, ...], _plan: Plan) -> None:
-        if self.view is None:
-            self.view = view
+    def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:  # noqa: ARG002
+        self.view = self.view or view
 
-    def step(self, _view: View, step: Step) -> None:
+    def step(self, view: View, step: Step) -> None:  # noqa: ARG002
         raise AssertionError(f"a dry run began a step: {step.summary}")
 
 
@@ -170,7 +169,7 @@ async def _plan(
 ) -> StoredPlan:
     identity = await monitor.identify(client)
     recorder = _Recorder()
-    with checked_by(recorder):
+    with assigned(approval, recorder):
         found = await call.make(client, dry_run=True, progress=progress)
     assert recorder.view is not None
     made = recorder.view.now.time
@@ -202,7 +201,7 @@ async def _apply(
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
     because = events.why() or stored.reason or None
-    with checked_by(Comparison(stored)), events.because(because):
+    with assigned(approval, Comparison(stored)), events.because(because):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
         # the arguments were valid when the plan was made: a worker or data set is gone
@@ -229,7 +228,7 @@ def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:
     )
 
 
-class Comparison:
+class Comparison(Approval):
     """Compares views and plans of a call with a stored plan; pure, but has a state.
 
     Parameters

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +42,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.operations import publishing, release
-from clustertune.operations.call import check_client, limited_to
+from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
@@ -68,7 +62,7 @@ from clustertune.operations.playbooks.playbook import (
 from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
-from clustertune.operations.procedure import Procedure, carry_out
+from clustertune.operations.procedure import operate
 from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
@@ -507,7 +501,7 @@ class PlaybookRun:
         if phase == "load":
             options["persist"] = True
         options["estimator"] = self.estimator
-        with limited_to(phase):
+        with assigned(permitted_phases, frozenset((phase,))):
             if isinstance(self.data, PublishedData):
                 return await self._call("prepare", self.data.names, options)
             how = {"dry_run": self.dry_run, "progress": self.progress}
@@ -538,27 +532,28 @@ class PlaybookRun:
     ) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
 
-        def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
+        def steps(view: View, *_: object) -> Iterator[model.Step]:
             proposed = tuple(actions.others()[do].propose(found, view))
             self.playbook.limits.refuse_beyond(view.now, proposed)
             yield from proposed
 
-        procedure = Procedure(
-            client=self.client,
-            name=do,
-            steps=steps,
-            timeout=timeout,
-            dry_run=self.dry_run,
-            progress=self.progress,
-            look=LookOptions(held_data=True),
-        )
+        operating: Any = operate
         try:
-            return await carry_out(procedure)
+            report: Report = await operating(
+                self.client,
+                do,
+                steps,
+                timeout=timeout,
+                dry_run=self.dry_run,
+                progress=self.progress,
+                look=LookOptions(held_data=True),
+            )
         except ClustertuneError:
             raise
         except Exception as error:
             text = printable(repr(error), longest=200)
             raise ClustertuneError(f"the action {do} failed: {text}") from error
+        return report
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
         """The named workers of the cluster. An empty list would mean all workers."""
