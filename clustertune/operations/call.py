@@ -27,7 +27,7 @@ from distributed import Client
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import inputs
-from clustertune.collections.inputs import Given, Inputs
+from clustertune.collections.inputs import Inputs
 from clustertune.core import counts, settings
 from clustertune.core.model import (
     Cluster,
@@ -90,8 +90,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
 
     Raises
     ------
-    TypeError, ConnectionLostError, ValueError, AlignmentError
-        As the case may be.
+    TypeError, ValueError, ConnectionLostError, AlignmentError
     """
     refuse_wrong_settings()
     if not isinstance(client, Client):
@@ -102,7 +101,14 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
     scheduler: Any = client.scheduler
     ours = scheduler.address
     for x in given:
-        _refuse_joined(x)
+        if lost := inputs.missing(x.collection):
+            promised = x.collection.npartitions
+            raise AlignmentError(
+                f"{x.label} has {promised} partitions by its metadata, but only "
+                f"{promised - lost} were persisted: Dask joins small partitions of "
+                f"Parquet data when it loads them. Nothing can use {x.label} in this "
+                f"state. Give prepare the lazy {x.label}, from before it was persisted"
+            )
         _, futures = inputs.partitions(x.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
@@ -129,18 +135,6 @@ def _scheduler_id(client: Client) -> object:
     if client.status != "running":
         return object()
     return client.scheduler_info().get("id")
-
-
-def _refuse_joined(given: Given) -> None:
-    lost = inputs.missing(given.collection)
-    if lost:
-        promised = given.collection.npartitions
-        raise AlignmentError(
-            f"{given.label} has {promised} partitions by its metadata, but only "
-            f"{promised - lost} were persisted: Dask joins small partitions of Parquet "
-            f"data when it loads them. Nothing can use {given.label} in this state. "
-            f"Give prepare the lazy {given.label}, from before it was persisted"
-        )
 
 
 # --- context of a task ----------------------------------------------------------------
@@ -189,17 +183,9 @@ async def execute(
 ) -> None:
     """Carry out the steps of a plan in order.
 
-    Parameters
-    ----------
-    plan, view
-        The plan, and the view from which it was made.
-    cluster
-        The port.
-    notify, clock
-        Shows progress; returns seconds, to time each step.
-    record
-        Called with the outcome of each step as soon as it is known, also before the
-        error of a step that fails or is interrupted is raised.
+    ``view`` is the view from which the plan was made. ``record`` is called with the
+    outcome of each step as soon as it is known, also before the error of a step that
+    fails or is interrupted is raised.
     """
     for number, step in enumerate(plan.steps):
         if number:
@@ -257,22 +243,10 @@ def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Out
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One public call with validated arguments.
-
-    Attributes
-    ----------
-    name
-        The public function: ``"prepare"``, ``"restart"``.
-    look
-        What each look at the cluster reads in addition.
-    needs
-        Some worker must have one of these statuses; empty: no worker is needed.
-    keeps_refused
-        Whether the scheduler stores the report of a refused call, too.
-    """
+    """One public call with validated arguments."""
 
     client: Client
-    name: str
+    name: str  # of the public function: "prepare", "restart"
     goal: Goal = field(default_factory=lambda: Goal(workload=libraries.choose(None)))
     timeout: float
     dry_run: bool
@@ -280,24 +254,13 @@ class Call:
     given: Inputs = inputs.NOTHING
     workers: tuple[str | int, ...] | None = None
     look: LookOptions = field(default_factory=LookOptions)
+    #: some worker must have one of these statuses; empty: no worker is needed
     needs: tuple[str, ...] = ("running",)
-    keeps_refused: bool = False
+    keeps_refused: bool = False  # the scheduler stores the report of a refused call
 
 
 class RunningCall:
-    """One call while it runs.
-
-    Attributes
-    ----------
-    cluster
-        The live cluster.
-    journal
-        The views, findings, plans and outcomes so far.
-    notify
-        Shows progress.
-    settings
-        The configured settings of checks.
-    """
+    """One call while it runs: its live cluster, journal and progress."""
 
     def __init__(self, call: Call):
         self.call = call
@@ -305,14 +268,14 @@ class RunningCall:
         self.settings = checks.configured()
         self._progress = Progress(call.progress)
         self.notify: Notify = self._progress.notify
-        self._start = start = monotonic()
-        timeout = call.timeout
+        self._start = monotonic()
+        end = self._start + call.timeout
         # Prepared keeps the cluster, so the cluster must not keep the old collections
         self.cluster = LiveCluster(
             call.client,
             call.given,
             call.goal,
-            lambda: start + timeout - monotonic(),
+            lambda: end - monotonic(),
             options=call.look,
         )
 

@@ -285,12 +285,7 @@ def _report(text: str) -> None:
         sys.stderr.flush()
 
 
-def hold(
-    client: Client,
-    *,
-    label: str = UNNAMED,
-    profile: str | None = None,
-) -> Hold:
+def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) -> Hold:
     """Keep workers during a block: no adaptive scaling down, no other plans.
 
     Parameters

@@ -473,7 +473,7 @@ def last_report(client: Client) -> Any:
     Parameters
     ----------
     client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+        As for :func:`prepare`.
 
     Returns
     -------

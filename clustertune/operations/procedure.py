@@ -50,18 +50,10 @@ Steps = Callable[[View, Collection[str | int], tuple[Finding, ...]], Iterator[St
 
 @dataclass(frozen=True, kw_only=True)
 class Procedure(Call):
-    """A call of which the caller proposes the steps.
-
-    Attributes
-    ----------
-    steps
-        Returns the steps.
-    then
-        Returns the steps that follow, from another look.
-    """
+    """A call for which the caller proposes the steps."""
 
     steps: Steps
-    then: Steps | None = None
+    then: Steps | None = None  # the steps that follow, from another look
     needs: tuple[str, ...] = RESTARTABLE
 
 
@@ -160,7 +152,8 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
     others. After a step that failed or was done in part, no other begins.
     """
     before = len(journal.outcomes)
-    for number, steps in enumerate(_batches(plan)):
+    for number, (_, batch) in enumerate(groupby(plan.steps, _batch)):
+        steps = tuple(batch)
         if any(o.status in ("partly", "failed") for o in journal.outcomes[before:]):
             reason = "not begun, because an earlier step was not completed"
             journal.outcomes += [
@@ -181,13 +174,8 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
         )
 
 
-def _batches(plan: Plan) -> Iterator[tuple[Step, ...]]:
-    """Batches: workers that may be away at the same time; each other step alone."""
-    for _, steps in groupby(plan.steps, _batch):
-        yield tuple(steps)
-
-
 def _batch(step: Step) -> object:
+    """The batch of a step: workers that may be away together; other steps alone."""
     args = step.args
     if not isinstance(args, Restart) or not args.concurrent:
         return id(step)

@@ -30,8 +30,8 @@ def release_data(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress, timeout
+        As for :func:`clustertune.prepare`.
     *prefixes
         Prefixes of keys, as a dry run lists them: ``"random_sample"``. None: all keys
         that only this client holds, except those in ``keep``.
@@ -42,10 +42,6 @@ def release_data(
         cancelled, and their published names removed.
     dry_run
         Change nothing; the report lists the keys by prefix.
-    progress
-        As for :func:`clustertune.prepare`.
-    timeout
-        Seconds, or a duration, for the whole call.
 
     Returns
     -------

@@ -48,8 +48,8 @@ def restart_workers(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, dry_run, progress
+        As for :func:`clustertune.prepare`.
     *collections
         Row-aligned collections whose partitions stay together meanwhile. The keys of
         all clients are kept, also those of other collections.
@@ -70,10 +70,6 @@ def restart_workers(
         Otherwise the error lists both.
     wait
         Seconds, or a duration: how long to wait for the running tasks of each worker.
-    dry_run
-        Change nothing; the report has the plan and its cost.
-    progress
-        As for :func:`clustertune.prepare`.
     timeout
         Seconds, or a duration, for the whole call. At the limit, a restart that has
         begun is undone. The call waits for that for at most 10 s more; the scheduler

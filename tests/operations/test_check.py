@@ -148,7 +148,7 @@ async def test_deep(c, s, a, b):
     X, y = await clustertune.prepare(c, X, y, rechunk=False)
     report = await clustertune.check(c, X, y, deep=True)
     (finding,) = (f for f in report.found if f.check == "missing_classes")
-    assert "lack some of" in finding.message
+    assert "have no rows of some of" in finding.message
 
 
 def _fail(partition):

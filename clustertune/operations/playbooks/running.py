@@ -22,13 +22,7 @@ from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
 from clustertune.core import arguments, model
 from clustertune.core.counts import Done
-from clustertune.core.model import (
-    Finding,
-    Goal,
-    Notify,
-    Snapshot,
-    View,
-)
+from clustertune.core.model import Finding, Goal, Notify, Snapshot, View
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted
 from clustertune.core.wording import names_text, printable, seconds_text
@@ -98,8 +92,8 @@ def run_playbook(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress
+        As for :func:`clustertune.prepare`.
     playbook
         The name of a playbook (``"before-training"``), or the path of a file.
     X, y, sample_weight, qid, base_margin, init_score, eval_set
@@ -112,8 +106,6 @@ def run_playbook(
         steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
     dry_run
         Change nothing; check each condition once, and plan each step.
-    progress
-        As for :func:`clustertune.prepare`.
 
     Returns
     -------
@@ -524,11 +516,7 @@ class PlaybookRun:
         return await self._call("release", prefixes, options)
 
     async def _plugin(
-        self,
-        do: str,
-        found: tuple[Finding, ...],
-        *,
-        timeout: float = TIMEOUT,
+        self, do: str, found: tuple[Finding, ...], *, timeout: float = TIMEOUT
     ) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
 
