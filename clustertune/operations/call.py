@@ -86,12 +86,7 @@ def refuse_wrong_settings() -> None:
 
 
 def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
-    """Refuse wrong settings, a closed client, and data of another cluster.
-
-    Raises
-    ------
-    TypeError, ValueError, ConnectionLostError, AlignmentError
-    """
+    """Refuse wrong settings, a closed client, and data of another cluster."""
     refuse_wrong_settings()
     if not isinstance(client, Client):
         raise TypeError(

@@ -222,18 +222,13 @@ async def _settled(cluster: LiveCluster, seconds: float) -> View:
     """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
     end = monotonic() + seconds
     view = await cluster.look(lambda *_: None)
-    while _drops_replicas(view) and monotonic() < end:
+    while view.now.memory_manager and monotonic() < end:
+        known = [x for x in view.layouts if x.loaded and x.aligned]
+        if not any(layouts.replicated(x).any() for x in known):
+            break
         await asyncio.sleep(LOOK_INTERVAL)
         view = await cluster.look(lambda *_: None)
     return view
-
-
-def _drops_replicas(view: View) -> bool:
-    """Whether Dask's memory manager is about to drop replicas of the data."""
-    known = [x for x in view.layouts if x.loaded and x.aligned]
-    return bool(view.now.memory_manager) and any(
-        layouts.replicated(x).any() for x in known
-    )
 
 
 # --- the public functions -------------------------------------------------------------

@@ -151,28 +151,17 @@ def run_playbook(
 
 
 def run_on_datasets(
-    client: Client,
-    playbook: Playbook,
-    *names: str,
-    estimator: str | None = None,
-    dry_run: bool = False,
-    progress: bool | Notify | None = None,
+    client: Client, playbook: Playbook, *names: str, **options: Any
 ) -> Any:
     """Carry out a playbook on published data sets: X, y, and others.
 
-    After ``prepare`` the names refer to the prepared data; ``release`` unpublishes
-    them. The caller reads the file once, for the dry run and for the run.
+    ``options`` are ``estimator``, ``dry_run`` and ``progress``. After ``prepare`` the
+    names refer to the prepared data; ``release`` unpublishes them. The caller reads the
+    file once, for the dry run and for the run.
     """
     arguments.distinct("data sets", names)
     data = PublishedData(client=client, names=names) if names else None
-    job = PlaybookRun(
-        client=client,
-        playbook=playbook,
-        data=data,
-        estimator=estimator,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    job = PlaybookRun(client=client, playbook=playbook, data=data, **options)
     return client.sync(job.run)
 
 
@@ -212,13 +201,14 @@ class GivenData:
             self.given = {name: getattr(done, name) for name in self.given}
         return done.report
 
-    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+    async def release(self, **options: Any) -> Report:
         every = [x.collection for x in await self.inputs()]
         releasing: Any = release.release_collections
-        report: Report = await releasing(
-            self.client, *every, dry_run=dry_run, **options
-        )
+        report: Report = await releasing(self.client, *every, **options)
         return report
+
+    def final(self) -> dict[str, Any]:
+        return self.given | {"prepared": self.prepared}
 
 
 @dataclass(kw_only=True)
@@ -311,13 +301,8 @@ class PlaybookRun:
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            **self._final(),
+            **(self.data.final() if isinstance(self.data, GivenData) else {}),
         )
-
-    def _final(self) -> dict[str, Any]:
-        if not isinstance(self.data, GivenData):
-            return {}
-        return self.data.given | {"prepared": self.data.prepared}
 
     def _stops(self, result: StepResult) -> bool:
         """A lost cluster ends every run; other failures end no dry run."""
@@ -354,21 +339,19 @@ class PlaybookRun:
         if not condition.named:
             reason = condition.reason
             return _result(step, "skipped", reason=reason, found=condition.found)
+        found = condition.found
         try:
             report = await self._act(step, condition.named)
         except ClustertuneError:
             raise
         except (TypeError, ValueError) as error:  # an unknown worker or prefix
-            reason = str(error)
-            return _result(step, "failed", reason=reason, found=condition.found)
+            return _result(step, "failed", reason=str(error), found=found)
         status = status_of(report, in_part=step.do in ON_DATA)
         self._unplannable |= status == "planned" and step.do in ON_DATA
         reason = failure_of(report) if status in BAD else ""
         if status == "planned" and condition.reason:
             reason = f"{condition.reason}: {planned_of(report)}"
-        return _result(
-            step, status, reason=reason, found=condition.found, report=report
-        )
+        return _result(step, status, reason=reason, found=found, report=report)
 
     def _without_data(self, step: Step) -> StepResult | None:
         """The result of a step whose data is missing, or is planned only."""
@@ -439,8 +422,7 @@ class PlaybookRun:
         self, step: Step
     ) -> AsyncGenerator[tuple[Finding, ...], None]:
         """Findings over time: from snapshots, or from diagnoses if those are needed."""
-        watching = Monitor(self.client, estimator=self.estimator)
-        async with watching:
+        async with Monitor(self.client, estimator=self.estimator) as watching:
             found = checks.run(watching.view, checks.configured())
             visible = bool(step.subjects(found))
             snapshots = aiter(watching)
@@ -472,7 +454,7 @@ class PlaybookRun:
             limits = self.playbook.limits
             options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
         if step.do in actions.others():
-            return await self._plugin(step.do, await self._findings(), **options)
+            return await self._plugin(step.do, **options)
         if step.do in ON_DATA:
             return await self._prepare(step.do, options)
         if step.do == "release":
@@ -484,9 +466,11 @@ class PlaybookRun:
     ) -> Report:
         """Make a call, in the way in which stored plans are made and carried out."""
         call = PlannedCall(verb=verb, names=tuple(names), options=options)
-        return await call.make(
-            self.client, dry_run=self.dry_run, progress=self.progress
-        )
+        return await call.make(self.client, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"dry_run": self.dry_run, "progress": self.progress}
 
     async def _prepare(self, phase: str, options: dict[str, Any]) -> Report:
         assert self.data is not None
@@ -496,16 +480,13 @@ class PlaybookRun:
         with assigned(permitted_phases, frozenset((phase,))):
             if isinstance(self.data, PublishedData):
                 return await self._call("prepare", self.data.names, options)
-            how = {"dry_run": self.dry_run, "progress": self.progress}
-            return await self.data.prepare(**options, **how)
+            return await self.data.prepare(**options, **self._how)
 
     async def _release(self, options: dict[str, Any]) -> Report:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
         if not prefixes and keep is None:
             assert self.data is not None
-            report = await self.data.release(
-                **options, dry_run=self.dry_run, progress=self.progress
-            )
+            report = await self.data.release(**options, **self._how)
             if not self.dry_run:
                 self.data = None
             return report
@@ -515,10 +496,9 @@ class PlaybookRun:
             options["keep"] = [x.collection for x in given]
         return await self._call("release", prefixes, options)
 
-    async def _plugin(
-        self, do: str, found: tuple[Finding, ...], *, timeout: float = TIMEOUT
-    ) -> Report:
+    async def _plugin(self, do: str, timeout: float = TIMEOUT) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
+        found = await self._findings()
 
         def steps(view: View, *_: object) -> Iterator[model.Step]:
             proposed = tuple(actions.others()[do].propose(found, view))
@@ -532,9 +512,8 @@ class PlaybookRun:
                 do,
                 steps,
                 timeout=timeout,
-                dry_run=self.dry_run,
-                progress=self.progress,
                 look=LookOptions(held_data=True),
+                **self._how,
             )
         except ClustertuneError:
             raise
