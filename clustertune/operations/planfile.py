@@ -181,7 +181,7 @@ class StoredPlan:
         User, host and process that made it.
     reason : str
         Why it was made; may be empty.
-    call : Call
+    call : PlannedCall
         The call that carries it out.
     seen : Fingerprint
         The cluster and the data when it was made.

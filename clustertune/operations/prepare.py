@@ -98,6 +98,7 @@ async def tune(
 
 
 async def _prepare(call: Call, estimator: object) -> Prepared:
+    """Run :func:`tune` within the time limit, report, and make the result."""
     run = RunningCall(call)
     cluster, journal = run.cluster, run.journal
     work = tune(
@@ -302,8 +303,9 @@ def prepare(
         Names or addresses: place the data on these workers only.
     restart
         False: only advise. ``"auto"``: only if nothing runs, trim the workers that
-        findings about memory name, then restart those that are still above a threshold,
-        or will be after the next run, one at a time and keeping their data. True: all.
+        findings about memory name. Then restart workers that are still above a
+        threshold, or will be after the next run, one at a time and keeping their data.
+        True: all.
         See :func:`clustertune.restart_workers`.
     rechunk
         True: cut and join partitions where their rows do not match each other or the
