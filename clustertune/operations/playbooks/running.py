@@ -272,7 +272,6 @@ class PlaybookRun:
         check_client(self.client)
         self._profile = libraries.choose(self.estimator)
         refuse_without_data(self.playbook, self.data)
-        checks.configured()  # refuses bad settings
         arguments.flag("dry_run", self.dry_run)
         self._shown = Progress(self.progress)
 
