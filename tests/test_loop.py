@@ -29,6 +29,7 @@ from clustertune.errors import (
     CapacityError,
     NoWorkersError,
     ScaleError,
+    VerificationError,
 )
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
@@ -372,7 +373,9 @@ def test_what_is_refused_is_left() -> None:
     """A plan of which every step is refused ends the loop, and is in the report."""
     data = layout(ROWS, {"X": [0] * 12, "y": [0] * 11 + [-1]})
     cluster = MemoryCluster(view(workers(2), [data]))
-    journal = run(cluster)
+    journal = Journal()
+    with pytest.raises(VerificationError, match="no worker holds 1 partition of y"):
+        run(cluster, journal)
     assert cluster.calls == []
     assert len(journal.views) == 1
     report = journal.report(journal.status(dry_run=False), 0.0)

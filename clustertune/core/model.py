@@ -8,7 +8,8 @@ are pure functions over these values. Unknown values are :class:`Unknown` with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -438,6 +439,14 @@ class Cluster(Protocol):
     in memory of :mod:`clustertune.testing`.
     """
 
+    async def open(
+        self, workers: Sequence[str | int] | None, *, needs: Collection[str]
+    ) -> None:
+        """Check that the request is possible for these workers; None: for all."""
+
+    def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
+        """Let no other plan run during the block."""
+
     async def look(self, notify: Notify) -> View:
         """Read the current state of cluster and data."""
 
@@ -476,6 +485,9 @@ class Cluster(Protocol):
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
         """Restart all workers at once, and lose their data."""
+
+    async def finish(self, view: View) -> None:
+        """Complete the prepared collections, and keep them on their workers."""
 
 
 class Action(Protocol):

@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from distributed import Client
 
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import inputs
-from clustertune.collections.inputs import Given, Inputs
+from clustertune.collections.inputs import Inputs
 from clustertune.core import counts, settings
 from clustertune.core.model import (
     Cluster,
@@ -86,13 +86,7 @@ def refuse_wrong_settings() -> None:
 
 
 def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
-    """Refuse wrong settings, a closed client, and data of another cluster.
-
-    Raises
-    ------
-    TypeError, ConnectionLostError, ValueError, AlignmentError
-        As the case may be.
-    """
+    """Refuse wrong settings, a closed client, and data of another cluster."""
     refuse_wrong_settings()
     if not isinstance(client, Client):
         raise TypeError(
@@ -102,7 +96,14 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
     scheduler: Any = client.scheduler
     ours = scheduler.address
     for x in given:
-        _refuse_joined(x)
+        if lost := inputs.missing(x.collection):
+            promised = x.collection.npartitions
+            raise AlignmentError(
+                f"{x.label} has {promised} partitions by its metadata, but only "
+                f"{promised - lost} were persisted: Dask joins small partitions of "
+                f"Parquet data when it loads them. Nothing can use {x.label} in this "
+                f"state. Give prepare the lazy {x.label}, from before it was persisted"
+            )
         _, futures = inputs.partitions(x.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
@@ -131,73 +132,36 @@ def _scheduler_id(client: Client) -> object:
     return client.scheduler_info().get("id")
 
 
-def _refuse_joined(given: Given) -> None:
-    lost = inputs.missing(given.collection)
-    if lost:
-        promised = given.collection.npartitions
-        raise AlignmentError(
-            f"{given.label} has {promised} partitions by its metadata, but only "
-            f"{promised - lost} were persisted: Dask joins small partitions of Parquet "
-            f"data when it loads them. Nothing can use {given.label} in this state. "
-            f"Give prepare the lazy {given.label}, from before it was persisted"
-        )
-
-
 # --- context of a task ----------------------------------------------------------------
 
 
-class Approval(Protocol):
-    """Compares a call with a plan that was made earlier; raises where they differ."""
+class Approval:
+    """Compares a call with a plan that was made earlier; this one approves all."""
 
     def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-        """Check a plan before its first step; further plans may follow."""
+        """Raise if a plan differs. Called before its first step; others may follow."""
 
     def step(self, view: View, step: Step) -> None:
-        """Check a step against the last view, just before it is carried out."""
+        """Raise if a step no longer applies to the last view. Called just before it."""
 
 
-_approval: ContextVar[Approval | None] = ContextVar("approval", default=None)
-
-
-@contextmanager
-def checked_by(approval: Approval) -> Iterator[None]:
-    """Have this approval check all plans and steps of calls in the block."""
-    token = _approval.set(approval)
-    try:
-        yield
-    finally:
-        _approval.reset(token)
-
-
-def approve_plan(view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-    """Pass a plan to the approval of this task, if there is one."""
-    approval = _approval.get()
-    if approval is not None:
-        approval.plan(view, found, plan)
-
-
-def _approve_step(view: View, step: Step) -> None:
-    approval = _approval.get()
-    if approval is not None:
-        approval.step(view, step)
-
-
-_phases: ContextVar[frozenset[str]] = ContextVar("phases", default=frozenset())
+_APPROVES_ALL = Approval()
+approval: ContextVar[Approval] = ContextVar("approval", default=_APPROVES_ALL)
+#: the phases to which calls of ``prepare`` are limited; empty: all phases
+permitted_phases: ContextVar[frozenset[str]] = ContextVar(
+    "permitted_phases", default=frozenset()
+)
+Value = TypeVar("Value")
 
 
 @contextmanager
-def limited_to(phase: str) -> Iterator[None]:
-    """Limit calls of ``prepare`` in the block to one phase, also by published names."""
-    token = _phases.set(frozenset((phase,)))
+def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Set a variable for all calls that this task makes in the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _phases.reset(token)
-
-
-def permitted_phases() -> frozenset[str]:
-    """The phases to which the calls of this task are limited; empty: all phases."""
-    return _phases.get()
+        variable.reset(token)
 
 
 # --- steps --------------------------------------------------------------------------
@@ -214,17 +178,9 @@ async def execute(
 ) -> None:
     """Carry out the steps of a plan in order.
 
-    Parameters
-    ----------
-    plan, view
-        The plan, and the view from which it was made.
-    cluster
-        The port.
-    notify, clock
-        Shows progress; returns seconds, to time each step.
-    record
-        Called with the outcome of each step as soon as it is known, also before the
-        error of a step that fails or is interrupted is raised.
+    ``view`` is the view from which the plan was made. ``record`` is called with the
+    outcome of each step as soon as it is known, also before the error of a step that
+    fails or is interrupted is raised.
     """
     for number, step in enumerate(plan.steps):
         if number:
@@ -233,7 +189,7 @@ async def execute(
         if needless:
             record(Outcome(step=step, status="not needed", reason=needless))
             continue
-        _approve_step(view, step)
+        approval.get().step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
             record(Outcome(step=step, status="skipped", reason=refused.reason))
@@ -282,22 +238,10 @@ def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Out
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One public call with validated arguments.
-
-    Attributes
-    ----------
-    name
-        The public function: ``"prepare"``, ``"restart"``.
-    look
-        What each look at the cluster reads in addition.
-    needs
-        Some worker must have one of these statuses; empty: no worker is needed.
-    keeps_refused
-        Whether the scheduler stores the report of a refused call, too.
-    """
+    """One public call with validated arguments."""
 
     client: Client
-    name: str
+    name: str  # of the public function: "prepare", "restart"
     goal: Goal = field(default_factory=lambda: Goal(workload=libraries.choose(None)))
     timeout: float
     dry_run: bool
@@ -305,24 +249,13 @@ class Call:
     given: Inputs = inputs.NOTHING
     workers: tuple[str | int, ...] | None = None
     look: LookOptions = field(default_factory=LookOptions)
+    #: some worker must have one of these statuses; empty: no worker is needed
     needs: tuple[str, ...] = ("running",)
-    keeps_refused: bool = False
+    keeps_refused: bool = False  # the scheduler stores the report of a refused call
 
 
 class RunningCall:
-    """One call while it runs.
-
-    Attributes
-    ----------
-    cluster
-        The live cluster.
-    journal
-        The views, findings, plans and outcomes so far.
-    notify
-        Shows progress.
-    settings
-        The configured settings of checks.
-    """
+    """One call while it runs: its live cluster, journal and progress."""
 
     def __init__(self, call: Call):
         self.call = call
@@ -330,24 +263,27 @@ class RunningCall:
         self.settings = checks.configured()
         self._progress = Progress(call.progress)
         self.notify: Notify = self._progress.notify
-        self._start = start = monotonic()
-        timeout = call.timeout
+        self._start = monotonic()
+        end = self._start + call.timeout
         # Prepared keeps the cluster, so the cluster must not keep the old collections
         self.cluster = LiveCluster(
             call.client,
             call.given,
             call.goal,
-            lambda: start + timeout - monotonic(),
+            lambda: end - monotonic(),
             options=call.look,
         )
 
     async def finish(
         self,
         work: Coroutine[Any, Any, None],
-        status: Callable[[], str],
+        status: Callable[[bool], str],
         facts: Facts,
     ) -> Report:
         """Do the work within the time limit, report, and note the call.
+
+        ``status`` returns the status of a call that did not fail; its argument is
+        whether this is a dry run. ``facts`` makes the state of the dashboard page.
 
         Raises
         ------
@@ -369,7 +305,7 @@ class RunningCall:
             if ours is error:
                 raise
             raise ours from error
-        return await self._conclude(status(), facts)
+        return await self._conclude(status(self.call.dry_run), facts)
 
     def _explained(self, error: BaseException) -> BaseException:
         """The time limit and a lost connection as errors of clustertune."""

@@ -18,7 +18,7 @@ from clustertune import checks
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import contents, inputs
 from clustertune.core import arguments, settings
-from clustertune.core.model import Finding, Goal, View
+from clustertune.core.model import Goal, View
 from clustertune.core.report import Report
 from clustertune.core.wording import seconds_text
 from clustertune.errors import TimedOutError
@@ -56,11 +56,9 @@ def check(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
-    X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
-        The data of the fit, as for :func:`clustertune.prepare`; without it only the
-        cluster is checked. Lazy data is not loaded.
+    client, X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
+        As for :func:`clustertune.prepare`. Without X only the cluster is checked. Lazy
+        data is not loaded.
     estimator
         The model, or the name of a workload; it determines the needs of the data.
     workers
@@ -83,10 +81,8 @@ def check(
         An argument is wrong.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be reached; the text gives the reason.
-    NoWorkersError, IncompleteError
-        With ``deep=True``: the data cannot be read.
-    TimedOutError
-        The time limit was reached.
+    NoWorkersError, IncompleteError, TimedOutError
+        The data cannot be read with ``deep=True``, or the time limit was reached.
 
     Examples
     --------
@@ -150,48 +146,41 @@ async def diagnose(question: Question) -> Report:
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)
     await monitor.ask(question.client, "keep_facts", facts=facts, diagnosis=True)
-    return _report(view, found, monotonic() - start)
+    survey = view.now.survey
+    return Report(
+        status="checked",
+        seconds=monotonic() - start,
+        call="check",
+        found=found,
+        before=tuple(layouts.summarize(layout, view) for layout in view.layouts),
+        workers=states_of((view,)),
+        notes=() if survey is None or survey.complete else (CUT,),
+    )
 
 
 async def see(question: Question) -> View:
     """The view of a check: one look, details of all processes, past runs."""
-    start = monotonic()
-
-    def remaining() -> float:
-        return start + question.timeout - monotonic()
-
-    cluster = LiveCluster(question.client, question.given, question.goal, remaining)
+    client, end = question.client, monotonic() + question.timeout
+    cluster = LiveCluster(
+        client, question.given, question.goal, lambda: end - monotonic()
+    )
     await cluster.open(question.workers, needs=())
     view = await cluster.look(lambda *_: None)
-    snapshot = await inquiry.with_details(question.client, view.now)
-    runs = await inquiry.past_runs(question.client)
+    snapshot = await inquiry.with_details(client, view.now)
+    runs = await inquiry.past_runs(client)
     view = replace(view, snapshots=(snapshot,), runs=runs)
     return await _read(question, cluster, view) if question.deep else view
 
 
 async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
     """The view with a summary of the values of the data."""
-    futures = await cluster.futures()
-    looks = contents.of_everything(question.given)
     found = await contents.read(
         question.client,
         question.given,
-        futures,
-        looks,
+        await cluster.futures(),
+        contents.of_everything(question.given),
         [w.address for w in view.now.workers],
         approved=monitor.known(question.client).addresses,
     )
-    layouts = tuple(contents.with_contents(x, found) for x in view.layouts)
-    return replace(view, layouts=layouts)
-
-
-def _report(view: View, found: tuple[Finding, ...], seconds: float) -> Report:
-    return Report(
-        status="checked",
-        seconds=seconds,
-        call="check",
-        found=found,
-        before=tuple(layouts.summarize(layout, view) for layout in view.layouts),
-        workers=states_of((view,)),
-        notes=() if view.now.survey is None or view.now.survey.complete else (CUT,),
-    )
+    read = tuple(contents.with_contents(x, found) for x in view.layouts)
+    return replace(view, layouts=read)

@@ -93,10 +93,9 @@ class Hold(ClientContext):
             if self._profile is not None:
                 report: Any = performance_report(filename=self._profile)
                 await self._around.enter_async_context(report)
-            task = asyncio.ensure_future(self._listen())
-            self._around.push_async_callback(_cancelled, task)
-            task = asyncio.ensure_future(self._keep())
-            self._around.push_async_callback(_cancelled, task)
+            for work in (self._report_events(), self._keep()):
+                task = asyncio.ensure_future(work)
+                self._around.push_async_callback(_cancelled, task)
             self._observed.start = monotonic()  # the run begins here
         except BaseException:
             await self._around.aclose()
@@ -114,16 +113,14 @@ class Hold(ClientContext):
         )
         _report(str(measures))
         label = "" if self._label == UNNAMED else self._label
-        hindered = await recording.note(
-            lambda: recording.of_hold(
-                self._about and self._about(),
-                label,
-                began,
-                measures,
-                self.monitor,
-                self._error,
+
+        def record() -> Record:
+            about = self._about and self._about()
+            return recording.of_hold(
+                about, label, began, measures, self.monitor, self._error
             )
-        )
+
+        hindered = await recording.note(record)
         if hindered:
             _report(hindered)
 
@@ -168,17 +165,18 @@ class Hold(ClientContext):
             self._confirmed = monotonic()
             return
         lost = self._confirmed
+        since = seconds_text(monotonic() - lost)
         if self._held:
             self._held = False
             _report(
                 "the scheduler ended this hold: it was restarted, or it got no request "
                 "of this client for a while. Adaptive scaling and plans of other "
-                f"clients may have changed workers in the last {_since(lost)}. If a "
+                f"clients may have changed workers in the last {since}. If a "
                 "worker is gone, stop the fit, then prepare and fit again"
             )
         if await self._request() is None:
             self._unheld += self._confirmed - lost
-            _report(f"the hold was taken again after {_since(lost)}")
+            _report(f"the hold was taken again after {since}")
 
     async def _give_back(self) -> None:
         # also if the answer to the request never arrived
@@ -195,27 +193,23 @@ class Hold(ClientContext):
                     "no request of this client for a while"
                 )
 
-    async def _listen(self) -> None:
-        try:
-            await self._report_events()
-        except Exception as error:  # noqa: BLE001, must be reported during the fit
-            text = printable(repr(error), longest=200)
-            _report(f"the hold stopped watching the cluster: {text}")
-
     async def _report_events(self) -> None:
         """Report at once what a waiting library does not report."""
         reported: set[tuple[str, tuple[str | int, ...]]] = set()
-        async for snapshot in self.monitor:
-            for text in self._observed.take(snapshot):
-                _report(text)
-            for event in self.monitor.take_events():
-                found: Finding = event.finding
-                subject = (event.kind + found.check, found.subject)
-                if found.check in REPORTED_CHECKS and subject not in reported:
-                    reported.add(subject)
-                    began = event.kind == "began" and found.remedy
-                    advice = f". {found.remedy}" if began else ""
-                    _report(f"{event}{advice}")
+        try:
+            async for snapshot in self.monitor:
+                for text in self._observed.take(snapshot):
+                    _report(text)
+                for event in self.monitor.take_events():
+                    found: Finding = event.finding
+                    subject = (event.kind + found.check, found.subject)
+                    if found.check in REPORTED_CHECKS and subject not in reported:
+                        reported.add(subject)
+                        began = event.kind == "began" and found.remedy
+                        _report(f"{event}. {found.remedy}" if began else str(event))
+        except Exception as error:  # noqa: BLE001, must be reported during the fit
+            text = printable(repr(error), longest=200)
+            _report(f"the hold stopped watching the cluster: {text}")
 
 
 class _Observed:
@@ -267,11 +261,6 @@ class _Observed:
         )
 
 
-def _since(moment: float) -> str:
-    """The time since a monotonic time, as text."""
-    return seconds_text(monotonic() - moment)
-
-
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -285,12 +274,7 @@ def _report(text: str) -> None:
         sys.stderr.flush()
 
 
-def hold(
-    client: Client,
-    *,
-    label: str = UNNAMED,
-    profile: str | None = None,
-) -> Hold:
+def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) -> Hold:
     """Keep workers during a block: no adaptive scaling down, no other plans.
 
     Parameters

@@ -44,17 +44,17 @@ class Journal:
 
     def continued(self, now: View) -> View:
         """Return the view with the effects of earlier steps of this call."""
+        first = (self.views or [now])[0].layouts[:1]
         return replace(
             now,
             goal=self._goal(now.goal),
-            given_partitions=self._given(now),
+            given_partitions=first[0].collections[0].n_partitions if first else None,
             replaced=self._replaced(now),
         )
 
     def _goal(self, goal: Goal) -> Goal:
         """Return the goal without the parts that this call has finished."""
-        begun = [o.step for o in self.outcomes if o.seconds is not None]
-        args = [step.args for step in begun]
+        args = [o.step.args for o in self.outcomes if o.seconds is not None]
         first = self.views[0].layouts[:1] if self.views else ()
         shuffled = any(
             isinstance(a, Shuffle) and not a.sort_by and a.layout == first[0].label
@@ -68,11 +68,6 @@ class Journal:
                 *(a.workers.values() for a in args if isinstance(a, Trim))
             ),
         )
-
-    def _given(self, now: View) -> int | None:
-        """Return the partitions of the training data before this call cut any."""
-        first = next(iter((self.views or [now])[0].layouts), None)
-        return None if first is None else first.collections[0].n_partitions
 
     def _replaced(self, now: View) -> dict[str | int, int]:
         """Return the bytes by worker of given partitions that were replaced."""
@@ -149,7 +144,7 @@ class Journal:
             yield from dict.fromkeys(n for plan in self.plans for n in plan.notes)
 
     def _steps(self, status: str) -> Iterator[Done]:
-        yield from (counts.carried_out(outcome) for outcome in self.outcomes)
+        yield from map(counts.carried_out, self.outcomes)
         if status == "planned":
             yield from counts.planned(self.plans[-1])
         elif self.plans:

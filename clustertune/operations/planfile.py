@@ -90,8 +90,8 @@ class PlannedCall:
                 f"options: a plan of {self.verb} cannot have {names_text(unknown)}; "
                 f"its options are {', '.join(known)}"
             )
-        if bool(self.names) != (self.verb in NAMED):
-            needed = NAMED.get(self.verb)
+        needed = NAMED.get(self.verb)
+        if bool(self.names) != bool(needed):
             text = f"give the names of {needed}" if needed else "takes no names"
             raise ValueError(f"names: a plan of {self.verb}: {text}")
         for name, default in known.items():
@@ -181,7 +181,7 @@ class StoredPlan:
         User, host and process that made it.
     reason : str
         Why it was made; may be empty.
-    call : Call
+    call : PlannedCall
         The call that carries it out.
     seen : Fingerprint
         The cluster and the data when it was made.
@@ -246,7 +246,11 @@ class StoredPlan:
             The plan was edited.
         """
         try:
-            return _read(text)
+            data = decoding.parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"this is not JSON: {error}") from error
+        try:
+            return _read(data)
         except RecursionError as error:
             raise ValueError("this is not a plan: it is nested too deeply") from error
 
@@ -278,9 +282,8 @@ class StoredPlan:
 def _plain(plan: StoredPlan) -> dict[str, Any]:
     # JSON has no objects with numbers as keys; `apply` makes a new forecast
     lasting = replace(plan, report=replace(plan.report, forecast={}))
-    plain: dict[str, Any] = decoding.parse_json(
-        json.dumps(asdict(lasting), default=_number)
-    )
+    text = json.dumps(asdict(lasting), default=_number)
+    plain: dict[str, Any] = decoding.parse_json(text)
     return plain
 
 
@@ -294,11 +297,7 @@ def _digest(data: Mapping[str, Any]) -> str:
     return sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _read(text: str) -> StoredPlan:
-    try:
-        data = decoding.parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from error
+def _read(data: Any) -> StoredPlan:
     if not isinstance(data, dict) or "schema_version" not in data:
         raise ValueError(
             "this is not a plan; `clustertune plan -o plan.json ...` makes one"

@@ -20,7 +20,7 @@ from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
 from clustertune.operations import event_log, planfile
-from clustertune.operations.call import check_client, checked_by
+from clustertune.operations.call import Approval, approval, assigned, check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
 from clustertune.planner import guards, verification
 
@@ -49,8 +49,8 @@ def make_plan(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress
+        As for :func:`clustertune.prepare`.
     verb
         The call to plan: ``"prepare"``, ``"restart"``, ``"resize"``, ``"scale"``,
         ``"trim"`` or ``"release"``.
@@ -59,8 +59,6 @@ def make_plan(
         ``"release"`` prefixes of keys.
     expires
         Seconds, or a duration, until the plan expires.
-    progress
-        As for :func:`clustertune.prepare`.
     **options
         Options of the function with that name, as plain data: ``workers=[3]``,
         ``n_workers=4``, ``estimator="xgboost"``. For ``"prepare"``, companions and eval
@@ -108,14 +106,12 @@ def apply_plan(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress
+        As for :func:`clustertune.prepare`.
     plan
         The plan that :func:`clustertune.make_plan` returned, or the path of its file.
     dry_run
         Only check whether the plan can be carried out.
-    progress
-        As for :func:`clustertune.prepare`.
 
     Returns
     -------
@@ -149,16 +145,15 @@ def apply_plan(
 
 
 @dataclass
-class _Recorder:
+class _Recorder(Approval):
     """Keeps the first view; approves every plan."""
 
     view: View | None = None
 
-    def plan(self, view: View, _found: tuple[Finding, ...], _plan: Plan) -> None:
-        if self.view is None:
-            self.view = view
+    def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:  # noqa: ARG002
+        self.view = self.view or view
 
-    def step(self, _view: View, step: Step) -> None:
+    def step(self, view: View, step: Step) -> None:  # noqa: ARG002
         raise AssertionError(f"a dry run began a step: {step.summary}")
 
 
@@ -170,7 +165,7 @@ async def _plan(
 ) -> StoredPlan:
     identity = await monitor.identify(client)
     recorder = _Recorder()
-    with checked_by(recorder):
+    with assigned(approval, recorder):
         found = await call.make(client, dry_run=True, progress=progress)
     assert recorder.view is not None
     made = recorder.view.now.time
@@ -189,10 +184,7 @@ async def _plan(
 
 
 async def _apply(
-    client: Client,
-    stored: StoredPlan,
-    dry_run: bool,
-    progress: bool | Notify | None,
+    client: Client, stored: StoredPlan, dry_run: bool, progress: bool | Notify | None
 ) -> Report:
     identity = await monitor.identify(client)
     refuse_other(stored, str(identity["id"]), str(identity["address"]))
@@ -202,7 +194,7 @@ async def _apply(
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
     because = event_log.change_reason() or stored.reason or None
-    with checked_by(Comparison(stored)), event_log.use_reason(because):
+    with assigned(approval, Comparison(stored)), event_log.use_reason(because):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
         # the arguments were valid when the plan was made: a worker or data set is gone
@@ -229,14 +221,8 @@ def refuse_other(stored: StoredPlan, scheduler: str, address: str) -> None:
     )
 
 
-class Comparison:
-    """Compares views and plans of a call with a stored plan; pure, but has a state.
-
-    Parameters
-    ----------
-    stored
-        The plan.
-    """
+class Comparison(Approval):
+    """Compares views and plans of a call with a stored plan; pure, but has a state."""
 
     def __init__(self, stored: StoredPlan):
         self.stored = stored
@@ -273,26 +259,23 @@ class Comparison:
         refused = guards.refusal(step, view)
         if refused is not None:
             raise _changed([f"{step.summary}: {refused.reason}"], "stopped before it")
-        self._expect(step)
-
-    def _differences(self, view: View, found: tuple[Finding, ...]) -> Iterator[str]:
-        was = self.stored.seen
-        yield from verification.differences(
-            was, verification.fingerprint(was.scheduler, view)
-        )
-        known = {f.check for f in self.stored.report.found if _critical(f)}
-        for finding in found:
-            if _critical(finding) and finding.check not in known:
-                yield f"new finding: {finding.message}"
-
-    def _expect(self, step: Step) -> None:
-        """Note which workers the step will change."""
+        # the step will change these workers
         if step.action in GROWS:
             self._grows = True
         elif isinstance(step.args, Restart):
             self._workers[step.args.id] = None
             if step.args.retire:
                 self._leaving.add(step.args.id)
+
+    def _differences(self, view: View, found: tuple[Finding, ...]) -> Iterator[str]:
+        was = self.stored.seen
+        now = verification.fingerprint(was.scheduler, view)
+        yield from verification.differences(was, now)
+        worst = Severity.critical
+        known = {f.check for f in self.stored.report.found if f.severity is worst}
+        for finding in found:
+            if finding.severity is worst and finding.check not in known:
+                yield f"new finding: {finding.message}"
 
     def _refuse_workers(self, view: View) -> None:
         there = {w.id: w.address for w in view.now.workers if not w.parking}
@@ -307,10 +290,6 @@ class Comparison:
         ]
         if changed:
             raise _changed(changed, "stopped before the next step")
-
-
-def _critical(finding: Finding) -> bool:
-    return finding.severity is Severity.critical
 
 
 def _other_steps(stored: StoredPlan, plan: Plan) -> Iterator[str]:

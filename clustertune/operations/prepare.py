@@ -1,14 +1,15 @@
 """``prepare``: look, check, plan the first phase that has findings, act; look again.
 
-:func:`tune` is that loop. It uses only the port ``core.model.Cluster``, so it also runs
-on the cluster in memory. :func:`prepare` validates the arguments.
+:func:`prepare` validates the arguments. :func:`tune` is the whole way after that. It
+uses only the port ``core.model.Cluster``, so it also runs on the cluster in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -29,7 +30,7 @@ from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
     RunningCall,
-    approve_plan,
+    approval,
     check_client,
     execute,
     permitted_phases,
@@ -39,6 +40,8 @@ from clustertune.operations.prepared import PrepareContext, Prepared
 from clustertune.planner import goals, layouts, suitability, verification
 from clustertune.planner import plan as planner
 
+Settings = Mapping[str, Mapping[str, Any]]  # by name of check
+
 MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
 #: libraries that need more than any other, and whose fits do not name themselves
@@ -47,7 +50,7 @@ DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
 LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
 
 
-# --- the loop -------------------------------------------------------------------------
+# --- the whole way --------------------------------------------------------------------
 
 
 async def tune(
@@ -55,11 +58,13 @@ async def tune(
     journal: Journal,
     *,
     notify: Notify,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    workers: Sequence[str | int] | None = None,
+    needs: Collection[str] = ("running",),
+    settings: Settings | None = None,
     clock: Callable[[], float] = monotonic,
     dry_run: bool = False,
 ) -> None:
-    """Repeat look, check, plan, act until no step is left.
+    """Prepare the data on a cluster: the whole way, from the first look to the last.
 
     Raises
     ------
@@ -67,28 +72,90 @@ async def tune(
         A critical finding that no action can fix. Nothing was moved before.
     """
     stalled = 0
-    for number in range(MAX_ROUNDS + 1):
-        view = journal.continued(await cluster.look(notify))
-        view = suitability.chosen(view)
-        found = (*checks.run(view, settings), *goals.unmet(view))
-        journal.add(view, found)
-        plan = await _plan(cluster, journal, settings)
-        if dry_run or not plan.steps:
-            return
-        if stalled == MAX_STALLED_ROUNDS or number == MAX_ROUNDS:
-            break
-        begun = len(journal.outcomes)
-        await execute(
-            plan,
-            journal.views[-1],
-            cluster,
-            notify=notify,
-            clock=clock,
-            record=journal.outcomes.append,
-        )
-        stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
-    # rows that would train with wrong labels must not be returned
-    _refuse_unfixed(journal.findings[-1], journal.views[-1])
+    await cluster.open(workers, needs=needs)
+    async with nullcontext() if dry_run else cluster.lease("prepare", notify):
+        for number in range(MAX_ROUNDS + 1):
+            view = suitability.chosen(journal.continued(await cluster.look(notify)))
+            journal.add(view, _check(view, settings))
+            plan = await _plan(cluster, journal, settings)
+            view, found = journal.views[-1], journal.findings[-1]
+            last = number == MAX_ROUNDS or stalled == MAX_STALLED_ROUNDS
+            if last or not plan.steps:
+                # rows that would train with wrong labels must not be returned
+                _refuse_unfixed(found, view)
+            approval.get().plan(view, found, plan)
+            if last or dry_run or not plan.steps:
+                break
+            begun = len(journal.outcomes)
+            record = journal.outcomes.append
+            await execute(
+                plan, view, cluster, notify=notify, clock=clock, record=record
+            )
+            stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
+        if not dry_run:
+            await cluster.finish(view)
+            _refuse_losses(journal.views)
+
+
+async def _prepare(call: Call, estimator: object) -> Prepared:
+    """Run :func:`tune` within the time limit, report, and make the result."""
+    run = RunningCall(call)
+    cluster, journal = run.cluster, run.journal
+    work = tune(
+        cluster,
+        journal,
+        notify=run.notify,
+        workers=call.workers,
+        needs=call.needs,
+        settings=run.settings,
+        dry_run=call.dry_run,
+    )
+    report = await run.finish(work, journal.status, page_facts.facts)
+    # the goal with the ids of workers that the call found, and without finished parts
+    goal = journal.views[-1].goal
+    checked = replace(call, given=cluster.given, goal=goal, look=LookOptions())
+    context = PrepareContext(
+        client=call.client,
+        verify=partial(_verify, checked),
+        put_bounds_back=cluster.put_bounds_back,
+        workload=call.goal.workload,
+        estimator=None if isinstance(estimator, str) else estimator,
+        remainder=cluster.remainder,
+        group_sizes=cluster.group_sizes,
+    )
+    return Prepared(cluster.given, journal, report, context)
+
+
+# --- check and plan -------------------------------------------------------------------
+
+
+def _check(view: View, settings: Settings | None) -> tuple[Finding, ...]:
+    return (*checks.run(view, settings), *goals.unmet(view))
+
+
+async def _plan(cluster: Cluster, journal: Journal, settings: Settings | None) -> Plan:
+    """Plan the next phase from the last view, and refuse findings that none can fix."""
+    view, found = journal.views[-1], journal.findings[-1]
+    unfixable = [f for f in found if not f.fixed_by]
+    # rows and values of spilled data are unknown until a restart lets workers run again
+    if not view.goal.restart or any(w.running for w in view.now.workers):
+        _refuse(unfixable)
+    plan = planner.make_plan(found, view, actions.available())
+    if not plan.steps or plan.phase not in ("trim", "restart"):
+        _refuse(unfixable)
+    if plan.steps and plan.phase == "rechunk":
+        # the best number of partitions depends on the overhead of a task
+        now = replace(view.now, overhead=await cluster.overhead(view))
+        view = replace(view, snapshots=(*view.snapshots[:-1], now))
+        found = _check(view, settings)
+        plan = planner.make_plan(found, view, actions.available())
+    if any(step.price.nbytes for step in plan.steps):
+        # only transfers need bandwidths, which take a request to each worker
+        view = await cluster.with_bandwidths(view)
+        plan = planner.make_plan(found, view, actions.available())
+    journal.views[-1], journal.findings[-1] = view, found
+    journal.plans.append(plan)
+    return plan
 
 
 def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
@@ -96,40 +163,6 @@ def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
         o.status in ("partly", "skipped", "not needed") and not o.nbytes
         for o in outcomes
     )
-
-
-async def _plan(
-    cluster: Cluster,
-    journal: Journal,
-    settings: Mapping[str, Mapping[str, Any]] | None,
-) -> Plan:
-    """Plan the next phase from the last view, and refuse what no phase can fix."""
-    view, found = journal.views[-1], journal.findings[-1]
-    unfixable = [f for f in found if not f.fixed_by]
-    # rows and values of spilled data are unknown until a restart lets workers run again
-    restarts = bool(view.goal.restart) and not any(w.running for w in view.now.workers)
-    if not restarts:
-        _refuse(unfixable)
-    plan = planner.make_plan(found, view, actions.available())
-    if restarts and not (plan.steps and plan.phase in ("trim", "restart")):
-        _refuse(unfixable)
-    if plan.steps and plan.phase == "rechunk":
-        # the best number of partitions depends on the overhead of a task
-        overhead = await cluster.overhead(view)
-        now = replace(view.now, overhead=overhead)
-        view = replace(view, snapshots=(*view.snapshots[:-1], now))
-        found = (*checks.run(view, settings), *goals.unmet(view))
-        journal.views[-1], journal.findings[-1] = view, found
-        plan = planner.make_plan(found, view, actions.available())
-    if any(step.price.nbytes for step in plan.steps):
-        # only transfers need bandwidths, which take a request to each worker
-        view = journal.views[-1] = await cluster.with_bandwidths(view)
-        plan = planner.make_plan(found, view, actions.available())
-    journal.plans.append(plan)
-    if not plan.steps:
-        _refuse_unfixed(found, view)
-    approve_plan(view, found, plan)
-    return plan
 
 
 def _refuse_unfixed(findings: Iterable[Finding], view: View) -> None:
@@ -154,51 +187,19 @@ def _refuse(findings: Iterable[Finding]) -> None:
             raise error(f"{finding.message}{remedy}")
 
 
-# --- the call -------------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------
 
 
-async def _prepare(call: Call, estimator: object) -> Prepared:
-    run = RunningCall(call)
-    report = await run.finish(
-        _work(run), lambda: run.journal.status(call.dry_run), page_facts.facts
-    )
-    cluster = run.cluster
-    # the goal with the ids of workers that the call found, and without finished parts
-    goal = run.journal.views[-1].goal
-    checked = replace(call, given=cluster.given, goal=goal, look=LookOptions())
-    context = PrepareContext(
-        client=call.client,
-        verify=partial(_verify, checked),
-        put_bounds_back=cluster.put_bounds_back,
-        workload=call.goal.workload,
-        estimator=None if isinstance(estimator, str) else estimator,
-        remainder=cluster.remainder,
-        group_sizes=cluster.group_sizes,
-    )
-    return Prepared(cluster.given, run.journal, report, context)
-
-
-async def _work(run: RunningCall) -> None:
-    call, cluster, journal = run.call, run.cluster, run.journal
-    await cluster.open(call.workers, needs=call.needs)
-    if call.dry_run:
-        await tune(
-            cluster, journal, notify=run.notify, settings=run.settings, dry_run=True
-        )
-        return
-    async with cluster.lease("prepare", run.notify):
-        await tune(cluster, journal, notify=run.notify, settings=run.settings)
-        await cluster.stay(journal.views[-1])
-        if call.goal.workload.group_sizes:
-            await cluster.size_groups(journal.views[-1])
-    cluster.tell_rows(journal.views[-1])
-    loaded = [v for v in journal.views if all(x.loaded for x in v.layouts)]
+def _refuse_losses(views: Iterable[View]) -> None:
+    """Raise if rows were lost or changed since all data was loaded."""
+    loaded = [view for view in views if all(x.loaded for x in view.layouts)]
     wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
     if wrong:
         raise VerificationError(f"looking again found: {'; '.join(wrong)}")
 
 
 async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
+    """Compare the data with the end of the call; see :meth:`Prepared.verify`."""
     run, start = RunningCall(call), monotonic()
     await run.cluster.open(call.workers)
     seconds = DROP_SECONDS if settle else 0.0
@@ -207,15 +208,12 @@ async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
     # memory is not compared: other work may have taken some since
     was = verification.without_remainder(journal.views[-1])
     lost = verification.losses(was, now)
-    wrong = (
-        *lost,
-        *verification.separations(was, now),
-        *verification.moves(was, now),
-    )
+    moved = (*verification.separations(was, now), *verification.moves(was, now))
+    wrong = "; ".join((*lost, *moved))
     status = "failed" if wrong else "fine"
-    report = run.journal.report(status, monotonic() - start, "; ".join(wrong))
+    report = run.journal.report(status, monotonic() - start, wrong)
     if wrong:
-        error = LayoutChanged(f"looking again found: {'; '.join(wrong)}")
+        error = LayoutChanged(f"looking again found: {wrong}")
         error.report, error.rows_changed = report, bool(lost)
         raise error
     return report
@@ -225,18 +223,13 @@ async def _settled(cluster: LiveCluster, seconds: float) -> View:
     """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
     end = monotonic() + seconds
     view = await cluster.look(lambda *_: None)
-    while _drops_replicas(view) and monotonic() < end:
+    while view.now.memory_manager and monotonic() < end:
+        known = [x for x in view.layouts if x.loaded and x.aligned]
+        if not any(layouts.replicated(x).any() for x in known):
+            break
         await asyncio.sleep(LOOK_INTERVAL)
         view = await cluster.look(lambda *_: None)
     return view
-
-
-def _drops_replicas(view: View) -> bool:
-    """Whether Dask's memory manager is about to drop replicas of the data."""
-    known = [x for x in view.layouts if x.loaded and x.aligned]
-    return bool(view.now.memory_manager) and any(
-        layouts.replicated(x).any() for x in known
-    )
 
 
 # --- the public functions -------------------------------------------------------------
@@ -310,8 +303,9 @@ def prepare(
         Names or addresses: place the data on these workers only.
     restart
         False: only advise. ``"auto"``: only if nothing runs, trim the workers that
-        findings about memory name, then restart those that are still above a threshold,
-        or will be after the next run, one at a time and keeping their data. True: all.
+        findings about memory name. Then restart workers that are still above a
+        threshold, or will be after the next run, one at a time and keeping their data.
+        True: all.
         See :func:`clustertune.restart_workers`.
     rechunk
         True: cut and join partitions where their rows do not match each other or the
@@ -439,7 +433,7 @@ LeaseHeldError
         tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
-        permitted=permitted_phases(),
+        permitted=permitted_phases.get(),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")
@@ -476,7 +470,7 @@ def last_report(client: Client) -> Any:
     Parameters
     ----------
     client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+        As for :func:`prepare`.
 
     Returns
     -------

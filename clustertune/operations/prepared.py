@@ -81,7 +81,9 @@ class Prepared(ClientContext):
         self, given: Inputs, journal: Journal, report: Report, context: PrepareContext
     ):
         self._inputs = given
-        self._sizes = {x: _sizes(given, x, context.group_sizes) for x in given.sizes}
+        # group sizes in the current partitions; after a dry run as given
+        made = context.group_sizes
+        self._sizes = {x: made.get(given.same[x], n) for x, n in given.sizes.items()}
         self._given = [
             self._sizes.get(label, given.collection(label)) for label in given.training
         ]
@@ -95,21 +97,38 @@ class Prepared(ClientContext):
         for name in COMPANIONS:
             setattr(self, name, given.collection(name))
         self.group: Any = self._sizes.get("qid")
-        self.eval_set = [
-            _as_given(given, labels, self._sizes) for labels in given.eval_sets
-        ]
+        self.eval_set = [self._as_given(labels) for labels in given.eval_sets]
         self.row_order = given.collection(ORDER)
         rest = context.remainder
         self.remainder = [rest[given.same[x]] for x in given.training if rest] or None
         self.report = report
 
+    def _as_given(self, labels: tuple[str, ...]) -> tuple[Any, ...]:
+        """An eval set in the form of the argument."""
+        X, y, *companions = labels
+        named = {x.rpartition(".")[2]: self._inputs.collection(x) for x in companions}
+        for label in self._sizes.keys() & labels:
+            del named[label.rpartition(".")[2]]
+            named["group"] = self._sizes[label]
+        pair = self._inputs.collection(X), self._inputs.collection(y)
+        return (*pair, named) if named else pair
+
     @property
     def _fit_inputs(self) -> FitInputs:
-        given, sizes = self._inputs, self._context.group_sizes
+        given = self._inputs
         return FitInputs(
-            training=_rows(given, given.training, sizes),
-            eval_sets=tuple(_rows(given, x, sizes) for x in given.eval_sets),
+            training=self._rows(given.training),
+            eval_sets=tuple(self._rows(labels) for labels in given.eval_sets),
             estimator=self._context.estimator,
+        )
+
+    def _rows(self, labels: tuple[str, ...]) -> libraries.Rows:
+        given, sizes = self._inputs, self._context.group_sizes
+        named = {x.rpartition(".")[2]: x for x in labels if not x.startswith("others[")}
+        found = {name: given.collection(label) for name, label in named.items()}
+        qid = named.get("qid")
+        return libraries.Rows(
+            **found, group_sizes=sizes.get(given.same[qid]) if qid else None
         )
 
     @cached_property
@@ -198,37 +217,6 @@ class Prepared(ClientContext):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r}: {_UNPACK}")
-
-
-def _sizes(given: Inputs, label: str, made: Mapping[str, Any]) -> Any:
-    """Group sizes in the current partitions; after a dry run as given."""
-    return made.get(given.same[label], given.sizes[label])
-
-
-def _as_given(
-    given: Inputs, labels: tuple[str, ...], sizes: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """An eval set in the form of the argument."""
-    X, y, *companions = labels
-    named = {
-        "group" if x in sizes else x.rpartition(".")[2]: sizes.get(
-            x, given.collection(x)
-        )
-        for x in companions
-    }
-    pair = given.collection(X), given.collection(y)
-    return (*pair, named) if named else pair
-
-
-def _rows(
-    given: Inputs, labels: tuple[str, ...], sizes: Mapping[str, Any]
-) -> libraries.Rows:
-    named = {x.rpartition(".")[2]: x for x in labels if not x.startswith("others[")}
-    found = {name: given.collection(label) for name, label in named.items()}
-    qid = named.get("qid")
-    return libraries.Rows(
-        **found, group_sizes=sizes.get(given.same[qid]) if qid else None
-    )
 
 
 _UNPACK = (

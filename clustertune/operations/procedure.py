@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from time import monotonic
 from typing import Any
 
+from distributed import Client
+
 from clustertune import checks
 from clustertune.actions.cluster.live import RESTARTABLE, ids_of
+from clustertune.collections import inputs
+from clustertune.core import arguments
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -31,7 +36,7 @@ from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
     RunningCall,
-    approve_plan,
+    approval,
     check_client,
     execute,
 )
@@ -39,26 +44,45 @@ from clustertune.operations.journal import Journal
 from clustertune.planner import guards
 from clustertune.planner import plan as planner
 
-Ids = Collection[str | int]
-Steps = Callable[[View, Ids], Iterator[Step]]
-Then = Callable[[View, Ids, tuple[Finding, ...]], Iterator[Step]]
+#: returns steps, from a view, the ids of the named workers, and the findings
+Steps = Callable[[View, Collection[str | int], tuple[Finding, ...]], Iterator[Step]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Procedure(Call):
-    """A call of which the caller proposes the steps.
-
-    Attributes
-    ----------
-    steps
-        Returns the steps, from the view and the ids of the named workers.
-    then
-        Returns the steps that follow, from another look and its findings.
-    """
+    """A call for which the caller proposes the steps."""
 
     steps: Steps
-    then: Then | None = None
+    then: Steps | None = None  # the steps that follow, from another look
     needs: tuple[str, ...] = RESTARTABLE
+
+
+def operate(
+    client: Client,
+    name: str,
+    steps: Steps,
+    *collections: Any,
+    workers: Any = None,
+    dry_run: bool,
+    timeout: str | float,
+    **fields: Any,
+) -> Report:
+    """Validate the arguments that all these calls have, and carry out the call.
+
+    ``fields`` are further attributes of :class:`Procedure`.
+    """
+    procedure = Procedure(
+        client=client,
+        name=name,
+        steps=steps,
+        given=inputs.of_rows(collections),
+        workers=arguments.names("workers", workers),
+        timeout=arguments.duration("timeout", timeout),
+        dry_run=arguments.flag("dry_run", dry_run),
+        **fields,
+    )
+    report: Report = client.sync(carry_out, procedure)
+    return report
 
 
 async def carry_out(procedure: Procedure) -> Report:
@@ -67,7 +91,7 @@ async def carry_out(procedure: Procedure) -> Report:
     run = RunningCall(procedure)
     return await run.finish(
         _work(procedure, run),
-        lambda: _status(procedure, run.journal),
+        partial(_status, run.journal),
         # findings that the page shows of data stay
         lambda view, _: page_facts.of_workers(view),
     )
@@ -75,39 +99,33 @@ async def carry_out(procedure: Procedure) -> Report:
 
 async def _work(procedure: Procedure, run: RunningCall) -> None:
     cluster, journal, notify = run.cluster, run.journal, run.notify
-    await cluster.open(None, needs=procedure.needs)
 
-    async def plan(propose: Then, then: Then | None = None) -> Plan:
+    async def look() -> None:
         view = journal.continued(await cluster.look(notify))
         journal.add(view, checks.run(view, run.settings))
-        made = _plan(procedure, journal, propose, then)
-        for note in () if procedure.dry_run else made.notes:
-            notify(note, None)
-        return made
 
-    def first(view: View, ids: Ids, _: tuple[Finding, ...]) -> Iterator[Step]:
-        return procedure.steps(view, ids)
-
+    await cluster.open(None, needs=procedure.needs)
     if procedure.dry_run:
-        await plan(first, procedure.then)
+        await look()
+        _plan(procedure, journal, procedure.steps, procedure.then)
         return
     async with cluster.lease(procedure.name, notify):
         unchanged = "nothing was changed"
-        for propose in (first, procedure.then):
-            if propose is None:
-                continue
-            made = await plan(propose)
-            if made.refused:
-                raise RefusedError(_reasons(made, unchanged))
-            await _act(made, cluster, journal, notify)
+        for propose in filter(None, (procedure.steps, procedure.then)):
+            await look()
+            plan = _plan(procedure, journal, propose)
+            for note in plan.notes:
+                notify(note, None)
+            if plan.refused:
+                raise RefusedError(_reasons(plan, unchanged))
+            await _act(plan, cluster, journal, notify)
             unchanged = "nothing else was changed"
-        view = journal.continued(await cluster.look(notify))
-        journal.add(view, checks.run(view, run.settings))
+        await look()
         journal.plans.append(Plan(phase=procedure.name))
 
 
 def _plan(
-    procedure: Procedure, journal: Journal, propose: Then, then: Then | None = None
+    procedure: Procedure, journal: Journal, propose: Steps, then: Steps | None = None
 ) -> Plan:
     """Plan from the last view; ``then`` follows it, as far as that is known."""
     view, found = journal.views[-1], journal.findings[-1]
@@ -123,7 +141,7 @@ def _plan(
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)
-    approve_plan(view, found, plan)
+    approval.get().plan(view, found, plan)
     return plan
 
 
@@ -134,7 +152,8 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
     others. After a step that failed or was done in part, no other begins.
     """
     before = len(journal.outcomes)
-    for number, steps in enumerate(_batches(plan)):
+    for number, (_, batch) in enumerate(groupby(plan.steps, _batch)):
+        steps = tuple(batch)
         if any(o.status in ("partly", "failed") for o in journal.outcomes[before:]):
             reason = "not begun, because an earlier step was not completed"
             journal.outcomes += [
@@ -155,13 +174,8 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
         )
 
 
-def _batches(plan: Plan) -> Iterator[tuple[Step, ...]]:
-    """Batches: workers that may be away at the same time; each other step alone."""
-    for _, steps in groupby(plan.steps, _batch):
-        yield tuple(steps)
-
-
 def _batch(step: Step) -> object:
+    """The batch of a step: workers that may be away together; other steps alone."""
     args = step.args
     if not isinstance(args, Restart) or not args.concurrent:
         return id(step)
@@ -181,8 +195,8 @@ async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
-def _status(procedure: Procedure, journal: Journal) -> str:
-    if procedure.dry_run:
+def _status(journal: Journal, dry_run: bool) -> str:
+    if dry_run:
         return "planned"
     left = {o.status for o in journal.outcomes} - {"not needed"}
     if not left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distributed import Client, futures_of
@@ -14,7 +14,7 @@ from clustertune.core import arguments
 from clustertune.core.model import Key, Notify, Step, View
 from clustertune.core.report import Report
 from clustertune.core.wording import names_text
-from clustertune.operations.procedure import Procedure, Steps, carry_out
+from clustertune.operations.procedure import Steps, operate
 
 
 def release_data(
@@ -30,8 +30,8 @@ def release_data(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress, timeout
+        As for :func:`clustertune.prepare`.
     *prefixes
         Prefixes of keys, as a dry run lists them: ``"random_sample"``. None: all keys
         that only this client holds, except those in ``keep``.
@@ -42,10 +42,6 @@ def release_data(
         cancelled, and their published names removed.
     dry_run
         Change nothing; the report lists the keys by prefix.
-    progress
-        As for :func:`clustertune.prepare`.
-    timeout
-        Seconds, or a duration, for the whole call.
 
     Returns
     -------
@@ -72,8 +68,7 @@ def release_data(
     wanted = arguments.texts("prefixes", prefixes)
     kept = tuple(f.key for f in futures_of(keep))
     others = arguments.flag("include_other_clients", include_other_clients)
-    dry = arguments.flag("dry_run", dry_run)
-    if not wanted and not kept and not dry:
+    if not wanted and not kept and not arguments.flag("dry_run", dry_run):
         raise TypeError(
             "release() would release all data of this client. Give prefixes (a dry run "
             "lists them), or the data to keep: keep=[X, y]"
@@ -83,7 +78,7 @@ def release_data(
             "include_other_clients=True needs prefixes; a dry run lists them"
         )
 
-    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+    def steps(view: View, *_: object) -> Iterator[Step]:
         holdings = view.now.key_groups or ()
         there = sorted({h.prefix for h in holdings if h.keys and h.prefix})
         unknown = [p for p in wanted if p not in there]
@@ -91,11 +86,7 @@ def release_data(
             raise ValueError(_unknown_prefixes(unknown, there))
         yield from releasing.steps(view, wanted, kept, include_other_clients=others)
 
-    procedure = _release(
-        client, steps, kept, arguments.duration("timeout", timeout), dry, progress
-    )
-    report: Report = client.sync(carry_out, procedure)
-    return report
+    return _release(client, steps, kept, dry_run, progress, timeout)
 
 
 def _unknown_prefixes(unknown: Sequence[str], there: Sequence[str]) -> str:
@@ -123,30 +114,27 @@ def release_collections(
     counts = dict(client.refcount)
     kept = tuple(key for key in client.futures if counts.get(key, 0) != own[key])
 
-    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+    def steps(view: View, *_: object) -> Iterator[Step]:
         yield from releasing.steps(view, (), kept)
 
-    seconds = arguments.duration("timeout", timeout)
-    procedure = _release(client, steps, kept, seconds, dry_run, progress)
-    report: Report = client.sync(carry_out, procedure)
-    return report
+    return _release(client, steps, kept, dry_run, progress, timeout)
 
 
 def _release(
     client: Client,
     steps: Steps,
     kept: tuple[Key, ...],
-    seconds: float,
     dry_run: bool,
     progress: bool | Notify | None,
-) -> Procedure:
-    return Procedure(
-        client=client,
-        name="release",
-        steps=steps,
-        timeout=seconds,
+    timeout: str | float,
+) -> Report:
+    return operate(
+        client,
+        "release",
+        steps,
         dry_run=dry_run,
         progress=progress,
+        timeout=timeout,
         look=LookOptions(holdings=True, kept=kept),
         needs=(),
     )

@@ -76,37 +76,26 @@ class Watch:
     def events(
         self, now: float, found: Iterable[Finding], nearly: Iterable[Finding]
     ) -> list[Event]:
-        """Return the events of one look.
+        """Return the events of one look, at epoch seconds.
 
-        Parameters
-        ----------
-        now
-            Epoch seconds.
-        found
-            Findings in the view.
-        nearly
-            Findings in the slightly worse view. They keep conditions that have begun.
+        ``nearly`` are the findings in the slightly worse view. They keep conditions
+        that have begun.
         """
         there = _by_subject(found)
-        nearly_there = _by_subject(nearly)
-        still = there | {k: f for k, f in nearly_there.items() if k in self._seen}
+        for subject, finding in there.items():
+            seen = self._seen.setdefault(subject, _Seen(finding, now, now))
+            seen.finding, seen.last = finding, now
+        for subject in _by_subject(nearly):
+            if subject in self._seen and self._seen[subject].begun:
+                self._seen[subject].last = now
         events: list[Event] = []
-        for subject, finding in still.items():
-            seen = self._seen.get(subject)
-            if seen is None:
-                self._seen[subject] = _Seen(finding, now, now)
-            elif subject in there or seen.begun:
-                seen.last = now
-                if subject in there:
-                    seen.finding = finding
         for subject, seen in list(self._seen.items()):
             if not seen.begun and seen.last < now:
                 del self._seen[subject]  # it did not hold
             elif not seen.begun and now - seen.first >= self.hold:
                 seen.begun = True
-                events.append(
-                    Event(time=seen.first, kind="began", finding=seen.finding)
-                )
+                start = seen.first
+                events.append(Event(time=start, kind="began", finding=seen.finding))
             elif seen.begun and now - seen.last >= self.hold:
                 events.append(Event(time=seen.last, kind="ended", finding=seen.finding))
                 del self._seen[subject]
@@ -130,18 +119,14 @@ def _by_subject(found: Iterable[Finding]) -> dict[Subject, Finding]:
 
 def worse(view: View) -> View:
     """The view with slightly more memory in use on every worker."""
-    now = replace(
-        view.now,
-        workers=tuple(
-            replace(
-                w,
-                process=w.process + int(MARGIN * w.memory_limit),
-                managed=w.managed + int(MARGIN * w.memory_limit),
-                counted=w.counted + int(MARGIN * w.memory_limit),
-            )
-            for w in view.now.workers
-        ),
-    )
+    workers = []
+    for w in view.now.workers:
+        more = int(MARGIN * w.memory_limit)
+        process, managed, counted = (
+            n + more for n in (w.process, w.managed, w.counted)
+        )
+        workers.append(replace(w, process=process, managed=managed, counted=counted))
+    now = replace(view.now, workers=tuple(workers))
     return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
@@ -196,9 +181,9 @@ class Monitor(ClientContext):
             kind = type(client).__name__
             raise TypeError(f"client must be a dask.distributed.Client; it was {kind}")
         self._client = client
-        self.interval = (
-            None if interval is None else arguments.duration("interval", interval)
-        )
+        self.interval: float | None = None
+        if interval is not None:
+            self.interval = arguments.duration("interval", interval)
         self.window = arguments.duration("window", window)
         self.goal = Goal(workload=libraries.choose(estimator))
         self.unknown_since: float | None = None
@@ -296,9 +281,8 @@ class Monitor(ClientContext):
             except (ClustertuneError, asyncio.TimeoutError) as error:
                 if self.unknown_since is None:
                     self.unknown_since = start
-                    text = (
-                        str(error) or f"no answer within {seconds_text(LOOK_SECONDS)}"
-                    )
+                    limit = seconds_text(LOOK_SECONDS)
+                    text = str(error) or f"no answer within {limit}"
                     logger.warning("the monitor cannot reach the cluster: %s", text)
                 pause = min(MAX_INTERVAL, 2 * max(pause, self._interval()))
                 self._wake()
@@ -323,7 +307,10 @@ class Monitor(ClientContext):
         self._snapshots.append(snapshot)
         while snapshot.time - self._snapshots[0].time > self.window:
             self._snapshots.popleft()
-        await self._read_runs()
+        # past runs are many numbers on a large cluster
+        if monotonic() - self._runs_read >= RUNS_INTERVAL:
+            self._runs = await inquiry.past_runs(self.client)
+            self._runs_read = monotonic()
         view, settings = self.view, checks.configured()
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
@@ -331,12 +318,6 @@ class Monitor(ClientContext):
         self._events += events
         self._new_events += events
         self._wake()
-
-    async def _read_runs(self) -> None:
-        """Read past runs, seldom: they are many numbers on a large cluster."""
-        if monotonic() - self._runs_read >= RUNS_INTERVAL:
-            self._runs = await inquiry.past_runs(self.client)
-            self._runs_read = monotonic()
 
     def _wake(self) -> None:
         """Wake the iterating code."""

@@ -15,13 +15,12 @@ from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
-from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.model import Notify, Step, View, WorkerSize
 from clustertune.core.report import Report
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
-from clustertune.operations.procedure import Procedure, carry_out
+from clustertune.operations.procedure import operate
 
 
 def restart_workers(
@@ -49,8 +48,8 @@ def restart_workers(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, dry_run, progress
+        As for :func:`clustertune.prepare`.
     *collections
         Row-aligned collections whose partitions stay together meanwhile. The keys of
         all clients are kept, also those of other collections.
@@ -71,10 +70,6 @@ def restart_workers(
         Otherwise the error lists both.
     wait
         Seconds, or a duration: how long to wait for the running tasks of each worker.
-    dry_run
-        Change nothing; the report has the plan and its cost.
-    progress
-        As for :func:`clustertune.prepare`.
     timeout
         Seconds, or a duration, for the whole call. At the limit, a restart that has
         begun is undone. The call waits for that for at most 10 s more; the scheduler
@@ -120,7 +115,7 @@ def restart_workers(
             "client loses data"
         )
 
-    def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
+    def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
         if dropped:
             yield from dropping.steps(view, wait=seconds, include_other_clients=others)
         elif by_need:
@@ -128,24 +123,21 @@ def restart_workers(
         else:
             yield from restarting.steps(view, ids, wait=seconds, most=most)
 
-    procedure = Procedure(
-        client=client,
-        name="restart",
-        given=inputs.of_rows(collections),
-        workers=arguments.names("workers", workers),
-        steps=steps,
-        then=partial(restarting.steps_by_need, wait=seconds, most=most)
-        if by_need
-        else None,
-        timeout=arguments.duration("timeout", timeout),
-        dry_run=arguments.flag("dry_run", dry_run),
+    restarts_by_need = partial(restarting.steps_by_need, wait=seconds, most=most)
+    return operate(
+        client,
+        "restart",
+        steps,
+        *collections,
+        then=restarts_by_need if by_need else None,
+        workers=workers,
+        dry_run=dry_run,
         progress=progress,
+        timeout=timeout,
         look=LookOptions(
             held_data=True, least_memory=True, holdings=dropped, read_spilled=False
         ),
     )
-    report: Report = client.sync(carry_out, procedure)
-    return report
 
 
 def resize_workers(
@@ -220,17 +212,17 @@ TimedOutError
     most = arguments.part("max_unavailable", max_unavailable)
     if size.env:
         most = 1
-    procedure = Procedure(
-        client=client,
-        name="resize",
-        given=inputs.of_rows(collections),
-        workers=arguments.names("workers", workers),
-        steps=lambda view, ids: restarting.steps(
+    return operate(
+        client,
+        "resize",
+        lambda view, ids, _: restarting.steps(
             view, ids, wait=seconds, size=size, most=most
         ),
-        timeout=arguments.duration("timeout", timeout),
-        dry_run=arguments.flag("dry_run", dry_run),
+        *collections,
+        workers=workers,
+        dry_run=dry_run,
         progress=progress,
+        timeout=timeout,
         look=LookOptions(
             held_data=True,
             least_memory=True,
@@ -238,8 +230,6 @@ TimedOutError
             read_spilled=False,
         ),
     )
-    report: Report = client.sync(carry_out, procedure)
-    return report
 
 
 def scale(
@@ -291,7 +281,7 @@ def scale(
     wanted = arguments.number("n_workers", n_workers)
     seconds = arguments.duration("wait", wait)
 
-    def steps(view: View, _ids: Collection[str | int]) -> Iterator[Step]:
+    def steps(view: View, *_: object) -> Iterator[Step]:
         yield from adapting.exactly(view, wanted)
         there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
@@ -302,19 +292,17 @@ def scale(
         else:
             yield from retiring.steps(view, wanted, wait=seconds)
 
-    procedure = Procedure(
-        client=client,
-        name="scale",
-        given=inputs.of_rows(collections),
-        steps=steps,
-        timeout=arguments.duration("timeout", timeout),
-        dry_run=arguments.flag("dry_run", dry_run),
+    return operate(
+        client,
+        "scale",
+        steps,
+        *collections,
+        dry_run=dry_run,
         progress=progress,
+        timeout=timeout,
         look=LookOptions(held_data=True),
         needs=(),
     )
-    report: Report = client.sync(carry_out, procedure)
-    return report
 
 
 def trim_memory(
@@ -332,16 +320,8 @@ def trim_memory(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
-    workers
-        Names or addresses; all by default.
-    dry_run
-        Change nothing.
-    progress
-        As for :func:`clustertune.prepare`.
-    timeout
-        Seconds, or a duration, for the whole call.
+    client, workers, dry_run, progress, timeout
+        As for :func:`clustertune.restart_workers`.
 
     Returns
     -------
@@ -358,14 +338,12 @@ TimedOutError
     --------
     >>> print(clustertune.trim_memory(client))                         # doctest: +SKIP
     """
-    procedure = Procedure(
-        client=client,
-        name="trim",
-        workers=arguments.names("workers", workers),
-        steps=trimming.steps,
-        timeout=arguments.duration("timeout", timeout),
-        dry_run=arguments.flag("dry_run", dry_run),
+    return operate(
+        client,
+        "trim",
+        lambda view, ids, _: trimming.steps(view, ids),
+        workers=workers,
+        dry_run=dry_run,
         progress=progress,
+        timeout=timeout,
     )
-    report: Report = client.sync(carry_out, procedure)
-    return report

@@ -5,7 +5,8 @@ The main loop runs against it as against a live cluster. Tests can inject faults
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -135,6 +136,15 @@ class MemoryCluster:
         self.workers[address] = replace(self.workers[address], status="paused")
 
     # --- the port ---------------------------------------------------------------------
+
+    async def open(
+        self, workers: Sequence[str | int] | None, *, needs: Collection[str]
+    ) -> None: ...
+
+    def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def finish(self, view: View) -> None: ...
 
     async def look(self, notify: Notify) -> View:
         addresses = list(self.workers)

@@ -94,7 +94,7 @@ async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
     order: Any = Procedure(
         client=None,  # type: ignore[arg-type]
         name=case.action,
-        steps=lambda view, ids: _steps(case, view, ids),
+        steps=lambda view, ids, _: _steps(case, view, ids),
         timeout=1.0,
         dry_run=case.dry_run,
         progress=None,
@@ -102,13 +102,13 @@ async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
     port: Any = cluster
     view = journal.continued(await port.look(lambda *_: None))
     journal.add(view, checks.run(view, checks.configured()))
-    plan = procedure._plan(order, journal, lambda view, ids, _: order.steps(view, ids))
+    plan = procedure._plan(order, journal, order.steps)
     if case.dry_run:
         return "planned"
     if plan.refused:
         return "refused"
     await procedure._act(plan, port, journal, lambda *_: None)
-    return procedure._status(order, journal)
+    return procedure._status(journal, case.dry_run)
 
 
 def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:

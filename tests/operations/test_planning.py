@@ -81,7 +81,7 @@ def test_what_is_as_planned_is_done() -> None:
     """The planned step is done, and the steps that follow from it."""
     comparison = kept(crowded())
     cluster = crowded()
-    with shell.checked_by(comparison):
+    with shell.assigned(shell.approval, comparison):
         assert tuned(cluster).status(dry_run=False) == "done"
     assert cluster.calls == ["move 8"]
 
@@ -92,7 +92,7 @@ def test_what_has_changed_stops_it() -> None:
     cluster = crowded()
     cluster.workers.popitem()
     with (
-        shell.checked_by(comparison),
+        shell.assigned(shell.approval, comparison),
         pytest.raises(ChangedError, match=r"nothing was done: worker 2 is gone; "),
     ):
         tuned(cluster)
@@ -109,7 +109,7 @@ def test_a_worker_that_goes_meanwhile_stops_it() -> None:
     comparison = kept(crowded())
     cluster = crowded(fault=leave)
     with (
-        shell.checked_by(comparison),
+        shell.assigned(shell.approval, comparison),
         pytest.raises(ChangedError, match="stopped before the next step: worker 2: go"),
     ):
         tuned(cluster)

@@ -210,12 +210,6 @@ class LiveCluster(WorkerActions, DataActions):
                 attach_result(error, _moved(ended[0]))
             raise
 
-    async def stay(self, view: View) -> None:
-        """Have Dask's memory manager keep prepared partitions on their workers."""
-        places = await asyncio.to_thread(_places, view)
-        workers = [w.address for w in view.now.workers]
-        await self._lease.ask("stay", workers=workers, places=places)
-
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Release keys; the futures of their clients are cancelled."""
         count, nbytes, names = await self._lease.ask(
@@ -231,6 +225,15 @@ class LiveCluster(WorkerActions, DataActions):
         return Result(nbytes=0, details=said, count=count)
 
     # --- end --------------------------------------------------------------------------
+
+    async def finish(self, view: View) -> None:
+        """Complete the prepared collections, and keep them on their workers."""
+        places = await asyncio.to_thread(_places, view)
+        workers = [w.address for w in view.now.workers]
+        await self._lease.ask("stay", workers=workers, places=places)
+        if self.goal.workload.group_sizes:
+            await self.size_groups(view)
+        self.tell_rows(view)
 
     def forget(self) -> None:
         """Send no more requests, because the scheduler and the lease have ended."""

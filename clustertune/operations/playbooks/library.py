@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
@@ -31,6 +30,7 @@ MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8  # levels of lists and mappings
 MAX_LINE = 300  # characters of a message about YAML
 
+_DIRECTIVE = re.compile("^%", re.MULTILINE)
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null"))
 
@@ -218,12 +218,17 @@ class Place(NamedTuple):
     text: str  # "file.yaml:14"
 
 
-@dataclass(frozen=True)
 class Document:
-    """Plain data, and the places of its values by path."""
+    """Plain data, the places of its values by path, and problems of its YAML."""
 
-    data: Any
-    places: dict[schema.Path, Place]
+    def __init__(self, text: str, source: str):
+        self.source = source
+        self.places: dict[schema.Path, Place] = {}
+        self.problems: list[str] = []
+        yaml = YAML(typ="safe", pure=True)
+        self._constructor = yaml.constructor
+        root = yaml.compose(text)
+        self.data: Any = None if root is None else self._plain(root, (), 1)
 
     def place(self, path: schema.Path) -> Place:
         """The place of a value, or of the mapping or list that lacks it."""
@@ -236,6 +241,51 @@ class Document:
         line, where = self.place(path)
         name = f"{printable(_path_text(path), longest=80)}: " if path else ""
         return line, f"{where}: {name}{printable(text, longest=1200)}"
+
+    def _plain(self, node: Any, path: schema.Path, line: int) -> Any:
+        self.places[path] = Place(line, f"{self.source}:{line}")
+        if node.anchor is not None:
+            self._note(path, "anchors and aliases are not allowed")
+            return None
+        if len(path) >= MAX_DEPTH:
+            self._note(path, f"deeper than {MAX_DEPTH} levels")
+            return None
+        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            return self._scalar(node, path)
+        if node.tag == f"{_TAG}seq":
+            items = enumerate(node.value)
+            return [self._plain(x, (*path, i), _line(x)) for i, x in items]
+        if node.tag == f"{_TAG}map" and isinstance(node, MappingNode):
+            return dict(self._pairs(node, path))
+        kind = _shown(node.tag.rpartition(":")[2])
+        allowed = "text (in quotes), a number, true or false, a list or a mapping"
+        self._note(path, f"is a {kind}; write {allowed}")
+        return None
+
+    def _pairs(self, node: Any, path: schema.Path) -> Iterator[tuple[str, Any]]:
+        seen = set()
+        for key, child in node.value:
+            name = key.value if isinstance(key, ScalarNode) else "?"
+            yield name, self._plain(child, (*path, name), _line(key))
+            if not isinstance(key, ScalarNode) or key.anchor is not None:
+                self._note((*path, name), "a key must be text without an anchor")
+            elif name in seen:
+                self._note((*path, name), "the key is there twice")
+            seen.add(name)
+
+    def _scalar(self, node: Any, path: schema.Path) -> Any:
+        try:
+            value = self._constructor.construct_object(node)
+        # such as 0b_, !!int without digits, or more digits than Python reads
+        except (ValueError, LookupError):
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
+            kind = "true or false" if node.tag.endswith("bool") else "a number"
+            self._note(path, f"{_shown(node.value)} cannot be used as {kind}")
+        return value
+
+    def _note(self, path: schema.Path, text: str) -> None:
+        self.problems.append(self.problem(path, text)[1])
 
 
 def _path_text(path: schema.Path) -> str:
@@ -255,23 +305,26 @@ def parse(text: str | bytes, source: str) -> Document:
         raise PlaybookError(
             f"{source}: has {len(text):,} bytes; at most {MAX_BYTES:,} are read"
         )
-    reader = _Reader(source)
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        data = reader.read(decoded)
     except UnicodeDecodeError as error:
         raise PlaybookError(f"{source}: is not UTF-8 text: {error}") from error
+    if directive := _DIRECTIVE.search(decoded):
+        line = decoded.count("\n", 0, directive.start()) + 1
+        raise PlaybookError(f"{source}:{line}: directives are not allowed")
+    try:
+        document = Document(decoded, source)
     except YAMLError as error:
         raise PlaybookError(_yaml_problem(source, error)) from error
-    # escapes and version numbers that YAML allows and Python does not
-    except (ValueError, OverflowError) as error:
+    # escapes that YAML allows and Python does not, and thousands of levels
+    except (ValueError, OverflowError, RecursionError) as error:
         shown = printable(str(error), longest=MAX_LINE)
         raise PlaybookError(f"{source}: cannot be read: {shown}") from error
-    if not reader.places:
+    if not document.places:
         raise PlaybookError(f"{source}: is empty")
-    if reader.problems:
-        raise PlaybookError("\n".join(reader.problems))
-    return Document(data, reader.places)
+    if document.problems:
+        raise PlaybookError("\n".join(document.problems))
+    return document
 
 
 def _yaml_problem(source: str, error: YAMLError) -> str:
@@ -280,93 +333,6 @@ def _yaml_problem(source: str, error: YAMLError) -> str:
     parts = (getattr(error, "context", None), getattr(error, "problem", None))
     text = ", ".join(str(p) for p in parts if p) or str(error).partition("\n")[0]
     return f"{where}: {printable(text, longest=MAX_LINE)}"
-
-
-class _Composer(Composer):
-    """Refuses directives, anchors, and more than :data:`MAX_DEPTH` levels."""
-
-    levels = 0
-
-    def compose_document(self) -> Any:
-        event = self.parser.peek_event()
-        if event.version or event.tags:
-            self._refuse("directives are not allowed", event)
-        return super().compose_document()
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.parser.peek_event()
-        if getattr(event, "anchor", None) is not None:
-            self._refuse("anchors and aliases are not allowed", event)
-        self.levels += 1
-        if self.levels > MAX_DEPTH:
-            self._refuse(f"deeper than {MAX_DEPTH} levels", event)
-        node = super().compose_node(parent, index)
-        self.levels -= 1
-        return node
-
-    def _refuse(self, text: str, event: Any) -> None:
-        raise ComposerError(None, None, text, event.start_mark)
-
-
-class _Reader:
-    """Converts YAML nodes to plain data, and notes their lines and problems."""
-
-    def __init__(self, source: str):
-        self.source = source
-        self.problems: list[str] = []
-        self.places: dict[schema.Path, Place] = {}
-        self.yaml = YAML(typ="safe", pure=True)
-        self.yaml.Composer = _Composer
-
-    def read(self, text: str) -> Any:
-        root = self.yaml.compose(text)
-        return None if root is None else self._plain(root, (), 1)
-
-    def _plain(self, node: Any, path: schema.Path, line: int) -> Any:
-        self.places[path] = Place(line, f"{self.source}:{line}")
-        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
-            return self._scalar(node, path)
-        if node.tag == f"{_TAG}seq":
-            items = enumerate(node.value)
-            return [self._plain(x, (*path, i), _line(x)) for i, x in items]
-        if node.tag == f"{_TAG}map" and isinstance(node, MappingNode):
-            return dict(self._pairs(node, path))
-        kind = _shown(node.tag.rpartition(":")[2])
-        self._note(
-            path,
-            f"is a {kind}; write text (in quotes), a number, true or false, a list or "
-            "a mapping",
-        )
-        return None
-
-    def _pairs(self, node: Any, path: schema.Path) -> Iterator[tuple[str, Any]]:
-        seen = set()
-        for key, child in node.value:
-            line = _line(key)
-            if not isinstance(key, ScalarNode):
-                self._note(path, "a key must be text", line)
-                continue
-            name = key.value
-            if name in seen:
-                self._note(path, f"the key {_shown(name)} is there twice", line)
-            seen.add(name)
-            yield name, self._plain(child, (*path, name), line)
-
-    def _scalar(self, node: Any, path: schema.Path) -> Any:
-        try:
-            value = self.yaml.constructor.construct_object(node)
-        # such as 0b_, !!int without digits, or more digits than Python reads
-        except (ValueError, LookupError):
-            value = math.nan
-        if isinstance(value, float) and not math.isfinite(value):
-            kind = "true or false" if node.tag.endswith("bool") else "a number"
-            self._note(path, f"{_shown(node.value)} cannot be used as {kind}")
-        return value
-
-    def _note(self, path: schema.Path, text: str, line: int = 0) -> None:
-        line = line or self.places[path].line
-        name = f"{printable(_path_text(path), longest=80)}: " if path else ""
-        self.problems.append(f"{self.source}:{line}: {name}{text}")
 
 
 def _line(node: Any) -> int:

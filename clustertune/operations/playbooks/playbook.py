@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -322,7 +322,17 @@ class PlaybookResult:
         return int(any(f.severity >= fail_on for f in self.found))
 
     def __str__(self) -> str:
-        return "\n\n".join(self._paragraphs())
+        rows, widths = self._rows(), list(_WIDTHS)
+        paragraphs = [
+            self._headline(),
+            tabulate(rows, _COLUMNS, disable_numparse=True, maxcolwidths=widths),
+        ]
+        for i, step in enumerate(self.steps):
+            shown = [f for f in step.found if f.severity is not Severity.info]
+            if step.status == "checked" and shown:
+                title = f"Found by steps[{i}], {printable(step.step)}"
+                paragraphs.append(report.findings_text(title, shown))
+        return "\n\n".join(paragraphs)
 
     def __repr__(self) -> str:
         return f"<PlaybookResult: {printable(self.playbook)}; {self.status}>"
@@ -360,18 +370,6 @@ class PlaybookResult:
             f"{self.playbook}: {kind}; {plural(len(self.steps), 'step')} ({shown}), "
             f"{seconds_text(self.seconds)}"
         )
-
-    def _paragraphs(self) -> Iterator[str]:
-        yield self._headline()
-        widths = list(_WIDTHS)
-        yield tabulate(
-            self._rows(), _COLUMNS, disable_numparse=True, maxcolwidths=widths
-        )
-        for i, step in enumerate(self.steps):
-            shown = [f for f in step.found if f.severity is not Severity.info]
-            if step.status == "checked" and shown:
-                title = f"Found by steps[{i}], {printable(step.step)}"
-                yield report.findings_text(title, shown)
 
     def _rows(self) -> list[list[str]]:
         return [

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,13 +22,7 @@ from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
 from clustertune.core import arguments, model
 from clustertune.core.counts import Done
-from clustertune.core.model import (
-    Finding,
-    Goal,
-    Notify,
-    Snapshot,
-    View,
-)
+from clustertune.core.model import Finding, Goal, Notify, Snapshot, View
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted
 from clustertune.core.wording import names_text, printable, seconds_text
@@ -48,7 +36,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.operations import publishing, release
-from clustertune.operations.call import check_client, limited_to
+from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
@@ -68,7 +56,7 @@ from clustertune.operations.playbooks.playbook import (
 from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
-from clustertune.operations.procedure import Procedure, carry_out
+from clustertune.operations.procedure import operate
 from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
@@ -104,8 +92,8 @@ def run_playbook(
 
     Parameters
     ----------
-    client
-        A connected client, synchronous or asynchronous (then the call is awaited).
+    client, progress
+        As for :func:`clustertune.prepare`.
     playbook
         The name of a playbook (``"before-training"``), or the path of a file.
     X, y, sample_weight, qid, base_margin, init_score, eval_set
@@ -118,8 +106,6 @@ def run_playbook(
         steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
     dry_run
         Change nothing; check each condition once, and plan each step.
-    progress
-        As for :func:`clustertune.prepare`.
 
     Returns
     -------
@@ -165,28 +151,17 @@ def run_playbook(
 
 
 def run_on_datasets(
-    client: Client,
-    playbook: Playbook,
-    *names: str,
-    estimator: str | None = None,
-    dry_run: bool = False,
-    progress: bool | Notify | None = None,
+    client: Client, playbook: Playbook, *names: str, **options: Any
 ) -> Any:
     """Carry out a playbook on published data sets: X, y, and others.
 
-    After ``prepare`` the names refer to the prepared data; ``release`` unpublishes
-    them. The caller reads the file once, for the dry run and for the run.
+    ``options`` are ``estimator``, ``dry_run`` and ``progress``. After ``prepare`` the
+    names refer to the prepared data; ``release`` unpublishes them. The caller reads the
+    file once, for the dry run and for the run.
     """
     arguments.distinct("data sets", names)
     data = PublishedData(client=client, names=names) if names else None
-    job = PlaybookRun(
-        client=client,
-        playbook=playbook,
-        data=data,
-        estimator=estimator,
-        dry_run=dry_run,
-        progress=progress,
-    )
+    job = PlaybookRun(client=client, playbook=playbook, data=data, **options)
     return client.sync(job.run)
 
 
@@ -226,13 +201,14 @@ class GivenData:
             self.given = {name: getattr(done, name) for name in self.given}
         return done.report
 
-    async def release(self, *, dry_run: bool, **options: Any) -> Report:
+    async def release(self, **options: Any) -> Report:
         every = [x.collection for x in await self.inputs()]
         releasing: Any = release.release_collections
-        report: Report = await releasing(
-            self.client, *every, dry_run=dry_run, **options
-        )
+        report: Report = await releasing(self.client, *every, **options)
         return report
+
+    def final(self) -> dict[str, Any]:
+        return self.given | {"prepared": self.prepared}
 
 
 @dataclass(kw_only=True)
@@ -296,7 +272,6 @@ class PlaybookRun:
         check_client(self.client)
         self._profile = libraries.choose(self.estimator)
         refuse_without_data(self.playbook, self.data)
-        checks.configured()  # refuses bad settings
         arguments.flag("dry_run", self.dry_run)
         self._shown = Progress(self.progress)
 
@@ -325,13 +300,8 @@ class PlaybookRun:
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            **self._final(),
+            **(self.data.final() if isinstance(self.data, GivenData) else {}),
         )
-
-    def _final(self) -> dict[str, Any]:
-        if not isinstance(self.data, GivenData):
-            return {}
-        return self.data.given | {"prepared": self.data.prepared}
 
     def _stops(self, result: StepResult) -> bool:
         """A lost cluster ends every run; other failures end no dry run."""
@@ -368,21 +338,19 @@ class PlaybookRun:
         if not condition.named:
             reason = condition.reason
             return _result(step, "skipped", reason=reason, found=condition.found)
+        found = condition.found
         try:
             report = await self._act(step, condition.named)
         except ClustertuneError:
             raise
         except (TypeError, ValueError) as error:  # an unknown worker or prefix
-            reason = str(error)
-            return _result(step, "failed", reason=reason, found=condition.found)
+            return _result(step, "failed", reason=str(error), found=found)
         status = status_of(report, in_part=step.do in ON_DATA)
         self._unplannable |= status == "planned" and step.do in ON_DATA
         reason = failure_of(report) if status in BAD else ""
         if status == "planned" and condition.reason:
             reason = f"{condition.reason}: {planned_of(report)}"
-        return _result(
-            step, status, reason=reason, found=condition.found, report=report
-        )
+        return _result(step, status, reason=reason, found=found, report=report)
 
     def _without_data(self, step: Step) -> StepResult | None:
         """The result of a step whose data is missing, or is planned only."""
@@ -453,8 +421,7 @@ class PlaybookRun:
         self, step: Step
     ) -> AsyncGenerator[tuple[Finding, ...], None]:
         """Findings over time: from snapshots, or from diagnoses if those are needed."""
-        watching = Monitor(self.client, estimator=self.estimator)
-        async with watching:
+        async with Monitor(self.client, estimator=self.estimator) as watching:
             found = checks.run(watching.view, checks.configured())
             visible = bool(step.subjects(found))
             snapshots = aiter(watching)
@@ -486,7 +453,7 @@ class PlaybookRun:
             limits = self.playbook.limits
             options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
         if step.do in actions.others():
-            return await self._plugin(step.do, await self._findings(), **options)
+            return await self._plugin(step.do, **options)
         if step.do in ON_DATA:
             return await self._prepare(step.do, options)
         if step.do == "release":
@@ -498,28 +465,27 @@ class PlaybookRun:
     ) -> Report:
         """Make a call, in the way in which stored plans are made and carried out."""
         call = PlannedCall(verb=verb, names=tuple(names), options=options)
-        return await call.make(
-            self.client, dry_run=self.dry_run, progress=self.progress
-        )
+        return await call.make(self.client, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"dry_run": self.dry_run, "progress": self.progress}
 
     async def _prepare(self, phase: str, options: dict[str, Any]) -> Report:
         assert self.data is not None
         if phase == "load":
             options["persist"] = True
         options["estimator"] = self.estimator
-        with limited_to(phase):
+        with assigned(permitted_phases, frozenset((phase,))):
             if isinstance(self.data, PublishedData):
                 return await self._call("prepare", self.data.names, options)
-            how = {"dry_run": self.dry_run, "progress": self.progress}
-            return await self.data.prepare(**options, **how)
+            return await self.data.prepare(**options, **self._how)
 
     async def _release(self, options: dict[str, Any]) -> Report:
         prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
         if not prefixes and keep is None:
             assert self.data is not None
-            report = await self.data.release(
-                **options, dry_run=self.dry_run, progress=self.progress
-            )
+            report = await self.data.release(**options, **self._how)
             if not self.dry_run:
                 self.data = None
             return report
@@ -529,36 +495,31 @@ class PlaybookRun:
             options["keep"] = [x.collection for x in given]
         return await self._call("release", prefixes, options)
 
-    async def _plugin(
-        self,
-        do: str,
-        found: tuple[Finding, ...],
-        *,
-        timeout: float = TIMEOUT,
-    ) -> Report:
+    async def _plugin(self, do: str, timeout: float = TIMEOUT) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
+        found = await self._findings()
 
-        def steps(view: View, _ids: Collection[Id]) -> Iterator[model.Step]:
+        def steps(view: View, *_: object) -> Iterator[model.Step]:
             proposed = tuple(actions.others()[do].propose(found, view))
             self.playbook.limits.refuse_beyond(view.now, proposed)
             yield from proposed
 
-        procedure = Procedure(
-            client=self.client,
-            name=do,
-            steps=steps,
-            timeout=timeout,
-            dry_run=self.dry_run,
-            progress=self.progress,
-            look=LookOptions(held_data=True),
-        )
+        operating: Any = operate
         try:
-            return await carry_out(procedure)
+            report: Report = await operating(
+                self.client,
+                do,
+                steps,
+                timeout=timeout,
+                look=LookOptions(held_data=True),
+                **self._how,
+            )
         except ClustertuneError:
             raise
         except Exception as error:
             text = printable(repr(error), longest=200)
             raise ClustertuneError(f"the action {do} failed: {text}") from error
+        return report
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
         """The named workers of the cluster. An empty list would mean all workers."""

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from clustertune import actions, checks
 from clustertune.core import arguments
 from clustertune.core.wording import printable
-from clustertune.operations.playbooks.playbook import GIVEN, NAMED
+from clustertune.operations.playbooks.playbook import NAMED
 
 ON_DATA = frozenset(("load", "rebalance", "rechunk"))  # act on the given data
 
@@ -87,16 +87,14 @@ def _check_words() -> list[str]:
 
 
 def read(key: str, value: Any) -> Any:
-    """Convert the value of a key.
+    """Convert the value of a key, which the schema has accepted.
 
     Raises
     ------
     ValueError
         The value is not allowed.
     """
-    if value is None:
-        raise ValueError(f"{key} has no value")
-    return READERS[key](key, value)
+    return READERS[key](key, value) if key in READERS else value
 
 
 def _checks(_key: str, value: Any) -> tuple[str, ...]:
@@ -113,18 +111,6 @@ def _workers(key: str, value: Any) -> Any:
     return NAMED if value == NAMED else arguments.names(key, value)
 
 
-def _prefixes(key: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, list) and value:
-        return arguments.texts(key, value)
-    raise ValueError(f"{key}={value!r} must be a list of prefixes of keys")
-
-
-def _keep(key: str, value: Any) -> str:
-    if value == GIVEN:
-        return GIVEN
-    raise ValueError(f"{key}={value!r} must be {GIVEN}: the collections of the call")
-
-
 def _pause(key: str, value: Any) -> float:
     text = f'{key}={value!r} must be a duration, like "30s", or 0'
     try:
@@ -136,32 +122,16 @@ def _pause(key: str, value: Any) -> float:
     return seconds
 
 
-def _minimum(key: str, value: Any) -> int:
-    if type(value) is int and value >= 0:
-        return value
-    raise ValueError(f"{key}={value!r} must be a whole number, 0 or more")
-
-
-#: by key of ``with``, ``limits`` and steps
+#: by key of ``with``, ``limits`` and steps, if the schema does not suffice
 READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "check": _checks,
     "disrupted_workers": arguments.part,
     "dtype": arguments.number_type,
     "env": arguments.variables,
     "holds": _pause,
-    "if_needed": arguments.flag,
-    "include_other_clients": arguments.flag,
-    "keep": _keep,
     "memory_limit": arguments.nbytes,
-    "minimum_workers": _minimum,
-    "n_workers": arguments.count,
-    "nthreads": arguments.count,
-    "prefixes": _prefixes,
-    "rechunk": arguments.cutting,
-    "release_inputs": arguments.flag,
     "settle": _pause,
     "timeout": arguments.duration,
-    "to": arguments.kind,
     "wait": arguments.duration,
     "workers": _workers,
 }
@@ -184,56 +154,29 @@ def fields(data: Any) -> Iterator[Path]:
 
 
 def problems(data: Any) -> list[tuple[Path, str]]:
-    """List the paths of bad values, and messages. A valid playbook has none."""
-    found: dict[Any, tuple[Path, str]] = {}
+    """List the paths of bad values, and messages: one for each key of the language.
+
+    A valid playbook has none.
+    """
+    found: dict[Path, tuple[Path, str]] = {}  # by path of the key
     for error in Draft7Validator(schema()).iter_errors(data):
-        path = _field(tuple(error.absolute_path))
-        if path in found:
-            continue  # its reader has explained it
-        for where, text in _explained(error, path, data):
-            key = where if _is_value(where) else (where, text)
-            found.setdefault(key, (where, text))
+        path = tuple(error.absolute_path)
+        key = _key(path)
+        if error.validator == "additionalProperties":
+            known = error.schema["properties"]
+            wrong = [(*path, name) for name in error.instance if name not in known]
+            found |= {p: (p, unknown("key", p[-1], known)) for p in wrong}
+        elif key not in found:
+            found[key] = path, _message(error, str(key[-1]) if key else "")
         if error.validator == "maxItems":
             return list(found.values())  # every further step may have errors, too
-    refused = {path for path, _ in found.values()}
-    for path in filter(_is_value, fields(data)):
-        if path not in refused and (text := _reader_error(data, path)):
-            found[path] = path, text
+    for key in fields(data):
+        if key not in found and (text := _reader_error(data, key)):
+            found[key] = key, text
     return list(found.values())
 
 
-def _is_value(path: Path) -> bool:
-    return bool(path) and path[-1] in READERS
-
-
-def _explained(
-    error: ValidationError, path: Path, data: Any
-) -> Iterator[tuple[Path, str]]:
-    rule: Any = error.schema
-    key = str(path[-1]) if path else ""
-    if error.validator == "additionalProperties":
-        known = rule["properties"]
-        for name in error.instance:
-            if name not in known:
-                yield (*path, name), unknown("key", name, known)
-    elif "errorMessage" in rule:
-        leaf = error.validator in ("const", "pattern", "type")
-        shown = f"; it is {_short(error.instance)}" if leaf else ""
-        yield path, f"{rule['errorMessage']}{shown}"
-    elif error.validator == "required":
-        for name in rule["required"]:
-            if name not in error.instance:
-                yield path, f"the key {name!r} is missing"
-    elif key in READERS:
-        # the schema is stricter about text: Dask reads "s" as 1 s
-        like = ", ".join(map(str, rule.get("examples", ())))
-        text = f"must begin with a number, like {like}"
-        yield path, _reader_error(data, path) or text
-    else:
-        yield path, _misfit(key, error.instance, rule)
-
-
-def _field(path: Path) -> Path:
+def _key(path: Path) -> Path:
     """Shorten a path to a key of the language: ``steps[2].with.env.A`` to ``env``."""
     if path[:1] == ("steps",):
         return path[: 4 if path[2:3] == ("with",) else 3]
@@ -251,17 +194,29 @@ def _reader_error(data: Any, path: Path) -> str:
     return ""
 
 
-def _misfit(key: str, value: Any, rule: Mapping[str, Any]) -> str:
-    if key == "when":
-        return _unknown_check(value, rule["enum"])
-    if "enum" in rule:
-        return unknown("action" if key == "do" else key, value, rule["enum"])
-    if rule["type"] == "object":
-        known = ", ".join(rule["properties"])
-        return f"must be a mapping, with keys among {known}"
-    if isinstance(value, list) and value:
-        return f"there are {len(value)}; at most {rule['maxItems']} are allowed"
-    return f"must be a list of {key}; it is {_short(value)}"
+def _message(error: ValidationError, key: str) -> str:
+    rule: Any = error.schema
+    value = error.instance
+    if "errorMessage" in rule:
+        text: str = rule["errorMessage"]
+        several = isinstance(value, dict) or error.validator == "not"
+        return text if several else f"{text}; it is {_short(value)}"
+    if error.validator == "required":
+        missing = [name for name in rule["required"] if name not in value]
+        text = ", ".join(f"the key {name!r} is missing" for name in missing)
+    elif key == "check":
+        text = _reader_error({key: value}, (key,))
+    elif key == "when":
+        text = _unknown_check(value, rule["enum"])
+    elif "enum" in rule:
+        text = unknown("action" if key == "do" else key, value, rule["enum"])
+    elif rule["type"] == "object":
+        text = f"must be a mapping, with keys among {', '.join(rule['properties'])}"
+    elif isinstance(value, list) and value:
+        text = f"there are {len(value)}; at most {rule['maxItems']} are allowed"
+    else:
+        text = f"must be a list of {key}; it is {_short(value)}"
+    return text
 
 
 def unknown(what: str, word: Any, known: Collection[str]) -> str:

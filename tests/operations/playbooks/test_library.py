@@ -21,7 +21,7 @@ from clustertune.core.model import Severity
 from clustertune.errors import PlaybookError
 from clustertune.operations.playbooks import library, playbook
 from clustertune.operations.playbooks.library import MAX_BYTES, load, parse
-from clustertune.operations.playbooks.schema import READERS, own_actions
+from clustertune.operations.playbooks.schema import own_actions
 
 EXAMPLE = """\
 version: 1
@@ -147,7 +147,8 @@ def test_all_mistakes_are_reported() -> None:
     text = EXAMPLE.replace("do: restart", "do: restrat").replace("1m", "soon")
     first, second, third = wrong(text.replace("on_failure: stop", "on_fail: stop"))
     assert first == (
-        "p.yaml:8: steps[1].holds: holds='soon' must be a duration, like \"30s\", or 0"
+        "p.yaml:8: steps[1].holds: must be a duration that begins with a number, like "
+        "30s, or 0; it is 'soon'"
     )
     assert second == (
         "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: load, "
@@ -176,15 +177,19 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: trim, with: {timeout: .inf}}", "'.inf' cannot be used as a number"),
         (f"{{do: trim, with: {{timeout: {'9' * 320}s}}}}", "must be a duration"),
         ("{do: trim, with: {timeout: -3}}", "must be a duration"),
-        ("{do: trim, with: {timeout: .5s}}", "must begin with a number, like 30s"),
-        ("{do: trim, with: {timeout: }}", "timeout has no value"),
+        (
+            "{do: trim, with: {timeout: .5s}}",
+            "begins with a number, like 30s",
+        ),
+        ("{do: trim, with: {timeout: }}", "must be a duration"),
         ("{do: trim, with: 3}", "must be a mapping, with keys among timeout, workers"),
         ("{do: restart, with: {drop_data: true}}", "unknown key 'drop_data'"),
         ("{do: scale}", "scale needs n_workers"),
         ("{do: scale, with: {n_workers: 0}}", "whole number of at least 1"),
         ("{do: resize, with: {wait: 3s}}", "resize needs nthreads"),
         ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
-        ("{do: resize, with: {env: {A: 1}}}", "mapping of names to texts"),
+        ("{do: resize, with: {env: {A: 1}}}", "env.A: must be text; it is 1"),
+        ("{do: resize, with: {env: A}}", "mapping of names to texts"),
         ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
         ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
         (
@@ -197,14 +202,15 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: release, with: {include_other_clients: true}}", "needs prefixes"),
         ("{do: [trim]}", "unknown action ['trim']"),
         ("trim", "must be a mapping"),
-        ("{do: trim, do: trim}", "steps[0]: the key 'do' is there twice"),
+        ("{do: trim, do: trim}", "steps[0].do: the key is there twice"),
         ("{do: !!python/name:os.system x}", "write text (in quotes)"),
         ("{do: 2020-01-01}", "is a 'timestamp'"),
         ("{? [a] : b}", "a key must be text"),
         ("{do: 0b_}", "'0b_' cannot be used as a number"),
         ("{do: !!int ''}", "'' cannot be used as a number"),
         ("{do: !!bool x}", "'x' cannot be used as true or false"),
-        ("{do: *a}", "anchors and aliases are not allowed"),
+        ("{do: *a}", "found undefined alias"),
+        ("{&a do: trim}", "a key must be text without an anchor"),
         ("{do: &a trim}", "anchors and aliases are not allowed"),
         ("[[[[[[[[[a]]]]]]]]]", "deeper than 8 levels"),
         ("{do: '\\\x1b[31m'}", "special characters are not allowed"),
@@ -221,6 +227,8 @@ def test_bad_steps(step: str, text: str) -> None:
     ("text", "message"),
     [
         ("", "p.yaml: is empty"),
+        ("%YAML 1.1\n---\na: 1\n", "p.yaml:1: directives are not allowed"),
+        ("[" * 30_000, "p.yaml: cannot be read: "),
         ("- a\n", "p.yaml:1: must be a mapping"),
         ("a: [", "p.yaml:1: while parsing a flow node"),
         ("a: b\n---\nc: d\n", "p.yaml:2: expected a single document"),
@@ -234,7 +242,10 @@ def test_bad_steps(step: str, text: str) -> None:
         (b"\xff\xfe\xfa", "p.yaml: is not UTF-8 text"),
         ("x" * (MAX_BYTES + 1), "p.yaml: has 65,537 bytes; at most 65,536 are read"),
         (with_step("check: all") + "  - check: all\n" * 50, "there are 51; at most 50"),
-        (with_step("check: all") + "limits: {settle: -1}", "limits.settle: settle=-1"),
+        (
+            with_step("check: all") + "limits: {settle: -1}",
+            "limits.settle: must be",
+        ),
         ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
         (
             with_step("{do: scale, with: {n_workers: 1}}")
@@ -255,7 +266,7 @@ def test_many_mistakes_take_little_time() -> None:
     begin = process_time()
     step = "{do: release, with: {prefixes: [" + "1," * 30_000 + "]}}"
     (line,) = wrong(with_step(step))
-    assert "steps[0].with.prefixes: prefixes=[1, 1," in line
+    assert line.endswith("steps[0].with.prefixes[0]: must be text; it is 1")
     assert process_time() - begin < 20
 
 
@@ -265,10 +276,14 @@ def test_many_mistakes_take_little_time() -> None:
         ("n_workers", "3", "'n_workers' is not in this playbook; choose from: limits."),
         ("timeuot", "3", "(did you mean timeout?)"),
         ("at_least", "info", "'at_least' matches several values; choose from: "),
-        ("holds", "soon", "--set holds=soon: steps[1].holds: holds='soon' must be"),
-        ("holds", "", "--set holds=: steps[1].holds: holds='' must be"),
+        ("holds", "soon", "--set holds=soon: steps[1].holds: must be"),
+        ("holds", "", "--set holds=: steps[1].holds: must be"),
         ("holds", "[1", "--set holds=[1:1: while parsing"),
-        ("timeout", "{a: 1}", "--set timeout={a: 1}: steps[2].with.timeout: timeout={"),
+        (
+            "timeout",
+            "{a: 1}",
+            "--set timeout={a: 1}: steps[2].with.timeout: must be",
+        ),
     ],
 )
 def test_bad_values(key: str, value: str, message: str) -> None:
@@ -388,6 +403,7 @@ _anything = st.recursive(
     ),
     max_leaves=12,
 )
+_OPTIONS = sorted({key for a in own_actions().values() for key in a["properties"]})
 _step = st.fixed_dictionaries(
     {},
     optional={
@@ -399,7 +415,7 @@ _step = st.fixed_dictionaries(
         "holds": st.one_of(st.sampled_from(["1m", 3, "0"]), _anything),
         "do": st.one_of(st.sampled_from(list(own_actions())), _anything),
         "with": st.one_of(
-            st.dictionaries(st.sampled_from(list(READERS)), _anything, max_size=3),
+            st.dictionaries(st.sampled_from(_OPTIONS), _anything, max_size=3),
             _anything,
         ),
     },

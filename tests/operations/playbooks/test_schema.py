@@ -14,7 +14,7 @@ import clustertune
 from clustertune import checks
 from clustertune.operations.planfile import VERBS
 from clustertune.operations.playbooks import library, schema
-from clustertune.operations.playbooks.schema import ON_DATA, READERS, own_actions
+from clustertune.operations.playbooks.schema import ON_DATA, own_actions
 
 
 def accepts(data: Any) -> bool:
@@ -127,7 +127,9 @@ def test_arguments_of_actions() -> None:
         keys = set(options["properties"])
         function = clustertune.prepare if name in ON_DATA else VERBS[name]
         assert keys <= set(inspect.signature(function).parameters), name
-        assert keys <= set(READERS)
+        plain = {k for k, rule in options["properties"].items() if "$ref" not in rule}
+        explained = {k for k in plain if "errorMessage" in options["properties"][k]}
+        assert plain == explained, name
         assert not {"drop_data", "allow_any_env"} & keys
 
 
