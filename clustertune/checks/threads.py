@@ -39,8 +39,8 @@ def thread_count(
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs they wait for each other; with fewer, CPUs stay idle. Usable CPUs are
-    those that the affinity and all cgroup quotas allow. Idle CPUs are information on
+    than CPUs they wait for each other; with fewer, CPUs stay idle. The
+    affinity and all cgroup quotas limit the usable CPUs. Idle CPUs are information on
     the scheduler's host, and with ``shared_hosts``, for example for Kubernetes pods
     without CPU limits.
 
