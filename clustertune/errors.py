@@ -98,7 +98,7 @@ class VerificationError(ClustertuneError):
 class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
     """Prepared data has moved, or is lost."""
 
-    #: whether rows were lost, or differ from those that were prepared
+    #: whether rows were lost, or differ from the prepared rows
     rows_changed: bool = False
 
 
