@@ -111,7 +111,8 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
     line = last(report, "action: ")
     begin = (
-        f"action: restarted 1 of 2 workers; skipped {workers[address]['name']}: it ended"
+        f"action: restarted 1 of 2 workers; skipped {workers[address]['name']}: it "
+        "ended during the wait for its tasks"
     )
     assert line.startswith(begin)
     assert line.endswith("; lost 6 keys")  # five of them are computed again
