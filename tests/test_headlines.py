@@ -110,8 +110,10 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     assert isinstance(report, Report), report
     assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
     line = last(report, "action: ")
-    name = workers[address]["name"]
-    begin = f"action: restarted 1 of 2 workers; skipped {name}: it ended"
+    begin = (
+        f"action: restarted 1 of 2 workers; skipped {workers[address]['name']}: it "
+        "ended during the wait for its tasks"
+    )
     assert line.startswith(begin)
     assert line.endswith("; lost 6 keys")  # five of them are computed again
     gate.set()

@@ -109,7 +109,7 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
             # of a partition without rows nothing has to come together
             assert not rows or all(other == places for other in beside)
         if number == 0:
-            aside = cluster.aside.get(x.collections[0].label, [])
+            aside = cluster.remainder.get(x.collections[0].label, [])
             rows = sorted(row for partition in first for row in partition)
             assert sorted(rows + aside) == list(range(len(rows) + len(aside)))
 
@@ -253,7 +253,7 @@ def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
     assert_paired(cluster, journal)
     assert not journal.plans[-1].steps
     each = by_worker(cluster)
-    aside = cluster.aside.get("X", [])
+    aside = cluster.remainder.get("X", [])
     assert {len(rows) for rows in each.values()} == {(n_rows - len(aside)) // len(each)}
     rows = [row for partition in cluster.contents["X"] for row in partition]
     assert rows + aside == list(range(n_rows))

@@ -133,8 +133,8 @@ def _step(
     for alone in (False, True):
         covering = chunking.covering(layout, rows, view, alone=alone)
         rows, present = (rows, None) if covering is None else covering
-        aside = chunking.remainder(layout, view)
-        changed = [m for m in layout.collections if aside or _changes(m, rows)]
+        remainder = chunking.remainder(layout, view)
+        changed = [m for m in layout.collections if remainder or _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
                 continue  # these partitions cannot give every worker all classes
@@ -153,7 +153,7 @@ def _step(
         targets=target,
         cuts=cuts,
         released=tuple(m.label for m in changed if _is_freed(m, release)),
-        remainder=aside,
+        remainder=remainder,
         copies=layouts.copies(layout),
         shortage=shortage,
         moves=None if moves is None else layouts.moves(moves, view, target),

@@ -224,16 +224,16 @@ def _step(
     now: Snapshot,
     room: float = math.inf,
 ) -> Step:
-    burden = worker.held_data
-    nbytes = None if burden is None else 2 * burden.nbytes
+    data = worker.held_data
+    nbytes = None if data is None else 2 * data.nbytes
     what = ""
-    if burden is not None and burden.unique:
+    if data is not None and data.unique:
         full = is_parked_first(worker.status, worker.spilled)
-        parked = full or burden.nbytes > room
+        parked = full or data.nbytes > room
         where = "are parked in its nanny" if parked else "move to the other workers"
         what = (
-            f"; {plural(burden.unique, 'unreplicated key')} "
-            f"({bytes_text(burden.nbytes)}) {where} and return"
+            f"; {plural(data.unique, 'unreplicated key')} "
+            f"({bytes_text(data.nbytes)}) {where} and return"
         )
     return Step(
         action="restart",
@@ -241,7 +241,7 @@ def _step(
         price=Price(
             nbytes=nbytes,
             seconds=_seconds(now, worker, nbytes),
-            peak=None if burden is None else burden.nbytes,
+            peak=None if data is None else data.nbytes,
         ),
         gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
         args=Restart(

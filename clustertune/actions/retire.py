@@ -42,22 +42,22 @@ def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator
 
 def _weight(worker: WorkerSnapshot) -> tuple[int, int, str]:
     """Sort key; workers with actors go last, because actors cannot be moved."""
-    burden = worker.held_data
-    held = (0, 0) if burden is None else (burden.actors, burden.nbytes)
+    data = worker.held_data
+    held = (0, 0) if data is None else (data.actors, data.nbytes)
     return *held, str(worker.id)
 
 
 def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
     assert isinstance(step.args, Restart)
     id = step.args.id
-    burden = view.now.by_address[step.args.address].held_data
+    data = view.now.by_address[step.args.address].held_data
     what = ""
-    if burden is not None and burden.unique:
+    if data is not None and data.unique:
         what = (
-            f"; {plural(burden.unique, 'unreplicated key')} "
-            f"({bytes_text(burden.nbytes)}) move to the other workers"
+            f"; {plural(data.unique, 'unreplicated key')} "
+            f"({bytes_text(data.nbytes)}) move to the other workers"
         )
-    nbytes = None if burden is None else burden.nbytes
+    nbytes = None if data is None else data.nbytes
     return replace(
         step,
         action="retire",

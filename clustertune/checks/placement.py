@@ -219,9 +219,9 @@ def _missing_bytes(layout: Layout, n_workers: int) -> Int64s:
 def surplus_replicas(view: View) -> Iterator[Finding]:
     """Find partitions with replicas on more than one worker.
 
-    Dask's active memory manager drops surplus replicas every 2 s, except the ones
-    that ``clustertune.prepare`` has placed. So the worker of such a partition may change,
-    and X_i and y_i may be separated.
+    Dask's active memory manager drops surplus replicas every 2 s. It keeps the replicas
+    that ``clustertune.prepare`` has placed. So the worker of such a partition may
+    change, and X_i and y_i may be separated.
 
     Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which keeps one replica of
     each partition on its worker. ``client.replicate`` and ``scatter(broadcast=True)``

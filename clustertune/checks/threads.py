@@ -39,10 +39,9 @@ def thread_count(
     """Find hosts whose workers have more, or fewer, threads than usable CPUs.
 
     XGBoost and LightGBM start as many threads as their worker has. With more threads
-    than CPUs they wait for each other; with fewer, CPUs stay idle. The
-    affinity and all cgroup quotas limit the usable CPUs. Idle CPUs are information on
-    the scheduler's host, and with ``shared_hosts``, for example for Kubernetes pods
-    without CPU limits.
+    than CPUs they wait for each other; with fewer, CPUs stay idle. The affinity and all
+    cgroup quotas limit the usable CPUs. Idle CPUs are information on the scheduler's
+    host, and with ``shared_hosts``, for example for Kubernetes pods without CPU limits.
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
     ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1

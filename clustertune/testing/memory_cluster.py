@@ -106,12 +106,13 @@ class MemoryCluster:
         self.task_overhead = overhead
         self.values = values or {}
         self.adaptive = start.now.adaptive
-        self.moved = 0
-        self.calls: list[str] = []
+        self.moved = 0  # bytes moved between workers
+        self.calls: list[str] = []  # changes of the cluster, in order
         addresses = tuple(self.workers)
         self.homes: Homes = {m.label: _homes(m, addresses) for m in start.collections}
+        # by label, for each partition the numbers of its rows
         self.contents = {m.label: _contents(m) for m in start.collections}
-        self.aside: dict[str, list[Row]] = {}
+        self.remainder: dict[str, list[Row]] = {}  # rows of the remainder, by label
         self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
         self._other_bytes = {  # bytes of keys outside the layouts
@@ -381,7 +382,7 @@ class MemoryCluster:
             if self.homes[m.label][key].isdisjoint(homes[partition]):
                 self.moved += part
         if recut.remainder:
-            self.aside[m.label] = new.pop() + self.aside.get(m.label, [])
+            self.remainder[m.label] = new.pop() + self.remainder.get(m.label, [])
             homes, nbytes = homes[:-1], nbytes[:-1]
         self.contents[m.label] = new
         self.homes[m.label] = homes

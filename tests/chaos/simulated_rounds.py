@@ -162,7 +162,7 @@ def _rows(case: Case, cluster: FaultyCluster) -> Iterator[str]:
                 continue
             partitions = cluster.contents[was.label]
             there = [row for partition in partitions for row in partition]
-            there += cluster.aside.get(was.label, [])
+            there += cluster.remainder.get(was.label, [])
             once = sorted(set(there)) if copied else sorted(there)
             if once != list(range(int(was.rows.sum()))):
                 yield f"{was.label} has rows {there}"

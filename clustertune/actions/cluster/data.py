@@ -146,7 +146,7 @@ class DataActions:
         return Result(count=len(lazy))
 
     def _replace(self, now: Mapping[str, Any], shared: Collection[str] = ()) -> None:
-        """Replace collections by label with the new ones of this call."""
+        """Replace collections, by label, with collections that this call has made."""
         collections = [now.get(x.label, x.collection) for x in self.given]
         self.given = self.given.with_collections(collections)
         self._found = {k: v for k, v in self._found.items() if k not in now}
