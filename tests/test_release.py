@@ -112,9 +112,9 @@ def test_what_a_drop_loses_is_listed() -> None:
     )
     (step,) = drop.steps(found)
     assert step.price.at_risk == (
-        "3 keys (3.0 MiB), named b and a; 2 of them were scattered; 2.0 MiB are those "
-        "which are published as test and train; the published test and train will "
-        "be unpublished"
+        "3 keys (3.0 MiB), named b and a; 2 of them were scattered; this includes "
+        "2.0 MiB which are published as test and train; the published test and train "
+        "will be unpublished"
     )
     (step,) = drop.steps(seen())
     assert step.price.at_risk == "nothing: no data is in memory"
