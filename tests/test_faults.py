@@ -46,7 +46,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
     resident = dask_scheduler.plugins["clustertune"]
     return {
         "manager": dask_scheduler.extensions["amm"].running,
-        "holds": resident.manager.holders,
+        "holds": resident.manager.moves,
         "lease": resident.lease.holder() is not None,
         "jobs": [(j.work.done, j.work.total) for j in resident.jobs.kept.values()],
         "ended": all(job.task.done() for job in resident.jobs.kept.values()),

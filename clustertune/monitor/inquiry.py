@@ -215,7 +215,7 @@ async def refresh_memory(client: Client) -> None:
     workers = (await monitor.identify(client))["workers"]
     there = sorted(monitor.approved(client, workers))
     await ship.on_workers(
-        client, process.tell, there, timeout=monitor.SOON, again=False
+        client, process.send_memory, there, timeout=monitor.SOON, again=False
     )
 
 
@@ -228,7 +228,7 @@ async def process_memory(client: Client, address: str) -> int | None:
         return None
     asked = [address] if address in there else []
     answers = await ship.on_workers(
-        client, process.tell, asked, timeout=monitor.SOON, again=False
+        client, process.send_memory, asked, timeout=monitor.SOON, again=False
     )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None

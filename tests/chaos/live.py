@@ -344,7 +344,7 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
         found |= {
             "lease": plugin.lease.holder(),
             "jobs": sum(not j.task.done() for j in plugin.jobs.kept.values()),
-            "manager held by": plugin.manager.holders,
+            "manager held by": plugin.manager.moves,
             "bound": sum(map(len, plugin.bindings.kept.values())),
             "holds": len(plugin.holds.active()),
             "schedules": sum(not s.ended for s in plugin.schedules.kept.values()),

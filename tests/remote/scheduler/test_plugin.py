@@ -122,7 +122,7 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
     old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
     old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
-    old.note_names(c.id, ["X"])
+    old.names.note(c.id, ["X"])
     before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
 
@@ -372,11 +372,11 @@ async def test_a_report_is_kept(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
     """Keys that another client wants too are counted, also published ones."""
-    lease = ClustertunePlugin(s)
+    wanted = ClustertunePlugin(s).forwarded["wanted"]
     futures = c.map(int, range(4))
     await wait(futures)
     packed = keys.pack([f.key for f in futures])
-    assert await lease.wanted(packed, c.id) == 0
-    assert await lease.wanted(packed, "another") == 4
+    assert await wanted(packed, c.id) == 0
+    assert await wanted(packed, "another") == 4
     await c.publish_dataset(futures[:1], name="one")
-    assert await lease.wanted(packed, c.id) == 1
+    assert await wanted(packed, c.id) == 1

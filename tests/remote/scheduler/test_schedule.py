@@ -177,7 +177,9 @@ def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) 
     floors = [n * 2**20 for n in floors]
     it = worker(0)
     found = list(
-        memory_growth(view([it], runs=runs(*({0: n} for n in floors))), least=least)
+        memory_growth(
+            view([it], runs=runs(*({0: n} for n in floors))), min_fraction=least
+        )
     )
     growing = any(f.subject == (0,) for f in found)
     condition = {"kind": "leak", "least": least}
