@@ -268,7 +268,7 @@ def release(
 async def _holdings(client: Client) -> tuple[KeyGroup, ...]:
     from clustertune.monitor import inquiry, monitor
 
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     found = [h for h in await inquiry.holdings(client, ()) if h.keys]
     return tuple(sorted(found, key=lambda h: -h.nbytes))
 

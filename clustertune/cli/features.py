@@ -138,7 +138,7 @@ async def inspect(
         )
     )
     try:
-        await monitor.open_door(client, identity)  # before data sets are unpickled
+        await monitor.install_plugin(client, identity)  # before data sets are unpickled
         data = await publishing.present(client, datasets)
         diagnosed: Any = checking.check(client, *data, estimator=workload)
         report: Report = await diagnosed

@@ -190,7 +190,7 @@ async def refresh_memory(client: Client) -> None:
     workers = (await monitor.identify(client))["workers"]
     there = sorted(monitor.approved(client, workers))
     await ship.on_workers(
-        client, process.tell, there, timeout=monitor.SOON, again=False
+        client, process.send_memory, there, timeout=monitor.SOON, again=False
     )
 
 
@@ -202,7 +202,7 @@ async def process_memory(client: Client, address: str) -> int | None:
     except (ConnectionLostError, VersionMismatchError):
         return None
     answers = await ship.on_workers(
-        client, process.tell, list(there), timeout=monitor.SOON, again=False
+        client, process.send_memory, list(there), timeout=monitor.SOON, again=False
     )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None
@@ -311,7 +311,7 @@ async def chunk_types(
 
 async def last_report(client: Client) -> Report | None:
     """Return the report that the plugin keeps; refuse one of another release."""
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     text = await monitor.ask(client, "recall")
     try:
         return Report.from_json(text) if text else None

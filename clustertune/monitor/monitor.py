@@ -1,6 +1,6 @@
 """Take snapshots of a live cluster, and send requests to the scheduler plugin.
 
-:func:`open_door` checks that code may be sent to all processes, and installs the
+:func:`install_plugin` checks that code may be sent to all processes, and installs the
 plugin. :func:`ask` sends it a request. :func:`look` takes a snapshot.
 
 A snapshot needs one call of Dask's ``identity`` and one request to the plugin (memory
@@ -222,7 +222,7 @@ class PluginMissingError(ConnectionLostError):
     """The scheduler answers but has no plugin: it was restarted."""
 
 
-async def open_door(client: Client, identity: Mapping[str, Any]) -> None:
+async def install_plugin(client: Client, identity: Mapping[str, Any]) -> None:
     """Check that code may be sent to all processes, and install the plugin.
 
     Raises

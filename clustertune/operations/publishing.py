@@ -277,7 +277,7 @@ async def _prepare(request: _Request) -> Report:
     client, names, options = request.client, request.names, request.options
     profile = libraries.choose(options.get("estimator"))
     extra_names = names.extra_names(profile, options)
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     # before reading: from here on the scheduler notes changes of these names
     gone = await monitor.ask(
         client,

@@ -448,7 +448,7 @@ async def read(
 ) -> tuple[Any, ...]:
     """Load a save onto the workers of a client."""
     manifest = await _storage(target, partial(manifests.read, target))
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     await _wait_for_worker(client, remaining)
     graph = graphs.Graph()
     for saved in manifest.collections:

@@ -248,7 +248,7 @@ class Monitor(ClientContext):
         """Look once; an error of this first look is raised to the caller."""
         checks.configured()
         identity = await monitor.identify(self.client)
-        await monitor.open_door(self.client, identity)
+        await monitor.install_plugin(self.client, identity)
         await self._look()
         self._task = asyncio.ensure_future(self._run())
 
@@ -301,7 +301,9 @@ class Monitor(ClientContext):
     async def _look(self) -> None:
         if self.unknown_since is not None:  # the scheduler may be another one
             self._runs_read = -math.inf
-            await monitor.open_door(self.client, await monitor.identify(self.client))
+            await monitor.install_plugin(
+                self.client, await monitor.identify(self.client)
+            )
         snapshot, _ = await monitor.look(self.client, [])
         self.unknown_since = None
         self._snapshots.append(snapshot)

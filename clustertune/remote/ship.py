@@ -1,14 +1,13 @@
 """Sends code to other processes; all code goes through this module.
 
-A function is sent as cloudpickle bytes. They are made while every module that travels
-(``clustertune.remote``, ``clustertune.dashboard`` and their needs) is registered to be
-pickled by value, so that the code runs where clustertune is not installed. Distributed
-compares exact module names, so registering the package would not suffice. The wrapper
-pickles as a plain call of ``cloudpickle.loads``, so that no class of ours is
-referenced. The registration is global to the user's process and would change how
-*their* objects are pickled: it lasts for one ``dumps`` only, under a lock.
+A function is sent as cloudpickle bytes. Every module in ``TRAVELLING`` is pickled by
+value, so the code runs where clustertune is not installed. Distributed compares exact
+module names, so registering the package would not suffice. The wrapper pickles as a
+plain call of ``cloudpickle.loads``, which references no class of clustertune. The
+registration is global and would change how the user's objects are pickled. So it lasts
+for one ``dumps`` only, under a lock.
 
-Callers check with ``versions`` before that the other side can run the code.
+Callers first check with ``versions`` that the other side can run the code.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ async def on_workers(
             answers: dict[str, Any] = await asyncio.wait_for(work, timeout)
         except asyncio.TimeoutError:
             return dict.fromkeys(some, TimeoutError(f"no answer within {timeout:g} s"))
-        # such as a worker that has left: an answer like any other
+        # for example of a worker that has left; an error is an answer
         except Exception as error:  # noqa: BLE001
             return dict.fromkeys(some, error)
         return answers

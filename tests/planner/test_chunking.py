@@ -496,7 +496,7 @@ async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: A
                 bound.append(frozenset(s.tasks[key].worker_restrictions or ()))
 
     s.add_plugin(Watch(), name="watch")
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
     await overhead.per_task(c, now)
     assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
@@ -506,7 +506,7 @@ async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: A
 async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
     """In seconds, without a trace in the scheduler; once for the same workers, and not
     while they have work."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
     working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
     assert await overhead.per_task(c, working) is None

@@ -103,7 +103,7 @@ class LiveCluster(WorkerActions, DataActions):
         wanted = None if workers is None else _named(workers, known)
         if isinstance(self.goal.n_workers, int):
             self.refuse_scale(self.goal.n_workers, identity["workers"])
-        await monitor.open_door(self.client, identity)
+        await monitor.install_plugin(self.client, identity)
         self._lease.opened = True
         kept = await self._last_partitions()
         self.goal = replace(self.goal, workers=wanted, previous_shape=kept)

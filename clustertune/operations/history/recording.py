@@ -229,7 +229,7 @@ async def collect(client: Client) -> int:
     """Add the runs that the scheduler plugin has seen; return how many are new."""
     history = configured()
     identity = await monitor.identify(client)
-    await monitor.open_door(client, identity)
+    await monitor.install_plugin(client, identity)
     limits = {
         monitor.worker_id(address, entry): int(entry.get("memory_limit") or 0)
         for address, entry in identity["workers"].items()

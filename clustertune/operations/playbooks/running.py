@@ -532,7 +532,7 @@ class PlaybookRun:
         return sorted(found, key=str)
 
     async def _snapshot(self) -> Snapshot:
-        await monitor.open_door(self.client, await monitor.identify(self.client))
+        await monitor.install_plugin(self.client, await monitor.identify(self.client))
         snapshot, _ = await monitor.look(self.client, [])
         return snapshot
 

@@ -234,7 +234,7 @@ def _values(answer: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 async def cancel(client: Client, name: str) -> Schedule:
     """Cancel a scheduled restart by id; raise LookupError if there is none."""
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     answer = await monitor.ask(client, "cancel_schedule", name=name)
     if answer is None:
         known = [s["id"] for s in await _answers(client) if s["state"] not in ENDED]
@@ -245,7 +245,7 @@ async def cancel(client: Client, name: str) -> Schedule:
 
 async def listed(client: Client) -> tuple[Schedule, ...]:
     """List waiting restarts and the last ended ones, oldest first."""
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     return tuple(read(answer, client) for answer in await _answers(client))
 
 

@@ -50,13 +50,9 @@ class Jobs:
         """Start to move keys; return the name of the job."""
         return self._begin(policy, self._move(policy, deadline))
 
-    def restart(self, work: WorkerRestart) -> str:
-        """Start to restart or to retire a worker; return the name of the job."""
+    def restart(self, work: WorkerRestart | ClusterRestart) -> str:
+        """Start to restart or to retire workers; return the name of the job."""
         return self._begin(work, self._restart(work))
-
-    def drop(self, work: ClusterRestart) -> str:
-        """Start to restart all workers without their data; return the job's name."""
-        return self._begin(work, self._drop(work))
 
     def _begin(self, work: Work, task: Any) -> str:
         name = uuid4().hex
@@ -74,30 +70,16 @@ class Jobs:
             return self._failed("mover", error)
         return ""
 
-    async def _restart(self, work: WorkerRestart) -> str:
-        event = {
-            "action": "retire" if work.retire else "restart",
-            "worker": work.address,
-        }
-        self.scheduler.log_event(TOPIC, event | {"state": "began"})
+    async def _restart(self, work: WorkerRestart | ClusterRestart) -> str:
+        self.scheduler.log_event(TOPIC, work.event | {"state": "began"})
         try:
             problem = await work.run()
         except Exception as error:  # noqa: BLE001, _failed logs it
             problem = self._failed("restart", error)
         if work.seconds is not None:
             self.restarts.append(work.seconds)
-        self.scheduler.log_event(
-            TOPIC, event | work.state() | {"state": "ended", "problem": problem}
-        )
-        return problem
-
-    async def _drop(self, work: ClusterRestart) -> str:
-        event = {"action": "drop", "client": work.owner}
-        try:
-            problem = await work.run()
-        except Exception as error:  # noqa: BLE001, _failed logs it
-            problem = self._failed("restart", error)
-        self.scheduler.log_event(TOPIC, event | work.state() | {"problem": problem})
+        event = work.event | work.state() | {"state": "ended", "problem": problem}
+        self.scheduler.log_event(TOPIC, event)
         return problem
 
     def _failed(self, what: str, error: Exception) -> str:
@@ -124,14 +106,10 @@ class Jobs:
             "error": task.result() if finished else "",
         }
 
-    def stop(self, name: str) -> None:
-        """Start no more moves; copies in flight arrive, other changes are undone."""
-        if name in self.kept:
-            self.kept[name].work.stopped = True
-
-    def stop_all(self) -> None:
-        for name in self.kept:
-            self.stop(name)
+    def stop(self, name: str | None = None) -> None:
+        """Stop one job or all: copies in flight arrive, other changes are undone."""
+        for job in [self.kept[n] for n in self.kept if name in (None, n)]:
+            job.work.stopped = True
 
     # --- lost keys --------------------------------------------------------------------
 

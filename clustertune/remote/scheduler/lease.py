@@ -29,7 +29,7 @@ class LeaseEndedError(PermissionError):
 
 
 class Owners:
-    """The time of each client's last heartbeat, request or connection."""
+    """The time of the last message of each client."""
 
     def __init__(self, scheduler: Any, grace: float = GRACE):
         self.scheduler = scheduler
@@ -65,8 +65,8 @@ class Owners:
         self.seen.pop(client, None)
 
     def close(self) -> None:
-        for timer in self.timers.values():
-            timer.cancel()
+        for client in list(self.timers):
+            self.end_grace(client)
 
     def is_alive(self, client: str) -> bool:
         """Whether a client sent a message within the grace period."""
@@ -138,12 +138,8 @@ class Lease:
         return public(holder) if holder is not None else self.holds.of_others(owner)
 
     def grant(self, owner: str, label: str, token: str) -> None:
-        self.current = {
-            "client": owner,
-            "label": label,
-            "token": token,
-            "since": time(),
-        }
+        holder = {"client": owner, "label": label, "since": time()}
+        self.current = holder | {"token": token}
         self.owners.note(owner)
 
     def release(self, token: str) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 from clustertune.remote.scheduler.lease import TOPIC
@@ -131,23 +133,17 @@ class Metrics:
         """Yield the metrics; ``prometheus_client`` calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        def counter(name: str, text: str, labels: Iterable[str], values: Any) -> Any:
-            return _filled(CounterMetricFamily, name, text, labels, values)
-
-        def gauge(name: str, text: str, labels: Iterable[str], values: Any) -> Any:
-            return _filled(GaugeMetricFamily, name, text, labels, values)
-
+        counter = partial(_filled, CounterMetricFamily)
+        gauge = partial(_filled, GaugeMetricFamily)
+        findings = self._last_findings()
+        states = Counter(s["state"] for s in self.plugin.schedules.listed())
+        growth = last_growth(self.plugin.runs.kept)
         yield counter(
             "clustertune_operations",
             "Operations that changed the cluster, by outcome",
             ("operation", "status"),
             # Prometheus sees an increase only of series that were there before
-            {
-                (o, s): self.operations[o, s]
-                for o in sorted(OPERATIONS)
-                for s in STATUSES
-            }
-            | self.operations,
+            dict.fromkeys(product(OPERATIONS, STATUSES), 0) | self.operations,
         )
         yield counter(
             "clustertune_operation_seconds",
@@ -184,17 +180,13 @@ class Metrics:
             "clustertune_findings_timestamp_seconds",
             "Time of the last checks; 0 before the first ones",
             (),
-            {
-                (): _amount(
-                    (self.plugin.page_data.facts.get("findings") or {}).get("time")
-                )
-            },
+            {(): _amount(findings.get("time"))},
         )
         yield gauge(
             "clustertune_holds",
             "Holds that protect workers during a fit",
             (),
-            {(): len(list(self.plugin.holds.active()))},
+            {(): len(self.plugin.holds.active())},
         )
         yield gauge(
             "clustertune_lease",
@@ -202,7 +194,6 @@ class Metrics:
             (),
             {(): int(self.plugin.lease.holder() is not None)},
         )
-        states = Counter(s["state"] for s in self.plugin.schedules.listed())
         yield gauge(
             "clustertune_schedules",
             "Scheduled restarts, by state",
@@ -216,7 +207,6 @@ class Metrics:
             (),
             {} if self.imbalance is None else {(): self.imbalance},
         )
-        growth = last_growth(self.plugin.runs.kept)
         yield gauge(
             "clustertune_unmanaged_memory_growth_bytes",
             "Growth of unmanaged memory from one run to the next, on the worker where "
@@ -243,10 +233,10 @@ def _filled(
     family: Any,
     name: str,
     text: str,
-    labels: Iterable[str],
-    values: Mapping[tuple[str, ...], float],
+    labels: tuple[str, ...],
+    values: Mapping[Any, Any],
 ) -> Any:
-    metric = family(name, text, labels=tuple(labels))
+    metric = family(name, text, labels=labels)
     for key, value in sorted(values.items()):
         metric.add_metric(key, value)
     return metric

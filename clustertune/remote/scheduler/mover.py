@@ -42,7 +42,7 @@ EPOCH = 20.0  # seconds in which copies start while the default manager is pause
 DRAIN = 5.0  # further seconds in which copies may arrive
 MAX_KEYS = 2000  # in flight: a cycle with 1,000 suggestions takes 4 ms
 MAX_BYTES = 512 * 2**20  # in flight, to all workers
-PATIENCE = 30.0  # seconds without progress after which the mover gives up keys
+STALL_TIMEOUT = 30.0  # seconds without progress after which the mover gives up keys
 SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
 
@@ -272,11 +272,11 @@ class MovePolicy(ActiveMemoryManagerPolicy):
 
     def _give_up_if_stuck(self) -> None:
         idle = monotonic() - self.last_progress
-        if not self.open or idle < PATIENCE + self.in_flight / SLOWEST:
+        if not self.open or idle < STALL_TIMEOUT + self.in_flight / SLOWEST:
             return
         for key, transfer in list(self.requested.items()):
             late = "did not arrive" if transfer.travels else "old copy is in use"
-            self._finish(key, f"{late} for {PATIENCE:g} s or more")
+            self._finish(key, f"{late} for {STALL_TIMEOUT:g} s or more")
         while self.queued and not self.stopped:
             self.queued.popleft()
             self._give_up("its target has no room below its memory limit")

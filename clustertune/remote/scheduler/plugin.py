@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from time import time
 from typing import Any
@@ -118,6 +119,18 @@ class ClustertunePlugin(SchedulerPlugin):
         self.report = ""
         self.findings: dict[str, Any] | None = None
         self.watches: list[asyncio.Task[None]] = []
+        #: requests that functions and other objects answer
+        self.forwarded: Mapping[str, Callable[..., Any]] = {
+            "survey": partial(survey.survey, scheduler),
+            "held_data": partial(survey.held_data, scheduler),
+            "wanted": partial(survey.wanted_by_others, scheduler),
+            "claims": partial(survey.claims, scheduler),
+            "is_held": self.lease.is_held,
+            "note_names": self.names.note,
+            "schedule": self.schedules.add,
+            "cancel_schedule": self.schedules.cancel,
+            "page": self.page_data.look,
+        }
 
     # --- installation and end ---------------------------------------------------------
 
@@ -159,9 +172,8 @@ class ClustertunePlugin(SchedulerPlugin):
         holder = self.lease.holder() or next(iter(self.holds.active()), None)
         if holder is not None:
             return public(holder)
-        return (
-            _unfinished_move() if self.jobs.are_running() else self.schedules.running()
-        )
+        moving = self.jobs.are_running()
+        return _unfinished_move() if moving else self.schedules.running()
 
     def state(self) -> dict[str, Any]:
         """Return plain data for :meth:`restore` of the next plugin."""
@@ -233,7 +245,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""
-        self.jobs.stop_all()
+        self.jobs.stop()
         self.bindings.end_all()
 
     def valid_workers_downscaling(
@@ -247,15 +259,18 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests ---------------------------------------------------------------------
 
     async def handle(self, method: str, client: str = "", **arguments: Any) -> Any:
-        """Answer a request; ``method`` is one of ``METHODS``.
+        """Answer a request: one of ``METHODS``, or a request to another object.
 
         Each request shows that its ``client`` is alive.
         """
-        if method not in METHODS:
+        answer = self.forwarded.get(method)
+        if method in METHODS:
+            answer = getattr(self, method)
+        if answer is None:
             raise ValueError(f"clustertune's scheduler plugin has no method {method!r}")
         self.owners.note(client)
         try:
-            result = getattr(self, method)(**arguments)
+            result = answer(**arguments)
             found = await result if asyncio.iscoroutine(result) else result
         except LeaseEndedError as error:
             return {"lease_ended": str(error)}
@@ -288,10 +303,6 @@ class ClustertunePlugin(SchedulerPlugin):
     def release(self, token: str) -> None:
         """End the lease of this token; refuse it if it is requested later."""
         self.lease.release(token)
-
-    def is_held(self, name: str) -> bool:
-        """Whether the lease with this token, or the hold with this name, is active."""
-        return self.lease.is_held(name)
 
     def begin_hold(self, owner: str, label: str, name: str) -> dict[str, Any]:
         """Block adaptive scaling and plans of other clients until the hold ends.
@@ -326,10 +337,6 @@ class ClustertunePlugin(SchedulerPlugin):
             "restarts": list(self.jobs.restarts),
         }
 
-    async def survey(self, owner: str, packages: Sequence[str]) -> dict[str, Any]:
-        """Return clients, tasks and names for a diagnosis."""
-        return await survey.survey(self.scheduler, owner, packages)
-
     async def work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
         """Return running tasks of workers, and a lease or hold of another client.
 
@@ -343,18 +350,6 @@ class ClustertunePlugin(SchedulerPlugin):
             "tasks": await survey.running_tasks(self.scheduler, workers),
             "holder": public(holder) if holder else self.holds.of_others(owner),
         }
-
-    async def held_data(self, workers: Sequence[str]) -> dict[str, list[int]]:
-        """Count the keys and the unreplicated keys of workers."""
-        return await survey.held_data(self.scheduler, workers)
-
-    async def wanted(self, keys: Sequence[Any], owner: str) -> int:
-        """Count packed keys that other clients want, or that are published."""
-        return await survey.wanted_by_others(self.scheduler, keys, owner)
-
-    async def claims(self, owner: str, keys: Sequence[Any]) -> dict[str, bytes]:
-        """Return packed keys that the owner does not want or that will not exist."""
-        return await survey.claims(self.scheduler, owner, keys)
 
     async def unmet_restrictions(self, keys: Sequence[Any]) -> list[list[Any]]:
         """Return restrictions of packed keys that no worker meets, and task counts."""
@@ -376,7 +371,7 @@ class ClustertunePlugin(SchedulerPlugin):
     ) -> str:
         """Start to move keys to their targets; return the name of the job.
 
-        ``moves`` are packed keys, each with the targets as bytes of an int64 array of
+        ``moves`` are packed keys with their targets: bytes of an int64 array of
         indices into ``workers``. ``deadline`` is in seconds from now.
         """
         self.lease.check(token)
@@ -452,7 +447,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """Start to restart all workers without their data; return the job's name."""
         self.lease.check(token)
         work = ClusterRestart(self.scheduler, owner, others, wait, timeout)
-        return self.jobs.drop(work)
+        return self.jobs.restart(work)
 
     async def progress(self, job: str, token: str, wait: float) -> dict[str, Any]:
         """Return the state of a job, when it has finished or after ``wait`` seconds.
@@ -494,10 +489,6 @@ class ClustertunePlugin(SchedulerPlugin):
         self.scheduler.log_event(NAME, event | {"keys": count, "unpublished": names})
         return answer
 
-    def note_names(self, owner: str, names: Sequence[str]) -> dict[str, int]:
-        """Record the keys of published names; count the lost keys of each name."""
-        return self.names.note(owner, names)
-
     async def point_names(
         self, owner: str, new: Sequence[Any], kept: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -532,18 +523,10 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about schedules, the report and the page ----------------------------
 
-    def schedule(self, terms: Mapping[str, Any]) -> dict[str, Any]:
-        """Schedule a restart of workers; return its description."""
-        return self.schedules.add(terms)
-
     def list_schedules(self) -> dict[str, Any]:
         """Return waiting and recently ended schedules, and the last checks' time."""
         found = self.findings and self.findings["time"]
         return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
-
-    def cancel_schedule(self, name: str) -> dict[str, Any] | None:
-        """Cancel a schedule, now or after the current worker; None if unknown."""
-        return self.schedules.cancel(name)
 
     def keep(self, report: str) -> None:
         """Store a report (JSON)."""
@@ -564,10 +547,6 @@ class ClustertunePlugin(SchedulerPlugin):
         if diagnosis:
             self.findings = self.page_data.facts["findings"]
 
-    def page(self) -> dict[str, Any]:
-        """The page state, as :mod:`clustertune.dashboard.state` describes it."""
-        return self.page_data.look()
-
 
 def _unfinished_move() -> dict[str, Any]:
     """Return a holder for the moves of a plan whose lease has ended."""
@@ -580,10 +559,10 @@ def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
     return zip(unpack(packed), array("q", targets), strict=True)
 
 
+#: requests that methods of the plugin answer
 METHODS = frozenset((
-    "look", "survey", "past", "acquire", "release", "is_held", "begin_hold", "end_hold",
-    "move", "stay", "held_data", "work", "restart_worker", "holdings", "release_keys",
-    "drop", "note_names", "point_names", "progress", "stop", "pin", "free_stuck",
-    "unpin", "unmet_restrictions", "wanted", "claims", "schedule", "list_schedules",
-    "cancel_schedule", "keep", "recall", "keep_facts", "page",
+    "look", "past", "acquire", "release", "begin_hold", "end_hold", "move", "stay",
+    "work", "restart_worker", "holdings", "release_keys", "drop", "point_names",
+    "progress", "stop", "pin", "free_stuck", "unpin", "unmet_restrictions",
+    "list_schedules", "keep", "recall", "keep_facts",
 ))  # fmt: skip

@@ -21,7 +21,7 @@ from clustertune.remote.scheduler.published import (
     unpublish,
     unpublish_all,
 )
-from clustertune.remote.scheduler.restart import LOOK
+from clustertune.remote.scheduler.restart import POLL_INTERVAL
 from clustertune.remote.scheduler.state import (
     COMING,
     begun_tasks,
@@ -147,6 +147,8 @@ class ClusterRestart:
         self.keys = 0
         self.nbytes = 0
         self.names: list[str] = []  # published names that were removed
+        self.seconds: float | None = None  # not measured, unlike that of one worker
+        self.event = {"action": "drop", "client": owner}  # fields of logged events
 
     async def run(self) -> str:
         """Restart the workers; return a refusal, the missing workers, or ""."""
@@ -169,21 +171,15 @@ class ClusterRestart:
         except asyncio.TimeoutError:
             logger.warning("not all workers were back within %g s", self.timeout)
         # Dask counts workers, and registered workers may not run yet
-        while missing := before - self._running():
+        workers = self.scheduler.workers
+        while missing := before - {
+            identity(ws) for ws in workers.values() if ws.status is Status.running
+        }:
             if monotonic() > end:
                 some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
-                return (
-                    f"{len(missing)} workers did not come back: of the nannies {some}"
-                )
-            await asyncio.sleep(LOOK)
+                return f"{len(missing)} workers did not come back, of nannies {some}"
+            await asyncio.sleep(POLL_INTERVAL)
         return ""
-
-    def _running(self) -> set[Any]:
-        return {
-            identity(ws)
-            for ws in self.scheduler.workers.values()
-            if ws.status is Status.running
-        }
 
     def _refuse(self) -> None:
         workers = self.scheduler.workers.values()
@@ -200,7 +196,7 @@ class ClusterRestart:
                 raise Refused("stopped")
             if monotonic() > end:
                 raise Refused(still_running(running, self.wait))
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _count(self) -> None:
         """Count the data that will be lost; the plan may be old."""
@@ -210,7 +206,7 @@ class ClusterRestart:
                 continue
             if not self.others and wanting != {self.owner}:
                 other = min(wanting - {self.owner})
-                raise Refused(f"{other} has come to want data that would be lost")
+                raise Refused(f"client {other} now wants data that would be lost")
             self.keys += there
             self.nbytes += ts.nbytes if there else 0
 

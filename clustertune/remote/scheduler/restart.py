@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from time import monotonic, time
 from types import MappingProxyType
 from typing import Any
@@ -38,18 +38,17 @@ from clustertune.remote.scheduler.nanny import (
     Resizing,
     set_status,
 )
-from clustertune.remote.scheduler.state import (
-    identity,
-    is_parking,
-    still_running,
-)
+from clustertune.remote.scheduler.state import identity, is_parking, still_running
 
 logger = logging.getLogger("distributed.clustertune")
 
-LOOK = 0.1  # seconds between two looks at a worker
-FOLLOWS = 5.0  # seconds in which a worker's process ends after that of its nanny
-ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
-SILENCE = 30.0  # seconds without an answer after which a nanny counts as lost
+POLL_INTERVAL = 0.1  # seconds between two looks at a worker
+EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
+MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
+NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
+
+
+USABLE = (Status.running, Status.paused)
 
 
 class WorkerRestart:
@@ -60,13 +59,13 @@ class WorkerRestart:
     scheduler, hold
         The scheduler, and the pause of its memory manager.
     address
-        Of the worker.
+        Address of the worker.
     partitions
-        Places of keys in row-aligned collections. Keys with the same place move to the
-        same worker.
-    ceilings
-        Bytes of process memory to fill at most, by address of the other workers; 0:
-        any. Workers that are not named get nothing.
+        Positions of keys in row-aligned collections. Keys with the same position move
+        to the same worker.
+    process_limits
+        Greatest process memory in bytes, by address of the other workers; 0: any.
+        Other workers get no keys.
     wait
         Seconds to wait for running tasks.
     timeout
@@ -78,7 +77,7 @@ class WorkerRestart:
         The pickled ``park.act``, which opens a parking worker in the nanny. Empty: no
         parking worker.
     turn
-        Lock during the moves, so that two restarts do not plan with the same memory.
+        Lock that prevents two restarts from using the same free memory.
     resizing
         The terms of ``Resizing`` if the new process has another size.
     """
@@ -112,7 +111,7 @@ class WorkerRestart:
         self.process: Any = None  # the ``WorkerState`` of the current process
         self.old_process: Any = None
         self.own_status = Status.running  # the worker's, while we set another one
-        self.requested_tasks: set[Any] = set()  # that it was asked to return
+        self.requested_tasks: set[Any] = set()  # keys of tasks that it must return
         self.doing = "waiting for its tasks to end"
         self.touched = True  # whether keys were moved or the nanny got a request
         self.held = HeldKeys(scheduler, address)
@@ -125,6 +124,8 @@ class WorkerRestart:
         self.recomputed = 0
         self.new_address = ""
         self.seconds: float | None = None  # from the end of its process to the next
+        #: fields of the logged events
+        self.event = {"action": "retire" if retire else "restart", "worker": address}
 
     def state(self) -> dict[str, Any]:
         """Return the progress as plain data."""
@@ -154,7 +155,7 @@ class WorkerRestart:
         self.touched = False
         worker = self.scheduler.workers.get(self.address)
         if worker is None:
-            return f"{self.address} is gone"
+            return f"{self.address} has left"
         self.process = self.old_process = worker
         self.end = monotonic() + self.timeout
         problem = left = ""
@@ -210,11 +211,11 @@ class WorkerRestart:
 
     async def _wait_for_end(self, worker: Any) -> None:
         """Wait until a worker ends after its nanny, so that its lost keys count."""
-        end = monotonic() + FOLLOWS
+        end = monotonic() + EXIT_TIMEOUT
         while monotonic() < end:
             if not self._is_registered(worker):
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _undo_end(self) -> float:
         """Return the deadline for undoing, which may be after the caller's."""
@@ -230,16 +231,12 @@ class WorkerRestart:
             raise Refused("it has no nanny that could start it again")
         if worker.actors:
             raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
-        stays = is_parking(worker.name) or worker.status in (
-            Status.running,
-            Status.paused,
-        )
-        if not stays:
+        if not is_parking(worker.name) and worker.status not in USABLE:
             raise Refused(f"it is {worker.status.name}")
 
     def _block_tasks(self, worker: Any) -> None:
         """Stop the assignment of tasks to the worker; save its own status."""
-        if worker.status in (Status.running, Status.paused):
+        if worker.status in USABLE:
             self.own_status = worker.status
             set_status(self.scheduler, worker, Status.closing_gracefully)
 
@@ -265,7 +262,7 @@ class WorkerRestart:
                 raise Refused("stopped")
             if monotonic() > end:
                 raise Refused(self._still_busy(worker))
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _take_tasks_back(self, worker: Any) -> None:
         """Request the tasks that the worker has not begun, by work stealing.
@@ -275,7 +272,9 @@ class WorkerRestart:
         task to any worker.
         """
         stealing = self.scheduler.extensions.get("stealing")
-        for ts in list(worker.processing) if stealing is not None else ():
+        if stealing is None:
+            return
+        for ts in list(worker.processing):
             if ts.key not in self.requested_tasks:
                 self.requested_tasks.add(ts.key)
                 stealing.move_task_request(ts, worker, NO_WORKER)
@@ -285,8 +284,8 @@ class WorkerRestart:
         if some:
             return (
                 f"{len(some)} P2P shuffles still keep rows in its process after "
-                f"{self.wait:g} s, such as {some[0][:200]}: a restart would begin them "
-                "again"
+                f"{self.wait:g} s, such as {some[0][:200]}: they would start again "
+                "after a restart"
             )
         keys = sorted(str(ts.key) for ts in worker.processing)[:3]
         return (
@@ -301,7 +300,7 @@ class WorkerRestart:
         self.touched = True
         self.doing = "moving away its keys"
         left: Mapping[str, int] = {}
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             self._refuse_late(worker)
             self._block_tasks(worker)
             if not worker.has_what:
@@ -321,8 +320,9 @@ class WorkerRestart:
             if self.parking.worker is not None and left and not policy.done:
                 break  # there is only one target, so another round would not help
         if worker.has_what:
-            why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
-            raise Refused(f"{len(worker.has_what)} keys could not be moved away: {why}")
+            raise Refused(
+                f"{len(worker.has_what)} keys could not be moved away: {_reasons(left)}"
+            )
         if worker.processing:
             raise Refused("tasks have begun there meanwhile")
         if shuffles(self.scheduler, worker):
@@ -331,11 +331,9 @@ class WorkerRestart:
     def _refuse_late(self, worker: Any) -> None:
         if self.stopped:
             raise Refused("stopped")
-        if monotonic() > self.end and worker.has_what:
-            raise Refused(
-                f"{len(worker.has_what)} keys were still there when the time of "
-                f"{self.timeout:.0f} s was over"
-            )
+        keys = len(worker.has_what)
+        if keys and monotonic() > self.end:
+            raise Refused(f"{keys} keys were still there after {self.timeout:.0f} s")
 
     async def _move_away(self, policy: MovePolicy) -> None:
         """Run the mover until the job is stopped, or the caller's time is over.
@@ -345,7 +343,7 @@ class WorkerRestart:
         moving = asyncio.ensure_future(move_keys(self.scheduler, policy, self.hold))
         try:
             while not moving.done():
-                await asyncio.wait([moving], timeout=LOOK)
+                await asyncio.wait([moving], timeout=POLL_INTERVAL)
                 if self.stopped or monotonic() > self.end:
                     policy.stopped = True
                     if not policy.requested:  # it may wait for Dask's own moves
@@ -363,7 +361,8 @@ class WorkerRestart:
         read its spilled keys. Other workers use it only if the others lack memory.
         """
         why = ""
-        if self.parking.may_open() and self._is_full(worker):
+        first = is_parked_first(self.own_status.name, worker.memory.spilled)
+        if self.parking.may_open() and first:
             why = await self._park(worker)
         try:
             return await self.evacuation.assign(worker)
@@ -374,9 +373,6 @@ class WorkerRestart:
             if why:
                 raise Refused(f"{error}; {why}") from error
         return await self.evacuation.assign(worker)
-
-    def _is_full(self, worker: Any) -> bool:
-        return is_parked_first(self.own_status.name, worker.memory.spilled)
 
     async def _park(self, worker: Any) -> str:
         """Open a parking worker and link spilled keys there; return a problem."""
@@ -412,9 +408,7 @@ class WorkerRestart:
             return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
-        where = (
-            "" if self.parking.worker is not None else "; its keys are on the others"
-        )
+        where = "; its keys are on other workers" if self.parking.worker is None else ""
         return (
             f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
         )
@@ -452,13 +446,13 @@ class WorkerRestart:
                     await self._use_process(ws)
                     return True
             now = monotonic()
-            if now > end or now - answered > SILENCE:
+            if now > end or now - answered > NANNY_TIMEOUT:
                 return False
             if now - requested > ANSWER_TIMEOUT:
                 requested = now
                 if await self._answers(who[0]):
                     answered = monotonic()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
     async def _use_process(self, worker: Any) -> None:
         """Continue with this process of the worker."""
@@ -483,7 +477,6 @@ class WorkerRestart:
         problem = await self.resizing.change(nanny)
         if problem:
             raise Refused(f"its nanny did not take the new size: {problem}")
-        self.doing = "moving away its keys"
 
     async def _settle_size(self, who: Any, problem: str) -> tuple[str, str]:
         """Keep the size, or restart the new, empty process with the former size.
@@ -507,7 +500,7 @@ class WorkerRestart:
 
     async def _bring_back(self, who: Any) -> str:
         """Move keys to the new process; repeat if it ends and keys are parked."""
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             problem = await self._bring_home(self.new_address)
             is_back = bool(self.new_address) and self._is_registered(self.process)
             if not problem or not self.parking.is_open() or is_back:
@@ -522,7 +515,14 @@ class WorkerRestart:
         if target is not None and self.parking.is_open():
             files = await self.evacuation.spilled_files(self.parking.worker)
             await self.parking.adopt(target, files)
-        moved, copied = await self._find_returning(address)
+        moved, copied = [], []
+        async for key in in_turns([*self.held.away, *self.held.copied]):
+            holders = self._holders(key)
+            if key in self.held.copied:
+                if holders:
+                    copied.append((key, address))
+            elif holders and holders <= self.held.targets | {address}:
+                moved.append((key, address))
         left: Counter[str] = Counter()
         most = self.resizing.most if self.resizing is not None else 0
         for wanted, sources in ((moved, None), (copied, ())):
@@ -532,31 +532,22 @@ class WorkerRestart:
             self.nbytes += policy.nbytes
             left += policy.left
         # a key that was released meanwhile is not missing
-        missing = sum(self._is_elsewhere(key, address) for key, _ in [*moved, *copied])
-        why = "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
-        return f"{missing} keys are still on the others ({why})" if missing else ""
+        places = [self._holders(key) for key, _ in (*moved, *copied)]
+        missing = sum(bool(found) and address not in found for found in places)
+        if not missing:
+            return ""
+        return f"{missing} keys are still on other workers ({_reasons(left)})"
 
-    async def _find_returning(
-        self, address: str
-    ) -> tuple[Sequence[tuple[Any, str]], Sequence[tuple[Any, str]]]:
-        """Return the keys to move back to an address, and the keys to copy."""
-        moved, copied = [], []
-        async for key in in_turns([*self.held.away, *self.held.copied]):
-            ts = self.scheduler.tasks.get(key)
-            if ts is None or ts.state != "memory":
-                continue
-            there = {ws.address for ws in ts.who_has}
-            if key in self.held.copied:
-                copied.append((key, address))
-            elif there <= self.held.targets | {address}:
-                moved.append((key, address))
-        return moved, copied
-
-    def _is_elsewhere(self, key: Any, address: str) -> bool:
+    def _holders(self, key: Any) -> set[str]:
+        """Return the addresses of the workers that hold a key; empty if released."""
         ts = self.scheduler.tasks.get(key)
-        if ts is None or ts.state != "memory":
-            return False
-        return all(ws.address != address for ws in ts.who_has)
+        in_memory = ts is not None and ts.state == "memory"
+        return {ws.address for ws in ts.who_has} if in_memory else set()
+
+
+def _reasons(left: Mapping[str, int]) -> str:
+    """Return why keys did not move, as text."""
+    return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
 
 
 class NoWorker:
@@ -573,8 +564,6 @@ NO_WORKER = NoWorker()
 
 def shuffles(scheduler: Any, worker: Any) -> list[str]:
     """Return ids of P2P shuffles that keep rows in a worker's process."""
-    plugin = scheduler.plugins.get("shuffle")
-    active = getattr(plugin, "active_shuffles", {})
-    return [
-        str(i) for i, s in active.items() if worker.address in s.participating_workers
-    ]
+    active = getattr(scheduler.plugins.get("shuffle"), "active_shuffles", {})
+    address = worker.address
+    return [str(i) for i, s in active.items() if address in s.participating_workers]

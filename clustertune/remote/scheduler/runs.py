@@ -28,7 +28,7 @@ TICK = 0.5  # seconds between two samples, as between heartbeats
 TOTALS = 2.0  # seconds between two moments for the dashboard page
 LAG = 0.05  # seconds by which the clocks of workers may seem to differ
 RECENT = 3  # runs to which a late heartbeat may belong
-SOON = 0.05  # seconds between two looks for heartbeats after the last run
+POLL_INTERVAL = 0.05  # seconds between two looks for heartbeats after the last run
 SETTLE = 3.0  # seconds for which an answer waits for heartbeats after the last run
 #: Beginnings of keys. A fit ends with the last such task that runs. XGBoost collects
 #: the boosters of all workers in one last task (from 3.0 on; its training tasks are
@@ -215,7 +215,7 @@ async def settled(scheduler: Any, runs: Runs) -> list[dict[str, Any]]:
         runs.measure(memory)
         if not runs.recent[-1].pending & memory.keys():
             break
-        await asyncio.sleep(SOON)
+        await asyncio.sleep(POLL_INTERVAL)
     return list(runs.kept)
 
 

@@ -30,7 +30,7 @@ from clustertune.remote.scheduler.survey import held_data
 
 logger = logging.getLogger("distributed.clustertune")
 
-TICK = 1.0  # seconds between two looks; more on large clusters
+POLL_INTERVAL = 1.0  # seconds between two looks; more on large clusters
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at conditions and room
 MAX_WAITING = 20
@@ -136,9 +136,10 @@ class ScheduleRunner:
             self._note(schedule, "failed", [], repr(error))
 
     def _tick(self) -> float:
-        shortest = min((s.terms["idle_for"] for s in self._waiting()), default=TICK)
+        idle_for: list[float] = [s.terms["idle_for"] / 4 for s in self._waiting()]
         # a large cluster is read less often: below 1 ms of each second
-        return max(min(TICK, shortest / 4), 0.05, len(self.scheduler.workers) / 500)
+        shortest = min([POLL_INTERVAL, *idle_for])
+        return max(shortest, 0.05, len(self.scheduler.workers) / 500)
 
     def _moment(self) -> Moment:
         """Return the current state; earlier tasks and holds count as work."""
@@ -317,7 +318,7 @@ class ScheduleRunner:
                 outcome, problem = self._judge(turn)
                 if turn["address"]:
                     schedule.left.remove(id)
-            elif not outcome:  # the worker is gone
+            elif not outcome:  # the worker has left
                 schedule.left.remove(id)
             if outcome:
                 self._note(schedule, outcome, turns, problem)
@@ -341,9 +342,11 @@ class ScheduleRunner:
             return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
             return "", ""
-        # undone because a task arrived
-        gave_way = not turn["address"] and (turn["held"] or self._is_busy())
-        return ("interrupted" if gave_way else "failed"), turn["problem"]
+        moment = self._moment()
+        busy = turn["held"] or moment.tasks or moment.queued
+        # a restart that a task or another plan has prevented
+        prevented = not turn["address"] and busy
+        return ("interrupted" if prevented else "failed"), turn["problem"]
 
     def _interruption(self, schedule: Schedule, since: float) -> tuple[str, str]:
         """Return a reason to stop between two workers; ended tasks count."""
@@ -358,10 +361,6 @@ class ScheduleRunner:
         if moment.tasks or moment.queued or moment.idle_since > since:
             return "interrupted", "tasks came"
         return "", ""
-
-    def _is_busy(self) -> bool:
-        moment = self._moment()
-        return bool(moment.tasks or moment.queued)
 
     async def _turn(self, schedule: Schedule, worker: Any) -> dict[str, Any]:
         """Restart one worker under the lease."""

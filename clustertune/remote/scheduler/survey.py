@@ -56,9 +56,7 @@ async def _holders(
 ) -> dict[str, Any]:
     nbytes, partitions, holders = array("q"), array("q"), array("q")
     scattered = 0
-    position = -1
-    async for key in in_turns(unpack(packed)):
-        position += 1
+    async for position, key in in_turns(enumerate(unpack(packed))):
         ts = scheduler.tasks.get(key)
         here = () if ts is None or ts.state != "memory" else ts.who_has
         nbytes.append(ts.nbytes if here else 0)
@@ -98,9 +96,7 @@ async def claims(
     """
     gone, unwanted = array("q"), array("q")
     client = scheduler.clients.get(owner)
-    position = -1
-    async for key in in_turns(unpack(keys)):
-        position += 1
+    async for position, key in in_turns(enumerate(unpack(keys))):
         ts = scheduler.tasks.get(key)
         if ts is None or ts.state in ("released", "forgotten"):
             gone.append(position)
@@ -130,7 +126,7 @@ async def chunk_types(
 # --- given workers --------------------------------------------------------------------
 
 
-async def held_data(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[int]]:
+async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[int]]:
     """By worker: keys; keys, bytes and scattered keys that are unique; actors.
 
     A key is unique if no other running worker holds it.
@@ -138,7 +134,7 @@ async def held_data(scheduler: Any, addresses: Sequence[str]) -> dict[str, list[
     found: dict[str, list[int]] = {}
     tasks = (
         (worker, ts)
-        for address in addresses
+        for address in workers
         if (worker := scheduler.workers.get(address)) is not None
         for ts in (None, *worker.has_what)
     )

@@ -1,13 +1,12 @@
 """A parking worker: keeps the keys of a worker while that worker is restarted.
 
-It runs in the process of that worker's nanny, which survives the restart, on its event
-loop. It gets no tasks, because it never reports to the scheduler that it runs. It takes
-over spilled keys as links to their files, which need neither memory nor time. Keys that
-exceed its share of the free memory go to the disk. It keeps the others as the bytes in
-which they arrive and reads none of them: its process has neither the worker's
-environment, nor its modules, nor its GPU. With a ``LocalCluster`` that process is the
-user's own. So the effects of a worker on its process are avoided or undone: no
-preloads, plugins, lifetime, threads or import paths.
+It runs in the process and on the event loop of that worker's nanny, which survives the
+restart. It gets no tasks, because it never reports to the scheduler that it runs. It
+takes over spilled keys as links to their files, without reading them. It keeps other
+keys as the received bytes, and writes them to disk if they exceed its share of the free
+memory. It cannot unpickle them: its process lacks the worker's environment, modules and
+GPU. With a ``LocalCluster`` that process is the user's own, so the parking worker
+avoids or undoes all effects on it: preloads, plugins, lifetime, threads, import paths.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from clustertune.remote.worker.probe import available_memory, disk
 
 logger = logging.getLogger("distributed.clustertune")
 
-PATIENCE = 120.0  # seconds after which an empty parking worker closes by itself
+EMPTY_TIMEOUT = 120.0  # seconds after which an empty parking worker closes by itself
 MEMORY_SHARE = 0.5  # of the host's free memory
 DISK_SHARE = 0.9  # of the disk's free bytes
 IN_MEMORY = ("tmpfs", "ramfs")  # file systems that are no disks
@@ -112,7 +111,7 @@ def adopt(dask_worker: Any, files: Sequence[Any]) -> list[Any]:
             try:
                 file = File(path, SpilledSize(*size))
                 data.take(key, file)
-            # of any kind: such keys are sent as other keys are
+            # a key that is not taken over is sent like other keys
             except Exception as error:  # noqa: BLE001
                 logger.debug("clustertune: %s is not taken over: %r", key, error)
                 continue
@@ -126,10 +125,8 @@ def adopt(dask_worker: Any, files: Sequence[Any]) -> list[Any]:
 class File:
     """A spilled value in a file, as Dask wrote it."""
 
-    __slots__ = (
-        "path",
-        "size",
-    )  # without weak references, as Dask would cache the values
+    # without weak references, because Dask would cache the values
+    __slots__ = ("path", "size")
 
     def __init__(self, path: str, size: SpilledSize):
         self.path = Path(path)
@@ -154,7 +151,7 @@ class File:
 
 
 class _Nothing(bytes):
-    """Is written as no bytes, and counts as ``nbytes``."""
+    """Empty bytes that count as ``nbytes``."""
 
     nbytes: int
 
@@ -188,8 +185,8 @@ async def open_parking(
 ) -> None:
     """Start a parking worker and wait until it has registered.
 
-    It must register within ``timeout`` seconds. If it holds nothing after ``PATIENCE``
-    seconds, it closes by itself, because the scheduler may have forgotten it.
+    It must register within ``timeout`` seconds. If it is empty after ``EMPTY_TIMEOUT``
+    seconds, it closes, because the scheduler may have forgotten it.
     """
     nanny, free = dask_worker, room(dask_worker)
     if nbytes > free["memory"] + free["disk"]:
@@ -213,23 +210,22 @@ async def open_parking(
         data=(_buffer, {"target": free["memory"]}),
         resources={},
         lifetime=0,
-        # none would mean those of the configuration; this module does nothing
+        # an empty list would mean the preloads of the configuration
         preload=["distributed"],
         preload_argv=[[]],
         death_timeout=timeout,
-        patience=timeout + PATIENCE,
+        empty_timeout=timeout + EMPTY_TIMEOUT,
     )
     worker.executors["actor"] = worker.executors["offload"]
     if worker.local_directory in sys.path:
         sys.path.remove(worker.local_directory)
     logging.getLogger("distributed.worker").removeHandler(worker._deque_handler)
-    # one key at a time, if more could bring its worker to the nanny's limit
+    # small messages, so that the worker stays below the nanny's limit
     most = int(SEND_SHARE * _room_below_limit(nanny))
-    state = worker.state
-    limit = state.transfer_message_bytes_limit
-    state.transfer_message_bytes_limit = max(1, min(most, limit))
+    limit = worker.state.transfer_message_bytes_limit
+    worker.state.transfer_message_bytes_limit = max(1, min(most, limit))
     await worker
-    worker.end = monotonic() + PATIENCE
+    worker.end = monotonic() + EMPTY_TIMEOUT
 
 
 def _room_below_limit(nanny: Any) -> float:
@@ -299,14 +295,14 @@ class Parking(Worker):
 
     Parameters
     ----------
-    patience
+    empty_timeout
         Seconds after which it closes if it holds nothing.
     """
 
-    def __init__(self, *args: Any, patience: float, **kwargs: Any):
+    def __init__(self, *args: Any, empty_timeout: float, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.rpc.deserialize = False
-        self.end = monotonic() + patience
+        self.end = monotonic() + empty_timeout
 
     def _send_worker_status_change(self, stimulus_id: str) -> None:
         """Never report that it runs, because it would get tasks at once."""

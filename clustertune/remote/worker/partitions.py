@@ -1,9 +1,9 @@
 """Saves a partition as a file and loads it: a frame as Parquet, an array as Zarr.
 
-Runs as a task on a worker that holds the partition. Written data is read again at once
-and compared with the partition: a loss by the format is an error now, and never another
-value later. NumPy, pandas, pyarrow and numcodecs are those of the worker. Files may
-have been changed by others: nothing that they contain is unpickled or run.
+Runs as a task on a worker that holds the partition. Each file is read again at once and
+compared with the partition, so a lossy format raises an error when the data is saved.
+NumPy, pandas, pyarrow and numcodecs are those of the worker. Others may have changed
+the files, so nothing in them is unpickled or run.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def save_array(url: str, options: Options, path: str, partition: Any) -> dict[st
     if type(partition) is not np.ndarray or partition.dtype.kind not in KINDS:
         dtype = getattr(partition, "dtype", None)
         raise TypeError(
-            f"a partition is a {type(partition).__name__} of {dtype}; what is kept are "
-            "NumPy arrays of numbers, dates and text of fixed length; convert it with "
-            "astype"
+            f"a partition is a {type(partition).__name__} of {dtype}; only NumPy "
+            "arrays of numbers, dates and text of fixed length can be saved; convert "
+            "it with astype"
         )
     files, root = _files(url, options)
     folder = f"{root}/{path}"
@@ -135,8 +135,8 @@ async def leave_mark(
 ) -> dict[str, Any]:
     """Write a small file, by which the client finds workers that share the storage.
 
-    Storage may be slow: the worker's event loop goes on meanwhile. An error is an
-    answer, because Dask would log the arguments with it, and options may be secrets.
+    A thread writes it, because storage may be slow. Errors are returned: Dask would log
+    a raised one with the arguments, and options may contain secrets.
     """
     import asyncio
     from importlib.util import find_spec
@@ -171,7 +171,7 @@ async def remove_mark(dask_worker: Any, url: str, options: Options, path: str) -
 
     try:
         await asyncio.to_thread(remove)
-    # the file is empty; and Dask would log the arguments, as above
+    # Dask would log the arguments, as above
     except Exception as error:  # noqa: BLE001
         logger = logging.getLogger("distributed.worker")
         logger.warning("clustertune could not remove %s: %r", path, error)
@@ -300,7 +300,7 @@ def refuse_old_pyarrow() -> None:
 
     if Version(pa.__version__) < Version(OLDEST):
         raise ValueError(
-            f"pyarrow {pa.__version__} unpickles what is in a file (CVE-2023-47248), "
+            f"pyarrow {pa.__version__} unpickles content of files (CVE-2023-47248), "
             f"so nothing was read: pip install 'pyarrow>={OLDEST}'"
         )
 
@@ -339,9 +339,8 @@ def _refuse_kind(frame: Any) -> None:
 
     if type(frame) not in (pd.DataFrame, pd.Series):
         raise TypeError(
-            f"a partition is a {type(frame).__module__}.{type(frame).__name__}; "
-            "what is "
-            "kept are DataFrames and Series of pandas"
+            f"a partition is a {type(frame).__module__}.{type(frame).__name__}; only "
+            "DataFrames and Series of pandas can be saved"
         )
 
 

@@ -1,10 +1,9 @@
 """Facts that a worker and its nanny read about themselves and their host.
 
-Facts are read at their source: thresholds from the running memory manager and not from
-any configuration, CPUs from the affinity and from every level of the cgroup hierarchy,
-memory from the host and every cgroup level. Dask itself looks at the leaf cgroup only,
-and so misses a quota that is set on a parent. Thread pools are those of the process:
-the environment may name a number of threads that a library has not taken.
+Thresholds come from the running memory manager, not from the configuration. CPUs come
+from the affinity and from every cgroup level, memory from the host and every cgroup
+level. Dask itself reads the leaf cgroup only, so it misses a quota of a parent. Thread
+pools are those of the process, because a library may ignore the environment.
 """
 
 from __future__ import annotations

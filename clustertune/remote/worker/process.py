@@ -112,15 +112,15 @@ async def trim(dask_worker: Any) -> list[Any]:
     Returns
     -------
     list
-        Bytes before, bytes after, and whether the C library could be asked.
+        Bytes before, bytes after, and whether the C library returned memory.
     """
     process = psutil.Process()
     before = process.memory_info().rss
     gc.collect()
-    asked = _malloc_trim()
+    trimmed = _malloc_trim()
     after = process.memory_info().rss
-    await tell(dask_worker)
-    return [before, after, asked]
+    await send_memory(dask_worker)
+    return [before, after, trimmed]
 
 
 def _malloc_trim() -> bool:
@@ -132,7 +132,7 @@ def _malloc_trim() -> bool:
     return True
 
 
-async def tell(dask_worker: Any) -> int:
+async def send_memory(dask_worker: Any) -> int:
     """Measure the memory of the process and send it to the scheduler at once.
 
     The scheduler's value is up to a second old, while its list of keys is current. Keys

@@ -21,7 +21,7 @@ TWO = [("127.0.0.1", 1)] * 2
 @gen_cluster(client=True, nthreads=TWO)
 async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
     """Also sizes of groups, a graph of constants, do not wait until the time is up."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     lease = Lease(c, lambda: 30.0)
     lease.opened = True
     graph = graphs.constants("qid", [[1], [2, 3]], [a.address, b.address])
@@ -41,7 +41,7 @@ async def test_partitions_that_may_run_on_a_worker_that_is_gone_only(
     """It is said which, and not waited for without an end."""
     monkeypatch.setattr(computing, "UNMET_INTERVAL", 0.0)
     monkeypatch.setattr(computing, "RETURN_SECONDS", 0.2)
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     lease, told = Lease(c, lambda: 30.0), []
     lease.opened = True
     gone = a.address

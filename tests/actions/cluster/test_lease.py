@@ -21,7 +21,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 async def opened(client: Any) -> Lease:
-    await monitor.open_door(client, await monitor.identify(client))
+    await monitor.install_plugin(client, await monitor.identify(client))
     lease = Lease(client, lambda: 60.0)
     lease.opened = True
     return lease

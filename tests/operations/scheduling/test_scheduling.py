@@ -141,7 +141,7 @@ async def test_a_client_with_another_clock(
     assert checked.state == "waiting"
     resident = s.plugins["clustertune"]
     assert abs(resident.findings["time"] - time()) < 60
-    state = resident.page()
+    state = resident.page_data.look()
     assert abs(state["time"] - state["findings"]["time"]) < 60
     plan = await clustertune.make_plan(c, "trim", expires="10 minutes")
     assert abs(plan.made - time()) < 60

@@ -299,7 +299,7 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
     """Without room on its target a move ends by itself, some epochs later."""
     data = await load(c, [workers[0].address], n=3)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("PATIENCE", 0.5)):
+        for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("STALL_TIMEOUT", 0.5)):
             bound(patch, name, value)
         target = workers[1].address
         policy = MovePolicy([(f.key, target) for f in data], {target: 1})
@@ -315,7 +315,7 @@ async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
     data = await load(c, [workers[0].address], n=3)
     lock, held = s._replica_lock(("test", object())), asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
-        bound(patch, "PATIENCE", 0.3)
+        bound(patch, "STALL_TIMEOUT", 0.3)
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         async with lock:
             moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))

@@ -23,7 +23,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 async def opened(c, s):
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     return s.plugins[NAME].page_data
 
 

@@ -41,12 +41,12 @@ def noted(handler, heard):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_installed_once(c, s, a, b):
     """A second client finds the plugin of the first, and sends no code."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     first = s.plugins[NAME]
     second, heard = Client(s.address, asynchronous=True), []
     s.handlers["run_function"] = noted(s.handlers["run_function"], heard)
     async with second:
-        await monitor.open_door(second, await monitor.identify(second))
+        await monitor.install_plugin(second, await monitor.identify(second))
     assert s.plugins[NAME] is first
     assert len(heard) == 1
     assert heard[0] < 2000  # bytes: a question, not the plugin
@@ -122,11 +122,11 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
     old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
     old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
-    old.note_names(c.id, ["X"])
+    old.names.note(c.id, ["X"])
     before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
 
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     new = s.plugins[NAME]
     assert new is not old
     assert s.handlers[NAME].__self__ is new
@@ -171,14 +171,14 @@ async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
     new.protocol = plugin.PROTOCOL + 1
     new.attach()
     with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
-        await monitor.open_door(c, await monitor.identify(c))
+        await monitor.install_plugin(c, await monitor.identify(c))
     assert s.plugins[NAME] is new
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_look_answers_for_given_keys_only(c, s, a, b):
     """Holders and bytes come in the order asked; unknown keys have no holder."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     here = c.submit(np.ones, 10, workers=[a.address], key=("x", 0))
     there = c.submit(np.ones, 20, workers=[b.address], key=("x", 1))
     await wait([here, there])
@@ -196,7 +196,7 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_unknown_requests_are_refused(c, s, a, b):
     """Only the listed methods can be called through the handler."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     with pytest.raises(VersionMismatchError, match="has no method"):
         await monitor.ask(c, "attach")
 
@@ -204,7 +204,7 @@ async def test_unknown_requests_are_refused(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_one_lease(c, s, a, b):
     """A second plan learns who holds the lease; released, it can be taken."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     first = await monitor.ask(c, "acquire", owner=c.id, label="one", token="1")
     second = await monitor.ask(c, "acquire", owner=c.id, label="two", token="2")
     assert second["holder"]["label"] == "one"
@@ -222,7 +222,7 @@ async def test_one_lease(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_ends_with_its_client(c, s, a, b):
     """A client that disconnects holds nothing any more."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
     await other.close()
@@ -232,7 +232,7 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lost_client_has_a_grace_period(c, s, a, b):
     """Its lease is granted to others only afterwards, and never if it is back."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     there = s.plugins[NAME]
     mine = {"owner": c.id, "label": "mine", "token": "m"}
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
@@ -259,7 +259,7 @@ async def test_a_lost_client_has_a_grace_period(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_expected_end_is_no_traceback(c, s, a, b):
     """Neither for a call whose lease has ended, nor for one whose client is gone."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
     with captured_logger("distributed", level=logging.WARNING) as log:
@@ -288,7 +288,7 @@ async def test_an_expected_end_is_no_traceback(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
     """A client without a sign for 15 s loses its lease to the next client."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         await monitor.ask(other, "acquire", owner=other.id, label="frozen", token="f")
         s.clients[other.id].last_seen -= lease.GRACE - 1
@@ -306,7 +306,7 @@ async def test_the_lease_of_a_frozen_client_can_be_taken(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_move_needs_the_lease(c, s, a, b):
     """Without the lease, or with one that has ended, nothing moves."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     with pytest.raises(LeaseHeldError, match="lease"):
         await monitor.ask(
             c, "move", token="", workers=[], ceilings=[], moves=[], deadline=1
@@ -317,7 +317,7 @@ async def test_a_move_needs_the_lease(c, s, a, b):
 async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
     """A request for the lease that comes after its release is void: no call would end
     it."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     await monitor.ask(c, "release", token="late")
     with pytest.raises(LeaseHeldError, match="released"):
         await monitor.ask(c, "acquire", owner=c.id, label="x", token="late")
@@ -334,7 +334,7 @@ async def test_a_scheduler_without_a_plugin(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_deadline_of_a_move(c, s, a, b):
     """A move that cannot end ends with its deadline, and gives the manager back."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
     token = (await monitor.ask(c, "acquire", owner=c.id, label="x", token="x"))["token"]
@@ -361,7 +361,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_report_is_kept(c, s, a, b):
     """The last report is handed out to anybody; one that is too long is refused."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     assert await monitor.ask(c, "recall") == ""
     await monitor.ask(c, "keep", report='{"x": 1}')
     assert await monitor.ask(c, "recall") == '{"x": 1}'
@@ -372,11 +372,11 @@ async def test_a_report_is_kept(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
     """Keys that another client wants too are counted, also published ones."""
-    lease = ClustertunePlugin(s)
+    wanted = ClustertunePlugin(s).forwarded["wanted"]
     futures = c.map(int, range(4))
     await wait(futures)
     packed = keys.pack([f.key for f in futures])
-    assert await lease.wanted(packed, c.id) == 0
-    assert await lease.wanted(packed, "another") == 4
+    assert await wanted(packed, c.id) == 0
+    assert await wanted(packed, "another") == 4
     await c.publish_dataset(futures[:1], name="one")
-    assert await lease.wanted(packed, c.id) == 1
+    assert await wanted(packed, c.id) == 1

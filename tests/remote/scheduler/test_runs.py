@@ -114,7 +114,7 @@ def test_ids_survive_a_restart():
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_work_between_two_looks_is_seen(c, s, a):
     """However short it was."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     runs = s.plugins["clustertune"].runs
     runs.gap = 0.1
     assert await c.submit(sum, [1, 2]) == 3
@@ -125,7 +125,7 @@ async def test_work_between_two_looks_is_seen(c, s, a):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_the_plugin_keeps_them(c, s, a, b):
     """It watches by itself, and tells who asks."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     plugin = s.plugins["clustertune"]
     plugin.runs.gap = 0.3
     assert await inquiry.past_runs(c) == ()

@@ -50,7 +50,7 @@ def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
     plugin = ClustertunePlugin(s)
     plugin.schedules.again, plugin.schedules.pause = 0.05, 0.3
     plugin.attach()
-    name = plugin.schedule(terms(**others))["id"]
+    name = plugin.schedules.add(terms(**others))["id"]
     return plugin, plugin.schedules.kept[name]
 
 
@@ -87,16 +87,16 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
     plugin.release("t")
     await waits(it, "room")
     assert "has no nanny" in it.waits["text"]
-    assert plugin.cancel_schedule(it.name)["state"] == "cancelled"
+    assert plugin.schedules.cancel(it.name)["state"] == "cancelled"
     await soon(plugin.schedules.task.done)
-    assert plugin.cancel_schedule("unknown") is None
+    assert plugin.schedules.cancel("unknown") is None
 
 
 @gen_cluster(**PLAIN)
 async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
     """Actors, no room, a worker that came later; each in words."""
     plugin, it = begin(s, lines=[(0, {"spill": 0.7, "pause": 0.8})])
-    plugin.cancel_schedule(it.name)
+    plugin.schedules.cancel(it.name)
     first, second = s.workers.values()
     first.nanny = second.nanny = "tcp://nanny"
     check = plugin.schedules._obstacle
@@ -134,7 +134,9 @@ async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
     tell(plugin, [])
     soon_ = time() + 0.3
     it = plugin.schedules.kept[
-        plugin.schedule(terms(condition=found, instants=[soon_, soon_ + 900]))["id"]
+        plugin.schedules.add(terms(condition=found, instants=[soon_, soon_ + 900]))[
+            "id"
+        ]
     ]
     await soon(lambda: it.results)
     assert (it.results[0]["outcome"], it.results[0]["problem"]) == (
@@ -178,11 +180,11 @@ async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     """So many may wait, and the last that have ended are remembered."""
     plugin, it = begin(s, idle_for=60.0)
     plugin.schedules.max_waiting, plugin.schedules.max_ended = 2, 3
-    plugin.schedule(terms(idle_for=60.0))
-    assert "2 restarts wait already" in plugin.schedule(terms())["refused"]
+    plugin.schedules.add(terms(idle_for=60.0))
+    assert "2 restarts wait already" in plugin.schedules.add(terms())["refused"]
     for _ in range(5):
-        plugin.cancel_schedule(it.name)
-        it = plugin.schedules.kept[plugin.schedule(terms(idle_for=60.0))["id"]]
+        plugin.schedules.cancel(it.name)
+        it = plugin.schedules.kept[plugin.schedules.add(terms(idle_for=60.0))["id"]]
     states = [answer["state"] for answer in plugin.list_schedules()["schedules"]]
     assert sorted(states) == ["cancelled"] * 3 + ["waiting"] * 2
     await plugin.close()
@@ -229,7 +231,7 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     plugin, it = begin(s)
     first = next(iter(s.workers.values())).name
     await soon(lambda: any(job.work.doing == "restarting" for job in jobs(plugin)))
-    assert plugin.cancel_schedule(it.name)["state"] == "running"
+    assert plugin.schedules.cancel(it.name)["state"] == "running"
     await soon(lambda: it.ended)
     assert it.state == "cancelled"
     assert it.results[0]["restarted"] == [first]

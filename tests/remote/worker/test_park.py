@@ -150,7 +150,7 @@ async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 @gen_cluster(**ONE)
 async def test_forgotten(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
     """It closes by itself as long as it holds nothing."""
-    monkeypatch.setattr(park, "PATIENCE", 1)
+    monkeypatch.setattr(park, "EMPTY_TIMEOUT", 1)
     await park.open_parking(nanny, NAME, 0, 60)
     await soon(lambda: NAME not in s.aliases)
 

@@ -157,7 +157,7 @@ async def test_a_lifetime(c, s, a):
     left, returns = probe.worker_details(a, [])["lifetime"]
     assert 0 < left < 3600
     assert returns is False
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     (seen,) = (await inquiry.with_details(c, snapshot)).workers
     assert seen.details.expires == pytest.approx(snapshot.time + left, abs=5)
@@ -175,7 +175,7 @@ async def test_thread_pools(c, s, a, monkeypatch):
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_asked_through_a_client(c, s, a, b):
     """All workers and the scheduler, in one inquiry; client and scheduler alike."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     assert all(w.details is None for w in snapshot.workers)
     asked = await inquiry.with_details(c, snapshot)
@@ -188,7 +188,7 @@ async def test_asked_through_a_client(c, s, a, b):
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
     """Its answer is an error, which is reported; the other answers count."""
-    await monitor.open_door(c, await monitor.identify(c))
+    await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     a.local_directory = "/no/such/folder"
     asked = await inquiry.with_details(c, snapshot)
@@ -218,7 +218,7 @@ def test_what_the_nanny_sets():
     with LocalCluster(**options) as cluster, cluster.get_client() as client:
 
         async def ask():
-            await monitor.open_door(client, await monitor.identify(client))
+            await monitor.install_plugin(client, await monitor.identify(client))
             snapshot, _ = await monitor.look(client, [])
             return await inquiry.with_details(client, snapshot)
 
