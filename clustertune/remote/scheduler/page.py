@@ -1,7 +1,7 @@
 """The state of the dashboard page, made only while readers ask for it.
 
 Memory, threads and the holders of prepared keys are current. Thresholds, CPUs, rows of
-partitions and findings are those that a client sent last, with their age. The structure
+partitions and findings come from a client's last message, with their age. The structure
 is described in :mod:`clustertune.dashboard.state`, which the scheduler cannot import.
 
 Any client may log events of topic ``clustertune``. An event that is not built like
