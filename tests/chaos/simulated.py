@@ -376,9 +376,9 @@ class FaultyCluster(_SharedCluster):
         return replace(seen, held_data=burden)
 
     def _collection(
-        self, m: CollectionInfo, addresses: Any, *, training: bool
+        self, addresses: Any, training: bool, m: CollectionInfo
     ) -> CollectionInfo:
-        seen = super()._collection(m, addresses, training=training)
+        seen = super()._collection(addresses, training, m)
         if m.loaded or m.label not in self.hidden:
             return seen
         return replace(seen, rows=None, total_bytes=None)
