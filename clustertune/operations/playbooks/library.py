@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import dask
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
@@ -218,6 +219,21 @@ class Place(NamedTuple):
     text: str  # "file.yaml:14"
 
 
+class _Composer(Composer):
+    """Stops at deep nesting, which takes ruamel.yaml quadratic time."""
+
+    levels = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.levels += 1
+        if self.levels > MAX_DEPTH:
+            mark = self.parser.peek_event().start_mark
+            raise ComposerError(None, None, f"deeper than {MAX_DEPTH} levels", mark)
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+
 class Document:
     """Plain data, the places of its values by path, and problems of its YAML."""
 
@@ -226,6 +242,7 @@ class Document:
         self.places: dict[schema.Path, Place] = {}
         self.problems: list[str] = []
         yaml = YAML(typ="safe", pure=True)
+        yaml.Composer = _Composer
         self._constructor = yaml.constructor
         root = yaml.compose(text)
         self.data: Any = None if root is None else self._plain(root, (), 1)
@@ -246,9 +263,6 @@ class Document:
         self.places[path] = Place(line, f"{self.source}:{line}")
         if node.anchor is not None:
             self._note(path, "anchors and aliases are not allowed")
-            return None
-        if len(path) >= MAX_DEPTH:
-            self._note(path, f"deeper than {MAX_DEPTH} levels")
             return None
         if isinstance(node, ScalarNode) and node.tag in _SCALARS:
             return self._scalar(node, path)
@@ -316,8 +330,8 @@ def parse(text: str | bytes, source: str) -> Document:
         document = Document(decoded, source)
     except YAMLError as error:
         raise PlaybookError(_yaml_problem(source, error)) from error
-    # escapes that YAML allows and Python does not, and thousands of levels
-    except (ValueError, OverflowError, RecursionError) as error:
+    # escapes that YAML allows and Python does not
+    except (ValueError, OverflowError) as error:
         shown = printable(str(error), longest=MAX_LINE)
         raise PlaybookError(f"{source}: cannot be read: {shown}") from error
     if not document.places:
