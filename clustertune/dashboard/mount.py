@@ -55,7 +55,7 @@ def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
         plugin = scheduler.plugins.get(NAME)
         if plugin is None:
             return make(scheduler=scheduler.address, trouble=NO_PLUGIN)
-        return plugin.page()
+        return plugin.page_data.look()
 
     whole: dict[str, Callable[[Any], None]] = {PATH: partial(page.build, read=read)}
     return whole | {
