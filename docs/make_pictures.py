@@ -20,8 +20,8 @@ from tests.browser import Tab, chromium
 FOLDER = Path(__file__).parent
 #: findings that depend on the machine that makes the pictures
 QUIET = {
-    "clustertune.checks.blocked_event_loops.most": 60.0,
-    "clustertune.checks.thread_count.slack": 4.0,
+    "clustertune.checks.blocked_event_loops.max_seconds": 60.0,
+    "clustertune.checks.thread_count.tolerance": 4.0,
 }
 
 

@@ -267,11 +267,12 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 def _report(text: str) -> None:
-    """Write to the log, and to a terminal."""
-    logger.warning("%s", printable(text))
+    """Write to a terminal, or else to the log, like the progress of other calls."""
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"clustertune: {printable(text)}\n")
         sys.stderr.flush()
+    else:
+        logger.warning("%s", printable(text))
 
 
 def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) -> Hold:
