@@ -103,7 +103,7 @@ def assert_leak(client: Any) -> None:
     process = min(before, least_memory(client))
     for runs, fraction in zip(left, THRESHOLDS.values(), strict=True):
         assert runs * step <= fraction * LIMIT - process + step
-    assert "clustertune.restart_workers(client)" in found.remedy
+    assert "clustertune.restart_workers(client, workers=[" in found.remedy
 
 
 def test_three_fits_in_a_row(local_cluster: Any) -> None:

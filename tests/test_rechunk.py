@@ -235,7 +235,7 @@ def test_the_users_settings_decide_what_suits() -> None:
     """Partitions that are small by their measure are joined, not handed back."""
     data = layout([20_000] * 600, [0, 1] * 300, ("X",))
     seen = view(two(), [data])
-    settings = {"too_many_partitions": {"small": 2**30}}
+    settings = {"too_many_partitions": {"min_bytes": 2**30}}
     found = checks.run(seen, settings)
     (step,) = rechunk.propose(found, seen)
     assert len(step.args.rows) < 600

@@ -248,7 +248,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
     remedy = f"{remedies.cut(view)}."
     if any(m.label == "qid" for m in layout.collections):
-        return remedy  # code by hand could cut groups
+        return f"{remedy} Groups are not cut."
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
