@@ -206,8 +206,9 @@ class Predict(Library):
 class Ddp(Library):
     """PyTorch, one rank on each worker that holds rows.
 
-    All ranks take as many steps as the rank with the fewest rows can. So with uneven
-    rows the recipe trains on fewer of them. Batches differ from those in one process.
+    All ranks take the steps that even rows need. A rank with fewer rows repeats some of
+    them. So both variants train on equally many rows, and only the seconds differ.
+    Batches differ from those in one process.
     """
 
     size = (300_000, 100)
@@ -221,15 +222,15 @@ class Ddp(Library):
     def fit(self, client: Client, X: Any, y: Any, prepared: Any) -> Any:
         rows_of_rank = defaultdict(list)
         places = zip(holders(client, X), partitions(X), partitions(y), strict=True)
-        for rows, (held, *pair) in zip(X.chunks[0], places, strict=True):
-            rows_of_rank[held[0]].append((rows, pair))
-        fewest = min(sum(n for n, _ in parts) for parts in rows_of_rank.values())
+        for held, *pair in places:
+            rows_of_rank[held[0]].append(pair)
+        steps = X.shape[0] // (self.batch * len(rows_of_rank))
         with TemporaryDirectory() as folder:
             ranks = [
                 client.submit(
                     train,
-                    *zip(*(pair for _, pair in parts), strict=True),
-                    steps=fewest // self.batch,
+                    *zip(*pairs, strict=True),
+                    steps=steps,
                     epochs=self.epochs,
                     batch=self.batch,
                     rank=rank,
@@ -238,7 +239,7 @@ class Ddp(Library):
                     workers=[address],
                     pure=False,
                 )
-                for rank, (address, parts) in enumerate(rows_of_rank.items())
+                for rank, (address, pairs) in enumerate(rows_of_rank.items())
             ]
             return client.gather(ranks)[0]
 
@@ -326,7 +327,8 @@ def _learn(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         order = torch.randperm(len(rows), generator=generator)
-        for some in order[: steps * batch].split(batch):
+        repeats = -(-steps * batch // len(rows))
+        for some in order.repeat(repeats)[: steps * batch].split(batch):
             optimizer.zero_grad()
             loss(model(rows[some])[:, 0], labels[some]).backward()
             optimizer.step()
