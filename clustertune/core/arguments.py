@@ -190,11 +190,19 @@ def part(name: str, value: Any) -> int | float:
     raise wrong
 
 
+def parse_seconds(value: Any) -> float:
+    """Return the seconds of a number or a text, with Dask's parser and its errors."""
+    # Dask reads ".5s" as 1.5 seconds
+    if isinstance(value, str) and value.lstrip().startswith("."):
+        value = f"0{value.lstrip()}"
+    return float(parse_timedelta(value))
+
+
 def duration(name: str, value: Any) -> float:
     """Return the seconds of a number or of text such as ``"10 minutes"``; above 0."""
     wrong = _wrong(name, value, 'a duration, like "10 minutes", "30s" or 90')
     try:
-        seconds = float(parse_timedelta(value))
+        seconds = parse_seconds(value)
     except UNREADABLE as error:
         raise wrong from error
     if seconds > 0:

@@ -83,13 +83,15 @@ def test_no_names(value: object) -> None:
         ("10 minutes", 600.0),
         ("30s", 30.0),
         ("1.5h", 5400.0),
+        (".5s", 0.5),
+        (" .5 s", 0.5),
         (90, 90.0),
         (0.5, 0.5),
         (timedelta(minutes=2), 120.0),
     ],
 )
 def test_a_duration(value: object, expected: float) -> None:
-    """Numbers are seconds; Dask parses texts."""
+    """Numbers are seconds; Dask parses texts, but reads ".5s" as 1.5 seconds."""
     assert arguments.duration("timeout", value) == expected
 
 

@@ -14,7 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dask.utils import parse_timedelta
 from jsonschema import Draft7Validator, ValidationError
 from ruamel.yaml import YAML
 
@@ -114,7 +113,9 @@ def _workers(key: str, value: Any) -> Any:
 def _pause(key: str, value: Any) -> float:
     text = f'{key}={value!r} must be a duration, like "30s", or 0'
     try:
-        seconds = math.nan if isinstance(value, bool) else float(parse_timedelta(value))
+        seconds = (
+            math.nan if isinstance(value, bool) else arguments.parse_seconds(value)
+        )
     except (*arguments.UNREADABLE, AssertionError) as error:
         raise ValueError(text) from error
     if not 0 <= seconds < math.inf:
