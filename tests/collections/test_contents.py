@@ -1,4 +1,4 @@
-"""What is asked of values: only what the workload must know."""
+"""Values are read only if the workload needs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def need(label, wanted, *, training=True, n_workers=2, **overrides):
 
 
 def test_nothing_is_read_without_need():
-    """Values are not looked at for a library that any layout suits."""
+    """A library that any layout suits reads no values."""
     for label in ("X", "y", "qid", "sample_weight"):
         assert need(label, goal()) is None
 
@@ -42,14 +42,14 @@ def test_nothing_is_read_without_need():
     "wanted", [goal(groups="sorted"), goal(groups="together"), goal(order="sort")]
 )
 def test_groups(wanted):
-    """For what needs them whole, or sorts by them; of eval sets too."""
+    """Group ids, also of eval sets, are read if groups must be whole or sorted."""
     assert need("qid", wanted) is content.runs
     assert need("eval_set[0].qid", wanted, training=False) is content.runs
     assert need("y", wanted) is None
 
 
 def test_classes():
-    """Of the training data alone; as many places as there may be workers."""
+    """Classes of the training data only, limited by the possible number of workers."""
     wanted = goal(needs_all_classes=True)
     assert need("eval_set[0].y", wanted, training=False) is None
     few, many = need("y", wanted), need("y", wanted, n_workers=100)
@@ -59,7 +59,7 @@ def test_classes():
 
 
 def test_types_of_columns():
-    """Of frames, where there are categories or numbers of several types."""
+    """Column types are read of frames with categories or several number types."""
     frame = {"kind": "dataframe", "types": {"float32": (1, "a"), "category": (1, "c")}}
     numbers = {"kind": "dataframe", "types": {"float32": (1, "a"), "int64": (1, "b")}}
     one = {"kind": "dataframe", "types": {"float32": (2, "a")}}
@@ -82,7 +82,7 @@ def frame(values, listed=None):
 
 
 def test_lists_of_categories_become_one():
-    """Of the training data and eval sets; what has it already does not change."""
+    """Training data and eval sets get the same categories; equal ones do not change."""
     same = looked(frame("ab"), frame("b", "ab"))
     assert contents.categories({"X": same}) == {"X": {}}
     valid = looked(frame("cb"))
@@ -97,7 +97,7 @@ def test_lists_of_categories_become_one():
 
 
 def test_the_type_of_all_numbers():
-    """Of a frame, as far as all partitions allow it."""
+    """The common number type of a frame holds the values of all partitions."""
     wanted = goal(one_number_type=True)
     data = pd.DataFrame({"a": np.ones(2, "f4"), "b": [1, 2]})
     x = Given("X", dd.from_pandas(data, npartitions=1))
@@ -112,7 +112,7 @@ def test_the_type_of_all_numbers():
 
 
 class Begun(SchedulerPlugin):
-    """Where tasks that look at values began."""
+    """Workers on which tasks that read values began."""
 
     def __init__(self, scheduler):
         self.scheduler, self.where = scheduler, []
@@ -124,7 +124,7 @@ class Begun(SchedulerPlugin):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 2)])
 async def test_one_task_for_each_thread(c, s, a, b):
-    """Where the partitions are; what is found is in the order of partitions."""
+    """Each thread reads its own partitions; results are in the order of partitions."""
     blocks = [np.repeat([0, 1], [10 + i, 1]) for i in range(9)]
     lie = [(b, a)[i % 3 == 1] for i in range(9)]
     made = da.from_array(np.concatenate(blocks), chunks=(tuple(map(len, blocks)),))

@@ -1,4 +1,4 @@
-"""What ``to=`` and ``dtype=`` change, and what they refuse to."""
+"""``to=`` and ``dtype=``: which data they change, and which they refuse."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def goal(**wanted):
 
 
 def test_nothing_was_asked_for():
-    """Kinds and types are what they are, also where they are mixed."""
+    """Without ``to`` and ``dtype`` kinds and types stay, also mixed ones."""
     for x in (X, X["t"], da.ones((4, 2))):
         assert requested("X", x, goal()) is None
 
 
 def test_what_is_so_already():
-    """An array stays the array that it is, a frame of that type that frame."""
+    """An array that has the type stays the same array, and a frame the same frame."""
     assert requested("X", da.ones((4, 2)), goal(to="array")) is None
     assert requested("X", da.ones((4, 2)), goal(to="array", dtype="float64")) is None
     assert requested("X", X[["f"]], goal(dtype="float64")) is None
@@ -80,7 +80,7 @@ def test_only_features_are_cast():
     ],
 )
 def test_frames_become_arrays(columns, dtype):
-    """Of the type that holds all columns; a lacking value becomes NaN."""
+    """The array has the type that holds all columns; a missing value becomes NaN."""
     found = requested("X", X[columns], goal(to="array"))
     assert (found.kind, found.dtype) == ("array", dtype)
     assert found.row_bytes == len(columns) * np.dtype(dtype).itemsize
@@ -94,7 +94,7 @@ def test_frames_become_arrays(columns, dtype):
 
 
 def test_a_series_becomes_an_array():
-    """It has one dimension."""
+    """A series becomes an array with one dimension."""
     found = requested("y", X["n"], goal(to="array", dtype="float32"))
     assert (found.kind, found.dtype, found.row_bytes) == ("array", "float64", 8)
     made = converted(X["n"], found, FRAME["n"])
@@ -103,7 +103,7 @@ def test_a_series_becomes_an_array():
 
 
 def test_features_as_an_array_of_one_type():
-    """Kind and type change at once."""
+    """Kind and type change in one step."""
     found = requested("X", X[["f", "n"]], goal(to="array", dtype="float32"))
     made = converted(X[["f", "n"]], found, FRAME[["f", "n"]])
     assert made.dtype == "float32"
@@ -111,7 +111,7 @@ def test_features_as_an_array_of_one_type():
 
 
 def test_numbers_in_a_frame_are_cast():
-    """Other columns stay; truth values are numbers as well."""
+    """Other columns stay; booleans count as numbers."""
     found = requested("X", X, goal(dtype="float32"))
     assert found.kind == "dataframe"
     assert found.columns == ("f", "g", "i", "b", "n")
@@ -126,7 +126,7 @@ def test_numbers_in_a_frame_are_cast():
 
 @pytest.mark.parametrize("column", ["c", "t", "d"])
 def test_what_is_no_number_is_refused(column):
-    """By the names of columns and their types, with what to do."""
+    """The error names columns and types, and has a fix."""
     with pytest.raises(
         ValueError, match=rf"X cannot become an Array, .* all numbers: {column} \("
     ) as caught:
@@ -149,7 +149,7 @@ def test_what_is_no_number_is_refused(column):
     ],
 )
 def test_numbers_that_would_not_fit_are_refused(x, dtype):
-    """Cut off, wrapped around, or lacking: digits may be lost, numbers may not."""
+    """Lost digits are allowed; overflow, wraparound and missing values are not."""
     with pytest.raises(ValueError, match="which do not all fit in it"):
         requested("X", x, goal(dtype=dtype))
     if isinstance(x, dd.DataFrame):
@@ -158,11 +158,7 @@ def test_numbers_that_would_not_fit_are_refused(x, dtype):
 
 
 def test_partitions_of_another_type_than_they_say():
-    """A whole number that is lacking in one file makes it floats: an error, not -2**63.
-
-    Where they happen to be whole, and there, it is as well: other partitions may not
-    be.
-    """
+    """A float in a partition whose metadata promises integers is an error."""
     ints = X[["i"]]
     found = requested("X", ints, goal(to="array"))
     for odd in ([2.5, 1.0], [np.nan, 1.0]):
@@ -191,7 +187,7 @@ def test_partitions_of_another_type_than_they_say():
 
 
 def test_truth_values_beside_whole_numbers():
-    """As whole numbers; by themselves they stay truth values."""
+    """Booleans next to whole numbers become whole numbers; alone they stay."""
     found = requested("X", X[["i", "b"]], goal(to="array"))
     made = converted(X[["i", "b"]], found, FRAME[["i", "b"]])
     assert made.dtype == "int64"
@@ -199,7 +195,7 @@ def test_truth_values_beside_whole_numbers():
 
 
 def test_numbers_of_groups_stay_whole():
-    """As floats, large ones would be others; one that is lacking is an error."""
+    """Large group ids would change as floats; a missing one is an error."""
     large = pd.DataFrame({"q": pd.array([2**60 + 1, 2**60 + 3], dtype="Int64")})
     q = dd.from_pandas(large, npartitions=1)["q"]
     found = requested("qid", q, goal(to="array"))
@@ -217,7 +213,7 @@ def categories(*values, **how):
 
 
 def test_one_list_of_categories():
-    """In the order in which they are met; the same list stays the same."""
+    """Categories are in the order of their first use; equal lists do not change."""
     assert union([categories("a", "b"), categories("a", "b")]) == categories("a", "b")
     merged = union([categories("b"), categories("a", "b"), categories("c", "a")])
     assert merged.categories.tolist() == ["b", "a", "c"]
@@ -225,7 +221,7 @@ def test_one_list_of_categories():
 
 
 def test_categories_that_have_an_order():
-    """No one knows where others belong in it."""
+    """Ordered categories are refused, because new ones have no place in the order."""
     first = categories("low", "high", ordered=True)
     assert union([first, first]) == first
     assert union([first, categories("middle", ordered=True)]) is None
@@ -246,12 +242,12 @@ def test_categories_that_have_an_order():
     ],
 )
 def test_one_type_of_numbers(types, largest, expected):
-    """That of floats, where it holds every number; no column changes for nothing."""
+    """The float type is used if it holds every number; no column changes needlessly."""
     assert exact_float(types, largest) == expected
 
 
 def test_categories_are_changed_alone():
-    """Also with numbers, in one pass."""
+    """Categories and numbers change in one pass."""
     frame = dd.from_pandas(FRAME[["f", "g", "c"]], npartitions=2)
     types = {"c": categories("c", "b", "a", "z")}
     alone = with_categories(frame, types, None)

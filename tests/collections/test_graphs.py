@@ -1,4 +1,4 @@
-"""Graphs of our own, and collections of some of their partitions."""
+"""Graphs of clustertune, and collections of some of their partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clustertune.collections import graphs
 
 
 def test_constants():
-    """Small arrays by key, one on each worker."""
+    """Each worker gets one small array by key."""
     values = [np.array([1, 2]), np.array([3])]
     graph = graphs.constants("qid", values, ["a", "b"])
     keys = graph.partitions["qid"]
@@ -27,7 +27,7 @@ def test_constants():
 
 
 def test_later_partitions_of_an_array():
-    """Those of rows that are set aside: an array's keys begin with 0."""
+    """The keys of the array of remaining rows begin with 0."""
     x = da.ones((6, 2), chunks=(2, 2))
     partitions = {("new", i, 0): np.full((2, 2), i) for i in (1, 2)}
     made = graphs.collection(x, partitions, [2, 2])
@@ -39,7 +39,7 @@ def test_later_partitions_of_an_array():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_was_bound_is_let_go(c, s, a, b):
-    """Also data that is a part of the graph: lost, it would wait for its worker."""
+    """Bound data is released, also in a graph, where it would wait for its worker."""
     numbers = np.arange(40.0).reshape(20, 2)
     for chunks, n_partitions in ((10, 2), (20, 8)):
         p = await clustertune.prepare(
@@ -54,7 +54,7 @@ async def test_what_was_bound_is_let_go(c, s, a, b):
 async def test_two_threads_that_submit_at_once(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dask's threshold is as it was, whichever of them ends first."""
+    """Two threads change Dask's threshold, and both restore it."""
     seen: list[Any] = []
     get, inside, more = c.get, Event(), Event()
 

@@ -1,4 +1,4 @@
-"""What the user gave is grouped by its rows, and bad input gets a helpful error."""
+"""Arguments form groups of row-aligned collections; errors have a fix."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loaded(*collections: Any) -> list[bool]:
 
 
 def test_everything_has_the_name_of_its_argument() -> None:
-    """Training data is one group in the order of the arguments, None left out."""
+    """Training data is one group in the order of the arguments, without None."""
     given = gather(X, Y, Y + 1, X + 1, qid=Y + 2, sample_weight=Y + 3, init_score=None)
     members = ["X", "y", "others[0]", "others[1]", "sample_weight", "qid"]
     assert labels(given) == [("training data", members)]
@@ -55,7 +55,7 @@ def test_everything_has_the_name_of_its_argument() -> None:
 
 
 def test_what_is_given_twice_is_one_member() -> None:
-    """The same data under two names is placed once, and handed back under both."""
+    """Data with two names is placed once, and returned under both names."""
     given = gather(X, Y, Y, sample_weight=Y)
     assert labels(given) == [("training data", ["X", "y"])]
     assert given.training == ("X", "y", "others[0]", "sample_weight")
@@ -64,7 +64,7 @@ def test_what_is_given_twice_is_one_member() -> None:
 
 
 def test_an_eval_set_is_a_group_of_its_own() -> None:
-    """Rows of an eval set belong together, not with those of the training data."""
+    """An eval set forms its own group."""
     given = gather(X, Y, eval_set=[(X[:50], Y[:50]), (X[50:], Y[50:])])
     assert labels(given)[1:] == [
         ("eval_set[0]", ["eval_set[0].X", "eval_set[0].y"]),
@@ -77,7 +77,7 @@ def test_an_eval_set_is_a_group_of_its_own() -> None:
 
 
 def test_an_eval_set_with_companions() -> None:
-    """By their names, in the group of their rows; None is none."""
+    """Companions of an eval set join its group by name; None is none."""
     more = {"qid": Y[:50] * 2, "sample_weight": None, "init_score": Y[:50] * 3}
     given = gather(X, Y, eval_set=[(X[:50], Y[:50], more), (X[50:], Y[50:], {})])
     first = ["X", "y", "qid", "init_score"]
@@ -97,13 +97,13 @@ def test_an_eval_set_with_companions() -> None:
     ],
 )
 def test_what_is_no_companion(one: Any, text: str) -> None:
-    """The error says which there are."""
+    """The error lists the allowed names."""
     with pytest.raises(ValueError, match=text):
         gather(X, Y, eval_set=[one])
 
 
 def test_one_more_companion() -> None:
-    """It belongs to the training data and is not part of the result."""
+    """An additional companion belongs to the training data but not to the result."""
     given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
     more = given.with_companion("row_order", Y * 2)
     assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
@@ -113,7 +113,7 @@ def test_one_more_companion() -> None:
 
 
 def test_what_was_given_beside_x_and_y() -> None:
-    """By the names of the arguments."""
+    """Companions have the names of their arguments."""
     assert inputs.companions(gather(X, Y)) == ()
     given = gather(X, Y, qid=Y * 2, eval_set=[(X[:50], Y[:50])])
     assert inputs.companions(given) == ("qid", "eval_set")
@@ -129,14 +129,14 @@ def test_what_was_given_beside_x_and_y() -> None:
     ],
 )
 def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
-    """The error comes before any change."""
+    """Arguments that exclude each other are an error before any change."""
     goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
         inputs.refuse_unfit(gather(X, Y), goal)
 
 
 def test_swapped() -> None:
-    """Several values a row to be learnt from one value a row are no labels."""
+    """X with one column and y with several are probably swapped."""
     goal = Goal(workload=GENERIC.profile)
     frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
     for features, labels in ((X, Y), (frame, frame["a"])):
@@ -146,7 +146,7 @@ def test_swapped() -> None:
 
 
 def test_what_the_workload_cannot_have() -> None:
-    """Frames where it takes arrays; groups in a random order."""
+    """Frames for a workload of arrays, and groups in random order, are refused."""
     arrays = replace(GENERIC.profile, kinds=("array",), title="The library")
     frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
     assert inputs.wants_arrays(frame, arrays)
@@ -166,7 +166,7 @@ def test_what_the_workload_cannot_have() -> None:
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
-    """Data given twice is placed once: two places for one key are never at rest."""
+    """A collection that is given twice is placed once."""
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50]), (X[:50], Y[:50])])
     assert [label for label, _ in labels(given)] == ["training data", "eval_set[1]"]
     assert len(given.eval_sets) == 3
@@ -178,8 +178,11 @@ def test_the_training_data_as_eval_set_is_no_second_group() -> None:
 
 
 def test_the_training_data_as_eval_set() -> None:
-    """It stays the same object, by which libraries recognise it; without early stopping
-    it is no problem for a library that scores on each worker."""
+    """An eval set that is the training data stays the same object.
+
+    Libraries recognize it by identity. Without early stopping no library needs replicas
+    of it.
+    """
     given = gather(X, Y, eval_set=[(X, Y), (X[:50], Y[:50])])
     assert inputs.evaluated(given) == ("eval_set[0]",)
     assert given.collection("eval_set[0].X") is given.collection("X")
@@ -206,7 +209,7 @@ SIZES = np.array([30, 20, 25, 25])
     ],
 )
 def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
-    """Each group has its rows, one after the other; no two have the same number."""
+    """Each row gets the number of its group; numbers are unique."""
     given = gather(X, Y, group=group, eval_set=[(X[:50], Y[:50], {"group": group})])
     assert given.eval_sets[0][2] == "eval_set[0].qid"
     assert given.training == ("X", "y", "qid")
@@ -222,7 +225,7 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
 
 
 def test_what_are_no_sizes_of_groups() -> None:
-    """The error names the argument and what it must be."""
+    """The error names the argument and the allowed values."""
     with pytest.raises(TypeError, match="group must be a Dask Array or Series"):
         gather(X, Y, group=[30, 70])
     with pytest.raises(ValueError, match="group must have one whole number"):
@@ -232,7 +235,7 @@ def test_what_are_no_sizes_of_groups() -> None:
 
 
 def test_other_labels_for_the_same_rows_join_their_group() -> None:
-    """An eval set with the training X and another y: that y belongs to those rows."""
+    """Another y for the training X joins the group of that X."""
     given = gather(X, Y, eval_set=[(X, Y + 1)])
     assert labels(given) == [("training data", ["X", "y", "eval_set[0].y"])]
     assert given.training == ("X", "y")
@@ -240,7 +243,7 @@ def test_other_labels_for_the_same_rows_join_their_group() -> None:
 
 
 def test_other_collections_keep_names_and_groups() -> None:
-    """After loading, the persisted collections take the places of those given."""
+    """Persisted collections replace the given ones under the same names."""
     given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
     new = [x.collection + 1 for x in given]
     found = given.with_collections(new)
@@ -253,7 +256,7 @@ def test_other_collections_keep_names_and_groups() -> None:
 
 
 def test_an_array_tells_its_bytes() -> None:
-    """Without its graph being computed."""
+    """Bytes of an array are known without computing its graph."""
     found = inputs.describe(Given("X", X), *_keys(X))
     assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
     assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
@@ -261,7 +264,7 @@ def test_an_array_tells_its_bytes() -> None:
 
 
 def test_an_array_of_unknown_rows_says_so() -> None:
-    """Chunks that are not known are no rows at all, not a guess."""
+    """Rows of unknown chunks are unknown, not guessed."""
     found = inputs.describe(Given("X", X[X[:, 0] > 0]), *_keys(X[X[:, 0] > 0]))
     assert found.rows is None
     assert found.total_bytes is None
@@ -269,14 +272,14 @@ def test_an_array_of_unknown_rows_says_so() -> None:
 
 
 def test_blocks_of_columns_are_counted() -> None:
-    """An array that is cut by columns has fewer partitions than keys."""
+    """An array with blocks of columns has fewer partitions than keys."""
     cut = da.ones((100, 4), chunks=(10, 2))
     found = inputs.describe(Given("X", cut), *_keys(cut))
     assert (len(found.keys), found.column_blocks, found.n_partitions) == (20, 2, 10)
 
 
 def test_a_frame_tells_columns_but_not_rows() -> None:
-    """A frame knows the widest of its numbers; its bytes follow from its rows."""
+    """The item size of a frame is that of its widest numbers; rows are unknown."""
     found = inputs.describe(Given("X", FRAME), *_keys(FRAME))
     assert (found.kind, found.rows, found.columns) == ("dataframe", None, 3)
     assert (found.itemsize, found.total_bytes) == (8, None)
@@ -288,7 +291,7 @@ def test_a_frame_tells_columns_but_not_rows() -> None:
 
 
 def test_a_series_is_a_column() -> None:
-    """A series has one column, and is told from a frame."""
+    """A series has one column and differs from a frame."""
     found = inputs.describe(Given("y", FRAME["b"]), *_keys(FRAME["b"]))
     assert (found.kind, found.columns, found.itemsize) == ("series", 1, 4)
 
@@ -302,7 +305,7 @@ def _keys(collection: Any) -> tuple[Any, bool]:
 
 
 def test_lazy_collections_have_no_futures() -> None:
-    """What is not persisted has keys, in order, and no futures."""
+    """Lazy collections have ordered keys and no futures."""
     keys, futures = inputs.partitions(X)
     assert futures is None
     assert keys == [(X.name, i, 0) for i in range(10)]
@@ -334,7 +337,7 @@ async def test_partitions_of_persisted_collections(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_aliases_are_followed(c, s, a):
-    """A part of a persisted frame that keeps its partitions keeps the keys too."""
+    """A selection of whole partitions of a persisted frame keeps the keys."""
     frame = await c.persist(FRAME)
     keys, _ = inputs.partitions(frame)
     part, futures = inputs.partitions(frame.partitions[1:3])
@@ -346,7 +349,7 @@ async def test_aliases_are_followed(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_what_is_derived_is_not_persisted(c, s, a):
-    """A collection that is computed from a persisted one has yet to be loaded."""
+    """A collection computed from a persisted one is not loaded."""
     array, frame = c.persist(X), c.persist(FRAME)
     await wait([array, frame])
     derived = [array + 1, array[:, :2], frame[["a"]], frame["a"], frame.a + 1]
@@ -355,7 +358,7 @@ async def test_what_is_derived_is_not_persisted(c, s, a):
 
 
 def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
-    """The graph of a lazy frame is not built to learn that it is not persisted."""
+    """The graph of a lazy frame is not built to find out that it is lazy."""
 
     def refuse(self: Any) -> Any:
         raise AssertionError("the graph was built")
@@ -387,7 +390,7 @@ def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
     ],
 )
 def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> None:
-    """What is no Dask collection is named, with its type and how to make it one."""
+    """Another object is named with its type and with the way to make a collection."""
     given = {
         "X": lambda: gather(value, Y),
         "y": lambda: gather(X, value),
@@ -400,7 +403,7 @@ def test_no_collection(label: str, value: Any, was: str, what_to_do: str) -> Non
 
 
 def test_futures_are_no_collection() -> None:
-    """The text names what makes collections of them, and that is accepted."""
+    """The error for futures names a function that makes collections of them."""
     with Client(
         processes=False, n_workers=1, dashboard_address="127.0.0.1:0"
     ) as client:
@@ -414,14 +417,14 @@ def test_futures_are_no_collection() -> None:
 
 
 def test_a_matrix_of_xgboost() -> None:
-    """The text names the order in which prepare and the matrix are called."""
+    """The error has the order of ``prepare`` and the matrix."""
     made = type("DaskDMatrix", (), {"__module__": "xgboost.dask"})()
     with pytest.raises(TypeError, match=r"prepare\(client, X, y\); .*DaskDMatrix\("):
         gather(made)
 
 
 def test_the_way_to_a_collection_works() -> None:
-    """What the error tells to type for NumPy makes a collection that is accepted."""
+    """The fix in the error for NumPy arrays works."""
     for array in (np.ones(6), np.ones((6, 2))):
         with pytest.raises(TypeError) as error:
             gather(array)
@@ -432,7 +435,7 @@ def test_the_way_to_a_collection_works() -> None:
 
 
 def test_nothing_at_all() -> None:
-    """X must be given, and y where other collections follow."""
+    """X is required, and so is y before other collections."""
     with pytest.raises(TypeError, match=r"X must be a Dask Array, .*NoneType"):
         gather(None)
     with pytest.raises(TypeError, match="y is None but collections follow it"):
@@ -449,7 +452,7 @@ def test_nothing_at_all() -> None:
     ],
 )
 def test_empty_collections(value: Any, text: str) -> None:
-    """A collection that can have no row, or no column, is refused by its name."""
+    """A collection without rows or columns is refused by name."""
     with pytest.raises(ValueError, match=f"X {text}"):
         gather(value)
     with pytest.raises(ValueError, match=f"y {text}"):
@@ -471,7 +474,7 @@ def test_an_eval_set_that_is_no_list_of_pairs(value: Any, was: str) -> None:
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_good_client_is_accepted(c, s, a):
-    """Lazy data and data of another client of the same cluster are no obstacle."""
+    """Lazy data, and data of another client of the same cluster, are accepted."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         mine, theirs = await c.persist(X), await other.persist(Y)
         entrance.check_client(c, gather(mine, theirs))
@@ -480,7 +483,7 @@ async def test_a_good_client_is_accepted(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_two_addresses_of_one_scheduler(c, s, a):
-    """A cluster is identified by its scheduler, not by a host name."""
+    """The scheduler's id identifies a cluster, not its host name."""
     address = s.address.replace("127.0.0.1", "localhost")
     async with Client(address, asynchronous=True, set_as_default=False) as other:
         data = await other.persist(Y)
@@ -490,7 +493,7 @@ async def test_two_addresses_of_one_scheduler(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_no_client(c, s, a):
-    """An address or a cluster in place of the client is told by its type."""
+    """An address or a cluster instead of a client is refused with its type."""
     for thing in (s.address, s, None):
         with pytest.raises(
             TypeError, match=f"client must be .* {type(thing).__name__}"
@@ -500,7 +503,7 @@ async def test_no_client(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_closed_client(c, s, a):
-    """A closed client is refused, and so is data that was lost with one."""
+    """A closed client, and data of a closed client, are refused."""
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     data = await other.persist(Y)
     await other.close()
@@ -544,7 +547,7 @@ async def test_data_of_another_cluster(c, s, a):
 )
 @gen_cluster(client=True, nthreads=ONE)
 async def test_other_arguments(c, s, a, argument, value, text):
-    """Each argument is checked by name before anything on the cluster changes."""
+    """Each argument is checked before any change on the cluster."""
     with pytest.raises(ValueError, match=text):
         await clustertune.prepare(c, X, Y, **{argument: value})
     assert not s.tasks
@@ -553,7 +556,7 @@ async def test_other_arguments(c, s, a, argument, value, text):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_lengths_that_differ(c, s, a):
-    """X and y of different length are refused with both counts, nothing is loaded."""
+    """X and y of different length are refused with both counts; nothing is loaded."""
     with pytest.raises(errors.AlignmentError, match="X has 100 rows, y has 50"):
         await clustertune.prepare(c, X, Y[:50])
     assert not s.tasks
@@ -561,7 +564,7 @@ async def test_lengths_that_differ(c, s, a):
 
 @gen_cluster(client=True, nthreads=[])
 async def test_no_workers(c, s):
-    """A cluster without workers is refused with what to do, not waited for."""
+    """A cluster without workers is refused with a fix, without waiting."""
     with pytest.raises(errors.NoWorkersError, match=r"no running .*wait_for_workers\("):
         await clustertune.prepare(c, X, Y)
     assert not s.tasks
@@ -569,7 +572,7 @@ async def test_no_workers(c, s):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_no_cluster_object(c, s, a):
-    """A client that cannot scale its cluster is told the line to type instead."""
+    """The error has the command that starts workers."""
     with pytest.raises(errors.ScaleError, match=r"n_workers=3: .*run cluster.scale\(3"):
         await clustertune.prepare(c, X, Y, n_workers=3)
     assert not s.tasks
@@ -580,7 +583,7 @@ async def test_no_cluster_object(c, s, a):
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> dd.DataFrame:
-    """Eight small files, of which Dask joins some where few columns are read."""
+    """Eight small files, of which Dask joins some if few columns are read."""
     rng = np.random.default_rng(0)
     columns = {f"f{i}": rng.random(8000) for i in range(20)}
     frame = pd.DataFrame({**columns, "s": "text"}, index=pd.RangeIndex(8000, name="id"))
@@ -590,7 +593,7 @@ def parquet(tmp_path: Path) -> dd.DataFrame:
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_partitions_that_dask_joins(c, s, a, parquet):
-    """Dask persists fewer partitions than a frame has; here it keeps all."""
+    """Dask persists fewer partitions than the frame has; clustertune keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
         assert inputs.missing(frame) == 0
@@ -607,7 +610,7 @@ async def test_partitions_that_dask_joins(c, s, a, parquet):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_joined_partitions_are_refused(c, s, a, parquet):
-    """A frame that Dask has spoilt is refused before anything is done, by its name."""
+    """A frame whose partitions Dask has joined is refused by name."""
     y = c.persist(parquet["f1"])
     with pytest.raises(
         errors.AlignmentError, match=r"y has 8 partitions .* but only 3 were"
@@ -618,7 +621,7 @@ async def test_joined_partitions_are_refused(c, s, a, parquet):
 @pytest.mark.parametrize("kind", ["frames", "one frame", "array and series"])
 @gen_cluster(client=True, nthreads=ONE)
 async def test_parquet_is_loaded_in_the_partitions_that_it_has(c, s, a, kind, parquet):
-    """Some columns of small files, also with an array: all partitions and values."""
+    """Columns of small files keep all partitions and values, also with an array."""
     array = da.arange(8000, chunks=1000)
     given = {
         "frames": [parquet[["f0", "s"]], parquet["f1"]],

@@ -1,4 +1,4 @@
-"""Kinds of chunks and columns: their values, types and masks after cuts and orders."""
+"""Kinds of chunks and columns keep values, types and masks in cuts and shuffles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def array(values: Any) -> da.Array:
 
 
 def frame(values: Any) -> Any:
-    """A frame of unknown divisions, with an empty partition."""
+    """A frame with unknown divisions and an empty partition."""
     parts = [values.iloc[i:j] for i, j in pairwise(ENDS)]
     made = [dask.delayed(part) for part in parts]
     return dd.from_delayed(made, meta=values.iloc[:0], verify_meta=False)
@@ -125,7 +125,7 @@ TO_CSR = {"coo", "coo array", "bsr"}  # SciPy takes no rows of these
 
 
 def partitions(x: Any) -> list[Any]:
-    """The partitions as they are."""
+    """Return the partitions."""
     delayed = x.to_delayed()
     return list(
         dask.compute(*(delayed.ravel() if isinstance(x, da.Array) else delayed))
@@ -133,7 +133,7 @@ def partitions(x: Any) -> list[Any]:
 
 
 def whole(parts: list[Any]) -> Any:
-    """All rows in memory, SciPy's as CSR."""
+    """Return all rows in memory, SciPy's as CSR."""
     if isinstance(parts[0], pd.DataFrame | pd.Series):
         return pd.concat(parts)
     if sp.issparse(parts[0]):
@@ -164,7 +164,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("how", ["rechunk", "rows", "sort"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds(client: Client, kind: str, how: str) -> None:
-    """Values, order, types and masks are those of the rows; labels go with them."""
+    """Values, order, types and masks stay with their rows and labels."""
     X = client.persist(KINDS[kind]())
     others = (da.from_array(values, chunks=50) for values in (NUMBERS[:, 0], GROUPS))
     y, qid = client.persist([*others])
@@ -196,7 +196,7 @@ def test_kinds(client: Client, kind: str, how: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sparse columns", "repeated names", "coo", "masked"])
 def test_lazy_kinds(client: Client, kind: str) -> None:
-    """They are looked at and loaded like any others."""
+    """Lazy kinds are recognized and loaded."""
     X, y = KINDS[kind](), da.from_array(NUMBERS[:, 0], chunks=50)
     clustertune.check(client, X, y, deep=True)
     prepared = clustertune.prepare(client, X, y, progress=False)
@@ -204,7 +204,7 @@ def test_lazy_kinds(client: Client, kind: str) -> None:
 
 
 def test_sparse_columns_become_an_array(client: Client) -> None:
-    """``to="array"`` makes them dense; a ``dtype`` alone leaves them as they are."""
+    """``to="array"`` makes sparse columns dense; ``dtype`` alone keeps them sparse."""
     X = KINDS["sparse columns"]()
     wanted = whole(partitions(X)).to_numpy("f8")
     (made,) = clustertune.prepare(client, X, to="array", progress=False)
@@ -218,7 +218,7 @@ def test_sparse_columns_become_an_array(client: Client) -> None:
 
 
 def test_divisions_stay_known(client: Client) -> None:
-    """A cut frame can be put together with the one that was given."""
+    """The divisions of a cut frame match those of the given frame."""
     values = pd.DataFrame(NUMBERS, columns=list("abcd"), index=np.arange(ROWS) * 2)
     X = client.persist(dd.from_pandas(values, npartitions=5))
     y = da.from_array(NUMBERS[:, 0], chunks=50)
@@ -232,7 +232,7 @@ def test_divisions_stay_known(client: Client) -> None:
 
 
 def test_no_division_within_an_index_value(client: Client) -> None:
-    """A value on both sides of a cut has no place in divisions."""
+    """An index value on both sides of a cut is not used as a division."""
     values = pd.DataFrame(NUMBERS, columns=list("abcd"), index=np.arange(ROWS) // 60)
     X = client.persist(dd.from_pandas(values, npartitions=2))
     assert X.known_divisions
@@ -254,7 +254,7 @@ def missing_groups(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["array", "masked", "series", "nullable"])
 def test_rows_without_a_group(client: Client, kind: str) -> None:
-    """They are refused with code that drops them, and that code works."""
+    """Missing group ids are refused with code that drops the rows; the code works."""
     X: Any = da.from_array(NUMBERS, chunks=50)
     if kind in ("series", "nullable"):
         X = dd.from_pandas(pd.DataFrame(NUMBERS, columns=list("abcd")), npartitions=3)
@@ -284,7 +284,7 @@ def test_repeated_names_beside_categories(client: Client) -> None:
 
 
 def test_columns_of_other_byte_order(client: Client) -> None:
-    """Pandas cannot take their rows, so that is refused; the named fix works."""
+    """Pandas cannot take rows of another byte order; they are refused with a fix."""
     values = pd.DataFrame({"a": NUMBERS[:, 0].astype(">f8")})
     X = frame(values)
     with pytest.raises(ValueError, match="byte order") as error:

@@ -1,4 +1,4 @@
-"""Lazy data: what it says of its rows, and that it is loaded where it belongs."""
+"""Lazy data: its rows by metadata, and loading on the workers that will train."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRAME = pd.DataFrame({"a": np.arange(900.0), "b": np.arange(900), "y": 1})
 
 @pytest.fixture
 def parquet(tmp_path):
-    """Nine files, of which the rows are uneven."""
+    """Nine files with uneven rows."""
     ends = [0, 20, 80, 220, 240, 420, 520, 540, 700, 900]
     partitions = [FRAME[i:j] for i, j in itertools.pairwise(ends)]
     for n, partition in enumerate(partitions):
@@ -49,7 +49,7 @@ def restricted(scheduler):
 
 
 def test_rows_of_arrays():
-    """The rows of the chunks; unknown after a filter."""
+    """Rows are those of the chunks; after a filter they are unknown."""
     X = da.ones((10, 2), chunks=((3, 7), 1))
     assert lengths(X, asynchronous=True).tolist() == [3, 7]
     assert lengths(X[X[:, 0] > 0], asynchronous=True) is None
@@ -57,7 +57,7 @@ def test_rows_of_arrays():
 
 @pytest.mark.parametrize("filesystem", [None, "arrow"])
 def test_rows_of_parquet_files(parquet, filesystem, monkeypatch):
-    """From their footers, through operations on values, but no filters."""
+    """Rows come from Parquet footers through operations on values, but not filters."""
     # where no client is, whatever a test before has left as the default
     monkeypatch.setitem(dask.config.config, "scheduler", "sync")
     frame = dd.read_parquet(parquet[0], filesystem=filesystem)
@@ -74,13 +74,13 @@ def test_rows_of_parquet_files(parquet, filesystem, monkeypatch):
 
 
 def test_rows_that_only_tasks_could_tell(parquet):
-    """An asynchronous client could not wait for them here."""
+    """Row counts that need tasks are not computed for an asynchronous client."""
     frame = dd.read_parquet(parquet[0], filesystem="arrow")
     assert lengths(frame, asynchronous=True) is None
 
 
 def test_files_that_are_gone(parquet):
-    """What cannot be learned now is unknown; loading will say what is wrong."""
+    """Rows of missing files are unknown; loading raises the error."""
     frame = dd.read_parquet(parquet[0])
     for file in parquet[0].iterdir():
         file.unlink()
@@ -91,7 +91,7 @@ def test_files_that_are_gone(parquet):
 
 
 def test_what_one_worker_needs_is_made_there():
-    """Ancestors of partitions of one worker are bound to it, shared ones are not."""
+    """Ancestors of one worker's partitions are bound to it; shared ones are not."""
     base = da.random.random((40, 2), chunks=(10, 2))
     shared = base.sum()
     X, y = base * 2 + shared, base[:, 0]
@@ -105,7 +105,7 @@ def test_what_one_worker_needs_is_made_there():
 
 
 def test_without_places_nothing_is_bound():
-    """Data of unknown rows is loaded where Dask puts it."""
+    """Dask chooses the workers of data with unknown rows."""
     graph = build([Lazy("X", da.ones((4, 2), chunks=2), None, None)])
     assert graph.where == {}
     assert len(graph.partitions["X"]) == 2
@@ -116,7 +116,7 @@ def test_without_places_nothing_is_bound():
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_arrays_are_computed_where_they_train(c, s, *workers):
-    """Even, pairs together, and nothing travels; nothing stays bound."""
+    """Rows are even, pairs are together, nothing is transferred or stays bound."""
     X = da.random.default_rng(0).random(
         (900, 4), chunks=((50, 250, 80, 120, 100, 160, 140), 4)
     )
@@ -133,7 +133,7 @@ async def test_arrays_are_computed_where_they_train(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_parquet_is_read_where_it_trains(c, s, *workers, parquet):
-    """Frames by their footers: even by rows, not by files, and nothing travels."""
+    """Frames are even by the rows of their footers, and nothing is transferred."""
     frame = dd.read_parquet(parquet[0])
     X, y = p = await clustertune.prepare(c, frame[["a", "b"]], frame["y"])
     assert received(*workers) == 0
@@ -148,7 +148,7 @@ async def test_parquet_is_read_where_it_trains(c, s, *workers, parquet):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_labels_are_loaded_beside_data(c, s, *workers):
-    """Where X is loaded already, y is computed there, however it is cut."""
+    """If X is loaded, y is computed on the same workers, with any partitions."""
     X = c.persist(da.random.random((900, 4), chunks=(100, 4)))
     await wait(X)
     await clustertune.prepare(c, X)  # Dask may have put 4, 3 and 2 partitions somewhere
@@ -162,7 +162,7 @@ async def test_labels_are_loaded_beside_data(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_what_is_made_of_loaded_data_is_made_where_that_is(c, s, *workers):
-    """It does not travel first in order to be computed elsewhere."""
+    """Data derived from loaded data is computed on its workers."""
     base = await c.persist(da.random.random((900, 4), chunks=(50, 4)))
     before = received(*workers)
     X, y = await clustertune.prepare(c, base[:, 1:] * 2, base[:, 0])
@@ -174,7 +174,7 @@ async def test_what_is_made_of_loaded_data_is_made_where_that_is(c, s, *workers)
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_frames_become_arrays_while_they_are_loaded(c, s, *workers, parquet):
-    """Of known chunks and of one type, and nothing travels."""
+    """Arrays have known chunks and one type, and nothing is transferred."""
     frame = dd.read_parquet(parquet[0])
     X, y = p = await clustertune.prepare(
         c, frame[["a", "b"]], frame["y"], to="array", dtype="float32", rechunk=False
@@ -190,7 +190,7 @@ async def test_frames_become_arrays_while_they_are_loaded(c, s, *workers, parque
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_partitions_keep_nothing_else_alive(c, s, *workers, tmp_path):
-    """A column of a wide frame is not a view of all of it, and can be written to."""
+    """A column of a wide frame is a copy, which can be written to."""
     wide = pd.DataFrame({f"c{i}": np.arange(900.0) for i in range(40)})
     for i in range(6):
         wide[i * 150 : i * 150 + 150].to_parquet(tmp_path / f"{i}.parquet")
@@ -209,7 +209,7 @@ async def test_partitions_keep_nothing_else_alive(c, s, *workers, tmp_path):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_selected_partitions_in_another_order(c, s, *workers):
-    """Their rows are counted, not taken from what Dask tells."""
+    """Rows of reordered partitions are counted, not taken from metadata."""
     frame = dd.from_pandas(pd.DataFrame({"a": range(10)}), npartitions=3)
     (X,) = await clustertune.prepare(
         c, frame.partitions[[2, 0, 1]], to="array", rechunk=False
@@ -220,7 +220,7 @@ async def test_selected_partitions_in_another_order(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_unknown_chunks_are_known_afterwards(c, s, *workers):
-    """Rows that were counted are told to the arrays that are handed back."""
+    """Returned arrays have the counted rows as chunks."""
     base = da.arange(900, chunks=100)
     X = base[base % 3 == 0]
     frame = dd.from_pandas(FRAME, npartitions=9)
@@ -233,7 +233,7 @@ async def test_unknown_chunks_are_known_afterwards(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_a_worker_lost_while_loading(c, s, a, b, d):
-    """Partitions bound to a worker that is gone are loaded elsewhere."""
+    """Partitions bound to a lost worker are loaded on another one."""
 
     def slow(block):
         sleep(0.2)
@@ -269,7 +269,7 @@ async def test_stopped_while_loading(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_a_partition_that_fails(c, s, *workers):
-    """Its error is raised, and nothing stays bound."""
+    """The error of a partition is raised, and nothing stays bound."""
 
     def fail(block):
         raise ZeroDivisionError("on purpose")
@@ -281,7 +281,7 @@ async def test_a_partition_that_fails(c, s, *workers):
 
 
 def test_too_much_is_refused_while_all_workers_are_paused() -> None:
-    """It would be waited for, and would not fit when they run again."""
+    """Too much data is refused even if all workers are paused."""
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
     with pytest.raises(CapacityError, match="2 workers can take 0 B before they spill"):
@@ -290,7 +290,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
 
 @gen_cluster(client=True, nthreads=THREE, worker_kwargs={"memory_limit": "64 MiB"})
 async def test_too_much_is_not_loaded(c, s, *workers):
-    """Data that says it cannot fit is refused before anything is computed."""
+    """Data known to exceed memory is refused before anything is computed."""
     X = da.random.random((10_000_000, 10), chunks=(100_000, 10))
     with pytest.raises(CapacityError, match=r"X \(762.9 MiB\) cannot be loaded"):
         await clustertune.prepare(c, X)
@@ -312,7 +312,7 @@ def _partition(i):
     config={"distributed.worker.memory.target": 0.001},  # 8.6 MB
 )
 async def test_what_turns_out_to_be_too_much(c, s, *workers):
-    """Loading stops at the lines at which workers spill; nothing stays behind."""
+    """Loading stops at the spill thresholds and leaves nothing in memory."""
     X = dd.from_map(_partition, range(30), meta=pd.DataFrame({"a": [0.0]}))
     text = (
         r"X cannot be loaded: \d+ of 30 partitions took .*, "
@@ -328,7 +328,7 @@ async def test_what_turns_out_to_be_too_much(c, s, *workers):
 
 
 def test_with_a_synchronous_client(parquet):
-    """Footers that tasks read, in real processes."""
+    """Tasks read footers in worker processes."""
     with (
         LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"

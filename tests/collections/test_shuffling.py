@@ -1,4 +1,4 @@
-"""Rows in another order: the graph, carried out here, gives exactly that order."""
+"""Shuffle graphs, computed here, give exactly the planned order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("array", "matrix", "frame", "series")
 
 
 def given_as(kind, numbers):
-    """Return a collection of that kind and all of its rows."""
+    """Return a collection of that kind, and all of its rows."""
     if kind == "array":
         return da.from_array(numbers, chunks=-1), numbers
     if kind == "matrix":
@@ -46,7 +46,7 @@ def parts(x, sizes):
 
 
 def numbers_of(partition):
-    """The numbers that a partition was made of."""
+    """Return the numbers from which a partition was made."""
     if isinstance(partition, pd.DataFrame):
         assert [f"r{n}" for n in partition["a"]] == partition["b"].tolist()
         return partition["a"].tolist()
@@ -58,7 +58,7 @@ def numbers_of(partition):
 
 
 def step_for(rows, homes, workers, qid=None, **goal):
-    """What the action proposes for X and y, or X and qid."""
+    """Return the proposed step for X and y, or for X and qid."""
     collections = [collection("X", rows, homes), collection("y", rows, homes)]
     if qid is not None:
         looked = tuple(content.runs(p) for p in parts(qid, rows))
@@ -74,7 +74,7 @@ def step_for(rows, homes, workers, qid=None, **goal):
 
 
 def carried_out(shuffle, collections, partitions):
-    """By label the new partitions, computed here."""
+    """Compute the graph here, and return the new partitions by label."""
     graph = shuffling.build(shuffle, collections)
     there = {
         key: partition
@@ -95,7 +95,7 @@ ROWS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 @given(ROWS, st.sampled_from(KINDS), st.sampled_from(["array", "series"]), st.data())
 @settings(deadline=None, max_examples=30)
 def test_sorted(rows, kind, kind_of_groups, data):
-    """A stable sort of all collections by group, each group in one partition."""
+    """A stable sort by group; each group is in one partition."""
     total, workers = sum(rows), data.draw(st.integers(1, 3))
     some = st.lists(st.integers(0, 12), min_size=total, max_size=total)
     groups = np.array(data.draw(some, label="groups"))
@@ -118,7 +118,7 @@ def test_sorted(rows, kind, kind_of_groups, data):
 @given(ROWS, st.sampled_from(KINDS), st.integers(1, 3), st.integers(0, 9))
 @settings(deadline=None, max_examples=30)
 def test_shuffled(rows, kind, workers, seed):
-    """A permutation, the same for all collections; the same seed gives the same."""
+    """All collections get the same permutation; equal seeds give equal orders."""
     homes = [i % workers for i in range(len(rows))]
     x, values = given_as(kind, np.arange(sum(rows)))
     partitions = dict.fromkeys(("X", "y"), parts(values, rows))
@@ -137,7 +137,7 @@ def test_shuffled(rows, kind, workers, seed):
 @given(ROWS, st.data())
 @settings(deadline=None)
 def test_every_row_goes_somewhere_once(rows, data):
-    """What old partitions send is what they have, and what new ones get is theirs."""
+    """New partitions receive every row of the old partitions exactly once."""
     total, workers = sum(rows), data.draw(st.integers(1, 4))
     order = data.draw(st.sampled_from(["rows", "sort"]))
     some = st.lists(st.integers(0, 5), min_size=total, max_size=total)
@@ -152,7 +152,7 @@ def test_every_row_goes_somewhere_once(rows, data):
 
 
 def test_a_shuffle_is_uniform():
-    """Every order of three rows in two partitions is as likely as any other."""
+    """All orders of three rows in two partitions are equally probable."""
     x, values = given_as("array", np.arange(3))
     partitions = dict.fromkeys(("X", "y"), parts(values, [2, 1]))
     found = {}
@@ -167,7 +167,7 @@ def test_a_shuffle_is_uniform():
 
 
 def test_whole_partitions():
-    """None is copied, none moves; only their numbers are made."""
+    """Whole partitions are renumbered, without copies and moves."""
     step = step_for([3, 0, 2], [0, 1, 1], 2, order="partitions", seed=1)
     shuffle = step.args
     assert step.price.nbytes == 0
@@ -191,7 +191,7 @@ def test_whole_partitions():
 
 
 def test_numbers_of_an_order_before():
-    """Rows keep their numbers, which are a collection like any other."""
+    """The row numbers of an earlier order are shuffled like any collection."""
     data = layout([2, 2], [0, 1], ("X", ORDER))
     finding = Finding(
         severity=Severity.info, message="", subject=("X",), fixed_by="shuffle"
@@ -205,7 +205,7 @@ def test_numbers_of_an_order_before():
 
 @pytest.mark.parametrize("order", ["rows", "sort"])
 def test_without_room(order):
-    """Old and new partitions, and what travels, are in memory at once."""
+    """Old and new partitions and transferred rows are in memory at the same time."""
     qid = np.arange(20)
     looked = tuple(content.runs(p) for p in parts(qid, [10, 10]))
     data = layout([10, 10], [0, 1], ("X", "qid"), contents=Contents(partitions=looked))

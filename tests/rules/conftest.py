@@ -1,4 +1,4 @@
-"""Two workers for all fits of a file, and two others for a harmful fit."""
+"""Two workers for all fits of a file, and two others for a fit that never ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def doomed() -> Iterator[Client]:
-    """For a fit that never ends: its workers are killed, since they would not close."""
+    """Workers for a fit that never ends; they are killed, as they would not close."""
     with two_workers() as client:
         pids = set(client.run(os.getpid).values())
         yield client

@@ -1,4 +1,4 @@
-"""Collections whose partitions lie where a test wants them."""
+"""Collections with partitions on chosen workers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.processes import workers_of
 
 
 def workers(client: Any) -> list[str]:
-    """Addresses, in the order of names."""
+    """Return the addresses of the workers in the order of names."""
     found = workers_of(client)
     return sorted(found, key=lambda address: str(found[address]["name"]))
 
 
 def placed(client: Any, partitions: Sequence[Any], where: Sequence[int]) -> Any:
-    """The collection of these partitions, each on the worker of that number.
+    """Return a collection of these partitions, each on the worker with that number.
 
-    Lost with its worker, a partition is made again on any.
+    A partition that is lost with its worker is computed again on any worker.
     """
     addresses, name = workers(client), f"placed-{uuid4().hex}"
     first = partitions[0]
@@ -50,7 +50,7 @@ def placed(client: Any, partitions: Sequence[Any], where: Sequence[int]) -> Any:
 
 
 def cut(values: Any, *rows: int) -> list[Any]:
-    """Partitions of so many rows."""
+    """Return partitions with these numbers of rows."""
     assert sum(rows) == len(values)
     ends = np.cumsum(rows).tolist()
     frame = isinstance(values, pd.DataFrame | pd.Series)

@@ -1,4 +1,4 @@
-"""dask-ml: what fails with unprepared data and works with prepared data."""
+"""dask-ml: fits that fail with unprepared data and work with prepared data."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def numbers(n: int, columns: int = 5) -> Any:
 
 
 def test_admm_keeps_its_partitions(client: Any) -> None:
-    """In another number of partitions the same rows make another model; prepared they
-    are in the same number as before, and the report has the difference."""
+    """Another number of partitions gives another model.
+
+    ``prepare`` keeps the number, and reports the difference.
+    """
     X = numbers(1200)
     y = X @ np.arange(5.0) + 1
 
@@ -63,7 +65,7 @@ def test_admm_keeps_its_partitions(client: Any) -> None:
 
 
 def test_kmeans_gets_known_chunks(client: Any) -> None:
-    """The number of rows after a filter is unknown."""
+    """The number of rows after a filter is unknown until ``prepare`` counts them."""
     X = np.concatenate([numbers(400, 3) + shift for shift in (0, 4, 8)])
     frame = pd.DataFrame(X, columns=list("abc"))
     frame["keep"] = np.arange(1200) % 3 > 0
@@ -85,7 +87,7 @@ def test_kmeans_gets_known_chunks(client: Any) -> None:
 
 
 def test_incremental_gets_all_columns(client: Any) -> None:
-    """In two blocks of columns it learns from the first one, and says nothing."""
+    """With two blocks of columns, Incremental learns from the first one only."""
     X = numbers(1200, 4)
     y = (X[:, 3] > 0.5).astype(int)
     blocks = da.from_array(X, chunks=(300, 2))
@@ -109,7 +111,7 @@ def test_incremental_gets_all_columns(client: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["incremental", "predict"])
 def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
-    """Lazy data stays lazy by default: it would fill memory too early."""
+    """Lazy data that is read once stays lazy, because it would fill the memory."""
     X = da.random.default_rng(1).random((1200, 4), chunks=(300, 4))
     lazy = clustertune.prepare(client, X, estimator=kind).X
     assert not futures_of(lazy)
@@ -121,7 +123,7 @@ def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["array", "dataframe"])
 def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
-    """To each worker, and not with every partition."""
+    """The model is sent once to each worker, not with every partition."""
     values = numbers(1200)
     partitions = cut(values, *[100] * 12)
     if kind == "dataframe":
@@ -145,7 +147,7 @@ def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
 
 
 def test_incremental_searches_are_refused(client: Any) -> None:
-    """They fail in the cluster's event loop, whatever the data is like."""
+    """Incremental searches fail in the cluster's event loop with any data."""
     X = da.from_array(numbers(400), chunks=(100, 5))
     y = (X[:, 0] > 0.5).astype(int)
     alphas = np.logspace(-4, -1, 20)

@@ -1,4 +1,4 @@
-"""LightGBM: what fails with unprepared data and works with prepared data."""
+"""LightGBM: fits that fail with unprepared data and work with prepared data."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def numbers(n: int, columns: int = 5) -> Any:
 
 
 def fitted(model: Any, p: Any) -> Any:
-    """The estimator, fitted with everything that was handed over, as a local one."""
+    """Return the estimator, fitted with all prepared arguments, as a local one."""
     model.set_params(**p.estimator_params).fit(p.X, p.y, **p.fit_kwargs)
     return model.to_local()
 
 
 def difference(model: Any, other: Any, X: Any) -> float:
-    """Between what two models predict, on average."""
+    """Return the mean difference between the predictions of two models."""
     return float(np.abs(model.predict(X) - other.predict(X)).mean())
 
 
@@ -50,7 +50,7 @@ def accuracy(model: Any, X: Any, y: Any) -> float:
 
 @pytest.mark.parametrize("frames", [False, True], ids=["arrays", "frames"])
 def test_every_class_on_every_worker(client: Any, frames: bool) -> None:
-    """Where each counts classes by itself, the model knows those of one worker."""
+    """If workers count classes separately, the model has the classes of one worker."""
     X = numbers(1200)
     y = (X[:, 0] * 3).astype(int)
     order = np.argsort(y, kind="stable")
@@ -73,7 +73,7 @@ def test_every_class_on_every_worker(client: Any, frames: bool) -> None:
 
 
 def test_a_class_that_is_too_rare(client: Any) -> None:
-    """One row of a class is on one worker; both ways out that the error names work."""
+    """One row of a class is on one worker; both fixes of the error work."""
     X = numbers(600)
     y = (X[:, 0] > 0.5).astype(int)
     y[7] = 2
@@ -95,7 +95,7 @@ def test_a_class_that_is_too_rare(client: Any) -> None:
 
 
 def training(client: Any) -> list[str]:
-    """States of the tasks that train."""
+    """Return the states of the training tasks."""
     return client.run_on_scheduler(
         lambda dask_scheduler: [
             task.state
@@ -122,8 +122,10 @@ class Fit(threading.Thread):
 
 
 def test_early_stopping(doomed: Any) -> None:
-    """Workers with other rows of the eval set stop at other rounds, and the longer one
-    waits for the other forever; with all rows on each they stop together."""
+    """Unequal eval rows make workers stop in different rounds and wait forever.
+
+    With all rows on each worker they stop together.
+    """
     X, V = numbers(1200), numbers(600)[::-1]
     y, v = X[:, 0] > 0.5, V[:, 0] > 0.5
     # the rows of the second worker cannot be learned: it stops at once
@@ -155,7 +157,7 @@ def test_early_stopping(doomed: Any) -> None:
 
 
 def test_no_worker_without_rows(doomed: Any) -> None:
-    """An empty partition makes its worker fail, and the other wait forever."""
+    """A worker with an empty partition fails, and the other one waits forever."""
     X = numbers(800)
     y = X[:, 0]
 
@@ -179,7 +181,7 @@ def test_no_worker_without_rows(doomed: Any) -> None:
 
 
 def test_one_float_type(client: Any) -> None:
-    """A column of whole numbers has LightGBM copy a frame to numbers twice as wide."""
+    """LightGBM copies a frame with an integer column to numbers of twice the width."""
     frame = pd.DataFrame(numbers(40_000, 9).astype("f4"), columns=list("abcdefghi"))
     frame["n"] = np.arange(40_000) % 100
     dX = placed(client, cut(frame, 20_000, 20_000), (A, B))
@@ -187,7 +189,7 @@ def test_one_float_type(client: Any) -> None:
     p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMRegressor)
 
     def peak(X: Any) -> float:
-        """Bytes for each number while LightGBM reads a partition."""
+        """Return the bytes for each number while LightGBM reads a partition."""
         partition = X.partitions[0].compute()
         tracemalloc.start()
         lgb.Dataset(partition).construct()
@@ -204,8 +206,10 @@ def test_one_float_type(client: Any) -> None:
 
 
 def test_the_same_categories_everywhere(client: Any) -> None:
-    """Each worker uses the codes of its own list, without an error if they differ;
-    those of eval sets count, too."""
+    """Workers use the codes of their own categories, without an error if they differ.
+
+    Those of eval sets count too.
+    """
     text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
     y = pd.Series((text == "yes") * 1.0)
     lists = (["yes", "no"], ["no", "yes"], ["other", "no", "yes"])
@@ -220,7 +224,7 @@ def test_the_same_categories_everywhere(client: Any) -> None:
     eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
 
     def right(model: Any) -> float:
-        """Of the codes that the first partition has."""
+        """Return the fraction of correct predictions by the first partition's codes."""
         whole = pd.concat(partitions[:2]).astype({"c": partitions[0]["c"].dtype})
         return float(((model.predict(whole) > 0.5) == y.to_numpy()).mean())
 
@@ -236,7 +240,7 @@ def test_the_same_categories_everywhere(client: Any) -> None:
 
 
 def test_companions_with_other_partitions(client: Any) -> None:
-    """Weights and scores in other partitions fail; prepared they work."""
+    """Weights and scores with other partitions fail; prepared they work."""
     X = numbers(900)
     y, w, score = X[:, 0], 1 - X[:, 1], X[:, 2]
     dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))
@@ -258,9 +262,9 @@ def test_companions_with_other_partitions(client: Any) -> None:
 
 
 def test_rows_in_random_order(client: Any) -> None:
-    """Workers cut features into bins by their own rows: of sorted ones that is wrong.
+    """Workers make bins from their own rows, which is wrong for sorted rows.
 
-    It is advised to shuffle, and done if it is asked for.
+    The check advises a shuffle; ``shuffle=`` does it.
     """
     X = numbers(3000, 4)
     X = X[np.argsort(X[:, 0])]
@@ -290,7 +294,7 @@ def test_rows_in_random_order(client: Any) -> None:
 
 
 def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
-    """Rows of which only the order within a group can be learnt."""
+    """Return rows with an order that can be learned only within a group."""
     rng = np.random.default_rng(6)
     X = rng.random((n_groups * size, 4))
     qid = np.repeat(np.arange(n_groups), size)
@@ -305,13 +309,13 @@ def gain(predicted: Any, y: Any, n_groups: int) -> float:
 
 
 def listening(label: Any, score: Any, weight: Any, group: Any) -> tuple[Any, Any]:
-    """An objective that says which groups a worker has."""
+    """Return an objective that records the groups of each worker."""
     get_worker().log_event("groups", list(map(int, group)))
     return score - label, np.ones(len(label))
 
 
 def test_groups_are_whole(client: Any) -> None:
-    """The halves of a group that is cut are two groups, which are ranked apart."""
+    """LightGBM ranks the halves of a cut group separately."""
     n_groups, size = 60, 20
     X, y, qid = ranking(n_groups, size)
     rows = (310, 290, 600)  # the first ends within a group
@@ -319,7 +323,7 @@ def test_groups_are_whole(client: Any) -> None:
     sizes = [np.unique(q, return_counts=True)[1] for q in cut(qid, *rows)]
 
     def groups(fit: Any) -> set[tuple[int, ...]]:
-        """Sizes of the groups, a list for each worker."""
+        """Return the sizes of the groups, one list for each worker."""
         before = len(client.get_events("groups"))
         model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
         fit(model.set_params(objective=listening))
@@ -339,7 +343,9 @@ def test_groups_are_whole(client: Any) -> None:
 
 
 def test_groups_are_sorted_if_asked_for(client: Any) -> None:
-    """Rows whose groups come back are an error; sorted, predictions find back."""
+    """Groups in several places are an error; ``sort=True`` sorts them, and predictions
+    return to the original order.
+    """
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
     mixed = np.random.default_rng(8).permutation(len(X))
@@ -362,7 +368,7 @@ def test_groups_are_sorted_if_asked_for(client: Any) -> None:
 
 
 def test_prepared_for_any_library(client: Any) -> None:
-    """LightGBM's classifier after that lacks classes; the first line says so."""
+    """The first line of the report names the wrong workload."""
     X = numbers(600)
     y = (X[:, 0] > 0.5).astype(int)
     order = np.argsort(y, kind="stable")

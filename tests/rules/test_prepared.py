@@ -1,4 +1,4 @@
-"""What holds for every library: groups that fit no worker; a layout that changes."""
+"""Rules for every library: groups larger than a worker, and layouts that change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = 640 * 2**20  # bytes of memory of a worker
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """Small workers, of which Dask's own ``rebalance`` balances any difference."""
+    """Small workers, whose data Dask's ``rebalance`` balances at any difference."""
     names = {"measure": "managed", "sender-min": 0, "sender-recipient-gap": 0}
     rebalance = {
         f"distributed.worker.memory.rebalance.{name}": value
@@ -40,15 +40,17 @@ def client() -> Iterator[Client]:
 
 
 def transitions(client: Any) -> int:
-    """How often a task has changed its state."""
+    """Return the number of state changes of a task."""
     return client.run_on_scheduler(
         lambda dask_scheduler: dask_scheduler.transition_counter
     )
 
 
 def test_what_has_moved_is_named(client: Any) -> None:
-    """Dask's own ``rebalance`` tears pairs apart, and a worker that dies takes its
-    partitions with it; to look for that costs one question, and no task."""
+    """Dask's ``rebalance`` separates pairs, and a killed worker loses partitions.
+
+    Verification finds both with one request and no task.
+    """
     X = np.random.default_rng(1).random((2000, 20))
     dX, dy = (placed(client, cut(x, *[250] * 8), [A] * 8) for x in (X, X[:, 0]))
     p = clustertune.prepare(client, dX, dy)
@@ -74,7 +76,7 @@ def test_what_has_moved_is_named(client: Any) -> None:
 
 
 def test_whole_groups_before_even_rows(client: Any) -> None:
-    """Where one has most of the rows, workers have uneven shares, and no half of it."""
+    """A group with most of the rows makes workers uneven, but is not cut."""
     qid = np.repeat(np.arange(3), [850, 50, 100])
     X = np.random.default_rng(1).random((1000, 4))
     given = [placed(client, cut(x, *[250] * 4), (A, A, B, B)) for x in (X, X[:, 0])]
@@ -86,8 +88,10 @@ def test_whole_groups_before_even_rows(client: Any) -> None:
 
 
 def test_a_group_that_fits_no_worker(client: Any) -> None:
-    """A group is needed as a whole on one worker, so all memory of others is no help;
-    workers that rank halves of it would say nothing."""
+    """A group is needed on one worker, so the memory of other workers does not help.
+
+    Workers that rank its halves would raise no error.
+    """
     # in MiB: that group has 420, half of all is 220, and a worker has 448 below the
     # line at which it spills, of which its process takes some 100
     n = 115_000
@@ -99,8 +103,10 @@ def test_a_group_that_fits_no_worker(client: Any) -> None:
 
 
 def test_fit_learns_the_right_labels(client: Any) -> None:
-    """Unprepared, XGBoost trains on the labels of other rows; ``fit`` prepares them,
-    and the model that it returns is the given one."""
+    """Unprepared, XGBoost pairs rows with wrong labels.
+
+    ``fit`` prepares the data and returns the given model.
+    """
     values = np.random.default_rng(5).random((4000, 5))
     labels = (values[:, 0] > 0.5).astype("f4")
     dX = placed(client, cut(values, 1000, 1000, 1000, 1000), (A, B, A, B))

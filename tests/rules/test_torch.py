@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel: what goes wrong with uneven rows."""
+"""PyTorch's DistributedDataParallel: effects of uneven rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ A, B = 0, 1  # workers
 def train(
     rank: int, n_ranks: int, port: int, partitions: list[Any]
 ) -> list[list[float]]:
-    """One process of a fit: steps of a linear model over its own rows.
+    """Train a linear model on the rows of this process.
 
-    Is sent to workers as it is here, where they can import this file.
+    Workers can import this file.
     """
     import torch.distributed as dist
     from torch.nn import Linear, functional
@@ -51,7 +51,7 @@ def train(
 
 
 def ranks(client: Any, X: Any, y: Any) -> list[Any]:
-    """Futures of a process on each worker, with the partitions that it holds."""
+    """Return futures of a process on each worker, with the partitions there."""
     own: dict[str, list[Any]] = {address: [] for address in workers(client)}
     holders = client.who_has(X)
     for features, labels in zip(futures_of(X), futures_of(y)):
@@ -64,8 +64,10 @@ def ranks(client: Any, X: Any, y: Any) -> list[Any]:
 
 
 def test_rows_are_exactly_even(doomed: Any) -> None:
-    """A worker with one batch more waits for the other forever; prepared, all
-    have as many rows, and the remainder is returned."""
+    """A worker with one more batch waits for the other forever.
+
+    Prepared, all have equally many rows, and the remainder is returned.
+    """
     X = np.random.default_rng(1).random((401, 3)).astype("f4")
     y = X @ np.array([1, -2, 3], "f4") + 1
     rows = (200, 61, 140)  # a batch more on the second worker

@@ -1,4 +1,4 @@
-"""XGBoost: what fails with unprepared data and works with prepared data."""
+"""XGBoost: fits that fail with unprepared data and work with prepared data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ A, B = 0, 1  # workers
 
 
 def fitted(model: Any, client: Any, p: Any) -> Any:
-    """The estimator, fitted with everything that was handed over."""
+    """Return the estimator, fitted with all prepared arguments."""
     model.client = client
     return model.set_params(**p.estimator_params).fit(p.X, p.y, **p.fit_kwargs)
 
 
 def predicted(model: Any, X: Any) -> Any:
-    """Of rows here, by a model that was fitted there or here."""
+    """Return predictions of rows in this process."""
     return model.get_booster().inplace_predict(X)
 
 
@@ -39,8 +39,10 @@ def difference(model: Any, other: Any, X: Any) -> float:
 
 @pytest.mark.parametrize("method", ["hist", "approx"])
 def test_the_same_categories_everywhere(client: Any, method: str) -> None:
-    """Each worker uses the codes of its own list, without an error if they differ;
-    those of eval sets count, too."""
+    """Workers use the codes of their own categories, without an error if they differ.
+
+    Those of eval sets count too.
+    """
     text = np.where(np.random.default_rng(4).integers(0, 2, 800), "yes", "no")
     y = pd.Series((text == "yes") * 1.0)
     other = np.random.default_rng(5).random(400)
@@ -72,7 +74,7 @@ def test_the_same_categories_everywhere(client: Any, method: str) -> None:
 
 
 def test_companions_with_other_partitions(client: Any) -> None:
-    """Weights and margins in other partitions are refused; prepared they work."""
+    """Weights and margins with other partitions are refused; prepared they work."""
     X = np.random.default_rng(1).random((900, 5))
     y, w, margin = X[:, 0], 1 - X[:, 1], X[:, 2]
     dX, dy = (placed(client, cut(x, 300, 300, 300), (A, A, A)) for x in (X, y))
@@ -110,7 +112,7 @@ def test_companions_with_other_partitions(client: Any) -> None:
 
 
 def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
-    """Rows of which only the order within a group can be learnt."""
+    """Return rows with an order that can be learned only within a group."""
     rng = np.random.default_rng(6)
     X = rng.random((n_groups * size, 4))
     qid = np.repeat(np.arange(n_groups), size)
@@ -123,8 +125,10 @@ def gain(found: Any, y: Any, n_groups: int) -> float:
 
 
 def test_groups_are_whole(client: Any) -> None:
-    """Unprepared, a group on two workers is two; by default XGBoost makes a partition
-    of each group. Prepared, partitions are taken as they are, and groups are whole."""
+    """Unprepared, XGBoost ranks the parts of a group on two workers separately.
+
+    Prepared, it takes the partitions unchanged, with whole groups.
+    """
     n_groups, size = 60, 20
     X, y, qid = ranking(n_groups, size)
     frame = pd.DataFrame(X, columns=list("abcd"))
@@ -133,7 +137,7 @@ def test_groups_are_whole(client: Any) -> None:
     dX, dy, dq = (placed(client, cut(x, *rows), (A, B, A)) for x in columns)
 
     def groups(X: Any, y: Any, qid: Any) -> list[int]:
-        """Sizes of the groups on all workers."""
+        """Return the sizes of the groups on all workers."""
 
         def objective(score: Any, matrix: Any) -> tuple[Any, Any]:
             edges = matrix.get_uint_info("group_ptr").astype("i8")
@@ -162,8 +166,9 @@ def test_groups_are_whole(client: Any) -> None:
 
 @pytest.mark.parametrize("asked", [{}, {"sort": True}])
 def test_groups_are_sorted(client: Any, asked: Any) -> None:
-    """Rows of groups in no order are sorted, as the ranker itself would sort them;
-    predictions find back. Where partitions must stay as they are that is an error."""
+    """Unsorted groups are sorted like by the ranker, and predictions return to the
+    original order. It is an error if partitions must stay.
+    """
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
     backwards = np.argsort(-qid, kind="stable")
