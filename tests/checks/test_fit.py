@@ -24,7 +24,7 @@ TRIPLE = Profile(name="t", title="T", memory_multiple={4: 5.0, 8: 3.0})
 
 
 def small(id, **fields):
-    """Make a worker of 1000 bytes, of which a fit may fill 700."""
+    """Make a worker of 1000 bytes, of which a fit may use 700."""
     return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
 
 
@@ -37,7 +37,7 @@ def data(nbytes, homes=(0,), **fields):
 
 
 def find_fit_memory(workers, *layouts, **goal):
-    """Findings where the fit needs three times the data."""
+    """Return findings for a fit that needs three times the data."""
     return list(fit_memory(view(workers, layouts, workload=TRIPLE, **goal)))
 
 
@@ -53,17 +53,17 @@ PAIR = [small(0), small(1)]
     ],
 )
 def test_silent(layouts):
-    """Nothing is said where even shares and their copies fit the workers."""
+    """Even shares and their copies fit the workers."""
     assert find_fit_memory(PAIR, *layouts) == []
 
 
 def test_no_workers_are_no_finding():
-    """Without any worker there is nothing to compare with."""
+    """Without workers there is nothing to compare."""
     assert list(fit_memory(view(snapshots=[snapshot([])], layouts=[data(400)]))) == []
 
 
 def test_the_data_itself_is_not_counted_twice():
-    """What a worker manages of the given data is not other memory."""
+    """A worker's managed memory of the given data does not count as other memory."""
     full = small(0, process=500, managed=400)
     assert find_fit_memory([full, small(1)], data(400)) == []
     assert (
@@ -73,7 +73,9 @@ def test_the_data_itself_is_not_counted_twice():
 
 
 def test_too_little_memory_is_a_warning_with_the_answer():
-    """The worst worker's need and lack are said, and how many workers would do."""
+    """The finding has the need and the shortage of the worst worker, and a number of
+    workers that suffices.
+    """
     (finding,) = find_fit_memory([small(0, process=200), small(1)], data(600))
     assert finding.severity is Severity.warning
     assert finding.subject == (0, 1)
@@ -95,7 +97,7 @@ def test_too_little_memory_is_a_warning_with_the_answer():
 
 
 def test_the_number_of_workers_would_really_do():
-    """With the number that was said there is no finding, with one less there is."""
+    """The suggested number of workers suffices, and one worker less does not."""
     size = data(1000)
     (finding,) = find_fit_memory(PAIR, size)
     n = finding.evidence["needed_workers"]
@@ -105,7 +107,7 @@ def test_the_number_of_workers_would_really_do():
 
 @pytest.mark.parametrize("process", [700, 800])
 def test_where_other_memory_fills_the_worker_no_number_would_do(process):
-    """More workers do not help against what their processes hold besides."""
+    """More workers do not help if processes hold other memory."""
     (finding,) = find_fit_memory([small(0, process=process)], data(10))
     assert finding.evidence["needed_workers"] is None
     assert "more workers are not enough" in finding.message
@@ -113,62 +115,62 @@ def test_where_other_memory_fills_the_worker_no_number_would_do(process):
 
 
 def test_a_byte_too_little_is_too_little():
-    """The budget may be filled, not exceeded."""
+    """The limit may be reached, but not exceeded."""
     assert find_fit_memory([small(0, memory_limit=1001), small(1)], data(400)) == []
     (finding,) = find_fit_memory([small(0, process=101), small(1)], data(400))
     assert finding.evidence["missing_bytes"] == 1
 
 
 def test_strict_makes_it_critical():
-    """The user may ask that a lack of memory stops prepare."""
+    """The user may request that too little memory stops prepare."""
     (finding,) = find_fit_memory(PAIR, data(1000), raise_on_low_memory=True)
     assert finding.severity is Severity.critical
     assert ERRORS["fit_memory"] is CapacityError
 
 
 def test_the_fraction_is_the_goals():
-    """A user may allow the fit more of the memory."""
+    """The user may allow the fit more of the memory."""
     assert len(find_fit_memory(PAIR, data(500))) == 1
     assert find_fit_memory(PAIR, data(500), memory_fraction=0.9) == []
 
 
 def test_the_multiple_is_that_of_the_item_size():
-    """Four-byte numbers have another multiple than eight-byte ones."""
+    """Four-byte numbers have another multiple than eight-byte numbers."""
     assert find_fit_memory(PAIR, data(400)) == []
     assert len(find_fit_memory(PAIR, data(400, itemsize=4))) == 1
 
 
 def test_shares_are_by_threads():
-    """A worker with three quarters of the threads needs that much of the data."""
+    """Shares are in proportion to threads."""
     (finding,) = find_fit_memory([small(0, nthreads=3), small(1)], data(400))
     assert finding.subject == (0,)
 
 
 def test_eval_sets_need_memory_too():
-    """Their copies are made on the same workers."""
+    """Copies of eval sets are on the same workers."""
     assert len(find_fit_memory(PAIR, data(400), data(200, label="eval_set[0]"))) == 1
 
 
 def test_workers_still_to_be_started_take_their_share():
-    """What n_workers will mend is no reason to stop."""
+    """Workers that n_workers= will start take their share."""
     assert len(find_fit_memory(PAIR, data(800))) == 1
     assert find_fit_memory(PAIR, data(800), n_workers=4) == []
 
 
 def test_workers_that_may_not_train_do_not_count():
-    """The workers that were asked for have all the data."""
+    """The named workers get all the data; other workers do not count."""
     assert len(find_fit_memory(PAIR, data(400), goal_workers=[0])) == 1
 
 
 def test_without_a_limit_the_hosts_memory_is_shared():
-    """Two workers without a limit have half of their host each."""
+    """Two workers without a limit share the memory of their host."""
     free = [small(i, memory_limit=0, host_memory=2000) for i in (0, 1)]
     assert find_fit_memory(free, data(400)) == []
     assert len(find_fit_memory(free, data(500))) == 1
 
 
 def test_data_that_is_not_loaded_tells_its_size_or_is_unknown():
-    """Without the size of the data there is one unknown, with the reason."""
+    """Data of unknown size gives one unknown finding with the reason."""
     assert len(find_fit_memory(PAIR, layout([500], None, collections=["X"]))) == 1
     (finding,) = find_fit_memory(
         PAIR, layout([500], None, collections=["X"], total_bytes=None)
@@ -181,7 +183,7 @@ def test_data_that_is_not_loaded_tells_its_size_or_is_unknown():
 
 
 def test_the_memory_of_silent_workers_is_unknown():
-    """No limit and no facts: said for all such workers together."""
+    """Workers without limit and facts give one unknown finding."""
     mute = [small(i, memory_limit=0, facts=Unknown("no answer")) for i in (0, 1)]
     (finding,) = find_fit_memory(mute, data(4000))
     assert finding.severity is Severity.unknown
@@ -195,13 +197,13 @@ DOUBLE = Profile(name="t", title="T", memory_multiple={8: 2.0})
 
 
 def host(name, **fields):
-    """Make a worker with all 4 CPUs and 1000 bytes of a host of its own."""
+    """Make a worker with all 4 CPUs and 1000 bytes of its own host."""
     cpus = {"nthreads": 4, "affinity": frozenset(range(4)), "host_memory": 1000}
     return worker(name, **{"host": name, **cpus, **fields})
 
 
 def find_one_machine(workers, nbytes=350, **settings):
-    """Findings for so many bytes of data that are needed twice."""
+    """Return findings for data of so many bytes, of which a fit needs two copies."""
     data = layout([1], [0], collections=["X"], row_bytes={"X": nbytes})
     return list(one_machine(view(workers, [data], workload=DOUBLE), **settings))
 
@@ -215,12 +217,12 @@ def find_one_machine(workers, nbytes=350, **settings):
     ],
 )
 def test_one_machine_silent(workers):
-    """The check finds nothing if no host is large enough, or none is known."""
+    """No host is large enough, or no host is known."""
     assert find_one_machine(workers) == []
 
 
 def test_silent_without_data_or_its_size():
-    """Without knowing the data there is no hint."""
+    """Without the size of the data there is no hint."""
     lazy = layout([1], None, total_bytes=None)
     assert list(one_machine(view())) == []
     assert list(one_machine(view([host("a")], [lazy]))) == []
@@ -228,7 +230,7 @@ def test_silent_without_data_or_its_size():
 
 
 def test_data_and_copies_that_fit_one_machine_are_information():
-    """Memory is estimated, the time is not; other hosts do not matter."""
+    """The finding has the estimated memory, but no time; other hosts do not matter."""
     for workers in ([host("a")], [host("a"), host("b", host_memory=900)]):
         (finding,) = find_one_machine(workers)
         assert finding.severity is Severity.info
@@ -241,12 +243,12 @@ def test_data_and_copies_that_fit_one_machine_are_information():
 
 
 def test_more_data_than_the_machine_holds_is_silent():
-    """The fraction of the memory that a fit may fill is the goal's."""
+    """The goal sets the fraction of memory that a fit may use."""
     assert find_one_machine([host("a")], nbytes=351) == []
 
 
 def test_the_process_itself_counts():
-    """One that has imported the library has less room for data."""
+    """The process itself, with the library imported, needs memory too."""
     large = Profile(name="t", title="T", memory_multiple={8: 2.0}, base_bytes=100)
     data = layout([1], [0], collections=["X"], row_bytes={"X": 300})
     (finding,) = one_machine(view([host("a")], [data], workload=large))
@@ -271,13 +273,13 @@ RANKED = layout([10], [0], ("X", "y", "qid"))
     ],
 )
 def test_missing_estimator_silent(data, goal):
-    """Where what will train is known, or any will do."""
+    """The estimator is known, or any layout suits."""
     imported = frozenset(("lightgbm",) if goal == {} else ())
     assert list(missing_estimator(view((), data, imported=imported, **goal))) == []
 
 
 def test_groups_for_any_library():
-    """A ranking is about to be trained, and nothing keeps its groups whole."""
+    """A workload that ranks is possible, and groups are not kept whole."""
     (finding,) = missing_estimator(view((), [RANKED], workload_chosen=False))
     assert finding.severity is Severity.warning
     assert finding.message == (
@@ -290,7 +292,7 @@ def test_groups_for_any_library():
 
 
 def test_lightgbm_is_there():
-    """It may be what will train, and needs more than others."""
+    """LightGBM is installed, may train, and needs more than other libraries."""
     imported = frozenset(("lightgbm",))
     (finding,) = missing_estimator(
         view((), [DATA], workload_chosen=False, imported=imported)
@@ -342,13 +344,13 @@ def find_changed_partitions(
     ],
 )
 def test_changed_partitions_silent(how):
-    """Where the model is made of as many partitions, or it cannot be told."""
+    """The number of partitions must stay, or the earlier number is unknown."""
     assert find_changed_partitions(**how) == []
     assert list(changed_partitions(view())) == []
 
 
 def test_another_number():
-    """As many can be made again."""
+    """The earlier number of partitions can be made again."""
     (finding,) = find_changed_partitions((40, 5))
     assert finding.severity is Severity.warning
     assert finding.message.startswith(
@@ -359,14 +361,16 @@ def test_another_number():
 
 
 def test_what_cannot_be_as_before_is_said_only():
-    """Each worker needs a partition, or the call wants another number or none."""
+    """The earlier number does not suit: each worker needs a partition, or the call
+    requests another number or none.
+    """
     assert find_changed_partitions((40, 3), workers=4)[0].fixed_by == ""
     assert find_changed_partitions((40, 5), rechunk=8)[0].fixed_by == ""
     assert find_changed_partitions((40, 5), rechunk=False)[0].fixed_by == ""
 
 
 def test_another_number_than_was_given():
-    """Without any fit before, too; the remedy makes the model of the given data."""
+    """Without an earlier fit the given number counts; the remedy keeps it."""
     for kept in (None, (41, 5)):
         (finding,) = find_changed_partitions(kept, given=1)
         assert finding.severity is Severity.info
@@ -385,7 +389,7 @@ CATEGORIES = {"category": (1, "c")}
 
 
 def find_missing_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
-    """Of an eval set beside training data on two workers."""
+    """Return findings for an eval set and training data on two workers."""
     training = layout([10, 10], [0, 1])
     evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
     first, *others = (replace(m, types=types) for m in evals.collections)
@@ -398,14 +402,16 @@ def find_missing_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
 
 
 def test_silent_where_all_have_rows():
-    """And where there are no categories, or the library does not care."""
+    """All workers have rows, there are no categories, or the library does not need
+    them.
+    """
     assert find_missing_eval_rows([5, 5], [0, 1]) == []
     assert find_missing_eval_rows([10], [0], types={"float64": (3, "a")}) == []
     assert find_missing_eval_rows([10], [0], everywhere=False) == []
 
 
 def test_a_worker_without_rows():
-    """Partitions are moved if enough of them have rows; otherwise they are cut."""
+    """Partitions move if enough of them have rows; otherwise they are cut."""
     (finding,) = find_missing_eval_rows([5, 5], [0, 0])
     assert finding.message.startswith("worker b has no rows of training data, ")
     assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
@@ -438,7 +444,7 @@ def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAIN
 
 
 def test_silent_where_every_worker_has_all():
-    """In the first partition of each, beside the training data."""
+    """Each worker has all eval rows in its first partition."""
     assert find_unshared_evals([7, 7, 0, 0], [0, 1, 0, 1]) == []
 
 
@@ -450,7 +456,7 @@ def test_silent_where_every_worker_has_all():
     ],
 )
 def test_silent_where_it_does_not_matter(how):
-    """Or is not known yet."""
+    """The library does not need whole eval sets, or the data is not loaded."""
     assert find_unshared_evals([5, 5], [0, 1], **how) == []
     assert list(unreplicated_eval_sets(view())) == []
 
@@ -469,7 +475,7 @@ def test_silent_where_it_does_not_matter(how):
     ],
 )
 def test_workers_without_all_of_it(rows, homes, copied):
-    """However it comes to be so, it is copied."""
+    """In any layout, the remedy replicates the eval set."""
     (finding,) = find_unshared_evals(rows, homes, copied=copied)
     assert finding.severity is Severity.warning
     assert finding.subject == ("Xv", "yv")

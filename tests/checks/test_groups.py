@@ -16,7 +16,7 @@ from clustertune.testing import layout, view, worker
 
 
 def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
-    """In data with these groups, one for each row."""
+    """Return findings for data with these group ids, one for each row."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     data = layout([len(p) for p in partitions], [0] * len(partitions), ("X", "qid"))
     X, qid = data.collections
@@ -39,12 +39,12 @@ def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
     ],
 )
 def test_silent_where_groups_lie_as_needed(partitions, needs, order):
-    """Or nothing needs it."""
+    """Groups have the order that the workload needs, or it needs none."""
     assert find_group_order(*partitions, needs=needs, order=order) == []
 
 
 def test_silent_where_nobody_looked():
-    """Without groups, or before their values were read."""
+    """There are no groups, or their values were not read."""
     assert list(group_order(view())) == []
     assert list(group_order(view((), [layout([5], [0], ("X", "qid"))]))) == []
 
@@ -64,7 +64,7 @@ def test_groups_that_come_back():
 
 
 def test_groups_that_are_not_ascending():
-    """Wrong for one library, right for another."""
+    """Descending groups are wrong for one library and right for another."""
     assert find_group_order([2, 1], needs="together") == []
     (finding,) = find_group_order([2, 1], needs="sorted")
     assert "do not come in ascending order" in finding.message
@@ -73,7 +73,7 @@ def test_groups_that_are_not_ascending():
 
 
 def test_they_are_put_in_order_where_that_was_asked_for():
-    """Which is no error, whatever will train."""
+    """With sort=True the order is no error for any workload."""
     (finding,) = find_group_order([2, 1], needs="", order="sort")
     assert finding.severity is Severity.info
     assert finding.fixed_by == "shuffle"
@@ -83,7 +83,7 @@ def test_they_are_put_in_order_where_that_was_asked_for():
 
 
 def test_a_library_that_sorts_rows_itself():
-    """They are sorted without a request, unless partitions must stay unchanged."""
+    """The library sorts rows by default, unless partitions must stay unchanged."""
     for partitions in ([[1, 2, 1]], [[2, 1], [3]]):
         (finding,) = find_group_order(*partitions, needs="sorted", sorts=True)
         assert finding.fixed_by == "shuffle"
@@ -96,7 +96,7 @@ def test_a_library_that_sorts_rows_itself():
 
 
 def test_rows_that_were_sorted():
-    """Without being asked to: their order is another one, which is said."""
+    """Rows are sorted without a request, and the finding reports the new order."""
     looked = Contents(partitions=(content.runs(np.array([1, 1, 2])),))
     data = layout([3], [0], ("X", "qid", "row_order"))
     X, qid, order = data.collections
@@ -112,7 +112,7 @@ def test_rows_that_were_sorted():
 
 @pytest.mark.parametrize(("needs", "order"), [("sorted", ""), ("", "sort"), ("", "")])
 def test_rows_without_a_group(needs, order):
-    """No order helps them, so the remedy is no order."""
+    """No order helps rows without a group, so the remedy does not sort."""
     finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs, order=order)
     needed = bool(needs or order)
     assert finding.severity is (Severity.critical if needed else Severity.warning)
@@ -125,7 +125,7 @@ def test_rows_without_a_group(needs, order):
 
 
 def find_split_groups(*partitions):
-    """From (first, last, whether one comes back), or nothing of an empty partition."""
+    """Return findings from (first, last, returns) of each partition; None: empty."""
     told = [
         {"ends": None, "scattered": False}
         if p is None
@@ -139,13 +139,13 @@ def find_split_groups(*partitions):
 
 
 def test_silent_where_groups_are_whole():
-    """Empty partitions are between nothing."""
+    """Groups are whole; empty partitions do not separate them."""
     assert find_split_groups((1, 2, False), None, (3, 5, False)) == []
     assert list(split_groups(view((), [layout([10], [0], ("qid",))]))) == []
 
 
 def test_groups_that_are_cut():
-    """Also across an empty partition; and those that come back."""
+    """Groups are cut, also across an empty partition, or return later."""
     (finding,) = find_split_groups((1, 2, False), None, (2, 5, False))
     assert finding.severity is Severity.warning
     assert (
@@ -160,7 +160,7 @@ def test_groups_that_are_cut():
 
 
 def ranked(*partitions, others=None, needs="together", **goal):
-    """In data with these groups, one for each row; X may be cut otherwise."""
+    """Return findings for data with these group ids; X may have other partitions."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     rows = [len(p) for p in partitions]
     qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).collections[0]
@@ -173,7 +173,10 @@ def ranked(*partitions, others=None, needs="together", **goal):
 
 
 def test_silent_where_partitions_end_with_groups():
-    """Of all members; what is out of order is not cut yet, it is refused or sorted."""
+    """Partitions of all collections end with groups.
+
+    Unsorted groups are sorted or refused before they are cut.
+    """
     assert ranked([1, 1], [], [2, 3]) == []
     assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
     assert ranked([1, 2], [1]) == []
@@ -181,7 +184,7 @@ def test_silent_where_partitions_end_with_groups():
 
 
 def test_groups_that_partitions_cut():
-    """Where the workload ranks, they are put right, if cutting is allowed."""
+    """If the workload ranks, partitions are cut at groups, if cutting is allowed."""
     (finding,) = ranked([1, 1], [1, 2])
     assert finding.severity is Severity.critical
     assert finding.message == (
@@ -205,7 +208,7 @@ MIB = 2**20
 def find_large_groups(
     *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
 ):
-    """In data with these groups, one for each row of a MiB."""
+    """Return findings for data with these group ids, one for each row of a MiB."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     homes = [0] * len(partitions) if loaded else None
     data = layout(
@@ -230,7 +233,7 @@ def find_large_groups(
     ],
 )
 def test_silent(how):
-    """Where the largest group has room, or none is needed."""
+    """The largest group has room, or groups need not be whole."""
     assert find_large_groups([7] * 5, [8], **how) == []
     assert list(large_groups(view())) == []
 

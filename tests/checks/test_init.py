@@ -1,4 +1,4 @@
-"""The engine that runs checks, and what all checks have in common."""
+"""How checks run, and rules for all checks."""
 
 import ast
 from pathlib import Path
@@ -34,7 +34,7 @@ STANDARD = {
 
 
 def imports(path):
-    """Names of the modules that a file imports, wherever in it."""
+    """Return the names of the modules that a file imports anywhere."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -52,7 +52,7 @@ FOUND = Finding(severity=Severity.info, message="m")
 
 
 def use_checks(monkeypatch, **modules):
-    """Let these be the only checks."""
+    """Replace all checks by these."""
     monkeypatch.setattr(checks, "available", lambda: modules)
 
 
@@ -60,7 +60,7 @@ PAGE = "A page.\n\nRemedy: do\nsomething.\n\nMore."
 
 
 def check(*findings, page=PAGE, error=None):
-    """Make a check that finds these, as a function."""
+    """Make a check with these findings, as a function."""
 
     def find(view, *, most=1):
         yield from findings
@@ -72,7 +72,7 @@ def check(*findings, page=PAGE, error=None):
 
 
 def module(*findings, page=PAGE):
-    """Make a check that finds these, as a module of another package."""
+    """Make a check with these findings, as a module of another package."""
     other = ModuleType("others.check", page)
     other.find = check(*findings, page="Find it.")
     return other
@@ -94,7 +94,7 @@ def test_every_public_function_is_a_check():
 
 
 def test_checks_by_symptom(monkeypatch):
-    """Checks of other packages have a group of their own, if there are any."""
+    """Checks of other packages form their own group, if there are any."""
     found = checks.by_symptom()
     assert sorted(name for names in found.values() for name in names) == NAMES
     use_checks(monkeypatch, some=check(FOUND))
@@ -103,7 +103,7 @@ def test_checks_by_symptom(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_check_has_a_page_and_a_test(name):
-    """The page begins with a sentence, has more to say, and has a remedy."""
+    """The page begins with a sentence, has more text, and has a remedy."""
     check = checks.available()[name]
     summary, *rest = checks.text(check).split("\n\n")
     assert summary == checks.title(check)
@@ -120,7 +120,7 @@ def test_every_check_has_a_page_and_a_test(name):
 
 @pytest.mark.parametrize("name", goals.GOALS)
 def test_goals_have_a_page_and_are_no_checks(name):
-    """Reports name them, but nobody runs or configures them."""
+    """Reports show goals, but they cannot be run or configured."""
     assert "Find " in checks.page(name)
     assert name not in checks.available()
     assert name in checks.explained()
@@ -130,7 +130,7 @@ def test_goals_have_a_page_and_are_no_checks(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_of_every_check_have_defaults_and_a_description(name):
-    """A check runs without being configured."""
+    """A check runs with default settings."""
     check = checks.available()[name]
     settings = checks.settings_of(check)
     assert all(isinstance(v, int | float | bool) for v in settings.values())
@@ -151,7 +151,7 @@ def test_topics_are_short(path):
     "path", [p for p in MODULES if p.stem != "__init__"], ids=lambda path: path.stem
 )
 def test_checks_are_pure(path):
-    """A check imports nothing that could reach a cluster, a clock or a file."""
+    """A check imports nothing that reads a cluster, a clock or a file."""
     for name in imports(path):
         top, *rest = name.split(".")
         ours = ".".join(rest)
@@ -166,7 +166,7 @@ def test_checks_are_pure(path):
     ids=lambda path: path.stem,
 )
 def test_what_checks_import_is_pure_too(path):
-    """Purity does not end at the first import."""
+    """The rule also holds for the modules that checks import."""
     found = {name.partition(".")[0] for name in imports(path)}
     assert not found & {"dask", "distributed", "asyncio", "time", "os", "logging"}
 
@@ -189,14 +189,14 @@ def test_what_checks_import_is_pure_too(path):
     ],
 )
 def test_no_check_fails_at_the_extremes(seen):
-    """Whatever is seen, every finding has a message and the check's name."""
+    """For any view, every finding has a message and the name of its check."""
     for finding in checks.run(seen):
         assert finding.message
         assert finding.check in NAMES
 
 
 def test_a_finding_gets_the_name_of_its_check_and_keeps_its_remedy(monkeypatch):
-    """The paragraph of the page is no remedy of a finding without one."""
+    """A finding without a remedy does not get the one of the page."""
     plain = Finding(severity=Severity.info, message="m")
     own = Finding(severity=Severity.info, message="n", remedy="do that")
     use_checks(monkeypatch, some=check(plain, own))
@@ -206,7 +206,7 @@ def test_a_finding_gets_the_name_of_its_check_and_keeps_its_remedy(monkeypatch):
 
 
 def test_a_check_may_be_a_module(monkeypatch):
-    """Of another package: it has the page, and ``find`` has the settings."""
+    """A module of another package has the page, and its ``find`` the settings."""
     other = module(FOUND)
     use_checks(monkeypatch, some=other)
     (finding,) = checks.run(view(), {"some": {"most": 2}})
@@ -216,7 +216,7 @@ def test_a_check_may_be_a_module(monkeypatch):
 
 
 def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
-    """It hides no other check, and the log names it."""
+    """It hides no other check, and a log line names it."""
     found = {"bad": ModuleType("json"), "good": module(FOUND), "uneven_rows": check()}
     entries = [
         SimpleNamespace(
@@ -232,7 +232,7 @@ def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
 
 
 def test_errors_of_checks_of_another_package(monkeypatch):
-    """Their attribute ``ERROR``, of a function or a module."""
+    """A function or a module may have the attribute ``ERROR``."""
     critical = Finding(severity=Severity.critical, message="m", check="some")
     use_checks(monkeypatch, some=check(error=AlignmentError))
     assert checks.error_of(critical) is AlignmentError
@@ -241,7 +241,7 @@ def test_errors_of_checks_of_another_package(monkeypatch):
 
 
 def test_worst_findings_come_first(monkeypatch):
-    """Unknown stands between information and warning: it may hide either."""
+    """Unknown ranks between information and warning, because it may hide either."""
     levels = ["info", "critical", "unknown", "warning"]
     found = [Finding(severity=Severity[n], message=n) for n in levels]
     use_checks(monkeypatch, some=check(*found))
@@ -250,7 +250,7 @@ def test_worst_findings_come_first(monkeypatch):
 
 
 def test_settings_reach_their_check():
-    """What is configured under the name of a check is passed to it."""
+    """A setting below the name of a check is passed to that check."""
     data = [layout([10] * 600, [0, 1] * 300)]
 
     def crowded(**settings):
@@ -263,13 +263,13 @@ def test_settings_reach_their_check():
 
 
 def test_settings_of_unknown_checks_are_refused():
-    """The error says which checks there are."""
+    """The error lists the checks."""
     with pytest.raises(ValueError, match=r"no check 'uneven'; .*uneven_rows"):
         checks.run(view(), {"uneven": {}})
 
 
 def test_unknown_settings_are_refused():
-    """The error says which settings the check has, or that it has none."""
+    """The error lists the settings of the check, if it has any."""
     with pytest.raises(ValueError, match="no setting 'near'; it has close_fraction"):
         checks.run(view(), {"memory_pressure": {"near": 0.1}})
     with pytest.raises(ValueError, match="no setting 'near'; it has none"):
@@ -277,7 +277,7 @@ def test_unknown_settings_are_refused():
 
 
 def test_only_critical_findings_of_some_checks_are_errors():
-    """A check without an error, and a lesser finding, never stop prepare."""
+    """Findings of checks without an error, and minor findings, never stop prepare."""
 
     def error(severity, name):
         return checks.error_of(Finding(severity=severity, message="", check=name))
@@ -290,12 +290,12 @@ def test_only_critical_findings_of_some_checks_are_errors():
 
 
 def test_errors_are_of_checks_and_goals_that_exist():
-    """A name that is misspelt would stop nothing."""
+    """Each error belongs to an existing check or goal."""
     assert set(checks.ERRORS) <= {*NAMES, *goals.GOALS}
 
 
 def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
-    """Hides no other's findings; ours fail aloud."""
+    """It hides no other findings; an error in clustertune's own check is raised."""
     good = check(Finding(severity=Severity.info, message="seen"))
 
     def bad(view):

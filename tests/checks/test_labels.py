@@ -24,7 +24,9 @@ THREE = [worker(i) for i in range(3)]
 
 
 def find_missing_classes(*partitions, homes=(0, 1), needed=False, workers=(), **goal):
-    """In data with partitions of these labels, one for each row; None: no classes."""
+    """Return findings for partitions with these labels, one for each row; None: no
+    classes.
+    """
     looked = [
         {"classes": None} if p is None else content.classes(np.array([*p]), 64)
         for p in partitions
@@ -56,7 +58,7 @@ def test_silent_where_all_are_everywhere(needed):
 
 
 def test_silent_of_workers_without_rows():
-    """Other checks speak of them, where rows will come to them anyway."""
+    """Other checks report workers without rows, which will receive some."""
     assert find_missing_classes("ab", "ab", homes=(0, 0)) == []
     paused = [worker(0), worker(1), worker(2, status="paused")]
     assert (
@@ -68,7 +70,7 @@ def test_silent_of_workers_without_rows():
 
 
 def test_silent_before_partitions_fit_each_other():
-    """Where y is cut otherwise than X, its partitions are not those of the workers."""
+    """If y has other partitions than X, its partitions are not final."""
     data = layout(
         [2, 2], [0, 1], contents=Contents(partitions=({"classes": [["a", 2]]},))
     )
@@ -78,7 +80,7 @@ def test_silent_before_partitions_fit_each_other():
 
 
 def test_a_worker_lacks_one():
-    """As bad as the workload takes it."""
+    """The workload sets the severity."""
     (finding,) = find_missing_classes("abc", "a")
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
@@ -92,7 +94,7 @@ def test_a_worker_lacks_one():
 
 
 def test_whole_partitions_move_where_that_will_do():
-    """Else they are cut, if they may be."""
+    """Whole partitions move if that suffices; otherwise they are cut, if allowed."""
     (finding,) = find_missing_classes(
         "a", "b", "b", "a", homes=(0, 1, 1, 0), needed=True
     )
@@ -107,13 +109,13 @@ def test_whole_partitions_move_where_that_will_do():
 
 
 def test_a_worker_without_rows_lacks_all():
-    """Where it will need them."""
+    """A worker that will need rows lacks all classes."""
     (finding,) = find_missing_classes("ab", "ab", homes=(0, 0), needed=True)
     assert "on worker 1 2 are missing" in finding.message
 
 
 def test_fewer_rows_than_workers():
-    """No way to share them out: the text says what to do."""
+    """Rows cannot be shared; the message has a fix."""
     (finding,) = find_missing_classes(
         "aaa", "aab", "aba", homes=range(3), needed=True, workers=THREE
     )
@@ -127,7 +129,7 @@ def test_fewer_rows_than_workers():
 
 
 def test_labels_of_an_unknown_estimator():
-    """They are shared out where that is possible; nothing is refused."""
+    """Labels are shared if possible; without an estimator nothing is refused."""
     (finding,) = find_missing_classes("aa", "bb", needed=None)
     assert finding.severity is Severity.warning
     assert finding.fixed_by == "rechunk"
@@ -141,7 +143,7 @@ def test_labels_of_an_unknown_estimator():
 
 
 def test_a_class_of_a_strange_name():
-    """It comes from the data, and may be anything."""
+    """The name of a class comes from the data and may be any text."""
     (finding,) = find_missing_classes(["\x1b[2J", "b"], ["b"], needed=True)
     assert "\x1b" not in finding.message
 
@@ -175,14 +177,14 @@ CHANCE = np.random.default_rng(0)
     ids=["numbers", "classes", "a rare text", "many numbers", "one value"],
 )
 def test_silent_where_order_is_random(draw):
-    """Whatever labels are, and however few rows a worker has."""
+    """For random order, any labels and few rows on a worker are fine."""
     for n in (1, 20, 3000):
         assert find_row_order(draw(3000), draw(n)) == []
 
 
 @pytest.mark.parametrize("kind", ["f8", "i8", "U4"])
 def test_sorted_labels(kind):
-    """As bad as the library takes it."""
+    """The workload sets the severity."""
     values = np.repeat([0, 1], 500).astype(kind)
     (finding,) = find_row_order(values[:500], values[500:])
     assert finding.severity is Severity.info
@@ -194,14 +196,14 @@ def test_sorted_labels(kind):
 
 
 def test_partitions_that_differ_on_one_worker_are_mixed_there():
-    """What counts is what each worker holds."""
+    """All rows of a worker count together."""
     low, high = np.zeros(500), np.ones(500)
     assert find_row_order(low, high, low, high, homes=(0, 0, 1, 1)) == []
     assert len(find_row_order(low, high, low, high, homes=(0, 1, 0, 1))) == 1
 
 
 def test_what_cannot_be_told():
-    """Labels of several columns; data that was not read, or lies nowhere."""
+    """Labels of several columns, data that was not read, and data without holders."""
     assert find_row_order(np.ones((9, 2)), np.ones((9, 2))) == []
     assert list(unshuffled_rows(view((), [layout([10], [0])]))) == []
     assert list(unshuffled_rows(view())) == []
@@ -210,7 +212,7 @@ def test_what_cannot_be_told():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_live(c, s, a, b):
-    """Labels as they were written, sorted."""
+    """Sorted labels on a real cluster."""
     X, y = c.persist([da.ones((4000, 2), chunks=1000), da.arange(4000, chunks=1000)])
     await wait([X, y])
     X, y = await clustertune.prepare(c, X, y)

@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 def find_memory_pressure(*workers, **settings):
-    """Severities and messages for these workers."""
+    """Return severities and messages for these workers."""
     return [
         (f.severity, f.message)
         for f in memory_pressure(view(workers=workers), **settings)
@@ -52,7 +52,7 @@ def find_memory_pressure(*workers, **settings):
     ],
 )
 def test_silent(quiet):
-    """Nothing is said below all thresholds that are on."""
+    """Workers are below all active thresholds."""
     assert find_memory_pressure(worker(0, **quiet)) == []
 
 
@@ -70,14 +70,14 @@ def test_silent(quiet):
     ],
 )
 def test_the_worst_threshold_that_is_reached_is_named(fields, severity, threshold):
-    """A worker is reported once, for the worst of its own thresholds."""
+    """A worker is reported once, for the worst threshold that it reaches."""
     ((level, message),) = find_memory_pressure(worker(0, **fields))
     assert level is severity
     assert f"the {threshold} threshold" in message
 
 
 def test_the_message_says_measure_amount_and_what_comes_next():
-    """Measured bytes, their share of the limit, and what the worker does."""
+    """The message has bytes, fraction of the limit, and the worker's reaction."""
     ((_, message),) = find_memory_pressure(worker(0, process=3 * GIB))
     assert message == (
         "worker 0 is at or over the spill threshold: process memory is 3.0 GiB, 75% of "
@@ -87,7 +87,7 @@ def test_the_message_says_measure_amount_and_what_comes_next():
 
 
 def test_keys_on_disk_are_a_warning():
-    """Spilled bytes are summed over the workers that have some."""
+    """The finding has the sum of spilled bytes over all workers."""
     ((severity, message),) = find_memory_pressure(
         worker(0, spilled=GIB), worker(1, spilled=GIB)
     )
@@ -96,7 +96,7 @@ def test_keys_on_disk_are_a_warning():
 
 
 def test_a_thousand_workers_are_one_finding():
-    """Workers at the same threshold are listed together, the fullest named."""
+    """Workers at the same threshold are listed together, the fullest by name."""
     crowd = [worker(i, process=3 * GIB + i) for i in range(1000)]
     (finding,) = memory_pressure(view(workers=crowd))
     assert finding.subject == tuple(range(1000))
@@ -106,7 +106,7 @@ def test_a_thousand_workers_are_one_finding():
 
 
 def test_of_two_workers_the_fullest_is_named():
-    """The measured figures are those of the worker closest to acting."""
+    """The figures are those of the worker nearest to its threshold."""
     pair = worker(0, process=3 * GIB), worker(1, process=3 * GIB + 1)
     ((_, message),) = find_memory_pressure(*pair)
     assert message.startswith(
@@ -115,7 +115,7 @@ def test_of_two_workers_the_fullest_is_named():
 
 
 def test_near_sets_how_close_is_close():
-    """With a smaller distance the same worker is not mentioned."""
+    """With a smaller distance the same worker is not reported."""
     close = worker(0, process=int(2.5 * GIB))
     assert len(find_memory_pressure(close)) == 1
     assert find_memory_pressure(close, close_fraction=0.05) == []
@@ -133,7 +133,7 @@ def test_unknown_thresholds_are_said_once_for_each_reason():
 
 
 def test_an_unknown_nanny_leaves_the_other_thresholds():
-    """Where only the terminate threshold is unknown, the others are compared."""
+    """If only the terminate threshold is unknown, the others are compared."""
     paused = worker(0, process=int(3.9 * GIB), terminate=Unknown("nanny gone"))
     (critical, first), (unknown, second) = find_memory_pressure(paused)
     assert (critical, unknown) == (Severity.critical, Severity.unknown)
@@ -142,7 +142,7 @@ def test_an_unknown_nanny_leaves_the_other_thresholds():
 
 
 def test_keys_on_disk_are_reported_without_knowing_thresholds():
-    """What was measured is said although thresholds are unknown."""
+    """Spilled keys are reported even if thresholds are unknown."""
     mute = worker(0, spilled=GIB, facts=Unknown("no answer"))
     assert [s for s, _ in find_memory_pressure(mute)] == [
         Severity.warning,
@@ -169,7 +169,7 @@ def find_memory_settings(**thresholds):
     ],
 )
 def test_silent_where_they_act_in_order(thresholds):
-    """Also where some are off, equal, or not known."""
+    """Thresholds ascend; some may be off, equal or unknown."""
     assert find_memory_settings(**thresholds) == []
 
 
@@ -184,7 +184,7 @@ def test_silent_where_they_act_in_order(thresholds):
     ],
 )
 def test_another_order(thresholds, text):
-    """Which of them never acts is said."""
+    """The finding names the threshold that never applies."""
     (finding,) = find_memory_settings(**thresholds)
     assert finding.severity is Severity.warning
     assert text in finding.message
@@ -192,7 +192,7 @@ def test_another_order(thresholds, text):
 
 
 def test_no_limit():
-    """Nothing acts then; some clusters are meant so."""
+    """Without a limit no threshold applies; some clusters do so intentionally."""
     (finding,) = find_memory_settings(memory_limit=0, target=0.9)
     assert finding.severity is Severity.info
     assert "1 worker has no memory limit" in finding.message
@@ -206,7 +206,7 @@ def find_memory_limits(n, **options):
 
 
 def test_silent_where_they_fit():
-    """All of the memory, or no limit, or what is not known."""
+    """The limits fit the memory, or limit or memory are unknown."""
     assert find_memory_limits(4, host_memory=16 * GIB) == []
     assert find_memory_limits(4, host_memory=8 * GIB, memory_limit=0) == []
     assert find_memory_limits(4, facts=Unknown("no answer")) == []
@@ -219,7 +219,7 @@ def test_hosts_are_summed_each_for_itself():
 
 
 def test_more_than_there_is():
-    """The container's memory counts where it has less."""
+    """The memory of a smaller container counts."""
     (finding,) = find_memory_limits(4, host_memory=10 * GIB)
     assert finding.severity is Severity.warning
     assert "add up to 16.0 GiB, but they can use only 10.0 GiB" in finding.message
@@ -234,14 +234,14 @@ def find_unmanaged_memory(*workers):
 
 
 def test_silent_where_it_is_usual():
-    """Python and the libraries; a third of the limit beyond that."""
+    """Python and libraries, and less than a third of the limit in addition."""
     assert (
         find_unmanaged_memory(worker(0), worker(1, process=GIB, managed=GIB // 2)) == []
     )
 
 
 def test_silent_where_it_may_be_in_use():
-    """Of a task that runs; of a process that is the client's too; without a limit."""
+    """A running task, the client's own process, or no limit explain the memory."""
     full = {"process": 3 * GIB}
     assert (
         find_unmanaged_memory(
@@ -256,7 +256,7 @@ def test_silent_where_it_may_be_in_use():
 
 
 def test_idle_workers_with_much_are_found():
-    """The worst of them is named."""
+    """The finding names the worst worker."""
     some = [worker(0, process=2 * GIB), worker(1, process=3 * GIB), worker(2)]
     (finding,) = find_unmanaged_memory(*some)
     assert finding.severity is Severity.warning
@@ -272,7 +272,7 @@ def find_overcounted_memory(*workers):
 
 
 def test_silent_where_the_process_has_it():
-    """A little more may be managed: numbers are not of the same moment."""
+    """Managed memory may be slightly higher, because it is read at another time."""
     assert (
         find_overcounted_memory(
             worker(0), worker(1, process=GIB, managed=GIB + GIB // 8)
@@ -282,7 +282,7 @@ def test_silent_where_the_process_has_it():
 
 
 def test_silent_where_a_process_is_shared():
-    """Workers of one process manage what is partly the others'."""
+    """Workers in one process count each other's keys."""
     assert (
         find_overcounted_memory(
             worker(0, address="inproc://127.0.0.1/1/2", managed=3 * GIB)
@@ -292,7 +292,7 @@ def test_silent_where_a_process_is_shared():
 
 
 def test_counted_twice():
-    """A warning only where the worker writes to disk for it."""
+    """It is a warning only if the worker spills because of it."""
     (finding,) = find_overcounted_memory(worker(0, process=GIB, managed=2 * GIB))
     assert finding.severity is Severity.info
     (finding,) = find_overcounted_memory(
@@ -317,7 +317,7 @@ def find_child_processes(**answers):
 
 
 def test_silent_without_children():
-    """Or with small ones, or where nobody asked, or got an answer."""
+    """There are no or small children, or they were not read."""
     assert find_child_processes() == []
     assert find_child_processes(child_count=2, child_memory=100 * 2**20) == []
     assert list(child_processes(view())) == []
@@ -325,14 +325,14 @@ def test_silent_without_children():
 
 
 def test_silent_in_the_clients_own_process():
-    """Its children are the user's own."""
+    """Children of the client's process belong to the user."""
     big = details(child_count=1, child_memory=3 * GIB)
     there = worker(0, details=big, address="inproc://127.0.0.1/1/2")
     assert list(child_processes(view([there]))) == []
 
 
 def test_children_with_memory():
-    """A warning where worker and children exceed the limit together."""
+    """It is a warning if worker and children together exceed the limit."""
     (finding,) = find_child_processes(child_count=1, child_memory=GIB)
     assert finding.severity is Severity.info
     assert "1 child process of worker 0 holds 1.0 GiB" in finding.message
@@ -348,24 +348,24 @@ MIB = 2**20
 
 
 def find_memory_growth(*floors, **options):
-    """Of one worker, from its floors after each run, in MiB."""
+    """Return findings for a worker with these MiB after each run."""
     past = runs(*({0: n * MIB} for n in floors))
     return list(memory_growth(view([worker(0)], runs=past), **options))
 
 
 def test_silent_where_nobody_asked():
-    """Prepare does not ask for past runs."""
+    """Prepare does not read past runs."""
     assert list(memory_growth(view())) == []
 
 
 def test_silent_where_memory_stays():
-    """Up and down, less than counts, or a first rise that ends."""
+    """Memory varies, grows less than the limit, or stops growing."""
     for floors in ((200, 210, 195, 205), (200, 210, 220), (200, 700, 702, 701, 703)):
         assert find_memory_growth(*floors) == []
 
 
 def test_unknown_with_too_few_runs():
-    """Two runs make one step, which may be chance."""
+    """Two runs give one difference, which may be chance."""
     for floors, text in (((), "no run was seen yet"), ((200, 900), "2 runs")):
         (finding,) = find_memory_growth(*floors)
         assert finding.severity is Severity.unknown
@@ -373,7 +373,7 @@ def test_unknown_with_too_few_runs():
 
 
 def test_growth_is_found_with_the_runs_that_are_left():
-    """By the median step: one that is odd does not count for much."""
+    """The median growth counts, so one outlier has little effect."""
     (finding,) = find_memory_growth(200, 700, 1200, 1300, 1800)
     assert finding.severity is Severity.warning
     # spills at 0.7 of 4 GiB: (2867.2 - 1800) / 500
@@ -401,7 +401,7 @@ def test_growth_is_found_with_the_runs_that_are_left():
 
 
 def test_silent_for_workers_that_are_new_or_never_pause():
-    """They have no past, or no threshold to reach."""
+    """New workers have no runs; other workers have no pause threshold."""
     past = runs({0: 200 * MIB}, {0: 700 * MIB}, {0: 1200 * MIB})
     assert list(memory_growth(view([worker(1)], runs=past))) == []
     none = worker(0, spill=None, pause=None, terminate=None)
@@ -412,7 +412,7 @@ def test_silent_for_workers_that_are_new_or_never_pause():
 
 
 def test_only_runs_that_ended_alike_are_compared():
-    """A computation after each fit is a run as well, and need not leak."""
+    """Computations after each fit are runs too, and need not leak."""
     past = runs(*({0: n * MIB} for n in (200, 201, 700, 701, 1200, 1201)))
     ends = ("training", "gap") * 3
     alike = tuple(replace(run, ended_by=end) for run, end in zip(past, ends))
@@ -422,7 +422,7 @@ def test_only_runs_that_ended_alike_are_compared():
 
 
 def test_memory_that_comes_with_data_is_no_leak():
-    """Loading data grows the process by more than the keys."""
+    """Loading data grows the process by more than its keys."""
     past = runs(*({0: n * MIB} for n in (200, 700, 1200)))
     loaded = tuple(
         replace(run, managed={0: i * 600 * MIB}) for i, run in enumerate(past)
@@ -441,7 +441,7 @@ def find_unrelated_keys(managed, *prefixes, layouts=None):
 
 
 def test_silent_where_others_take_little():
-    """Of 8 GiB; or nothing was given to compare with; or nobody asked."""
+    """Others hold little of 8 GiB, or no data was given, or nothing was read."""
     assert find_unrelated_keys(GIB // 4) == []
     assert find_unrelated_keys(3 * GIB, layouts=[]) == []
     assert (
@@ -451,7 +451,7 @@ def test_silent_where_others_take_little():
 
 
 def test_other_keys():
-    """The largest kinds that are in memory are named."""
+    """The finding names the largest kinds in memory."""
     kinds = (
         prefix("old", memory=5, nbytes=GIB),
         prefix("gone", memory=0, nbytes=9 * GIB),
@@ -473,20 +473,20 @@ def find_spill_space(spilled=0, thresholds=None, **disk):
 
 
 def test_silent_with_a_local_disk_with_room():
-    """Or where nobody asked."""
+    """The disk is local and has room, or was not read."""
     assert find_spill_space() == []
     assert list(spill_space(view())) == []
 
 
 def test_silent_where_nothing_spills():
-    """Without thresholds, or without a limit, the disk does not matter."""
+    """Without thresholds or a limit nothing spills to the disk."""
     off = {"target": None, "spill": None}
     assert find_spill_space(thresholds=off, disk="tmpfs", disk_free=0) == []
     assert find_spill_space(thresholds={"memory_limit": 0}, disk_free=0) == []
 
 
 def test_disks_that_are_none():
-    """A warning once there is something on them."""
+    """It is a warning once data is spilled there."""
     for kind, where in (("tmpfs", "in memory"), ("nfs4", "on a network")):
         (finding,) = find_spill_space(disk=kind)
         assert finding.severity is Severity.info
@@ -496,7 +496,7 @@ def test_disks_that_are_none():
 
 
 def test_no_room():
-    """Against what all workers on that disk may hold."""
+    """The free disk is compared with the memory of all its workers."""
     assert find_spill_space(disk_free=GIB) == []
     (finding,) = find_spill_space(disk_free=GIB // 2)
     assert finding.severity is Severity.warning

@@ -32,7 +32,7 @@ def pair(x, y, label="training data", homes=True, **fields):
 
 
 def find_differing_boundaries(*layouts):
-    """Findings for these layouts."""
+    """Return findings for these layouts."""
     return list(misaligned_partitions(view(layouts=layouts)))
 
 
@@ -52,17 +52,19 @@ def find_differing_boundaries(*layouts):
     ],
 )
 def test_silent(layouts):
-    """Nothing is said where all collections of each layout are cut alike."""
+    """All collections of each layout have the same partitions."""
     assert find_differing_boundaries(*layouts) == []
 
 
 def test_critical_findings_stop_with_an_alignment_error():
-    """Training on labels of other rows must not happen."""
+    """Training with labels of other rows must not begin."""
     assert ERRORS["misaligned_partitions"] is AlignmentError
 
 
 def test_other_boundaries_are_critical():
-    """As many partitions and rows, cut elsewhere: the silent case."""
+    """Equal numbers of partitions and rows with other boundaries raise no error in
+    Dask.
+    """
     (finding,) = find_differing_boundaries(pair([100, 100, 100], [100, 50, 150]))
     assert finding.severity is Severity.critical
     assert finding.subject == ("X", "y")
@@ -78,7 +80,7 @@ def test_other_boundaries_are_critical():
 
 
 def test_boundaries_are_compared_before_loading_where_they_are_known():
-    """Arrays know their rows before they are in memory."""
+    """Rows of arrays are known before they are loaded."""
     (finding,) = find_differing_boundaries(pair([100, 100], [150, 50], homes=False))
     assert finding.severity is Severity.critical
 
@@ -92,7 +94,7 @@ def test_boundaries_are_compared_before_loading_where_they_are_known():
     ],
 )
 def test_other_numbers_of_partitions_are_critical(x, y, partition, text):
-    """The first partition that the other has not, or has otherwise, is named."""
+    """The finding names the first partition that differs."""
     (finding,) = find_differing_boundaries(pair(x, y))
     assert finding.severity is Severity.critical
     assert finding.evidence["partition"] == partition
@@ -100,7 +102,7 @@ def test_other_numbers_of_partitions_are_critical(x, y, partition, text):
 
 
 def test_other_totals_are_critical_and_no_cut_helps():
-    """Both numbers of rows are said, and rechunk is not proposed."""
+    """The finding has both numbers of rows, and does not propose rechunk."""
     (finding,) = find_differing_boundaries(pair([50_000, 50_000], [50_000, 49_000]))
     assert finding.severity is Severity.critical
     assert finding.message.startswith(
@@ -112,7 +114,7 @@ def test_other_totals_are_critical_and_no_cut_helps():
 
 
 def test_every_member_is_compared():
-    """A weight that differs is found beside a y that does not."""
+    """A weight that differs is found even if y fits."""
     weight = collection("sample_weight", [15, 5], [0, 0])
     three = layout([10, 10], [0, 0])
     three = Layout(label=three.label, collections=(*three.collections, weight))
@@ -131,7 +133,7 @@ def test_every_member_is_compared():
     ],
 )
 def test_the_remedy_suits_the_kinds(kinds, remedy):
-    """Without cuts by prepare, code cuts arrays; frames cannot be cut at given rows."""
+    """Without rechunk=, code can cut arrays; frames cannot be cut at given rows."""
     collections = [
         collection(name, rows, [0, 0], kind=kind)
         for name, rows, kind in zip("Xy", ([1, 3], [2, 2]), kinds, strict=True)
@@ -142,7 +144,7 @@ def test_the_remedy_suits_the_kinds(kinds, remedy):
 
 
 def test_an_eval_set_is_compared_within_itself():
-    """The remedy names the collections as the user does."""
+    """The remedy has the user's names of the collections."""
     rows = {"eval_set[0].X": [1, 3], "eval_set[0].y": [2, 2]}
     collections = [collection(label, r, [0, 0]) for label, r in rows.items()]
     evals = Layout(label="eval_set[0]", collections=tuple(collections))
@@ -154,7 +156,7 @@ def test_an_eval_set_is_compared_within_itself():
 
 @pytest.mark.parametrize("n_partitions", [8, 3])
 def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
-    """Equal or not, partition counts of lazy frames change when they are loaded."""
+    """Numbers of partitions of lazy frames may change when they are loaded."""
     lazy = [
         collection(label, None, None, kind="dataframe", keys=tuple(range(n)))
         for label, n in (("X", 8), ("y", n_partitions))
@@ -170,7 +172,7 @@ def test_counts_of_partitions_prove_nothing_before_loading(n_partitions):
 
 
 def test_counts_of_loaded_partitions_are_what_they_are():
-    """Loaded data whose rows were not counted still has its number of partitions."""
+    """Loaded data has a fixed number of partitions, even if rows were not counted."""
     collections = [collection("X", None, [0] * 8), collection("y", None, [0] * 3)]
     severe, unknown = find_differing_boundaries(
         Layout(label="training data", collections=tuple(collections))
@@ -185,7 +187,7 @@ def test_counts_of_loaded_partitions_are_what_they_are():
 
 
 def test_what_is_known_is_compared_although_something_is_not():
-    """A lazy X does not keep y and weight from being compared."""
+    """The labels and the weight are compared even if X is lazy."""
     collections = [
         collection("X", None, None, kind="dataframe", keys=(0, 1)),
         collection("y", [10, 10], [0, 0]),
@@ -202,13 +204,13 @@ def test_what_is_known_is_compared_although_something_is_not():
 
 
 def test_silent_for_whole_rows():
-    """Arrays that are cut by rows only are as they should be."""
+    """Arrays have chunks of whole rows."""
     assert list(column_chunks(view())) == []
     assert list(column_chunks(view(layouts=[layout([10, 10], [0, 1])]))) == []
 
 
 def test_blocks_of_columns_are_critical():
-    """An array cut by columns stops the fit, and prepare before it."""
+    """An array with blocks of columns stops prepare."""
     x = collection("eval_set[0].X", [10], [0], column_blocks=2)
     cut = Layout(
         label="eval_set[0]", collections=(x, collection("eval_set[0].y", [10], [0]))
@@ -237,12 +239,12 @@ def test_blocks_of_columns_are_critical():
     ],
 )
 def test_no_rows_silent(layouts):
-    """Nothing is said while there is a row, or nobody has counted."""
+    """There is a row, or rows were not counted."""
     assert list(no_rows(view(layouts=layouts))) == []
 
 
 def test_no_row_at_all():
-    """A collection of empty partitions only stops what was asked for, by its name."""
+    """A collection without rows is named, and stops the call."""
     found = list(no_rows(view(layouts=[layout([0, 0], [0, 1])])))
     assert [f.severity for f in found] == [Severity.critical] * 2
     assert found[0].message == "X has no rows, so nothing can be trained on it"
@@ -268,12 +270,12 @@ def test_no_row_at_all():
     ],
 )
 def test_too_few_partitions_silent(layouts):
-    """Nothing is said where partitions can be shared out evenly, or are not known."""
+    """Partitions can be shared evenly, or are unknown."""
     assert list(too_few_partitions(view(layouts=layouts))) == []
 
 
 def test_no_workers_are_no_finding():
-    """Without any worker there is nobody to have a partition."""
+    """Without workers there is nothing to compare."""
     assert (
         list(
             too_few_partitions(
@@ -285,13 +287,13 @@ def test_no_workers_are_no_finding():
 
 
 def test_workers_that_may_not_train_need_no_partition():
-    """One partition is enough for the one worker that was asked for."""
+    """One partition is enough for the one named worker."""
     data = [layout([10], [0])]
     assert list(too_few_partitions(view(layouts=data, goal_workers=[0]))) == []
 
 
 def test_fewer_partitions_than_workers_are_critical():
-    """The remedy has the rows of a partition that give each thread four."""
+    """The remedy has the rows of a partition that give each thread four partitions."""
     workers = [worker(i) for i in range(3)]
     (finding,) = too_few_partitions(
         view(workers=workers, layouts=[layout([600, 600], None)])
@@ -308,13 +310,13 @@ def test_fewer_partitions_than_workers_are_critical():
 
 
 def test_partitions_without_rows_do_not_count():
-    """An empty partition gives a worker nothing to train on."""
+    """A worker with only an empty partition cannot train."""
     (finding,) = too_few_partitions(view(layouts=[layout([10, 0], [0, 1])]))
     assert finding.evidence["partitions"] == 1
 
 
 def test_workers_still_to_be_started_are_counted():
-    """It is said before the cluster is scaled, not after."""
+    """The finding comes before the cluster is scaled."""
     data = [layout([10, 10], [0, 1])]
     (finding,) = too_few_partitions(view(layouts=data, n_workers=5))
     assert finding.evidence["workers"] == 5
@@ -329,8 +331,10 @@ def test_the_remedy_suits_frames():
 
 
 def test_the_remedy_cuts_as_prepare_would():
-    """One partition per thread if a task costs more than small partitions are worth;
-    those of workers to come count as the others'."""
+    """Each thread gets one partition if a task costs more than small partitions gain.
+
+    Future workers count too.
+    """
     threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
     now = snapshot(threads, overhead=1e-3)
     (finding,) = too_few_partitions(view(snapshots=[now], layouts=[layout([600], [0])]))
@@ -343,14 +347,14 @@ def test_the_remedy_cuts_as_prepare_would():
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 17])
 def test_the_remedys_partitions_are_enough(rows):
-    """However few rows there are, partitions so cut suffice for every worker."""
+    """With few rows, too, every worker gets a partition."""
     (finding,) = too_few_partitions(view(layouts=[layout([rows], [0])]))
     size = int(finding.remedy.split("rechunk({0: ")[1].split("}")[0])
     assert -(-rows // size) >= 2
 
 
 def test_fewer_rows_than_workers_that_all_need_some():
-    """Rows are named as the cause, and only fewer workers help."""
+    """The finding names the rows as the cause; only fewer workers help."""
     seen = view(layouts=[layout([1], [0])])
     exact = replace(seen.goal.workload, exact_rows=True)
     seen = replace(seen, goal=replace(seen.goal, workload=exact))
@@ -366,13 +370,13 @@ def test_fewer_rows_than_workers_that_all_need_some():
 
 @pytest.mark.parametrize("rechunk", [True, False, 2])
 def test_no_more_workers_are_expected_than_can_train(rechunk):
-    """Workers to come that will get no rows need no partition."""
+    """Future workers that will get no rows need no partition."""
     seen = view(layouts=[layout([1, 1], [0, 1])], n_workers=5, rechunk=rechunk)
     assert list(too_few_partitions(seen)) == []
 
 
 def test_partitions_that_cannot_be_even_are_information():
-    """Three equal partitions on two workers cost a third of the time."""
+    """Three equal partitions on two workers lose a third of the time."""
     (finding,) = too_few_partitions(view(layouts=[layout([10] * 3, [0, 0, 1])]))
     assert finding.severity is Severity.info
     assert finding.message == (
@@ -383,7 +387,7 @@ def test_partitions_that_cannot_be_even_are_information():
 
 
 def test_a_larger_tolerance_accepts_them():
-    """What the goal allows is not mentioned."""
+    """The goal's tolerance allows them."""
     data = [layout([10] * 3, [0, 0, 1])]
     assert list(too_few_partitions(view(layouts=data, tolerance=1 / 3))) == []
     assert len(list(too_few_partitions(view(layouts=data, tolerance=0.33)))) == 1
@@ -401,7 +405,7 @@ def partitions(n, **fields):
 
 
 def find_too_many_partitions(*layouts, workers=(), **settings):
-    """Findings where 10 partitions are the limit for each thread."""
+    """Return findings with a limit of 10 partitions for each thread."""
     return list(too_many_partitions(view(workers, layouts, workload=TEN), **settings))
 
 
@@ -415,12 +419,12 @@ def find_too_many_partitions(*layouts, workers=(), **settings):
     ],
 )
 def test_too_many_partitions_silent(layouts):
-    """Nothing is said of few partitions, or of large ones."""
+    """There are few partitions, or large ones."""
     assert find_too_many_partitions(*layouts) == []
 
 
 def test_the_limit_is_for_each_thread_that_may_train():
-    """More threads may have more partitions; a paused worker's do not count."""
+    """More threads may have more partitions; threads of paused workers do not count."""
     assert (
         find_too_many_partitions(partitions(21), workers=[worker(0, nthreads=3)]) == []
     )
@@ -431,7 +435,7 @@ def test_the_limit_is_for_each_thread_that_may_train():
 
 
 def test_many_small_partitions_are_a_warning():
-    """Number, threads and mean size are said."""
+    """The finding has the number of partitions, the threads and the mean size."""
     (finding,) = find_too_many_partitions(partitions(21))
     assert finding.severity is Severity.warning
     assert finding.message == (
@@ -452,7 +456,7 @@ def test_far_too_many_are_critical(n, severity):
 
 
 def test_eval_sets_are_never_critical():
-    """An eval set in far too many partitions is slow, but no reason to stop."""
+    """An eval set in too many partitions is slow, but does not stop prepare."""
     (finding,) = find_too_many_partitions(
         partitions(2), partitions(1000, label="eval_set[0]")
     )
@@ -460,7 +464,7 @@ def test_eval_sets_are_never_critical():
 
 
 def test_a_number_that_is_wanted_is_never_critical():
-    """Asked for, or kept as the model depends on it: nothing would join them."""
+    """A requested number, or one that the model depends on, is never joined."""
     kept = replace(TEN, keeps_partitions=True)
     for goal in ({"rechunk": 161}, {"workload": kept, "previous_shape": (1610, 161)}):
         seen = view((), [partitions(161)], **{"workload": TEN} | goal)
@@ -475,14 +479,14 @@ def test_a_number_that_is_wanted_is_never_critical():
 
 
 def test_settings_say_what_is_small_and_what_is_excess():
-    """Smaller partitions may be allowed, and fewer of them be too many."""
+    """Settings allow smaller or more partitions."""
     assert find_too_many_partitions(partitions(21), min_bytes=880) == []
     (finding,) = find_too_many_partitions(partitions(21), critical_ratio=1.0)
     assert finding.severity is Severity.critical
 
 
 def test_many_partitions_of_unknown_size_are_unknown():
-    """Before loading a frame does not say whether its partitions are small."""
+    """Partition sizes of a lazy frame are unknown."""
     keys = tuple(range(21))
     (finding,) = find_too_many_partitions(
         layout(None, None, kind="dataframe", keys=keys)
@@ -509,7 +513,7 @@ WORKERS = [worker(0, memory_limit=8000), worker(1, memory_limit=4000)]
     ],
 )
 def test_large_partitions_silent(layouts):
-    """Nothing is said of partitions up to a quarter of the smallest worker."""
+    """Partitions have up to a quarter of the smallest worker's limit."""
     assert list(large_partitions(view(workers=WORKERS, layouts=layouts))) == []
 
 
@@ -526,7 +530,7 @@ def test_just_a_quarter_is_silent():
 
 
 def test_without_a_limit_nothing_is_compared():
-    """No worker, or none with a memory limit, is no finding."""
+    """There is no worker, or none has a memory limit."""
     data = [layout([1000], [0])]
     assert (
         list(large_partitions(view(workers=[worker(memory_limit=0)], layouts=data)))
@@ -545,7 +549,7 @@ def test_small_workers_that_may_not_train_do_not_count():
 
 
 def test_a_large_partition_is_a_warning():
-    """Its bytes are compared with the smallest worker's limit."""
+    """The finding compares its bytes with the smallest worker's limit."""
     (finding,) = large_partitions(
         view(workers=WORKERS, layouts=[layout([5, 20], [0, 1])])
     )
@@ -559,7 +563,7 @@ def test_a_large_partition_is_a_warning():
 
 
 def test_fraction_sets_how_large_is_large():
-    """Half of a worker may be allowed."""
+    """The setting allows half of a worker."""
     data = [layout([20], [0])]
     assert (
         list(large_partitions(view(workers=WORKERS, layouts=data), max_fraction=0.5))
@@ -568,7 +572,7 @@ def test_fraction_sets_how_large_is_large():
 
 
 def test_sizes_that_are_not_known_are_unknown():
-    """A frame that is not loaded does not tell how large its partitions are."""
+    """Partition sizes of a lazy frame are unknown."""
     lazy = layout(None, None, keys=(0, 1))
     (finding,) = large_partitions(view(workers=WORKERS, layouts=[lazy]))
     assert finding.severity is Severity.unknown
@@ -582,12 +586,12 @@ def test_sizes_that_are_not_known_are_unknown():
 
 
 def test_silent_where_data_has_a_recipe():
-    """Whatever it is."""
+    """Data of any kind that can be computed again."""
     assert list(scattered_data(view((), [layout([10], [0])]))) == []
 
 
 def test_without_a_recipe():
-    """Counted over all collections."""
+    """The finding counts the keys of all collections."""
     (finding,) = scattered_data(view((), [layout([10, 10], [0, 1], scattered=2)]))
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")

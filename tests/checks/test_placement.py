@@ -38,12 +38,12 @@ THREE = [worker(i) for i in range(3)]
     ],
 )
 def test_silent(layouts):
-    """Nothing is said where every worker trains, or where it cannot be decided."""
+    """Every worker trains, or the layout is unknown."""
     assert list(empty_workers(view(workers=THREE, layouts=layouts))) == []
 
 
 def test_workers_that_may_not_train_may_be_empty():
-    """A paused worker, or one that was not asked for, needs no data."""
+    """A paused worker, or one that was not named, needs no data."""
     workers = [worker(0), worker(1, status="paused"), worker(2)]
     data = [layout([10] * 3, [0] * 3)]
     assert (
@@ -52,7 +52,7 @@ def test_workers_that_may_not_train_may_be_empty():
 
 
 def test_a_worker_without_partitions_is_a_warning():
-    """All data on the first of three workers leaves two that will not train."""
+    """With all data on the first of three workers, two workers will not train."""
     (finding,) = empty_workers(view(workers=THREE, layouts=[layout([10] * 3, [0] * 3)]))
     assert finding.severity is Severity.warning
     assert finding.subject == (1, 2)
@@ -70,7 +70,7 @@ def test_partitions_without_rows_do_not_count():
 
 
 def test_one_row_makes_a_partition():
-    """However small partitions are, each can give a worker something to do."""
+    """However small partitions are, each gives a worker rows."""
     (finding,) = empty_workers(
         view(workers=THREE, layouts=[layout([1] * 3, [0, 1, 1])])
     )
@@ -78,14 +78,14 @@ def test_one_row_makes_a_partition():
 
 
 def test_a_copy_is_not_a_share():
-    """A worker that only has copies of what others hold is empty."""
+    """A worker that only has replicas of other workers' keys is empty."""
     data = layout([10] * 3, {"X": [0, 1, [1, 2]], "y": [0, 1, 1]})
     (finding,) = empty_workers(view(workers=THREE, layouts=[data]))
     assert finding.subject == (2,)
 
 
 def test_workers_that_cannot_have_rows():
-    """Where there are too few rows for all, that is the cause which is named."""
+    """The finding names too few rows as the cause."""
     seen = chosen(view(THREE, [layout([1, 1], [0, 2])]))
     (finding,) = empty_workers(seen)
     assert finding.severity is Severity.warning
@@ -122,7 +122,7 @@ def test_workers_that_cannot_have_rows():
     ],
 )
 def test_uneven_rows_silent(layouts):
-    """Nothing is said of even rows, or where it cannot be decided."""
+    """Rows are even, or the layout is unknown."""
     assert list(uneven_rows(view(layouts=layouts))) == []
 
 
@@ -134,7 +134,7 @@ def test_shares_are_by_threads():
 
 
 def test_all_rows_on_one_worker_are_a_warning():
-    """The fullest worker is named with its rows, and what moving can reach."""
+    """The finding has the fullest worker, its rows, and the result of moving."""
     (finding,) = uneven_rows(view(layouts=[layout([10] * 4, [1] * 4)]))
     assert finding.severity is Severity.warning
     assert finding.subject == (1,)
@@ -147,14 +147,14 @@ def test_all_rows_on_one_worker_are_a_warning():
 
 
 def test_the_tolerance_is_the_goals():
-    """What is uneven for one goal is even enough for another."""
+    """The goal's tolerance decides."""
     data = [layout([12, 8, 1, 1], [0, 1, 0, 0])]
     assert len(list(uneven_rows(view(layouts=data)))) == 1
     assert list(uneven_rows(view(layouts=data, tolerance=0.5))) == []
 
 
 def test_what_no_move_can_better_is_information():
-    """Three equal partitions on two workers lie as evenly as they can."""
+    """Three equal partitions on two workers are as even as possible."""
     (finding,) = uneven_rows(view(layouts=[layout([10] * 3, [0, 1, 0])]))
     assert finding.severity is Severity.info
     assert finding.message.endswith("whole partitions cannot be placed more evenly")
@@ -168,7 +168,7 @@ def test_what_no_move_can_better_is_information():
     ],
 )
 def test_rows_on_workers_that_may_not_train_are_a_warning(workers, goal):
-    """Such rows are wrong although the others are not too full."""
+    """Such rows are a warning, even if the other workers have room."""
     data = [layout([10] * 4, [0, 1, 0, 1])]
     (finding,) = uneven_rows(view(workers=workers, layouts=data, **goal))
     assert finding.severity is Severity.warning
@@ -180,14 +180,14 @@ def test_rows_on_workers_that_may_not_train_are_a_warning(workers, goal):
 
 
 def test_rows_of_eval_sets_on_such_workers_are_found_too():
-    """A worker that may not train should not hold an eval set either."""
+    """A worker that may not train should not hold eval sets either."""
     sets = [layout([10], [0]), layout([5], [1], label="eval_set[0]")]
     (finding,) = uneven_rows(view(layouts=sets, goal_workers=[0]))
     assert "5 rows of the eval_set[0] are on worker 1" in finding.message
 
 
 def test_no_eligible_worker_is_survived():
-    """Rows on paused workers alone are found without dividing by nothing."""
+    """Rows on paused workers alone give a finding, not a division by zero."""
     workers = [worker(0, status="paused")]
     (finding,) = uneven_rows(view(workers=workers, layouts=[layout([10], [0])]))
     assert finding.evidence == {"rows": 10, "total_rows": 10}
@@ -215,12 +215,12 @@ def test_no_eligible_worker_is_survived():
     ],
 )
 def test_separated_pairs_silent(layouts):
-    """Nothing is said where each partition is whole on some worker, or not known."""
+    """Each partition is whole on some worker, or holders are unknown."""
     assert list(separated_pairs(view(layouts=layouts))) == []
 
 
 def test_separated_partitions_are_counted_with_what_must_travel():
-    """Of a separated pair at least the smaller part travels."""
+    """At least the smaller part of a separated pair is transferred."""
     torn = layout([10] * 4, {"X": [0, 0, 1, 1], "y": [0, 1, 1, 0]})
     (finding,) = separated_pairs(view(layouts=[torn]))
     assert finding.severity is Severity.warning
@@ -233,7 +233,7 @@ def test_separated_partitions_are_counted_with_what_must_travel():
 
 
 def test_a_partition_of_one_row_counts():
-    """Only partitions without rows are of no concern."""
+    """Only partitions without rows are ignored."""
     (finding,) = separated_pairs(view(layouts=[layout([1], {"X": [0], "y": [1]})]))
     assert finding.evidence == {"separated": 1, "partitions": 1, "bytes": 8}
 
@@ -250,7 +250,7 @@ def test_every_member_counts():
 
 
 def test_eval_sets_are_looked_at():
-    """An eval set's pairs travel at each fit too."""
+    """Pairs of eval sets are transferred at each fit too."""
     X, y = "eval_set[0].X", "eval_set[0].y"
     torn = layout([10], {X: [0], y: [1]}, (X, y), label="eval_set[0]")
     (finding,) = separated_pairs(view(layouts=[layout([10], [0]), torn]))
@@ -270,12 +270,12 @@ def test_eval_sets_are_looked_at():
     ],
 )
 def test_surplus_replicas_silent(layouts):
-    """Nothing is said where every key lies on one worker, wherever that is."""
+    """Every key has one holder, on any worker."""
     assert list(surplus_replicas(view(layouts=layouts))) == []
 
 
 def test_copies_are_counted_by_partition():
-    """A partition counts once, however many of its collections have copies."""
+    """A partition counts once, however many of its collections have replicas."""
     given = layout([10] * 3, {"X": [[0, 1], 0, 1], "y": [[0, 1], [0, 1], 1]})
     (finding,) = surplus_replicas(view(layouts=[given]))
     assert finding.severity is Severity.info

@@ -34,7 +34,7 @@ from tests.processes import soon
 
 
 def find_abandoned_tasks(*seen):
-    """From (time, cancelled tasks) of one of two workers."""
+    """Return findings from (time, cancelled tasks) of one of two workers."""
     window = [
         snapshot([worker(0, cancelled=n), worker(1)], time=time) for time, n in seen
     ]
@@ -42,7 +42,7 @@ def find_abandoned_tasks(*seen):
 
 
 def test_silent_where_tasks_are_wanted():
-    """And for the moment in which one ends."""
+    """Tasks are wanted, or a cancelled task runs for a moment."""
     assert find_abandoned_tasks((0, 0)) == []
     assert find_abandoned_tasks((0, 1), (20, 0)) == []
     assert find_abandoned_tasks((0, 0), (20, 1)) == []
@@ -50,14 +50,14 @@ def test_silent_where_tasks_are_wanted():
 
 
 def test_one_reading_tells_nothing():
-    """The task may end in a moment."""
+    """After one reading the task may end soon."""
     (finding,) = find_abandoned_tasks((0, 1))
     assert finding.severity is Severity.unknown
     assert "one reading cannot show for how long" in finding.message
 
 
 def test_abandoned():
-    """For as long as it was seen, without a break."""
+    """The duration is that of the snapshots without a break."""
     (finding,) = find_abandoned_tasks((0, 0), (10, 2), (30, 2))
     assert finding.severity is Severity.warning
     assert finding.subject == (0,)
@@ -70,7 +70,7 @@ def _train(gate):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_live(c, s, a, b):
-    """A client goes while its task runs: the thread cannot be stopped."""
+    """A client closes while its task runs, and the thread cannot be stopped."""
     gate = Event("gate", client=c)
     # its result is not what keeps the worker: the thread is in native code, say
     # nor may its thread take this client, which goes, for the one that it waits with
@@ -98,7 +98,7 @@ def _names(monitor):
 
 
 def find_single_busy_worker(*seen, workers=2):
-    """From (time, tasks of each worker)."""
+    """Return findings from (time, tasks of each worker)."""
     window = [
         snapshot([worker(i, processing=n) for i, n in enumerate(tasks)], time=t)
         for t, *tasks in seen
@@ -107,7 +107,9 @@ def find_single_busy_worker(*seen, workers=2):
 
 
 def test_silent_where_all_or_none_work():
-    """Or for a short while, or by turns, or where there is one worker."""
+    """All, none, or different workers are busy, or only briefly, or there is one
+    worker.
+    """
     assert find_single_busy_worker((0, 0, 0)) == []
     assert find_single_busy_worker((0, 3, 1), (60, 1, 1)) == []
     assert find_single_busy_worker((0, 1, 0), (20, 1, 0)) == []
@@ -116,13 +118,13 @@ def test_silent_where_all_or_none_work():
 
 
 def test_single_busy_worker_one_reading_tells_nothing():
-    """Every computation has such a moment."""
+    """Every computation has such moments."""
     (finding,) = find_single_busy_worker((0, 1, 0))
     assert finding.severity is Severity.unknown
 
 
 def test_one_worker_works():
-    """For as long as it was seen."""
+    """The duration is that of the snapshots."""
     (finding,) = find_single_busy_worker((0, 1, 1, 1), (10, 2, 0, 0), (50, 1, 0, 0))
     assert finding.severity is Severity.info
     assert finding.subject == (0,)
@@ -138,7 +140,7 @@ def find_short_tasks(*prefixes):
 
 
 def test_silent_where_tasks_are_long_or_few():
-    """Or where nobody asked, or nothing has run."""
+    """Tasks are long or few, or nothing has run or was read."""
     assert find_short_tasks() == []
     assert find_short_tasks(prefix("a", finished=1000, seconds=1.0)) == []
     assert find_short_tasks(prefix("a", finished=100_000, seconds=5000.0)) == []
@@ -146,7 +148,7 @@ def test_silent_where_tasks_are_long_or_few():
 
 
 def test_many_short_ones():
-    """With what they cost, and how much larger they should be."""
+    """The finding has their overhead, and a better size."""
     some = prefix("random", finished=100_000, seconds=100.0)
     (finding,) = find_short_tasks(some, prefix("sum", finished=80_000, seconds=100.0))
     assert finding.severity is Severity.warning
@@ -169,13 +171,13 @@ def find_stuck_tasks(*unmet):
 
 
 def test_silent_where_nothing_waits():
-    """Or where nobody has asked."""
+    """No task waits, or the tasks were not read."""
     assert find_stuck_tasks() == []
     assert list(unrunnable_tasks(view(snapshots=[snapshot([worker(0)])]))) == []
 
 
 def test_a_worker_that_is_gone():
-    """Will not come back under its address, as a rule."""
+    """A lost worker seldom returns with its address."""
     gone = ("tcp://10.0.0.1:4000", "tcp://10.0.0.2:4000")
     one, two = find_stuck_tasks(
         *(UnmetRestriction(kind="worker", names=gone[:i], tasks=i) for i in (1, 2))
@@ -188,7 +190,7 @@ def test_a_worker_that_is_gone():
 
 
 def test_what_may_still_come():
-    """A host, and resources."""
+    """A missing host or resource may still come."""
     host, resources = find_stuck_tasks(
         UnmetRestriction(kind="host", names=("gpu-\x1b[31m7",), tasks=3),
         UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=4),
@@ -203,7 +205,7 @@ def test_what_may_still_come():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_stuck_tasks_live(c, s, a, b):
-    """What a worker that leaves has not done, and was to do alone."""
+    """A worker that leaves had a task that is restricted to it."""
     gone = a.address
     await a.close()
     tasks = c.map(int, range(3), workers=[gone])
@@ -225,7 +227,7 @@ def find_large_results(*prefixes):
 
 
 def test_silent_where_results_are_small_or_spread():
-    """Partitions may be large together."""
+    """Results are small, or many partitions hold the bytes."""
     assert find_large_results(prefix(ARRAYS, memory=3, nbytes=2**30)) == []
     assert find_large_results(prefix(ARRAYS, waiting=3, inputs=2**30)) == []
     assert (
@@ -236,14 +238,14 @@ def test_silent_where_results_are_small_or_spread():
 
 @pytest.mark.parametrize("name", [ARRAYS, "repartitiontofewer"])
 def test_a_large_result_in_one_place(name):
-    """Each of them went through one worker's memory."""
+    """Every result passed through the memory of one worker."""
     (finding,) = find_large_results(prefix(name, memory=2, nbytes=2**33))
     assert finding.severity is Severity.warning
     assert "2 results of 8.0 GiB in all were joined" in finding.message
 
 
 def test_a_large_result_that_is_to_come():
-    """While there is time to stop it."""
+    """The result can still be prevented."""
     (finding,) = find_large_results(prefix(ARRAYS, waiting=1, inputs=2**33))
     assert finding.severity is Severity.warning
     assert "1 result of 8.0 GiB in all is about to be joined" in finding.message
@@ -267,7 +269,7 @@ FRAME = pd.DataFrame(np.ones((8000, 100)))
     ids=["array", "frame"],
 )
 def test_large_results_live(collection):
-    """As Dask names what it makes: before all partitions are joined, and after."""
+    """Dask's names identify results before and after all partitions are joined."""
 
     @gen_cluster(
         client=True,
@@ -308,7 +310,7 @@ def find_embedded_data(nbytes):
 
 
 def test_silent_where_workers_read():
-    """A little does no harm; of what is loaded nothing is known."""
+    """Workers read the data, little is in the graph, or the data is loaded."""
     assert (
         find_embedded_data(0)
         == find_embedded_data(None)
@@ -318,7 +320,7 @@ def test_silent_where_workers_read():
 
 
 def test_data_in_the_graph():
-    """A warning where it is much."""
+    """It is a warning from a certain size on."""
     (finding,) = find_embedded_data(2**26)
     assert finding.severity is Severity.info
     assert "X has 64.0 MiB of data in the graph" in finding.message
@@ -330,13 +332,13 @@ def test_data_in_the_graph():
 
 
 def test_silent_without_actors():
-    """Or where nobody asked."""
+    """There are no actors, or they were not read."""
     assert list(actors(view(survey=survey()))) == []
     assert list(actors(view())) == []
 
 
 def test_actors():
-    """Counted."""
+    """The finding counts them."""
     (finding,) = actors(view(survey=survey(actors=2)))
     assert finding.severity is Severity.info
     assert finding.message == (
@@ -353,14 +355,14 @@ def find_lost_datasets(*names):
 
 
 def test_silent_where_names_lead_somewhere():
-    """Or there are none."""
+    """All names have data, or there are no names."""
     assert find_lost_datasets(("X", 5, 0)) == []
     assert find_lost_datasets() == []
     assert list(lost_datasets(view())) == []
 
 
 def test_names_that_lead_nowhere():
-    """All of their keys, or some."""
+    """All or some of their keys are missing."""
     (finding,) = find_lost_datasets(("X", 5, 5), ("y", 5, 0))
     assert finding.severity is Severity.critical
     assert (
@@ -383,7 +385,7 @@ def find_other_clients(*clients):
 
 
 def test_silent_where_there_is_nobody_else():
-    """The one that asks, published data, and clients without data."""
+    """There are only this client, published data, and clients without data."""
     assert (
         find_other_clients(
             ("Client-me", 5, 1), ("published-X", 5, 0), ("Client-b", 0, 0)
@@ -394,7 +396,7 @@ def test_silent_where_there_is_nobody_else():
 
 
 def test_others():
-    """How many, with how much, and whether one is silent."""
+    """The finding has their number, their bytes, and silent ones."""
     (finding,) = find_other_clients(("Client-me", 5, 1), ("Client-b", 7, 1))
     assert finding.severity is Severity.info
     assert finding.message == "1 other client of this cluster keeps 7 keys"

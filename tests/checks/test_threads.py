@@ -13,7 +13,7 @@ ALL = frozenset(range(8))
 
 
 def find_thread_count(*workers, **settings):
-    """Findings for these workers."""
+    """Return findings for these workers."""
     return list(thread_count(view(workers=workers), **settings))
 
 
@@ -50,7 +50,7 @@ def find_thread_count(*workers, **settings):
     ],
 )
 def test_silent(workers):
-    """Nothing is said where threads and CPUs match."""
+    """Threads match CPUs."""
     assert find_thread_count(*workers) == []
 
 
@@ -67,7 +67,7 @@ def test_threads_are_summed_over_the_workers_of_a_host():
 
 
 def test_the_same_workers_on_two_hosts_do_not_compete():
-    """Hosts are counted apart."""
+    """Each host counts separately."""
     assert (
         find_thread_count(
             *(worker(i, nthreads=8, affinity=ALL, host=f"h{i}") for i in (0, 1))
@@ -77,7 +77,7 @@ def test_the_same_workers_on_two_hosts_do_not_compete():
 
 
 def test_a_quota_around_the_workers_cgroup_counts():
-    """A quota on a parent, which Dask overlooks, makes threads compete."""
+    """A quota of a parent cgroup, which Dask ignores, makes threads compete."""
     quotas = (("/job/step", 8.0), ("/job", 2.0))
     (finding,) = find_thread_count(worker(0, nthreads=8, affinity=ALL, quotas=quotas))
     assert finding.severity is Severity.warning
@@ -85,7 +85,7 @@ def test_a_quota_around_the_workers_cgroup_counts():
 
 
 def test_one_container_over_its_quota_is_found_beside_an_idle_one():
-    """Sums of the host do not hide a worker that competes with itself."""
+    """Sums over the host do not hide a worker that competes with itself."""
     full = worker(0, nthreads=4, affinity=ALL, quotas=(("/a", 2.0),))
     idle = worker(1, nthreads=2, affinity=ALL, quotas=(("/b", 4.0),))
     (finding,) = find_thread_count(full, idle)
@@ -93,7 +93,7 @@ def test_one_container_over_its_quota_is_found_beside_an_idle_one():
 
 
 def test_idle_cpus_of_a_remote_host_are_a_warning():
-    """A host that seems to be there for the workers should be used whole."""
+    """A remote host is probably meant to be used fully."""
     (finding,) = find_thread_count(worker(0, nthreads=1, affinity=ALL, host="10.0.0.7"))
     assert finding.severity is Severity.warning
     assert "host 10.0.0.7" in finding.message
@@ -105,7 +105,7 @@ def test_idle_cpus_of_a_remote_host_are_a_warning():
     [("127.0.0.1", "tcp://127.0.0.1:1"), ("10.0.0.1", "tcp://10.0.0.1:8786")],
 )
 def test_idle_cpus_of_the_schedulers_host_are_information(host, scheduler):
-    """One worker of one thread on the user's machine is mostly meant."""
+    """A worker with one thread on the user's machine is mostly intended."""
     small = worker(0, nthreads=1, affinity=frozenset({0, 1}), host=host)
     moment = snapshot([small], scheduler=scheduler)
     (finding,) = thread_count(view(snapshots=[moment]))
@@ -113,7 +113,7 @@ def test_idle_cpus_of_the_schedulers_host_are_information(host, scheduler):
 
 
 def test_idle_cpus_of_shared_hosts_are_information():
-    """Where other jobs are meant to use the hosts, idle CPUs are not our concern."""
+    """On shared hosts idle CPUs belong to other jobs."""
     (finding,) = find_thread_count(
         worker(0, affinity=ALL, host="10.0.0.7"), shared_hosts=True
     )
@@ -128,7 +128,7 @@ def test_tolerance_allows_more_difference():
 
 
 def test_a_thousand_hosts_are_one_finding():
-    """Hosts with the same condition are counted, three named."""
+    """Hosts with the same condition are counted, and three are named."""
     crowd = [worker(i, affinity=ALL, host=f"h{i}") for i in range(1000)]
     (finding,) = find_thread_count(*crowd)
     assert "hosts h0, h1, h2 and 997 more" in finding.message
@@ -136,7 +136,7 @@ def test_a_thousand_hosts_are_one_finding():
 
 
 def test_unknown_facts_are_said_once_for_each_reason():
-    """A host of which one worker is silent is not judged by the others."""
+    """A host with a silent worker is unknown."""
     mute = worker(1, facts=Unknown("no answer"))
     (finding,) = find_thread_count(worker(0, nthreads=64, affinity=ALL), mute)
     assert finding.severity is Severity.unknown
@@ -144,7 +144,7 @@ def test_unknown_facts_are_said_once_for_each_reason():
 
 
 def test_host_names_are_made_safe():
-    """A host's name cannot act on a terminal."""
+    """Control characters in a host's name are escaped."""
     (finding,) = find_thread_count(worker(0, affinity=ALL, host="h\x1b[2J"))
     assert finding.message.isprintable()
 
@@ -172,14 +172,14 @@ def find_thread_pools(
 
 
 def test_silent_with_pools_of_one():
-    """As the nanny sets them; and up to twice the CPUs."""
+    """The nanny sets pools of one thread; up to twice the CPUs are allowed."""
     assert find_thread_pools(1) == []
     assert find_thread_pools(2) == []
     assert list(thread_pools(view())) == []
 
 
 def test_too_many_threads():
-    """Tasks of all workers of the host, times their pools."""
+    """Threads are the tasks of all workers of a host, times their pools."""
     (finding,) = find_thread_pools(8)
     assert finding.severity is Severity.warning
     assert "could run 32 native threads at once" in finding.message
@@ -189,7 +189,7 @@ def test_too_many_threads():
 
 
 def test_without_threadpoolctl():
-    """What the environment says is no answer, but it is told."""
+    """Without threadpoolctl the result is unknown, but the variables are shown."""
     blind = details(thread_pools=None, variables={"OMP_NUM_THREADS": "4"})
     (finding,) = thread_pools(view([worker(0, details=blind)]))
     assert finding.severity is Severity.unknown
@@ -197,7 +197,7 @@ def test_without_threadpoolctl():
 
 
 def test_a_library_that_takes_the_threads_of_its_worker():
-    """Pools are nothing to it; other tasks have them still."""
+    """The library ignores pools, but other tasks use them."""
     (finding,) = find_thread_pools(8, kind="worker")
     assert finding.severity is Severity.info
     assert finding.message.endswith("; The library ignores these pools")
@@ -205,7 +205,7 @@ def test_a_library_that_takes_the_threads_of_its_worker():
 
 
 def test_a_library_that_trains_in_its_pools():
-    """Where the nanny has set them to 1, threads of the worker are idle."""
+    """If pools have one thread, further threads of a worker idle."""
     (finding,) = find_thread_pools(1, nthreads=4, kind="pools")
     assert finding.severity is Severity.info
     assert "0 and 1 the pool is smaller than the worker (1 of 4" in finding.message
@@ -218,14 +218,14 @@ def test_a_library_that_trains_in_its_pools():
 
 
 def test_silent_while_they_tick():
-    """A busy machine may be late now and then."""
+    """A busy machine may be late sometimes."""
     some = [worker(0, loop_delay=0.02), worker(1, loop_delay=0.3)]
     assert list(blocked_event_loops(view(some, survey=survey()))) == []
     assert list(blocked_event_loops(view(some))) == []
 
 
 def test_blocked():
-    """Of workers, and of the scheduler."""
+    """The event loops of workers and of the scheduler are blocked."""
     some = [worker(0, loop_delay=0.6), worker(1, loop_delay=4.0), worker(2)]
     workers, scheduler = blocked_event_loops(view(some, survey=survey(loop_delay=2.0)))
     assert workers.severity is scheduler.severity is Severity.warning

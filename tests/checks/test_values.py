@@ -26,14 +26,14 @@ def find_not_finite(label, *partitions):
 
 
 def test_silent_where_values_are_good():
-    """Features may be lacking; and nothing is known that was not asked for."""
+    """Features may be missing; unread values are unknown."""
     assert find_not_finite("X", (3, 0), (0, 0)) == []
     assert find_not_finite("y", (0, 0)) == []
     assert list(nonfinite_values(view((), [layout([10], [0])]))) == []
 
 
 def test_what_no_fit_can_use():
-    """Labels that are lacking are worse than infinite features."""
+    """Missing labels are worse than infinite features."""
     (finding,) = find_not_finite("X", (3, 1), (0, 1))
     assert finding.severity is Severity.warning
     assert (
@@ -58,14 +58,14 @@ def find_unlike_categories(*partitions):
 
 
 def test_silent_where_they_are_the_same():
-    """In every partition, in the same order."""
+    """All partitions have the same categories in the same order."""
     assert find_unlike_categories({"a": "['u', 'v']"}, {"a": "['u', 'v']"}) == []
     assert find_unlike_categories({}, {}) == []
     assert list(differing_categories(view((), [layout([10], [0])]))) == []
 
 
 def test_other_lists():
-    """Named by column."""
+    """The finding names the columns."""
     (finding,) = find_unlike_categories(
         {"a": "['u']", "b": "[1]"}, {"a": "['v']", "b": "[1]"}
     )
@@ -82,14 +82,14 @@ def find_text_columns(label="X", **types):
 
 
 def test_silent_for_numbers():
-    """And for what is no feature."""
+    """Numbers have no categories; labels are no features."""
     assert find_text_columns(float64=(3, "a"), bool=(1, "b"), Int64=(1, "c")) == []
     assert find_text_columns(label="y", object=(1, "label")) == []
 
 
 @pytest.mark.parametrize("dtype", ["object", "string", "datetime64[ns]", "str"])
 def test_what_is_refused(dtype):
-    """Before a worker says so."""
+    """The finding comes before the error of a worker."""
     (finding,) = find_text_columns(**{dtype: (2, "city")})
     assert finding.severity is Severity.warning
     assert "2 columns of type" in finding.message
@@ -97,7 +97,7 @@ def test_what_is_refused(dtype):
 
 
 def test_categories():
-    """Some libraries take them."""
+    """Some libraries accept categories."""
     (finding,) = find_text_columns(label="eval_set[0].X", category=(1, "city"))
     assert finding.severity is Severity.info
 
@@ -111,7 +111,7 @@ def find_mixed_numbers(kind="dataframe", **types):
 
 
 def test_silent_where_all_are_alike():
-    """Or most are wide already; or it is no frame."""
+    """All columns have the same type, most are wide, or there is no frame."""
     assert (
         find_mixed_numbers(float32=(10, "a"))
         == find_mixed_numbers(float64=(10, "a"))
@@ -123,7 +123,7 @@ def test_silent_where_all_are_alike():
 
 
 def test_one_wide_column():
-    """Named with its type."""
+    """The finding has the name and the type of the column."""
     (finding,) = find_mixed_numbers(float32=(9, "a"), int64=(1, "id"))
     assert finding.severity is Severity.info
     assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
@@ -139,7 +139,7 @@ def find_wide_numbers(kept, itemsize=8, rows=10**8):
 
 
 def test_silent_where_it_does_not_matter():
-    """Unknown libraries, narrow numbers, small data, no data, no numbers."""
+    """Unknown workloads, narrow numbers, small data, unknown data, no numbers."""
     assert (
         find_wide_numbers(None)
         == find_wide_numbers(4, itemsize=4)
@@ -151,7 +151,7 @@ def test_silent_where_it_does_not_matter():
 
 
 def test_half_would_do():
-    """With the bytes that would be spared."""
+    """The finding has the bytes that half the width saves."""
     (finding,) = find_wide_numbers(4)
     assert finding.severity is Severity.info
     assert finding.evidence["bytes"] == 80 * 10**8 // 2

@@ -28,7 +28,7 @@ from tests.processes import soon
 
 
 def test_none_at_all():
-    """Nothing can run, whatever was asked for."""
+    """Without workers nothing can run."""
     (finding,) = missing_workers(view(snapshots=[snapshot([])]))
     assert finding.severity is Severity.critical
     assert finding.message == "no worker is running (workers: none)"
@@ -38,12 +38,12 @@ def test_none_at_all():
 
 @pytest.mark.parametrize("n_workers", [None, 1, 2])
 def test_silent_with_enough_workers(n_workers):
-    """No number was asked for, or as many or more run."""
+    """As many workers as requested run, or no number was requested."""
     assert list(missing_workers(view(n_workers=n_workers))) == []
 
 
 def test_fewer_running_workers_than_asked_for_are_a_warning():
-    """A paused worker is not one of those that were asked for."""
+    """A paused worker does not count as a running one."""
     workers = [worker(0), worker(1, status="paused")]
     (finding,) = missing_workers(view(workers=workers, n_workers=4))
     assert finding.severity is Severity.warning
@@ -52,7 +52,7 @@ def test_fewer_running_workers_than_asked_for_are_a_warning():
 
 
 def test_why_the_cluster_cannot_be_scaled_is_said():
-    """Where the client cannot scale, the reason is part of the finding."""
+    """The finding has the reason why the client cannot scale."""
     moment = snapshot([], can_scale="it was connected by address")
     (finding,) = missing_workers(view(snapshots=[moment], n_workers=1))
     assert finding.message == (
@@ -69,17 +69,17 @@ GIB = 2**30
 
 
 def find_paused_workers(*workers, **goal):
-    """Findings for these workers."""
+    """Return findings for these workers."""
     return list(paused_workers(view(workers=workers, **goal)))
 
 
 def test_silent_while_all_run():
-    """Running workers, and those that are only starting, are no finding."""
+    """All workers run or start."""
     assert find_paused_workers(worker(0), worker(1, status="init")) == []
 
 
 def test_paused_workers_are_critical():
-    """All paused workers are one finding that says what does not happen there."""
+    """One finding lists all paused workers and the effect."""
     (finding,) = find_paused_workers(
         worker(0), *(worker(i, status="paused") for i in (1, 2))
     )
@@ -92,7 +92,7 @@ def test_paused_workers_are_critical():
 
 
 def test_why():
-    """What fills it, beside the threshold; or that nothing does."""
+    """The finding has the data that fills the worker, if there is any."""
     full = worker(1, status="paused", process=int(3.5 * GIB), managed=GIB)
     (finding,) = find_paused_workers(worker(0), full)
     assert finding.message.endswith(
@@ -108,7 +108,7 @@ def test_why():
 
 
 def test_since_when_is_what_the_worker_says():
-    """Also with one reading."""
+    """The worker reports the time of its pause, so one reading suffices."""
     said = details(paused=75.0)
     (finding,) = find_paused_workers(
         worker(0), worker(1, status="paused", details=said)
@@ -118,7 +118,7 @@ def test_since_when_is_what_the_worker_says():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_live(c, s, a, b):
-    """As a worker says it."""
+    """A real worker reports it."""
     a.memory_manager.memory_pause_fraction = 1e-9
     a.status = Status.paused
     await soon(lambda: s.workers[a.address].status is Status.paused)
@@ -129,7 +129,7 @@ async def test_live(c, s, a, b):
 
 
 def test_a_paused_worker_that_was_not_asked_for_is_information():
-    """A fit on other workers does not depend on it."""
+    """The fit on other workers does not depend on it."""
     (finding,) = find_paused_workers(
         worker(0), worker(1, status="paused"), goal_workers=[0]
     )
@@ -138,7 +138,7 @@ def test_a_paused_worker_that_was_not_asked_for_is_information():
 
 
 def test_how_long_is_told_as_far_as_it_was_seen():
-    """The time is counted from the first of the snapshots that show it paused."""
+    """The duration counts from the first of the snapshots with the pause."""
     window = [
         snapshot([worker(0, status=status)], time=time)
         for time, status in [(0, "paused"), (10, "running"), (20, "paused")]
@@ -150,7 +150,7 @@ def test_how_long_is_told_as_far_as_it_was_seen():
 
 
 def test_the_longest_time_is_that_of_one_of_them():
-    """Of several workers the longest pause is told, and that it is one's."""
+    """The finding has the longest pause and its worker."""
     early = snapshot([worker(0, status="paused"), worker(1)], time=0)
     late = snapshot([worker(i, status="paused") for i in (0, 1)], time=40.0)
     (finding,) = paused_workers(view(snapshots=[early, late]))
@@ -158,7 +158,7 @@ def test_the_longest_time_is_that_of_one_of_them():
 
 
 def test_a_closing_worker_is_a_warning():
-    """A worker that closes gracefully does not train, but nothing hangs on it."""
+    """A worker that closes gracefully does not train, but no task waits for it."""
     (finding,) = find_paused_workers(worker(0), worker(1, status="closing_gracefully"))
     assert finding.severity is Severity.warning
     assert finding.message == "worker 1 is about to close and will not train"
@@ -187,14 +187,14 @@ def test_silent_while_workers_speak():
     ],
 )
 def test_silence(seconds, ttl, severity):
-    """Worse the nearer the scheduler is to giving the worker up."""
+    """The severity rises until the scheduler removes the worker."""
     (finding,) = find_unresponsive_workers(seconds, ttl)
     assert finding.severity is severity
     assert finding.subject == (0,)
 
 
 def test_a_task_that_may_hold_the_lock():
-    """It is the first to be suspected."""
+    """It is the first suspect."""
     (finding,) = find_unresponsive_workers(60, executing=1)
     assert "a task runs there and may hold Python's global lock" in finding.message
     (finding,) = unresponsive_workers(view([worker(0, heartbeat_age=60)]))
@@ -210,12 +210,12 @@ PARKING = worker(
 
 
 def test_silent_without():
-    """Nothing is parked in a cluster that works."""
+    """A healthy cluster has no parking worker."""
     assert list(unfinished_restarts(view())) == []
 
 
 def test_a_parking_worker():
-    """It is named with what it keeps, and is not said to close."""
+    """The finding names it and its keys, and does not call it closing."""
     seen = view([worker(0), PARKING])
     (finding,) = unfinished_restarts(seen)
     assert finding.severity is Severity.warning
@@ -234,13 +234,13 @@ def find_adaptive_scaling(adaptive):
 
 
 def test_silent_where_the_number_stays():
-    """Not adaptive, or held at one number."""
+    """The cluster is not adaptive, or its bounds are equal."""
     assert find_adaptive_scaling(None) == []
     assert find_adaptive_scaling((2, 2)) == []
 
 
 def test_adaptive():
-    """Bounds and workers are named."""
+    """The finding has bounds and workers."""
     for most, text in ((8, "between 1 and 8"), (math.inf, "between 1 and any number")):
         (finding,) = find_adaptive_scaling((1, most))
         assert finding.severity is Severity.info
@@ -249,7 +249,7 @@ def test_adaptive():
 
 
 def test_unknown():
-    """A manager that keeps the bounds to itself."""
+    """Some managers do not tell the bounds."""
     (finding,) = find_adaptive_scaling(Unknown("the gateway keeps them"))
     assert finding.severity is Severity.unknown
     assert "the gateway keeps them" in finding.message
@@ -267,13 +267,13 @@ def find_lifetimes(*ends):
 
 
 def test_silent_where_none_is_set():
-    """Or where nobody asked."""
+    """Workers have no lifetime, or it was not read."""
     assert find_lifetimes(None, None) == []
     assert list(worker_lifetime(view())) == []
 
 
 def test_lifetimes():
-    """A warning where the first ends within the hour, or has ended."""
+    """It is a warning if the first ends within the hour, or has ended."""
     (finding,) = find_lifetimes(7200.0, None)
     assert finding.severity is Severity.info
     assert finding.subject == (0,)
@@ -288,12 +288,12 @@ def test_lifetimes():
 
 
 def test_silent_with_nannies():
-    """Each worker has one."""
+    """Each worker has a nanny."""
     assert list(no_nanny(view())) == []
 
 
 def test_without():
-    """Information: some clusters are meant so."""
+    """It is information, because some clusters intend it."""
     (finding,) = no_nanny(view([worker(0), worker(1, nanny=None)]))
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
@@ -311,13 +311,13 @@ def find_daemonic_workers(starts, daemon=True):
 
 
 def test_silent_where_no_processes_are_needed():
-    """Every stock worker is daemonic."""
+    """Stock workers are daemonic, but the workload starts no processes."""
     assert find_daemonic_workers(False) == []
     assert find_daemonic_workers(True, daemon=False) == []
 
 
 def test_processes_that_cannot_be_started():
-    """Before the fit finds out."""
+    """The finding comes before the fit fails."""
     (finding,) = find_daemonic_workers(True)
     assert finding.severity is Severity.warning
     assert finding.subject == (0,)
@@ -331,7 +331,7 @@ def find_heterogeneous_workers(*workers):
 
 
 def test_silent_where_they_are_alike():
-    """Limits may differ by a little."""
+    """Workers are alike; limits may differ slightly."""
     assert (
         find_heterogeneous_workers(worker(0), worker(1, memory_limit=4 * GIB - 2**20))
         == []
@@ -341,7 +341,7 @@ def test_silent_where_they_are_alike():
 
 
 def test_threads_and_memory():
-    """One with twice the threads gets twice the rows, so it needs twice the memory."""
+    """A worker with twice the threads gets twice the rows, and needs more memory."""
     (finding,) = find_heterogeneous_workers(
         worker(0), worker(1, nthreads=2, memory_limit=8 * GIB)
     )
@@ -366,7 +366,7 @@ def find_software_versions(client, scheduler, *workers, needed=()):
 
 
 def test_silent_where_they_are_the_same():
-    """What a side does not have is no difference."""
+    """Packages that one side lacks are no difference."""
     same = {"dask": "1"}
     assert (
         find_software_versions(
@@ -378,7 +378,7 @@ def test_silent_where_they_are_the_same():
 
 
 def test_other_releases():
-    """Named for each side, workers counted."""
+    """The finding has the releases of each side and the number of workers."""
     (finding,) = find_software_versions(
         {"xgboost": "3.2"},
         {},
@@ -392,7 +392,7 @@ def test_other_releases():
 
 
 def test_what_trains_is_missing():
-    """Where the workload needs it, the fit cannot run there."""
+    """A fit cannot run on workers without the required package."""
     (finding,) = find_software_versions(
         {}, {}, {"xgboost": "3"}, {}, needed=("xgboost", "x")
     )
