@@ -1,4 +1,4 @@
-"""``check``: what it finds on live clusters, and that it changes nothing."""
+"""``check`` on real clusters: its findings, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(report, least=Severity.info):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_cluster_alone(c, s, a, b):
-    """Without data it is about workers, scheduler and software."""
+    """Without data it checks workers, scheduler and software."""
     report = await clustertune.check(c)
     assert report.status == "checked"
     assert "no_nanny" in names(report)
@@ -39,7 +39,7 @@ async def test_the_cluster_alone(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_more_than_is_looked_at(c, s, a, b):
-    """What was not seen is not passed over."""
+    """A note reports clients and names beyond the limit."""
     assert not (await clustertune.check(c)).notes
     entry = {"keys": [], "data": b""}
     names = {f"name {i}": entry for i in range(5001)}
@@ -52,7 +52,7 @@ async def test_more_than_is_looked_at(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_data_is_looked_at_and_left(c, s, a, b):
-    """Where it lies and how it is cut; it is neither loaded nor moved."""
+    """It reports holders and partitions, and neither loads nor moves data."""
     X = c.persist(da.random.random((400, 4), chunks=(100, 4)), workers=[a.address])
     await wait(X)
     y = da.ones(400, chunks=200)
@@ -87,7 +87,7 @@ async def test_what_else_is_there(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_data_in_graphs_and_without_recipe(c, s, a, b):
-    """A graph that carries an array; partitions that were sent."""
+    """A graph that contains an array, and scattered partitions."""
     big = da.from_array(np.zeros((3_000_000, 1)), chunks=(1_000_000, 1))
     report = await clustertune.check(c, big)
     assert "data_in_graph" in names(report)
@@ -104,7 +104,7 @@ async def test_data_in_graphs_and_without_recipe(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_wrong_input(c, s, a, b):
-    """One clear error each, before anything is asked."""
+    """Each wrong argument is one clear error, before any request."""
     y = da.ones(4)
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.check(c, y=y)
@@ -122,7 +122,7 @@ async def test_wrong_input(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_time_is_over(c, s, a, b, monkeypatch):
-    """A scheduler that keeps everybody waiting is no hang."""
+    """A scheduler that does not answer is an error after the time limit."""
 
     async def wait_long(**_):
         await asyncio.sleep(30)
@@ -135,7 +135,7 @@ async def test_the_time_is_over(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_deep(c, s, a, b):
-    """What only values tell, of data that is loaded and of data that is not."""
+    """Values of loaded and of lazy data."""
     frame = pd.DataFrame({"a": [1.0, np.inf] * 20, "q": np.repeat(range(10), 4)})
     frame["y"] = np.repeat([0, 1], 20)
     source = dd.from_pandas(frame, npartitions=5)
@@ -157,7 +157,7 @@ def _fail(partition):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
-    """One error that says why, and nothing for a terminal to act on."""
+    """Unreadable data is one error with the reason, which is escaped."""
     X = da.ones((40, 2), chunks=(20, 2)).map_blocks(_fail, meta=np.ones((0, 0)))
     with pytest.raises(IncompleteError, match="could not be read: ZeroDiv") as caught:
         await clustertune.check(c, X, deep=True)
@@ -166,7 +166,7 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_deep_sends_code_where_it_may_go(c, s, a, b):
-    """Not to a worker that has not said its versions."""
+    """Code goes only to workers whose versions are known."""
     X = c.persist(da.random.random((400, 4), chunks=(50, 4)))
     await wait(X)
     await clustertune.check(c)
@@ -181,7 +181,7 @@ async def test_deep_sends_code_where_it_may_go(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
-    """How long a worker is silent is told by the scheduler's clock alone."""
+    """The scheduler's clock alone measures the silence of a worker."""
     # the module has no clock of its own; if it gets one, this one is wrong
     monkeypatch.setattr(monitor, "time", lambda: time() + 10_000, raising=False)
     report = await clustertune.check(c)
@@ -190,7 +190,7 @@ async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_deep_looks_at_partitions_and_leaves_nothing(c, s, a, b):
-    """What is lazy is not kept, and what is loaded stays where it is."""
+    """Lazy data is not kept, and loaded data stays on its workers."""
     X = da.random.random((400, 4), chunks=(100, 4))
     report = await clustertune.check(c, X, deep=True)
     assert report.status == "checked"

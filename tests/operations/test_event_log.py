@@ -1,4 +1,4 @@
-"""What was done is in Dask's own event log, with who, why, before and after."""
+"""Calls are in Dask's event log, with user, reason, and state before and after."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from clustertune.testing import layout, view, worker
 
 
 async def noted(client: Any) -> list[dict[str, Any]]:
-    """What calls have noted, without what the resident did for them."""
+    """Return the events of calls, without those of the scheduler plugin."""
     return [e for _, e in await client.get_events("clustertune") if "by" in e]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Each once; a dry run, and a call with nothing to do, not."""
+    """Each call is one event; a dry run, and a call without work, are none."""
     data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
     X = c.persist(data, workers=[a.address], allow_other_workers=True)
     await wait(X)
@@ -54,7 +54,7 @@ async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_a_scheduler_that_does_not_answer(
     c: Any, s: Any, a: Any, b: Any, caplog: Any, monkeypatch: Any
 ) -> None:
-    """What was done is done: a warning, and no error."""
+    """The work is done, so a failure to log it is only a warning."""
 
     def broken(**_: Any) -> None:
         raise RuntimeError("no log today")
@@ -69,7 +69,7 @@ async def test_a_scheduler_that_does_not_answer(
 
 
 def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container."""
+    """A container may run as a user without a name."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
@@ -77,7 +77,7 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_state_is_plain_and_short() -> None:
-    """Workers that only park keys are none; findings are counted."""
+    """Parking workers are left out, and findings are counted."""
     some = [worker(0, process=5), worker(1, process=7, nthreads=2)]
     seen = view([*some, worker(2, parking=True)], [layout([10, 10], [0, 1])])
     found = [

@@ -1,4 +1,4 @@
-"""Steps are carried out in order, after another look; what became of them is kept."""
+"""Steps are carried out in order, each after a look; outcomes are recorded."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def start(**goal: Any) -> View:
 
 
 def place(seen: View) -> Plan:
-    """A plan of two steps: the training data, then the eval set."""
+    """Return a plan of two steps: the training data, then the eval set."""
     plan = planner.make_plan(checks.run(seen), seen, actions.available())
     assert [s.action for s in plan.steps] == ["rebalance", "rebalance"]
     return plan
 
 
 class Told:
-    """What an executor tells: progress, outcomes, and a clock that ticks."""
+    """Records progress, outcomes and the ticks of a clock."""
 
     def __init__(self) -> None:
         self.progress: list[str] = []
@@ -60,7 +60,7 @@ class Told:
 
 
 def looks(cluster: MemoryCluster) -> MemoryCluster:
-    """A cluster that notes its looks among its calls."""
+    """A cluster that records looks and calls in their order."""
     look = cluster.look
 
     async def noted(notify: Any) -> View:
@@ -72,14 +72,14 @@ def looks(cluster: MemoryCluster) -> MemoryCluster:
 
 
 def test_an_empty_plan_does_nothing() -> None:
-    """Without steps nothing is looked at, done or told."""
+    """A plan without steps needs no look."""
     told, cluster = Told(), looks(MemoryCluster(start()))
     assert told.run(Plan(), start(), cluster) == []
     assert cluster.calls == told.progress == []
 
 
 def test_steps_in_order_with_a_look_between() -> None:
-    """Before the first step the plan's own view counts, before others a new one."""
+    """The first step uses the view of the plan, each later one a new look."""
     told, cluster = Told(), looks(MemoryCluster(start()))
     plan = place(start())
     counts = [s.args.count for s in plan.steps]
@@ -90,7 +90,7 @@ def test_steps_in_order_with_a_look_between() -> None:
 
 
 def test_what_a_step_took() -> None:
-    """An outcome has the seconds of the clock and the bytes that travelled."""
+    """An outcome has the seconds of the clock and the transferred bytes."""
     told = Told()
     plan = place(start())
     outcomes = told.run(plan, start(), MemoryCluster(start()))
@@ -101,7 +101,7 @@ def test_what_a_step_took() -> None:
 
 
 def test_what_a_step_could_not_do() -> None:
-    """A move that is done in part says so, with the reason, and the rest goes on."""
+    """A partly done move has a reason, and the next step follows."""
     some = [worker(0), worker(1), worker(2)]
     seen = view(some, [DATA, VALID], rechunk=False)
     cluster = MemoryCluster(seen)
@@ -112,7 +112,7 @@ def test_what_a_step_could_not_do() -> None:
 
 
 def test_a_guard_may_object_at_once() -> None:
-    """A step that a guard refuses before it begins is skipped with the reason."""
+    """A step that a guard refuses at its beginning is skipped with the reason."""
     plan, paused = place(start()), MemoryCluster(start())
     paused.pause("tcp://127.0.0.1/1")
     seen = asyncio.run(paused.look(lambda *_: None))
@@ -123,7 +123,7 @@ def test_a_guard_may_object_at_once() -> None:
 
 
 def test_a_guard_may_object_on_the_second_look() -> None:
-    """What happens during one step is seen before the next, which is skipped."""
+    """A change during a step is seen before the next one, which is skipped."""
     cluster = MemoryCluster(start())
     plan = place(start())
     left = iter(range(plan.steps[0].args.count))
@@ -140,7 +140,7 @@ def test_a_guard_may_object_on_the_second_look() -> None:
 
 
 def test_a_failure_is_recorded_before_it_goes_on() -> None:
-    """The outcome of a step that fails is known, and no further step is begun."""
+    """The outcome of a failed step is recorded, and no other step begins."""
     told, cluster = Told(), MemoryCluster(start(), most=2)
     plan = Plan(phase="scale", steps=(SCALE, SCALE))
     with pytest.raises(ScaleError, match="asked for 3 workers"):
@@ -153,7 +153,7 @@ def test_a_failure_is_recorded_before_it_goes_on() -> None:
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
 def test_an_interruption_is_recorded(error: type[BaseException]) -> None:
-    """A step that is cancelled or interrupted has failed, and is called so."""
+    """A cancelled or interrupted step has the status failed."""
     told = Told()
 
     def interrupt(cluster: MemoryCluster) -> None:
@@ -165,7 +165,7 @@ def test_an_interruption_is_recorded(error: type[BaseException]) -> None:
 
 
 def test_a_step_of_an_action_that_is_not_there() -> None:
-    """A plan that names an unknown action fails visibly, as an outcome and an error."""
+    """An unknown action gives an outcome and an error."""
     told = Told()
     plan = Plan(phase="?", steps=(replace(SCALE, action="divine"),))
     with pytest.raises(KeyError, match="divine"):

@@ -1,4 +1,4 @@
-"""The report of a run: what its journal has by then, whichever way the run ends."""
+"""The report of a call at each stage, however the call ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOOD = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])])
 
 
 def after(*views: View) -> Journal:
-    """The journal of a run with these looks and nothing else yet."""
+    """Return the journal of a call with these looks and nothing else."""
     journal = Journal()
     for seen in views:
         journal.views.append(seen)
@@ -27,7 +27,7 @@ def after(*views: View) -> Journal:
 
 
 def test_nothing_was_wrong() -> None:
-    """One look and nothing to do is fine."""
+    """One look without problems is fine."""
     journal = after(GOOD)
     assert journal.status(dry_run=False) == "fine"
     report = journal.report("fine", 1.0)
@@ -37,7 +37,7 @@ def test_nothing_was_wrong() -> None:
 
 
 def test_something_was_done() -> None:
-    """What the first look found is before, what the last one found is after."""
+    """``before`` has the first findings, and ``after`` the last ones."""
     journal = after(BAD, GOOD)
     journal.outcomes.append(Outcome(step=STEP, status="done", nbytes=3, seconds=2.0))
     assert journal.status(dry_run=False) == "done"
@@ -49,7 +49,7 @@ def test_something_was_done() -> None:
 
 
 def test_something_is_left() -> None:
-    """Steps that are still planned when the run ends are what is left to do."""
+    """Steps that are still planned at the end are left."""
     journal = after(BAD, BAD)
     journal.outcomes.append(Outcome(step=STEP, status="partly"))
     assert journal.status(dry_run=False) == "left"
@@ -58,7 +58,7 @@ def test_something_is_left() -> None:
 
 
 def test_something_was_refused() -> None:
-    """What a guard forbids is left, and in the report with the guard's reason."""
+    """A refused step is left, and the report has the guard's reason."""
     journal = after(GOOD)
     refused = Refusal(step=STEP, guard="targets_still_run", reason="w is paused")
     journal.plans[-1] = Plan(phase="rebalance", refused=(refused,))
@@ -68,7 +68,7 @@ def test_something_was_refused() -> None:
 
 
 def test_a_dry_run() -> None:
-    """A dry run lists the steps that it would carry out, refused ones too."""
+    """A dry run lists its steps, also refused ones."""
     journal = after(BAD)
     assert journal.status(dry_run=True) == "planned"
     (done,) = journal.report("planned", 1.0).steps
@@ -78,14 +78,14 @@ def test_a_dry_run() -> None:
 
 
 def test_it_failed_before_anything_was_seen() -> None:
-    """Even a run that saw nothing has a report, with its error."""
+    """A call without a look has a report with its error."""
     report = Journal().report("failed", 0.1, "no cluster")
     assert (report.status, report.error) == ("failed", "no cluster")
     assert report.found == report.before == report.after == report.steps == ()
 
 
 def test_it_failed_between_look_and_plan() -> None:
-    """Findings that stop a run are reported although nothing could be planned."""
+    """The report has findings that stopped the call before a plan."""
     journal = after(BAD)
     journal.plans.clear()
     report = journal.report("failed", 0.1, "it does not fit")
@@ -94,7 +94,7 @@ def test_it_failed_between_look_and_plan() -> None:
 
 
 def test_rows_that_nobody_could_count_are_left() -> None:
-    """Loaded data whose rows stay unknown is not called fine, and it is said why."""
+    """Loaded data of unknown rows is left, with the reason."""
     journal = Journal()
     seen = view(layouts=[layout(None, [0, 1])])
     journal.views.append(seen)

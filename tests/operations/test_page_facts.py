@@ -1,4 +1,4 @@
-"""What a client tells the scheduler for the dashboard page (pure)."""
+"""Facts that a client sends to the scheduler for the dashboard page (pure)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_evidence_has_units() -> None:
 
 
 def test_findings_of_processes_say_of_which() -> None:
-    """Of what outlives a process, and of what is none, nothing is said."""
+    """Findings have the addresses of their processes, if they depend on processes."""
     workers = [worker(0), worker(1)]
     every = {
         check: Finding(check=check, severity=Severity.warning, message="m", subject=who)

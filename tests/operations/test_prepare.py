@@ -1,4 +1,4 @@
-"""``prepare`` on live clusters: what comes back, where it lies, what is left alone."""
+"""``prepare`` on real clusters: its result, placement, and unchanged data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMIT = {"memory_limit": "4GiB"}  # their process is that of all tests
 
 
 async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
-    """X and y in 20 partitions, all on one worker."""
+    """Return X and y in 20 partitions, all on one worker."""
     X = da.random.default_rng(0).random((n, 4), chunks=(n // 20, 4))
     y = da.arange(n, chunks=n // 20)
     with dask.annotate(workers=[worker.address], allow_other_workers=True):
@@ -43,14 +43,14 @@ async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
 
 
 def where(s: Any, collection: Any) -> list[set[str]]:
-    """Who holds each partition, in order."""
+    """Return the holders of each partition, in order."""
     keys = [f.key for f in futures_of(collection)]
     return [{ws.address for ws in s.tasks[k].who_has} for k in keys]
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_data_that_lies_well_is_left_alone(c, s, a, b):
-    """Within the tolerance nothing moves, and the report says so."""
+    """Within the tolerance nothing moves, and the report states it."""
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
     places = where(s, X), where(s, y)
@@ -64,7 +64,7 @@ async def test_data_that_lies_well_is_left_alone(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_rows_are_even_and_pairs_together(c, s, a, b):
-    """Half of the partitions move; X_i lies with y_i; the user's names see it too."""
+    """Half of the partitions move; X_i stays with y_i; earlier variables remain valid."""
     X, y = await uneven(c, a)
     expected = await asyncio.gather(*c.compute([X.sum(axis=1), y]))
     X2, y2 = prepared = await clustertune.prepare(c, X, y)
@@ -85,7 +85,7 @@ async def test_rows_are_even_and_pairs_together(c, s, a, b):
     client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 3)], worker_kwargs=LIMIT
 )
 async def test_rows_follow_threads(c, s, a, b):
-    """A worker with three threads gets three times the rows of one with one."""
+    """A worker with three threads gets three times the rows of one with one thread."""
     X, y = await uneven(c, a)
     with dask.config.set({"clustertune.prepare.tolerance": 0}):
         await clustertune.prepare(c, X, y)
@@ -94,8 +94,10 @@ async def test_rows_follow_threads(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_lazy_frames_keep_what_they_are(c, s, a, b):
-    """A frame and a column of it come back as frame and series: values, names, index,
-    divisions and order as they were."""
+    """A frame and its column return as frame and series.
+
+    Values, names, index, divisions and order stay.
+    """
     source = pd.DataFrame(
         {"p": np.arange(400.0), "q": pd.Categorical(["u", "v"] * 200), "t": 1},
         index=pd.Index(np.arange(400) * 2, name="row"),
@@ -113,7 +115,7 @@ async def test_lazy_frames_keep_what_they_are(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_result_outlives_its_inputs(c, s, a, b):
-    """What comes back can be computed when everything it was made of is gone."""
+    """The result can be computed after all inputs are released."""
     source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
     frame = dd.from_pandas(source, npartitions=4)
     X, y = await clustertune.prepare(c, frame[["p"]], frame["t"])
@@ -126,7 +128,7 @@ async def test_the_result_outlives_its_inputs(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_companions_and_eval_sets(c, s, a, b):
-    """Companions lie with X, eval sets are placed by themselves, and all come back."""
+    """Companions are with X; eval sets are placed separately; all are returned."""
     X, y = await uneven(c, a)
     Xv, yv = await uneven(c, a, n=400)
     w = da.ones(2000, chunks=100)
@@ -146,7 +148,7 @@ async def test_companions_and_eval_sets(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_separated_pairs_come_together(c, s, a, b):
-    """With X on one worker and y on the other, the small y does most of the moving."""
+    """X is on one worker and y on the other; mostly the small y moves."""
     X, _ = await uneven(c, a)
     y = c.persist(da.ones(2000, chunks=100), workers=[b.address])
     await wait(y)
@@ -160,7 +162,7 @@ async def test_separated_pairs_come_together(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
 async def test_only_on_these_workers(c, s, a, b, d):
-    """``workers=`` takes names and addresses; nothing is left on any other."""
+    """``workers=`` takes names and addresses; no other worker keeps data."""
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y, workers=[b.name, d.address])
     assert set().union(*where(s, X)) == {b.address, d.address}
@@ -169,7 +171,7 @@ async def test_only_on_these_workers(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_paused_worker_gets_nothing(c, s, a, b):
-    """Data stays off, and leaves, a worker that is paused."""
+    """A paused worker gets no data, and its data moves away."""
     X, y = await uneven(c, a)
     b.memory_manager.memory_pause_fraction = 1e-9
     await soon(lambda: b.status is Status.paused and len(s.running) == 1)
@@ -180,7 +182,7 @@ async def test_a_paused_worker_gets_nothing(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
-    """A dry run moves, loads and keeps nothing; the call does what it planned."""
+    """A dry run moves, loads and keeps nothing; the real call does the planned steps."""
     X, y = await uneven(c, a)
     before = where(s, X)
     p = await clustertune.prepare(c, X, y, dry_run=True)
@@ -199,7 +201,7 @@ async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
-    """Of data that is not loaded it plans the loading, and says what it would need."""
+    """A dry run plans to load lazy data, and names what it has to know after that."""
     frame = dd.from_pandas(pd.DataFrame({"p": range(10), "t": 1}), npartitions=2)
     p = await clustertune.prepare(c, frame[["p"]], frame["t"], dry_run=True)
     assert not s.tasks
@@ -209,7 +211,7 @@ async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_partitions_with_other_rows_are_refused(c, s, a, b):
-    """Cut elsewhere, and not to be cut alike: refused before anything moves."""
+    """Different boundaries are refused before anything moves, if rechunk=False."""
     X, _ = await uneven(c, a)
     y = da.ones(2000, chunks=(150, *[100] * 17, 50, 100))
     with pytest.raises(errors.AlignmentError, match="150") as caught:
@@ -220,7 +222,7 @@ async def test_partitions_with_other_rows_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_frames_with_other_rows_are_refused(c, s, a, b):
-    """Frames do not say their rows: they are counted, and refused if they differ."""
+    """Rows of frames are counted, and refused if they differ."""
     source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
     X = dd.from_pandas(source[["p"]], npartitions=4)
     y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
@@ -230,7 +232,7 @@ async def test_frames_with_other_rows_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_different_lengths_are_refused(c, s, a, b):
-    """X and y of different length: both counts are said, nothing is loaded."""
+    """The error has both numbers of rows, and nothing is loaded."""
     X = da.ones((1000, 2), chunks=(100, 2))
     y = da.ones(990, chunks=99)
     with pytest.raises(errors.AlignmentError, match=r"1,000.*990"):
@@ -240,7 +242,7 @@ async def test_different_lengths_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_column_chunks_are_refused(c, s, a, b):
-    """Partitions without all columns are refused, with the line to type."""
+    """Partitions without all columns are refused with code that fixes them."""
     X = da.ones((100, 4), chunks=(10, 2))
     with pytest.raises(errors.AlignmentError, match="rechunk"):
         await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
@@ -249,7 +251,7 @@ async def test_column_chunks_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_one_partition_for_two_workers(c, s, a, b):
-    """Without cutting one worker trains; the report says why and what to do."""
+    """With rechunk=False one worker trains; the report has the reason and a fix."""
     p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
     (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
     assert "only 1 partition, so only 1 of 2 workers will train" in idle.message
@@ -258,7 +260,7 @@ async def test_one_partition_for_two_workers(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_failed_load_says_what_failed(c, s, a, b):
-    """An error of the user's own code comes out, and the lease is free again."""
+    """The user's error is raised, and the lease is free."""
 
     def fail(block: Any) -> Any:
         raise RuntimeError("broken file")
@@ -271,7 +273,7 @@ async def test_a_failed_load_says_what_failed(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_lost_data_is_said(c, s, a, b):
-    """Scattered partitions that died with their worker are named as lost."""
+    """Scattered partitions of a killed worker are reported as lost."""
     partitions = await c.scatter([np.ones((5, 2))] * 4, workers=[b.address])
     X = da.concatenate(
         [da.from_delayed(dask.delayed(p), (5, 2), dtype=float) for p in partitions]
@@ -285,14 +287,14 @@ async def test_lost_data_is_said(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[], worker_kwargs=LIMIT)
 async def test_no_workers(c, s):
-    """Without a worker it says so at once."""
+    """A cluster without workers is an error at once."""
     with pytest.raises(errors.NoWorkersError, match="no running worker"):
         await clustertune.prepare(c, da.ones((10, 2), chunks=5))
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_no_cluster_object_cannot_scale(c, s, a, b):
-    """``n_workers`` with only an address gives the line to type."""
+    """``n_workers`` with only an address is an error with the command to use."""
     with pytest.raises(errors.ScaleError, match=r"cluster\.scale\(3\)"):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=3)
     assert not s.tasks
@@ -300,14 +302,14 @@ async def test_no_cluster_object_cannot_scale(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_an_unknown_worker(c, s, a, b):
-    """``workers`` that do not exist are named, beside those that do."""
+    """The error names unknown ``workers``, and lists the existing ones."""
     with pytest.raises(ValueError, match="there is no nobody"):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), workers=["nobody"])
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_time_limit(c, s, a, b):
-    """When the time is over it stops, says so, and leaves nothing held."""
+    """At the time limit the call stops with an error and keeps nothing."""
     slow = da.ones((60, 2), chunks=(1, 2)).map_blocks(_sleep, dtype=float)
     for seconds in (0.7, 1.4, 2.8):  # a busy machine begins to load later
         with pytest.raises(errors.TimedOutError, match="timeout") as caught:
@@ -357,7 +359,7 @@ async def test_no_room_is_a_capacity_error(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_memory_after_a_move_is_what_is_there_then(c, s, a, b):
-    """And not what it was at a heartbeat before it."""
+    """The report has the memory after the moves, not that of an earlier heartbeat."""
     X, y = await uneven(c, a)
     for w in (a, b):
         await w.heartbeat()
@@ -371,7 +373,10 @@ async def test_memory_after_a_move_is_what_is_there_then(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
 async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
-    """To tell its memory: after each restart of a worker that would be a second."""
+    """A lost worker is not waited for.
+
+    After each restart the wait would take a second.
+    """
     await clustertune.check(c)
     await gone.close()
     asked = []
@@ -388,7 +393,7 @@ async def test_who_has_gone_is_not_waited_for(c, s, a, b, gone, monkeypatch):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_verify_looks_again(c, s, a, b):
-    """``verify`` is content with what was prepared, and finds what came after."""
+    """``verify`` accepts the prepared layout, and finds later changes."""
     X, y = await uneven(c, a)
     p = await clustertune.prepare(c, X, y)
     assert (await p.verify()).status == "fine"
@@ -402,7 +407,7 @@ async def test_verify_looks_again(c, s, a, b):
 
 
 def test_a_progress_function_that_exits(local_cluster):
-    """It fails the call alone: the client goes on, and rows are what they were."""
+    """Only the call fails; the client continues, and the rows are unchanged."""
     _, client = local_cluster(2)
     X = da.arange(1000, chunks=100)
 
@@ -416,8 +421,10 @@ def test_a_progress_function_that_exits(local_cluster):
 
 
 def test_on_a_synchronous_client(local_cluster):
-    """From 1 to 2 worker processes: scaled, waited for, placed; the cluster object is
-    the client's own."""
+    """The cluster scales from 1 to 2 worker processes, and data is placed.
+
+    The cluster object is the client's own.
+    """
     cluster, client = local_cluster(1)
     X = da.random.default_rng(0).random((2000, 4), chunks=(100, 4))
     y = X[:, 0] > 0.5
@@ -434,7 +441,7 @@ def test_on_a_synchronous_client(local_cluster):
 
 
 def test_workers_that_do_not_come(local_cluster, monkeypatch):
-    """Workers that cannot start end in an error that says what the cluster knows."""
+    """If workers cannot start, the error has the state of the cluster object."""
     cluster, client = local_cluster(1)
     cluster.new_spec["options"]["no_such_option"] = 1
     X = da.ones((10, 2), chunks=2)
@@ -443,7 +450,7 @@ def test_workers_that_do_not_come(local_cluster, monkeypatch):
 
 
 def test_not_an_array_by_mistake(local_cluster):
-    """What prepare returns says how to unpack it."""
+    """The error of NumPy's conversion shows how to unpack the result."""
     _, client = local_cluster(1)
     p = clustertune.prepare(client, da.ones((10, 2), chunks=5))
     with pytest.raises(TypeError, match="unpack it"):
@@ -456,7 +463,7 @@ def test_not_an_array_by_mistake(local_cluster):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_two_clients_at_once(c, s, a, b):
-    """The second waits for the first; both end with their data even."""
+    """The second client waits for the first; both end with even data."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         X, y = await uneven(c, a)
         with dask.annotate(workers=[a.address], allow_other_workers=True):
@@ -472,7 +479,7 @@ async def test_two_clients_at_once(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_held_lease_is_named(c, s, a, b):
-    """Who holds the cluster is said when waiting does not help."""
+    """The error names the holder of the lease."""
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
     resident = s.plugins["clustertune"]
@@ -483,8 +490,9 @@ async def test_a_held_lease_is_named(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_same_key_may_stand_for_other_data(c, s, a, b):
-    """Rows are counted anew: a key that was used before for data of other rows does
-    not lend it its count."""
+    """Rows of an earlier key are counted again, because the key may have other data
+    now.
+    """
 
     def frame(rows: int) -> Any:
         part = c.submit(pd.DataFrame, {"p": range(rows)}, key=f"part-{0}", pure=False)
@@ -501,7 +509,7 @@ async def test_the_same_key_may_stand_for_other_data(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_given_twice_it_is_one(c, s, a, b):
-    """X as its own label, and an eval set that shares only X, are placed as one."""
+    """X as its own label, and an eval set that shares X, are placed once."""
     X, y = await uneven(c, a)
     p = await clustertune.prepare(c, X, X, eval_set=[(X, y)])
     assert [x is X for x in p] == [True, True]
@@ -527,14 +535,14 @@ async def test_a_surplus_copy_goes(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_frame_without_rows_is_empty(c, s, a, b):
-    """A frame whose filter keeps nothing is said to be empty, once it is counted."""
+    """A frame whose filter keeps no row is refused after its rows are counted."""
     frame = dd.from_pandas(pd.DataFrame({"p": range(10)}), npartitions=2)
     with pytest.raises(ValueError, match="X has no rows"):
         await clustertune.prepare(c, frame[frame["p"] > 100])
 
 
 def test_a_fixed_list_of_workers_is_not_scaled():
-    """A cluster that was made of listed workers cannot grow: said, with what to do."""
+    """A cluster made from a list of workers cannot scale; the error has a fix."""
     spec = {0: {"cls": Worker, "options": {"nthreads": 1}}}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}}
     with SpecCluster(spec, scheduler) as cluster, Client(cluster) as client:
@@ -545,7 +553,7 @@ def test_a_fixed_list_of_workers_is_not_scaled():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_data_of_another_client(c, s, a, b):
-    """Is prepared like one's own, and kept by both."""
+    """Data of another client is prepared, and both clients keep it."""
     X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
     await wait(X)
     async with Client(s.address, asynchronous=True) as other:
@@ -558,7 +566,7 @@ async def test_data_of_another_client(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_refused_call_leaves_its_report(c, s, a, b):
-    """Other clients and the page see why nothing was prepared."""
+    """Other clients and the page see the reason of a refused call."""
     X, y = c.persist([da.ones((40, 2), chunks=10), da.ones(30, chunks=10)])
     with pytest.raises(errors.AlignmentError):
         await clustertune.prepare(c, X, y)

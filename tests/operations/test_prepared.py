@@ -1,4 +1,4 @@
-"""What ``prepare`` hands over where a workload needs more than X and y."""
+"""Results of ``prepare`` for workloads that need more than X and y."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X = np.arange(ROWS * 2.0).reshape(ROWS, 2)
 @pytest.mark.parametrize("kind", ["arrays", "frames"])
 @gen_cluster(client=True, nthreads=THREE)
 async def test_rows_that_are_left_over(c, s, *workers, kind):
-    """As collections of their own, in the order that was given; nothing is lost."""
+    """The remaining rows are returned in the order of the arguments; none are lost."""
     x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0], chunks=25)
     if kind == "frames":
         x, y = (
@@ -47,7 +47,7 @@ async def test_rows_that_are_left_over(c, s, *workers, kind):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
-    """Other rows are left over then, and those of before are still the caller's."""
+    """Another call has other remaining rows; the caller still has the earlier ones."""
     x = da.from_array(X, chunks=(30, 2))
     p = await clustertune.prepare(c, x, estimator="torch_ddp")
     first = await c.compute(p.remainder[0])
@@ -72,7 +72,7 @@ async def test_prepared_again_for_fewer_workers(c, s, a, b, d):
 )
 @gen_cluster(client=True, nthreads=THREE)
 async def test_what_it_replaces_is_nobodys(c, s, *workers, options):
-    """Kept as it is and used, it keeps nothing of what was given in memory."""
+    """A kept result keeps none of the given data in memory."""
     x, qid = da.from_array(X, chunks=(7, 2)), da.from_array(np.arange(ROWS) // 5, 7)
     given = c.persist([x, x[:, 0], qid[::-1]])
     await wait(given)
@@ -91,7 +91,7 @@ async def test_what_it_replaces_is_nobodys(c, s, *workers, options):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_the_order_of_rows(c, s, *workers):
-    """With it a prediction comes back to the order that was given; also twice."""
+    """``row_order`` returns predictions to the original order, also after two calls."""
     x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0], chunks=25)
     p = await clustertune.prepare(c, x, y, shuffle="rows", random_state=3)
     # before anything else copies partitions: of two copies Dask may delete either
@@ -108,7 +108,7 @@ async def test_the_order_of_rows(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_an_eval_set_with_companions(c, s, *workers):
-    """Comes back in the form in which it was given, and as arguments of the fit."""
+    """It returns in its given form, and as arguments of the fit."""
     x, y = da.from_array(X, chunks=(30, 2)), da.from_array(X[:, 0] % 4 // 2, chunks=25)
     qid = da.from_array(np.arange(ROWS) // 5, chunks=30)
     valid = x[:20], y[:20], {"qid": qid[:20]}

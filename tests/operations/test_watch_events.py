@@ -1,4 +1,4 @@
-"""Events: what holds for a while has begun, what is gone for a while has ended."""
+"""A finding begins after it holds for a while, and ends after it is gone as long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def finding(check="memory_pressure", subject=(1,), severity=Severity.warning, te
 
 
 def told(*looks, hold=3.0):
-    """Events as (kind, time), from (time, found, nearly found)."""
+    """Return events as (kind, time), from (time, found, nearly found)."""
     watch, events = Watch(hold=hold), []
     for now, found, nearly in looks:
         events += watch.events(now, found, nearly)
@@ -23,7 +23,7 @@ def told(*looks, hold=3.0):
 
 
 def test_a_moment_is_no_event():
-    """What comes and goes within the hold is nothing."""
+    """A finding that ends within the hold is no event."""
     f = finding()
     events, watch = told((0, [f], [f]), (1, [f], [f]), (2, [], []), (9, [], []))
     assert events == []
@@ -31,7 +31,7 @@ def test_a_moment_is_no_event():
 
 
 def test_what_holds_begins_and_ends():
-    """Dated to when it was seen first and last."""
+    """Events have the times of the first and the last snapshot with the finding."""
     f = finding()
     looks = [(t, [f], [f]) for t in range(5)] + [(t, [], []) for t in range(5, 9)]
     events, watch = told(*looks)
@@ -40,7 +40,7 @@ def test_what_holds_begins_and_ends():
 
 
 def test_what_is_nearly_there_has_not_ended():
-    """Close to a line nothing begins and ends again and again; nor does it begin."""
+    """A value close to a threshold neither ends nor begins an event repeatedly."""
     f = finding()
     looks = [(t, [f], [f]) for t in range(5)]
     looks += [(t, [], [f]) for t in range(5, 20)]
@@ -51,7 +51,7 @@ def test_what_is_nearly_there_has_not_ended():
 
 
 def test_a_gap_shorter_than_the_hold_does_not_end_it():
-    """Nor does it begin anew."""
+    """A shorter gap neither ends nor begins an event."""
     f = finding()
     looks = [(t, [f], [f]) for t in range(5)]
     looks += [(5, [], []), (6, [], []), (7, [f], [f]), (12, [f], [f])]
@@ -59,13 +59,13 @@ def test_a_gap_shorter_than_the_hold_does_not_end_it():
 
 
 def test_information_is_no_event():
-    """Nor is what is unknown."""
+    """Information and unknown results are no events."""
     some = [finding(severity=s) for s in (Severity.info, Severity.unknown)]
     assert told(*((t, some, some) for t in range(9)))[0] == []
 
 
 def test_each_subject_for_itself():
-    """The latest finding of each is current, worst first."""
+    """The latest finding of each subject is current, worst first."""
     a, b = finding(text="old"), finding(subject=(2,), severity=Severity.critical)
     new = finding(text="new")
     _, watch = told((0, [a, b], []), (3, [a, b], []), (4, [new, b], []))
@@ -73,7 +73,7 @@ def test_each_subject_for_itself():
 
 
 def test_a_view_that_is_a_little_worse():
-    """A worker just below a line is over it there; other facts stay."""
+    """In this view a worker just below a threshold is above it; other facts stay."""
     seen = view([worker(0, process=int(0.78 * 4 * GIB)), worker(1)])
     names = {f.message.split(" threshold")[0] for f in checks.run(worse(seen))}
     assert any("at or over the pause" in n for n in names)

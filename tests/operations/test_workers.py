@@ -1,4 +1,4 @@
-"""Restarts and trims as plans: what is proposed, and what guards refuse (pure)."""
+"""Plans of restarts and trims: proposed steps, and refusals by guards (pure)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 
 def test_a_step_for_each_worker_with_its_price() -> None:
-    """Its keys travel twice; the process takes as long as the last ones here."""
+    """Its keys move twice; the process starts as fast as earlier ones here."""
     some = [worker(i, held_data=held_data(), bandwidth=1e9) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
@@ -52,7 +52,7 @@ def test_a_step_for_each_worker_with_its_price() -> None:
 
 
 def test_ceilings_are_those_of_the_others() -> None:
-    """As a dictionary of its own for each would say; of so many no such is made."""
+    """The limits equal those of separate dictionaries, which would be too large."""
     some = [worker(i, held_data=held_data()) for i in range(5)]
     found = list(restart.steps(view(some), set(range(5)), most=2))
     line = int(0.7 * 4 * GIB)
@@ -64,7 +64,7 @@ def test_ceilings_are_those_of_the_others() -> None:
 
 
 def test_partitions_stay_together() -> None:
-    """Keys of collections that are given go along."""
+    """Keys of given collections move together."""
     data = layout([10, 10], [0, 1])
     (step,) = steps(worker(0, held_data=held_data()), worker(1), layouts=[data])
     assert step.args.collections == tuple(m.keys for m in data.collections)
@@ -90,7 +90,7 @@ def test_partitions_stay_together() -> None:
     ],
 )
 def test_guards(first: Any, second: Any, text: str | None) -> None:
-    """What would lose something, or could not come back, is refused."""
+    """Guards refuse steps that lose data, or workers that could not return."""
     found = refusal(
         worker(0, **{"held_data": held_data(), **first}), worker(1, **second)
     )
@@ -98,7 +98,7 @@ def test_guards(first: Any, second: Any, text: str | None) -> None:
 
 
 def test_a_worker_that_was_restarted_meanwhile() -> None:
-    """Is not the one that was planned for."""
+    """A worker that was restarted after the plan is not restarted again."""
     (step,) = steps(worker(0, held_data=held_data()), worker(1))
     now = view([worker(0, address="tcp://x/9", held_data=held_data()), worker(1)])
     no = guards.refusal(step, now)
@@ -126,7 +126,7 @@ def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
 
 
 def test_what_findings_propose() -> None:
-    """Workers that a finding names and that are above a line, if that would help."""
+    """Workers named by a finding and above a threshold are restarted if that helps."""
     seen = auto(*(worker(i, held_data=held_data(), process=FULL) for i in range(3)))
     for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
         (step,) = proposed(restart, seen, named(check, 1))
@@ -157,7 +157,7 @@ def test_what_findings_propose() -> None:
 
 
 def test_the_trim_comes_first() -> None:
-    """A dry run says which workers would be restarted as things are now."""
+    """A dry run shows the workers that would be restarted now."""
     held = held_data(nbytes=9)
     seen = auto(*(worker(i, held_data=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
@@ -201,14 +201,14 @@ LEAST = 200 * 2**20
     ],
 )
 def test_need(changes: Any, growth: int, needed: bool) -> None:
-    """A restart is needed where a new process with the same keys would be below."""
+    """A restart is needed if a new process with the same keys is below the threshold."""
     one = worker(0, **({"least_memory": LEAST} | changes))
     assert bool(memory.restart_reason(one, growth)) == needed
     assert memory.no_restart_reason(one)
 
 
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
-    """As far as the finding says how much a run adds; abandoned tasks in any case."""
+    """The growth per run in the finding decides; abandoned tasks always need a restart."""
     seen = auto(worker(0, process=2 * GIB), worker(1))
     (step,) = proposed(restart, seen, named("memory_growth", 0, bytes_per_run=GIB))
     assert step.args.growth == GIB
@@ -231,7 +231,7 @@ async def _restarted() -> tuple[Any, Any, Any]:
 
 
 def test_in_memory() -> None:
-    """The port for tests does it too: a new address, everything where it was."""
+    """The cluster in memory restarts too: the address changes, the data stays."""
     import asyncio
 
     before, after, result = asyncio.run(_restarted())

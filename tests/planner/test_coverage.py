@@ -1,4 +1,4 @@
-"""Classes on workers: every one has every class, whatever the labels and partitions."""
+"""Placement and cuts that give each worker every class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def array(*rows):
 
 
 def classes(labels, rows, most=64):
-    """What is known of the classes of partitions of these rows."""
+    """Return the classes of partitions with these rows."""
     ends = np.cumsum(rows)[:-1]
     looked = [content.classes(x, most) for x in np.split(np.array([*labels]), ends)]
     data = layout(list(rows), None, ("y",), contents=Contents(partitions=tuple(looked)))
@@ -31,12 +31,12 @@ def classes(labels, rows, most=64):
 
 
 def covered(target, present, claim):
-    """Whether each worker with a claim has every class."""
+    """Whether each eligible worker has every class."""
     return not missing(present, target, claim > 0).any()
 
 
 def share_out(known, rows, target_of, claim, **how):
-    """As ``actions.rechunk`` does: first by fewer cuts, then by as many as it takes."""
+    """Share classes like ``actions.rechunk``: by few cuts first, then by more."""
     n_workers = int((claim > 0).sum())
     for alone in (False, True):
         rows = finer(known, rows, n_workers, alone=alone)
@@ -51,7 +51,7 @@ def share_out(known, rows, target_of, claim, **how):
 
 
 def test_what_is_known_of_classes():
-    """Rows of each in each partition, and where some of them are, in all rows."""
+    """The summary has the rows of each class in each partition, and some positions."""
     found = classes("aab" + "bcb", [3, 3])
     assert found.names == ("a", "b", "c")
     assert found.counts.tolist() == [[2, 1, 0], [0, 2, 1]]
@@ -60,14 +60,14 @@ def test_what_is_known_of_classes():
 
 
 def test_of_many_rows_some_are_known():
-    """They lie far apart, so that cuts between them make partitions of some size."""
+    """Known positions are far apart, so cuts between them give useful partitions."""
     found = classes([7] * 1000, [1000], most=3)
     assert [w.tolist() for w in found.witnesses] == [[0, 499, 999]]
     assert found.counts.tolist() == [[1000]]
 
 
 def test_numbers_that_are_equal_are_one_class():
-    """A partition without rows, or of another type, makes no other class."""
+    """Equal numbers of other types are one class; empty partitions add none."""
     partitions = [np.array([0, 1]), np.array([], dtype=int), np.array([True])]
     looked = tuple(content.classes(p, 9) for p in partitions)
     data = layout([2, 0, 1], None, ("y",), contents=Contents(partitions=looked))
@@ -87,7 +87,7 @@ def test_numbers_that_are_equal_are_one_class():
     ids=["no labels", "not looked at", "no classes", "rows unknown"],
 )
 def test_where_nothing_is_known(data):
-    """Nothing is guessed."""
+    """Without labels or values the classes are unknown."""
     assert coverage.of(data) is None
 
 
@@ -95,13 +95,13 @@ def test_where_nothing_is_known(data):
 
 
 def test_classes_in_enough_partitions_need_no_cut():
-    """Rows stay as they are."""
+    """Rows stay if classes are in enough partitions."""
     known = classes("abab", [2, 2])
     assert finer(known, array(2, 2), 2, alone=False).tolist() == [2, 2]
 
 
 def test_sorted_labels_are_cut_within_each_class():
-    """In as many partitions as there are workers, of about as many rows."""
+    """Each class gets as many partitions as there are workers, of similar size."""
     known = classes("a" * 12 + "b" * 12, [12, 12])
     assert finer(known, array(12, 12), 3, alone=False).tolist() == [3, 5, 4] * 2
     rows = finer(known, array(12, 12), 2, alone=False)
@@ -109,7 +109,7 @@ def test_sorted_labels_are_cut_within_each_class():
 
 
 def test_rows_that_stand_alone():
-    """A partition each, as many of every class as there are workers."""
+    """A class of few rows gets one partition for each worker."""
     known = classes("abcabc", [6])
     assert finer(known, array(6), 2, alone=True).tolist() == [1] * 6
 
@@ -118,7 +118,7 @@ def test_rows_that_stand_alone():
 
 
 def test_partitions_are_exchanged():
-    """For ones of as many rows: rows stay even."""
+    """Partitions of similar size are exchanged, so rows stay even."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     target = spread(array(0, 0, 1, 1), present, array(5, 7, 7, 5), np.ones(2))
     assert covered(target, present, np.ones(2))
@@ -126,7 +126,7 @@ def test_partitions_are_exchanged():
 
 
 def test_what_lies_well_stays():
-    """Nothing moves where nothing is missing and rows are even."""
+    """Nothing moves if all classes are everywhere and rows are even."""
     present = np.array([[1, 1], [1, 1], [1, 0]], dtype=bool)
     before = array(0, 1, 1)
     target = spread(before, present, array(9, 5, 4), np.ones(2))
@@ -135,13 +135,13 @@ def test_what_lies_well_stays():
 
 
 def test_too_few_partitions():
-    """Three partitions of two classes each, no subset of which has all three twice."""
+    """Three partitions have two classes each, so no two workers can have all three."""
     present = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], dtype=bool)
     assert spread(array(0, 0, 1), present, array(2, 2, 2), np.ones(2)) is None
 
 
 def test_budgets_are_kept():
-    """The other way round would be as even, and too much for a worker."""
+    """Another order would be as even, but too large for a worker."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     for large in (0, 1):
         nbytes = np.where(np.arange(4) == large, 50, 10)
@@ -158,7 +158,7 @@ def test_budgets_are_kept():
 
 
 def test_a_worker_that_may_not_train_gets_nothing():
-    """It needs no class either."""
+    """A worker that may not train needs no class."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     claim = np.array([1.0, 0.0, 1.0])
     target = spread(array(0, 0, 2, 2), present, array(1, 1, 1, 1), claim)
@@ -167,7 +167,7 @@ def test_a_worker_that_may_not_train_gets_nothing():
 
 
 def test_shares_follow_the_claims():
-    """As even as before, by threads."""
+    """Rows stay even in proportion to threads."""
     rng = np.random.default_rng(0)
     claim, rows = np.array([3.0, 1.0]), rng.integers(5, 9, 40)
     present = np.eye(4, dtype=bool)[np.sort(rng.integers(0, 4, 40))]
@@ -180,7 +180,7 @@ def test_shares_follow_the_claims():
 @given(st.data())
 @settings(deadline=None, max_examples=150)
 def test_always_a_way(data):
-    """With a row of each class for each worker, whatever the cut, place and budgets."""
+    """A row of each class for each worker suffices, for any cut, place and budget."""
     n_workers = data.draw(st.integers(1, 5), label="workers")
     n_classes = data.draw(st.integers(1, 6), label="classes")
     extra = data.draw(st.lists(st.integers(0, n_classes - 1), max_size=40))
@@ -216,7 +216,7 @@ def test_always_a_way(data):
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_stay_even(ordered, skewed, seed):
-    """Sorted or random, with classes alike or rare: within the tolerance."""
+    """Rows stay within the tolerance for sorted, random, rare or frequent classes."""
     rng = np.random.default_rng(seed)
     labels = rng.geometric(0.5, 20_000) if skewed else rng.integers(0, 20, 20_000)
     labels = np.minimum(labels, 9)
@@ -231,7 +231,7 @@ def test_rows_stay_even(ordered, skewed, seed):
 
 
 def test_many_partitions_classes_and_workers():
-    """A thousand partitions of a hundred classes sorted by them, on 64 workers."""
+    """A thousand partitions of a hundred sorted classes, on 64 workers."""
     labels = np.sort(np.random.default_rng(0).integers(0, 100, 200_000))
     rows = chunking.even(len(labels), 1000)
     known = classes(labels, rows)
@@ -244,7 +244,7 @@ def test_many_partitions_classes_and_workers():
 
 
 def test_whole_partitions_from_where_they_are():
-    """Partitions without a training worker get one."""
+    """Partitions that no training worker holds get one."""
     looked = tuple(content.classes(np.array([*x]), 9) for x in ("ab", "ab", "b", "a"))
     data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(partitions=looked))
     seen = view([worker(0), worker(1), worker(2, status="paused")], [data])

@@ -1,4 +1,4 @@
-"""What a fit takes on every worker, and what would make that enough."""
+"""The memory that a fit needs on every worker, and changes that make it enough."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TRIPLE = Profile(name="t", title="T", memory_multiple={4: 4.0, 8: 3.0})
 
 
 def data(nbytes: int, label: str = "training data", **fields: Any) -> Any:
-    """An X of so many bytes, on the first worker."""
+    """Return an X of so many bytes, on the first worker."""
     name = "X" if label == "training data" else f"{label}.X"
     widths = {name: nbytes}
     return layout([1], [0], [name], widths, label, **fields)
 
 
 def small(id: int, **fields: Any) -> Any:
-    """A worker of 1000 bytes, of which a fit may fill 700, and 100 are taken."""
+    """Return a worker of 1000 bytes: a fit may use 700, and 100 are in use."""
     return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
 
 
@@ -57,28 +57,28 @@ def is_enough(seen: View) -> bool:
 
 
 def test_a_process_has_at_least_the_library() -> None:
-    """A fresh worker will import it; one that has more already has that."""
+    """A new worker will import the library; a larger process has done so."""
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0), small(1, process=300)]
     assert totals(view(some, [data(100)], workload=profile)) == [400, 450]
 
 
 def test_other_keys_stay() -> None:
-    """They are not unmanaged memory, and they add to the library."""
+    """Other keys are not unmanaged memory, and are added to the library."""
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200)]
     assert totals(view(some, [data(50)], workload=profile)) == [250 + 150 + 150]
 
 
 def test_eval_sets_take_the_same_multiple() -> None:
-    """Each by its own numbers: one of four bytes is another matter."""
+    """Each eval set has the multiple of its own item size."""
     some = [small(0), small(1)]
     sets = [data(100), data(40, "eval_set[0]", itemsize=4)]
     assert totals(view(some, sets, workload=TRIPLE)) == [100 + 150 + 80] * 2
 
 
 def test_copies_of_eval_sets_are_on_every_worker() -> None:
-    """More workers do not make them smaller."""
+    """More workers do not make copies of eval sets smaller."""
     profile = replace(TRIPLE, eval_copies=True)
     some = [small(i) for i in range(2)]
     seen = view(some, [data(100), data(40, "eval_set[0]")], workload=profile)
@@ -95,7 +95,7 @@ def test_a_rounding_error_needs_no_more_workers() -> None:
 
 
 def test_what_is_to_be_converted_counts_as_it_will_be() -> None:
-    """Asked for as float32, it takes the multiple of that, of half the bytes."""
+    """With dtype="float32" the multiple and the bytes are those of float32."""
     half = Conversion(kind="array", dtype="float32", row_bytes=50)
     seen = view([small(0)], [data(100, conversion=half)], workload=TRIPLE)
     assert totals(seen) == [100 + 4 * 50]
@@ -111,7 +111,7 @@ def test_workers_still_to_be_started_are_expected() -> None:
 
 
 def test_peaks_are_of_the_data_where_it_lies() -> None:
-    """By worker; who holds nothing to train on has what it has."""
+    """Peaks are by worker; a worker without training data keeps its memory."""
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200), small("b")]
     seen = view(some, [data(200)], workload=profile)
@@ -126,7 +126,7 @@ def test_peaks_are_of_the_data_where_it_lies() -> None:
 
 
 def test_intermediate_results_are_of_partitions_in_work() -> None:
-    """One a thread, however many there are; the largest count."""
+    """Each thread works on one partition; the largest ones count."""
     profile = replace(TRIPLE, partition_multiple={8: 3.0}, partitions_per_thread=2)
     some = [small(0, process=300, managed=200), small("b", nthreads=2)]
 
@@ -144,21 +144,23 @@ def test_intermediate_results_are_of_partitions_in_work() -> None:
 
 
 def test_a_report_keeps_it() -> None:
-    """Ids stay what they are, through JSON too."""
+    """Worker names keep their types, also in JSON."""
     report = Report(status="fine", seconds=1.0, forecast={0: 5, "0": 7})
     assert Report.from_json(report.to_json()) == report
 
 
 def test_given_partitions_that_were_cut_will_be_gone() -> None:
-    """The caller's names keep them while prepare runs, not in the fit: a worker has
-    what it would have if they had been cut so before."""
+    """The caller holds the old partitions while prepare runs, but not in the fit.
+
+    So the forecast equals that of data that had the new partitions from the start.
+    """
     some = [worker(i, memory_limit=2**30, process=100 * MIB) for i in range(2)]
     partitions = layout([MIB], [0], ["X"], {"X": 80})
     held = 80 * MIB
     some[0] = replace(some[0], managed=held, counted=held, process=held + 100 * MIB)
 
     class Keeps(MemoryCluster):
-        """Whose caller holds the old partitions, as one does."""
+        """Data whose caller holds the old partitions."""
 
         async def look(self, notify: Any) -> View:
             seen = await super().look(notify)
@@ -190,7 +192,7 @@ FRUGAL = Profile(
 
 
 def test_the_cheapest_come_first() -> None:
-    """Each with what comes of it, and nothing that would not do."""
+    """Changes are sorted by effort, each with its effect, and all suffice."""
     some = [
         worker(i, memory_limit=2200 * MIB, process=600 * MIB, managed=500 * MIB)
         for i in range(2)
@@ -214,7 +216,7 @@ def test_the_cheapest_come_first() -> None:
 
 
 def test_a_combination_is_the_least() -> None:
-    """Where no change does alone, two do, and so do more workers with one of them."""
+    """If no change suffices alone, two changes are combined."""
     profile = replace(TRIPLE, memory_multiple={4: 3.0, 8: 3.0})
     seen = view([small(0, managed=700, process=800)], [lazy(300)], workload=profile)
     first, more, _ = forecast.ways(seen)
@@ -239,7 +241,7 @@ def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
 
 
 def test_only_columns_of_eight_bytes_become_smaller() -> None:
-    """A frame with three columns of float64 and one of int32, besides text."""
+    """A frame has three columns of float64, one of int32, and text."""
     types = {"float64": (3, "a"), "int32": (1, "b")}
     frame = replace(lazy(800).collections[0], kind="dataframe", types=types)
     seen = view([small(0)], [replace(lazy(1), collections=(frame,))], workload=TRIPLE)
@@ -248,7 +250,7 @@ def test_only_columns_of_eight_bytes_become_smaller() -> None:
 
 
 def test_every_frugal_workload_is_one() -> None:
-    """What a profile names is there, and takes less."""
+    """Each frugal workload of a profile exists and needs less memory."""
     for workload in libraries.available().values():
         less = workload.profile.frugal
         if less is not None:
@@ -258,13 +260,13 @@ def test_every_frugal_workload_is_one() -> None:
 
 
 def lazy(nbytes: int) -> Any:
-    """X of so many bytes that is not loaded."""
+    """Return a lazy X of so many bytes."""
     return layout([1], None, ["X"], {"X": nbytes})
 
 
 @st.composite
 def lacking(draw: Any) -> View:
-    """Workers on which a fit lacks memory, for one reason or another."""
+    """Draw workers on which a fit lacks memory, for different reasons."""
     some = []
     for i in range(draw(st.integers(1, 4))):
         managed = draw(st.integers(0, 900 * MIB))
@@ -297,7 +299,7 @@ def lacking(draw: Any) -> View:
 
 
 def applied(change: Change, seen: View) -> View:
-    """The view after it, as a user would see it."""
+    """Return the view after a change, as the user would make it."""
     layouts, workers = seen.layouts, list(seen.now.workers)
     goal = replace(seen.goal, n_workers=change.n_workers)
     if change.frugal:
@@ -337,7 +339,7 @@ def known(seen: View) -> list[forecast.Need]:
 @given(lacking())
 @settings(deadline=None, max_examples=200)
 def test_what_is_said_would_do(seen: View) -> None:
-    """Every way out, once it is taken, leaves no worker short; nor is it too much."""
+    """After each suggested change the memory suffices, and a smaller one would not."""
     ways = forecast.ways(seen)
     assert ways[-1].change.memory_limit
     for way in ways:
@@ -359,7 +361,7 @@ def test_what_is_said_would_do(seen: View) -> None:
 def test_it_grows_with_the_data_and_not_with_workers(
     seen: View, times: float, more: int
 ) -> None:
-    """More bytes take more on every worker, and more workers never do."""
+    """More bytes need more memory on every worker; more workers never do."""
     grown = tuple(
         replace(
             x,
@@ -380,7 +382,7 @@ def test_it_grows_with_the_data_and_not_with_workers(
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has had since it was asked to forget."""
+    """Return the peak memory of this process since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(x.split()[1] for x in lines if x.startswith("VmHWM")))
 
@@ -396,7 +398,7 @@ def forget_peak() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
-    """After a cut that released the old partitions, and with an eval set."""
+    """Measured after a cut that released the old partitions, with an eval set."""
     import xgboost.dask as dxgb
 
     _, client = local_cluster(2)

@@ -27,24 +27,24 @@ def find_other_number(rows, wanted):
 
 
 def test_silent_without_a_number():
-    """Whether partitions suit the workers is the subject of other checks."""
+    """Other checks compare the number of partitions with the workers."""
     assert find_other_number([10, 10], True) == []
     assert find_other_number([10, 10], False) == []
 
 
 def test_silent_without_data():
-    """Nothing is cut where nothing was given."""
+    """Without data nothing is cut."""
     assert list(requested_partitions(view(rechunk=3))) == []
 
 
 def test_silent_when_there_are_so_many():
-    """As many even partitions as were asked for, or one for each row."""
+    """The number of even partitions is the requested one, or one for each row."""
     assert find_other_number([3, 3, 4], 3) == []
     assert find_other_number([1, 1], 5) == []
 
 
 def test_others_are_found():
-    """Too few, too many, and uneven ones."""
+    """The number is too small or too large, or the partitions are uneven."""
     for rows in ([10], [2] * 5, [1, 9, 2]):
         (finding,) = find_other_number(rows, 3)
         assert finding.severity is Severity.info
@@ -57,14 +57,14 @@ def test_others_are_found():
 
 @pytest.mark.parametrize("order", ["", "sort"])
 def test_silent_where_no_shuffle_was_asked_for(order):
-    """Whether rows are to be sorted is another question."""
+    """Without shuffle= there is no finding; sort= is a separate goal."""
     assert list(requested_shuffle(view((), [layout([10], [0])], order=order))) == []
     assert list(requested_shuffle(view(order="rows"))) == []
 
 
 @pytest.mark.parametrize("order", ["rows", "partitions"])
 def test_a_shuffle_that_was_asked_for(order):
-    """Of the training data; once it is done the goal has it no more."""
+    """The training data is shuffled once."""
     valid = layout([5], [0], ("Xv", "yv"), label="eval_set[0]")
     (finding,) = requested_shuffle(view((), [layout([10], [0]), valid], order=order))
     assert finding.severity is Severity.info
@@ -76,7 +76,7 @@ def test_a_shuffle_that_was_asked_for(order):
 
 @pytest.mark.parametrize(("rows", "refused"), [(10**9 - 1, False), (10**9, True)])
 def test_more_rows_than_can_be_shuffled(rows, refused):
-    """NumPy would raise an error of its own; whole partitions can be shuffled."""
+    """NumPy would raise an unclear error; whole partitions can be shuffled."""
     data = layout([rows - 5, 5], [0, 0])
     (finding,) = requested_shuffle(view((), [data], order="rows"))
     assert (finding.severity is Severity.critical) == refused
@@ -105,12 +105,12 @@ def _with(X):
 
 
 def test_silent_where_nothing_was_asked_for():
-    """Frames are as good as arrays, and any number type will do."""
+    """Without ``to`` and ``dtype`` any kind and type is right."""
     assert find_other_type(kind="dataframe") == []
 
 
 def test_what_must_change_is_found():
-    """Cutting converts kinds and number types, even with rechunk=False."""
+    """Kinds and types are converted in cuts, even with rechunk=False."""
     for kind in ("dataframe", "array"):
         (finding,) = find_other_type(kind=kind, conversion=ARRAY)
         assert finding.severity is Severity.info
@@ -128,13 +128,13 @@ def test_what_must_change_is_found():
 
 
 def test_silent_for_loaded_data():
-    """What is in memory needs no loading."""
+    """Data in memory is not loaded again."""
     assert list(unloaded_data(view())) == []
     assert list(unloaded_data(view(layouts=[layout([10], [0])]))) == []
 
 
 def test_all_that_is_not_loaded_is_one_finding():
-    """Members of all layouts are loaded in one call, so they are said together."""
+    """One call loads the collections of all layouts, so they are one finding."""
     lazy = layout([10], None, collections=["eval_set[0].X", "eval_set[0].y"])
     (finding,) = unloaded_data(view(layouts=[layout([10], [0]), lazy]))
     assert finding.severity is Severity.info
@@ -146,7 +146,7 @@ def test_all_that_is_not_loaded_is_one_finding():
 
 
 def test_what_is_read_once_stays():
-    """Unless it is to be loaded, or some of it is in memory."""
+    """It stays lazy, unless loading is requested or some of it is in memory."""
     seen = view(layouts=[layout([10], None)])
     once = replace(seen.goal.workload, persist=False, title="Incremental")
     for persist, stays in ((None, True), (True, False)):
@@ -160,7 +160,7 @@ def test_what_is_read_once_stays():
 
 
 def test_goals_that_are_not_met():
-    """Findings have the names of their goals, as reports show them."""
+    """Findings have the names of their goals, as in reports."""
     seen = view((), [layout([10] * 4, [0] * 4)], order="rows", rechunk=3)
     assert [f.check for f in goals.unmet(seen)] == [
         "requested_partitions",
@@ -171,7 +171,7 @@ def test_goals_that_are_not_met():
 
 
 def test_goals_are_no_findings_of_checks():
-    """Nothing is wrong with the cluster."""
+    """Goals are not problems of the cluster."""
     seen = view((), [layout([10] * 4, None)], rechunk=3)
     names = {f.check for f in goals.unmet(seen)}
     assert names == {"requested_partitions", "unloaded_data"}

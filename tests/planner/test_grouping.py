@@ -1,4 +1,4 @@
-"""Query groups: what is known of them, and cuts that keep them whole."""
+"""Query groups: runs of equal ids, and cuts between groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def array(*rows):
 
 
 def data(*partitions, X=None):
-    """Partitions with these groups, one for each row; X may be cut otherwise."""
+    """Return partitions with these group ids, one for each row; X may have others."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     rows = [len(p) for p in partitions]
     X = rows if X is None else X
@@ -57,7 +57,7 @@ def test_runs_go_on_across_partitions():
     ],
 )
 def test_order(partitions, together, ascending):
-    """Within partitions and across them; of numbers and of texts."""
+    """The order within and across partitions, of numbers and of texts."""
     groups = grouping.of(data(*partitions))
     assert (groups.together, groups.ascending) == (together, ascending)
     assert grouping.are_in_order(groups, "")
@@ -66,7 +66,7 @@ def test_order(partitions, together, ascending):
 
 
 def test_where_nothing_is_known():
-    """Without groups, before they were read, or without rows."""
+    """Runs are unknown without groups, before they are read, or without rows."""
     assert grouping.of(layout([1], [0])) is None
     assert grouping.of(layout([1], [0], ("qid",))) is None
     ends = Contents(partitions=({"ends": [1, 1]},))  # of a diagnosis
@@ -75,14 +75,14 @@ def test_where_nothing_is_known():
 
 
 def test_eval_sets_have_groups_too():
-    """Their collections have longer labels."""
+    """Labels of collections of eval sets are recognized."""
     looked = Contents(partitions=(content.runs(np.array([3])),))
     valid = layout([1], [0], ("eval_set[0].qid",), contents=looked)
     assert grouping.of(valid).label == "eval_set[0].qid"
 
 
 def test_boundaries_within_groups():
-    """Of all collections, each once."""
+    """Boundaries within groups are listed once for all collections."""
     known = data([1, 1], [1, 2], X=[1, 2, 1])
     assert grouping.cut(known, grouping.of(known)).tolist() == [1, 2]
     known = data([1, 1], [], [2, 2])
@@ -90,7 +90,7 @@ def test_boundaries_within_groups():
 
 
 def test_a_million_groups():
-    """As arrays: a group costs no object."""
+    """A million groups are arrays, without an object for each group."""
     partitions = [
         np.repeat(np.arange(i, i + 100_000), 3) for i in range(0, 10**6, 10**5)
     ]
@@ -105,7 +105,7 @@ def test_a_million_groups():
 
 
 def test_cuts_at_edges():
-    """At the nearest; two that come to lie on one edge are one."""
+    """Cuts are at the nearest edge; two cuts at the same edge become one."""
     assert at_edges(array(2, 5, 9), 12, array(3, 8)).tolist() == [2, 7, 3]
     assert at_edges(array(2, 5, 9), 12, array(5, 6)).tolist() == [5, 7]
     assert at_edges(array(2), 12, array(0, 11)).tolist() == [2, 10]
@@ -115,7 +115,7 @@ def test_cuts_at_edges():
 
 @given(st.data())
 def test_cuts_at_any_edges(data):
-    """Never within a group, each as near as can be, and no row is lost."""
+    """Cuts are as near as possible, never within a group, and no row is lost."""
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
     total = sum(sizes)
     edges = np.cumsum(sizes)[:-1].astype(np.int64)

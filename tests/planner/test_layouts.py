@@ -1,4 +1,4 @@
-"""What follows from a layout agrees with plain loops over its partitions."""
+"""Properties of a layout equal those of plain loops over its partitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ Spread = dict[str, list[list[int]]]
 
 @st.composite
 def cases(draw: Any, *, whole: bool = False) -> tuple[Layout, View, Spread]:
-    """Draw a layout with copies, torn and, unless ``whole``, missing partitions."""
+    """Draw a layout with replicas, separated pairs and, unless ``whole``, missing
+    partitions.
+    """
     n_workers = draw(st.integers(1, 4))
     rows = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     holders = st.lists(
@@ -68,14 +70,14 @@ def bytes_by_holder(data: Layout, spread: Spread) -> dict[tuple[int, int], int]:
 
 
 def home_of(partition: int, held: dict[tuple[int, int], int]) -> int:
-    """The worker with most bytes of a partition, the first among equals; -1: none."""
+    """Return the worker with most bytes of a partition; -1: none."""
     there = {w: n for (p, w), n in held.items() if p == partition}
     return min(there, key=lambda w: (-there[w], w)) if there else -1
 
 
 @given(cases())
 def test_held(case: tuple[Layout, View, Spread]) -> None:
-    """Bytes of all collections add up for each partition on each of its holders."""
+    """Bytes of all collections add up for each partition and holder."""
     data, seen, spread = case
     found = layouts.held_bytes_by_worker(data, len(seen.now.workers))
     triples = zip(
@@ -107,7 +109,7 @@ def test_homes(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases())
 def test_apart(case: tuple[Layout, View, Spread]) -> None:
-    """A partition is together exactly if some worker holds all its collections."""
+    """A partition is together if some worker holds all its collections."""
     data, seen, spread = case
     expected = [
         rows > 0
@@ -139,7 +141,7 @@ def test_shares(case: tuple[Layout, View, Spread]) -> None:
 
 @given(cases(whole=True))
 def test_imbalance(case: tuple[Layout, View, Spread]) -> None:
-    """The imbalance is the largest share; it is above 1 unless rows lie idle."""
+    """The imbalance is the largest share; it is above 1 unless rows are idle."""
     data, seen, _ = case
     found = layouts.imbalance(data, seen)
     shares = layouts.shares(data, seen)
@@ -153,14 +155,14 @@ def test_imbalance(case: tuple[Layout, View, Spread]) -> None:
 
 
 def test_even_by_threads_is_even() -> None:
-    """A worker with three times the threads is due three times the rows."""
+    """A worker with three times the threads should hold three times the rows."""
     workers = [worker(0, nthreads=1), worker(1, nthreads=3)]
     data = layout([10, 10, 10, 10], [0, 1, 1, 1])
     assert layouts.imbalance(data, view(workers, [data])) == 1.0
 
 
 def test_a_worker_that_was_not_asked_for_is_due_nothing() -> None:
-    """Of three workers, two of which are wanted, the third has no claim on rows."""
+    """A worker that was not named should hold no rows."""
     workers = [worker(i, nthreads=2) for i in range(3)]
     data = layout([10, 10], [0, 1])
     seen = view(workers, [data])
@@ -170,7 +172,7 @@ def test_a_worker_that_was_not_asked_for_is_due_nothing() -> None:
 
 
 def test_more_bytes_than_a_float_counts() -> None:
-    """Rows and bytes of a partition are exact far above a gigabyte."""
+    """Rows and bytes are exact far above a gigabyte."""
     many = 2**50 + 1
     data = layout([many, many], [0, 0], ["X"], row_bytes={"X": 1})
     only = layouts.shares(data, view([worker(0)], [data]))[0]
@@ -179,7 +181,7 @@ def test_more_bytes_than_a_float_counts() -> None:
 
 
 def test_nothing_is_held_of_what_is_not_loaded() -> None:
-    """Data that is not in memory has no holder, no copy and no home."""
+    """Data that is not in memory has no holder, replica or home."""
     data = layout([3, 3], None)
     assert layouts.held_bytes_by_worker(data, 2).partition.tolist() == []
     assert layouts.replicated(data).tolist() == [False, False]
@@ -191,13 +193,13 @@ def test_nothing_is_held_of_what_is_not_loaded() -> None:
 
 
 def test_loaded_data_has_the_bytes_of_its_partitions():
-    """What is in memory is measured, whatever the collection said before."""
+    """Loaded data has the measured size, whatever its metadata promised."""
     loaded = collection("X", [10, 20], [0, 1], row_bytes=8, total_bytes=1)
     assert collection_bytes(loaded) == 240
 
 
 def test_data_that_is_not_loaded_tells_its_size_or_does_not():
-    """Before loading the collection's own figure is taken; without one, unknown."""
+    """Lazy data has the size of its metadata, or an unknown size."""
     assert collection_bytes(collection("X", [10, 20], None)) == 240
     silent = collection("X", [10, 20], None, total_bytes=None)
     assert "X is not loaded" in str(collection_bytes(silent))
@@ -211,12 +213,12 @@ def test_sizes_add_up_over_members():
 
 
 def test_the_largest_partition_has_all_members_of_an_aligned_layout():
-    """A partition of aligned data is X_i and y_i together."""
+    """A partition of aligned data is X_i with y_i."""
     assert largest_partition(layout([10, 30], [0, 1])) == 30 * 88
 
 
 def test_the_largest_partition_of_data_not_loaded_is_in_proportion_to_rows():
-    """The bytes of a lazy array are spread by rows, of others evenly."""
+    """Bytes of a lazy array follow its rows; others are spread evenly."""
     assert largest_partition(layout([10, 30], None, collections=["X"])) == 30 * 80
     keys = (("X", 0), ("X", 1))
     blind = layout(None, None, collections=["X"], keys=keys, total_bytes=100)
@@ -225,7 +227,7 @@ def test_the_largest_partition_of_data_not_loaded_is_in_proportion_to_rows():
 
 
 def test_held_bytes_count_every_copy():
-    """Bytes on a worker include copies, and of data not loaded there are none."""
+    """Bytes on a worker include replicas; lazy data has none."""
     copied = layout([10, 10], [[0, 1], 1], collections=["X"], row_bytes={"X": 8})
     lazy = layout([10], None)
     np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
@@ -235,20 +237,20 @@ def test_held_bytes_count_every_copy():
 
 
 def held(*entries):
-    """From (partition, worker, bytes)."""
+    """Return holdings from (partition, worker, bytes)."""
     partition, worker, nbytes = np.array(entries, dtype=np.int64).reshape(-1, 3).T
     return HeldBytes(partition=partition, worker=worker, nbytes=nbytes)
 
 
 def test_each_run_goes_where_most_of_it_is():
-    """Neighbours stay together; bytes on the target do not travel."""
+    """Adjacent partitions stay together; bytes on the target are not transferred."""
     there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
     may = np.array([True, True])
     assert in_contiguous_runs(4, there, may).tolist() == [1, 1, 0, 0]
 
 
 def test_the_largest_saving_comes_first():
-    """A run that has less on a worker leaves it to one that has more."""
+    """A worker with fewer bytes leaves a run to a worker with more."""
     there = held((0, 0, 3), (1, 0, 9), (2, 2, 1))
     may = np.array([True, False, True, True])
     assert in_contiguous_runs(3, there, may).tolist()[1] == 0
@@ -256,7 +258,7 @@ def test_the_largest_saving_comes_first():
 
 
 def test_a_rest_is_with_the_last_run():
-    """Rows that are left over go nowhere else."""
+    """Remaining rows go with the last run."""
     there = held((4, 0, 100))
     target = in_contiguous_runs(5, there, np.array([True, True]))
     assert target[0] == target[1]
@@ -264,13 +266,13 @@ def test_a_rest_is_with_the_last_run():
 
 
 def test_fewer_partitions_than_workers():
-    """One each, and some get none; which is an error of others to say."""
+    """Each partition goes to one worker, and some workers get none."""
     assert len(set(in_contiguous_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
 
 
 @given(st.data())
 def test_any_bytes(data):
-    """Each worker that may gets a run of as many partitions, at least half the best."""
+    """Each worker gets a run of equally many partitions, at least half the optimum."""
     n_workers = data.draw(st.integers(1, 4))
     each, rest = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
     n_partitions = n_workers * each + rest * (n_workers > 1)
@@ -311,7 +313,7 @@ def seen(valid, **overrides):
 
 
 def test_what_is_a_copy_is_told_by_its_keys():
-    """They are what is left of one that is given again."""
+    """Replicas of an eval set that is given again are recognized by their keys."""
     assert layouts.is_copied(evals([5, 5], [0, 1], copied=True))
     assert not layouts.is_copied(evals([5, 5], [0, 1]))
     assert layouts.copies(evals([5, 5, 0], [0, 1, 0], copied=True)) == 2
@@ -320,7 +322,7 @@ def test_what_is_a_copy_is_told_by_its_keys():
 
 
 def test_all_rows_once():
-    """The partitions that were given, or one of the copies of all."""
+    """The given partitions count, or one of the replicas."""
     assert layouts.original(evals([0, 3, 4], [0, 1, 0])) == ((1, 0, 3), (2, 0, 4))
     copies = evals([0, 5, 5], [0, 1, 0], copied=True)
     assert layouts.original(copies) == ((1, 0, 5),)
@@ -328,12 +330,12 @@ def test_all_rows_once():
 
 
 def test_first_partitions_are_those_with_rows():
-    """Of each worker, in the order of partitions."""
+    """The first partitions with rows of each worker, in the order of partitions."""
     assert layouts.first_partitions(seen(evals([5], [0]))).tolist() == [0, 3]
 
 
 def test_what_is_in_place():
-    """As many partitions, on the same workers, with all rows in the first of each."""
+    """Each worker has as many partitions, and all rows in the first one."""
     assert layouts.are_in_place(
         evals([5, 0, 0, 5], [1, 0, 1, 0], copied=True),
         seen(evals([5], [0])),
@@ -351,7 +353,7 @@ def test_what_is_in_place():
 
 
 def test_the_step():
-    """Each worker's first partition gets all rows of each collection, others none."""
+    """Each worker's first partition gets all rows; the others get none."""
     valid = evals([3, 4], [0, 1])
     (step,) = replicate.propose((WRONG,), seen(valid))
     recut = step.args
@@ -376,19 +378,19 @@ def test_the_step():
 
 
 def test_nothing_to_do():
-    """Where nothing was found of it."""
+    """Without a finding there is no step."""
     assert list(replicate.propose((), seen(evals([3], [0])))) == []
 
 
 def test_copies_that_do_not_fit():
-    """Each worker needs room for all of it: said before anything is copied."""
+    """Each worker needs room for a replica, which is checked before the copy."""
     small = {"memory_limit": 4500, "process": 0}
     with pytest.raises(CapacityError, match=r"on every worker, .* 2 workers would"):
         list(replicate.propose((WRONG,), seen(evals([20], [0]), **small)))
 
 
 def test_two_sets_take_room_of_each_other():
-    """What the first brings is not there for the second."""
+    """The first set reduces the room for the second one."""
     one = evals([10], [0])
     other = layout([10], [0], ("Xw", "yw"), label="eval_set[1]")
     both = replace(WRONG, subject=("Xv", "Xw"))

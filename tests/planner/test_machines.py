@@ -1,4 +1,4 @@
-"""What hosts offer, summed over their workers."""
+"""CPUs and memory of hosts, over all their workers."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from clustertune.testing import snapshot, worker
 
 
 def cpus(*workers):
-    """Usable and busy CPUs of the host of these workers."""
+    """Return usable and busy CPUs of the host of these workers."""
     found = host_cpus(workers)
     return found.usable, found.busy
 
@@ -26,13 +26,13 @@ def test_workers_are_grouped_by_host_in_their_order():
 
 
 def test_affinities_are_joined_not_added():
-    """CPUs on which several workers may run count once."""
+    """CPUs that several workers may use count once."""
     every = frozenset(range(4))
     assert cpus(worker(0, affinity=every), worker(1, affinity=every)) == (4, 2)
 
 
 def test_workers_pinned_apart_have_the_sum():
-    """Workers with CPUs of their own have all of these together."""
+    """Workers with separate CPUs have the sum."""
     assert cpus(worker(0, nthreads=2), worker(1, nthreads=2)) == (4, 4)
 
 
@@ -44,7 +44,7 @@ def test_a_quota_is_shared_by_all_workers_of_its_cgroup():
 
 
 def test_quotas_of_different_cgroups_add_up():
-    """Two containers of 2 CPUs on one host have 4, whatever the host has."""
+    """Two containers of 2 CPUs on one host have 4, however many the host has."""
     affinity = frozenset(range(16))
     pods = [
         worker(i, nthreads=2, affinity=affinity, quotas=((f"/pod{i}", 2.0),))
@@ -55,7 +55,7 @@ def test_quotas_of_different_cgroups_add_up():
 
 @pytest.mark.parametrize(("outer", "usable"), [(3.0, 3.0), (8.0, 4.0)])
 def test_the_tightest_of_nested_quotas_wins(outer, usable):
-    """A quota around two others holds if it is smaller than their sum."""
+    """A quota around two others counts if it is smaller than their sum."""
     affinity = frozenset(range(16))
     pods = [
         worker(i, affinity=affinity, quotas=((f"/job/{i}", 2.0), ("/job", outer)))
@@ -90,7 +90,7 @@ def test_workers_pinned_to_the_same_cpus_compete_beside_a_free_one():
 
 
 def test_cgroups_that_cross_are_survived():
-    """Quotas that cannot be nested, as of names that clash, still give a number."""
+    """Quotas that cannot be nested, as with equal names, still give a number."""
     a = worker(0, quotas=(("/x", 1.0), ("/y", 1.0)))
     b = worker(1, quotas=(("/x", 1.0), ("/z", 1.0)))
     c = worker(2, quotas=(("/y", 1.0), ("/z", 1.0)))
@@ -122,12 +122,12 @@ def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
     ],
 )
 def test_the_schedulers_host_is_recognized(host, scheduler, same):
-    """Loopback, or the host in the scheduler's address, is the scheduler's host."""
+    """The scheduler's host is loopback, or the host in its address."""
     assert with_scheduler(host, snapshot([], scheduler=scheduler)) is same
 
 
 def test_unknown_facts_are_grouped_by_reason():
-    """A thousand workers that do not answer are one finding, its reason made safe."""
+    """A thousand silent workers are one finding; its reason is escaped."""
     mute = Unknown("no\x1banswer")
     pairs = [(worker(i), mute) for i in range(1000)] + [(worker(1000), 4)]
     (finding,) = unknown_findings("usable CPUs", pairs)

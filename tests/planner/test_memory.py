@@ -1,4 +1,4 @@
-"""Room for the given partitions: below the first line at which a worker acts."""
+"""Free memory for given partitions, up to the first threshold of a worker."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PARTITIONS = layout(
 
 
 def one(**overrides: object) -> float:
-    """The room of one worker that holds PARTITIONS."""
+    """Return the free memory of one worker that holds PARTITIONS."""
     given = {"memory_limit": LIMIT, "process": 200, "managed": 200} | overrides
     return float(free_memory(view([worker(0, **given)], [PARTITIONS]))[0])
 
 
 def test_a_worker_with_nothing_else_has_room_up_to_its_target() -> None:
-    """Managed memory may grow to the target, which acts first on an idle worker."""
+    """Managed memory may grow to the target, the first threshold of an idle worker."""
     assert one() == 600
 
 
@@ -49,19 +49,21 @@ def test_a_worker_with_nothing_else_has_room_up_to_its_target() -> None:
     ],
 )
 def test_the_lowest_line_counts(overrides: dict[str, float], expected: float) -> None:
-    """Whichever of target, spill and pause comes first is the line; off is no line."""
+    """The lowest of target, spill and pause counts; thresholds that are off do not."""
     assert one(**overrides) == pytest.approx(expected)
 
 
 def test_unmanaged_memory_counts_for_the_process_only() -> None:
-    """The target is of managed memory: what a library keeps lowers the other lines."""
+    """The target is for managed memory; unmanaged memory lowers the others."""
     assert one(process=200 + 50) == 600
     assert one(process=200 + 250) == pytest.approx(700 - 250)
 
 
 def test_workers_in_one_process() -> None:
-    """Where workers are threads of a process, each sees the keys of all of them in it;
-    what the others manage is no unmanaged memory of one."""
+    """Workers in one process each see all its keys.
+
+    Keys of the other workers are not unmanaged memory.
+    """
     one = {"memory_limit": LIMIT, "process": 500}
     workers = [
         worker(0, address="inproc://10.0.0.1/77/2", managed=200, **one),
@@ -72,13 +74,13 @@ def test_workers_in_one_process() -> None:
 
 
 def test_foreign_keys_count_for_both() -> None:
-    """Keys that were not given stay where they are, below target and spill alike."""
+    """Other keys stay, and count below both target and spill."""
     assert one(process=500, managed=500) == pytest.approx(600 - 300)
     assert one(process=500, managed=500, target=0.9) == pytest.approx(700 - 300)
 
 
 def test_given_partitions_can_leave() -> None:
-    """Given data does not reduce its own room, on any worker."""
+    """Given partitions do not reduce their own room on any worker."""
     workers = [
         worker(0, memory_limit=LIMIT, process=200, managed=200),
         worker(1, memory_limit=LIMIT, process=0),
@@ -89,17 +91,17 @@ def test_given_partitions_can_leave() -> None:
 
 
 def test_sizes_that_lag_behind_take_nothing() -> None:
-    """A heartbeat from before the newest partition makes nothing negative."""
+    """An old heartbeat does not make sizes negative."""
     assert fixed_bytes(view([worker(0, process=100, managed=100)], [PARTITIONS])) == [0]
 
 
 def test_no_room_is_not_less_than_none() -> None:
-    """A worker that is full already has room for nothing."""
+    """A full worker has no free memory, and never less than none."""
     assert one(process=5000) == 0
 
 
 def test_without_a_limit_the_host_is_the_line() -> None:
-    """Workers of one host share its memory, and no threshold acts."""
+    """Workers without a limit share the memory of their host."""
     workers = [
         worker(0, memory_limit=0, host_memory=LIMIT, process=300, managed=200),
         worker(1, memory_limit=0, host_memory=LIMIT, process=0),
@@ -111,7 +113,7 @@ def test_without_a_limit_the_host_is_the_line() -> None:
 
 
 def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
-    """A worker without known thresholds keeps its partitions and gets no more."""
+    """A worker with unknown thresholds keeps its partitions and gets no more."""
     silent = {"facts": Unknown("it did not answer"), "memory_limit": LIMIT}
     workers = [
         worker(0, process=200, managed=200, **silent),
@@ -121,7 +123,7 @@ def test_what_is_not_known_gives_no_more_room_than_is_used() -> None:
 
 
 def test_neither_limit_nor_host_known() -> None:
-    """Without a limit and without an answer the limit is unknown, with the reason."""
+    """Without limit and answer the limit is unknown, with the reason."""
     silent = worker(0, memory_limit=0, facts=Unknown("it did not answer"))
     assert limit(silent, view([silent])) == Unknown("it did not answer")
     assert free_memory(view([silent])).tolist() == [0]
@@ -134,19 +136,19 @@ GIB = 2**30
 
 
 def test_without_a_limit_or_facts_there_are_no_levels():
-    """Nothing is compared with what is not there or not known."""
+    """Without a limit or facts there are no thresholds."""
     assert levels(worker(memory_limit=0)) == ()
     assert levels(worker(facts=Unknown("no answer"))) == ()
 
 
 def test_thresholds_that_are_off_or_unknown_are_left_out():
-    """Of four thresholds the two that are on and known remain."""
+    """Two of four thresholds are on and known."""
     found = levels(worker(pause=None, terminate=Unknown("no answer")))
     assert [level.name for level in found] == ["spill", "target"]
 
 
 def test_each_threshold_is_of_its_own_measure():
-    """The target is of managed memory, the others are of the process."""
+    """The target is for managed memory, the others are for process memory."""
     busy = worker(memory_limit=4 * GIB, process=3 * GIB, managed=GIB)
     rooms = {level.name: level.headroom for level in levels(busy)}
     assert rooms == pytest.approx(
@@ -155,7 +157,7 @@ def test_each_threshold_is_of_its_own_measure():
 
 
 def test_a_level_says_what_is_measured_and_what_comes():
-    """The text has the measure, its bytes and share, and the worker's reaction."""
+    """The text has the measure, its bytes and fraction, and the worker's reaction."""
     pause = levels(worker(memory_limit=4 * GIB, process=3 * GIB))[1]
     assert str(pause) == (
         "process memory is 3.0 GiB, 75% of the limit of 4.0 GiB; "
@@ -171,7 +173,7 @@ TWO = np.array([30.0 * MIB, 10.0 * MIB])
 
 
 def test_what_fits() -> None:
-    """Up to the last byte; of unknown size it is over when all is there."""
+    """The last free byte counts; unknown sizes count when all is loaded."""
     refuse_too_much(["X"], 40 * MIB, TWO)
     refuse_overfull(["X"], TWO, 10, 9, 40 * MIB)
     refuse_overfull(["X"], TWO, 10, 10, 50 * MIB)
@@ -179,7 +181,7 @@ def test_what_fits() -> None:
 
 
 def test_what_is_too_much() -> None:
-    """The workers that would do are at least one more, as large as these on average."""
+    """The suggested workers are at least one more, of the average size."""
     text = (
         r"X and y \(90.0 MiB\) cannot be loaded: 2 workers can take 40.0 MiB "
         r"before they spill; about 5 workers of this size are enough: "
@@ -194,7 +196,7 @@ def test_what_is_too_much() -> None:
 
 
 def test_what_turns_out_to_be_too_much() -> None:
-    """All partitions are assumed to have the size of the loaded ones."""
+    """Partitions that are not loaded count with the size of the loaded ones."""
     text = (
         r"X cannot be loaded: 1,000 of 2,000 partitions took 60.0 MiB, so all take "
         r"about 120.0 MiB; 2 workers can take 40.0 MiB before they spill. The loaded "

@@ -1,4 +1,4 @@
-"""One phase at a time, in order; guards refuse with reasons."""
+"""A plan has one phase, in the fixed order; guards refuse steps with reasons."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan(seen: View) -> Plan:
 
 
 def move(seen: View, targets: list[int], label: str = "X") -> Step:
-    """A step that brings the first keys of X to these workers of a view."""
+    """Return a step that moves the first keys of X to these workers of a view."""
     keys = tuple((label, i) for i in range(len(targets)))
     moves = Moves(
         workers=tuple(w.address for w in seen.now.workers),
@@ -58,12 +58,12 @@ def two(layouts: list[Layout], **overrides: Any) -> View:
 
 
 def test_where_nothing_is_wrong_nothing_is_planned() -> None:
-    """Well placed data gives an empty plan without a phase or needs."""
+    """Well placed data gives an empty plan without phase and needs."""
     assert plan(two([layout(ROWS, [0, 1, 0, 1])])) == Plan()
 
 
 def test_information_alone_is_no_reason_to_act() -> None:
-    """Findings that no action remedies lead to no step."""
+    """Findings that no action fixes lead to no step."""
     seen = two([layout(ROWS, [0, 1, 0, 1])], affinity=frozenset((0,)))
     found = checks.run(seen)
     assert "thread_count" in {f.check for f in found}
@@ -82,7 +82,7 @@ def test_information_alone_is_no_reason_to_act() -> None:
 def test_the_first_phase_that_has_something_to_do(
     n_workers: int, data: Layout, phase: str, action: str
 ) -> None:
-    """Workers come first, then loading, and placing last; one phase to a plan."""
+    """Workers come first, then loading, and placement last; one phase in each plan."""
     seen = view([worker(0), worker(1)], [data], n_workers=n_workers)
     found = plan(seen)
     assert found.phase == phase
@@ -91,7 +91,7 @@ def test_the_first_phase_that_has_something_to_do(
 
 
 def test_every_phase_has_its_action() -> None:
-    """The phases name actions that there are."""
+    """Each phase has the name of an action."""
     assert set(planner.PHASES) <= set(actions.available())
 
 
@@ -105,7 +105,7 @@ def test_steps_keep_the_order_in_which_they_were_proposed() -> None:
 
 
 def test_a_dry_run_says_what_it_would_need() -> None:
-    """What is not loaded cannot be planned to the end; all that is lazy is named."""
+    """Further phases of lazy data cannot be planned; all lazy collections are named."""
     weight = layout(ROWS, {"X": [0, 0, 0, 0], "w": [0, 0, 0, 0]}, ["X", "w"])
     lazy = replace(weight.collections[1], loaded=False)
     seen = two([replace(weight, collections=(weight.collections[0], lazy))])
@@ -114,7 +114,7 @@ def test_a_dry_run_says_what_it_would_need() -> None:
 
 
 def test_what_does_not_fit_is_an_error() -> None:
-    """No plan is made for data that would spill wherever it lay."""
+    """Data that does not fit is an error, without a plan."""
     tiny = [worker(i, memory_limit=2500, process=0) for i in (0, 1)]
     with pytest.raises(CapacityError):
         plan(view(tiny, [UNEVEN]))
@@ -124,13 +124,13 @@ def test_what_does_not_fit_is_an_error() -> None:
 
 
 def test_a_good_move_is_not_refused() -> None:
-    """Running targets, partitions in memory, known thresholds: no guard objects."""
+    """Guards allow it: targets run, partitions are in memory, thresholds are known."""
     seen = two([UNEVEN])
     assert guards.refusal(move(seen, [1, 1]), seen) is None
 
 
 def test_a_step_that_moves_nothing_is_not_refused() -> None:
-    """Guards of moves do not concern other steps."""
+    """Guards of moves ignore other steps."""
     gone = two([layout(ROWS, [-1, -1, -1, -1])], status="paused")
     for action, args in (("scale", 3), ("load", None)):
         price = Price(nbytes=None, seconds=None)
@@ -139,7 +139,7 @@ def test_a_step_that_moves_nothing_is_not_refused() -> None:
 
 
 def test_workers_that_are_no_target_may_be_gone() -> None:
-    """Only where partitions are sent matters."""
+    """Only the targets of a move must run."""
     seen = two([UNEVEN])
     paused = two([UNEVEN], status="paused")
     assert guards.refusal(move(seen, [0, 0]), paused) is None
@@ -147,7 +147,7 @@ def test_workers_that_are_no_target_may_be_gone() -> None:
 
 @pytest.mark.parametrize("status", ["paused", "closing_gracefully"])
 def test_a_target_that_no_longer_runs(status: str) -> None:
-    """A worker that pauses or closes between planning and acting gets no partition."""
+    """A worker that pauses or closes after planning gets no partition."""
     seen = two([UNEVEN])
     step = move(seen, [0, 1])
     found = guards.refusal(step, two([UNEVEN], status=status))
@@ -157,7 +157,7 @@ def test_a_target_that_no_longer_runs(status: str) -> None:
 
 
 def test_a_target_that_is_gone() -> None:
-    """Nor does one that has left, even if another has its place in the list."""
+    """A lost worker gets none, even if another one has its position in the list."""
     seen = two([UNEVEN])
     left = view([worker(0), worker(2)], [UNEVEN])
     found = guards.refusal(move(seen, [1]), left)
@@ -165,7 +165,7 @@ def test_a_target_that_is_gone() -> None:
 
 
 def test_a_target_that_was_not_asked_for() -> None:
-    """Partitions go to workers in workers= alone."""
+    """Partitions move only to the named workers."""
     seen = two([UNEVEN])
     wanted = replace(seen, goal=replace(seen.goal, workers=frozenset((0,))))
     assert guards.refusal(move(seen, [1]), wanted).guard == "targets_still_run"
@@ -173,7 +173,7 @@ def test_a_target_that_was_not_asked_for() -> None:
 
 
 def test_a_partition_that_is_not_there() -> None:
-    """While a partition is recomputed, nothing is moved; the collection is named."""
+    """Nothing moves while a partition is computed again; the collection is named."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, -1, 0, -1]})
     seen = two([torn])
     found = guards.refusal(move(seen, [1]), seen)
@@ -183,7 +183,7 @@ def test_a_partition_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("order", ["rows", "partitions"])
 def test_another_order_of_what_has_changed(order: str) -> None:
-    """Rows are not put in order where a partition is away, or is another one by now."""
+    """Rows are not shuffled while a partition is missing or has changed."""
 
     def seen(data: Layout, **others: Any) -> View:
         return view([worker(0), worker(1, **others)], [data], order=order)
@@ -202,7 +202,7 @@ def test_another_order_of_what_has_changed(order: str) -> None:
 
 
 def test_thresholds_that_are_not_known() -> None:
-    """A worker that does not say when it spills is not filled; the reason is kept."""
+    """A worker with unknown thresholds gets no partitions; the reason is kept."""
     seen = two([UNEVEN], facts=Unknown("it hangs"))
     found = guards.refusal(move(seen, [1]), seen)
     assert found.guard == "thresholds_are_known"
@@ -211,7 +211,7 @@ def test_thresholds_that_are_not_known() -> None:
 
 
 def test_a_refused_step_is_in_the_plan() -> None:
-    """A plan keeps refused steps apart from allowed ones."""
+    """A plan has refused steps apart from allowed ones."""
     lost = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 0, 0, -1]})
     found = plan(two([lost]))
     assert found.phase == "rebalance"
@@ -238,7 +238,7 @@ BURDEN = HeldData(keys=3, unique=3, nbytes=2 * GIB, scattered=0, actors=0)
     ],
 )
 def test_a_worker_alone(room: Any, reason: str | None) -> None:
-    """Its data is parked in its nanny if there is room; else the refusal has a fix."""
+    """Its keys are parked in its nanny if there is room; the refusal has a fix."""
     others = [worker(1, status="paused")]
     seen = view([worker(0, held_data=BURDEN, parking_space=room), *others])
     (step,) = restart.steps(seen, {0})
@@ -255,7 +255,7 @@ def test_a_worker_alone(room: Any, reason: str | None) -> None:
 
 
 def test_what_an_earlier_restart_left() -> None:
-    """Is brought back first, whichever workers are named; a parking worker is none."""
+    """Keys on a parking worker return first; a parking worker is not restarted."""
     name = "clustertune-parking-1"
     left = worker(name, parking=True, nanny=None, status="closing_gracefully")
     seen = view([worker(0, held_data=BURDEN), replace(left, held_data=BURDEN)])

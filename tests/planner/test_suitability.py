@@ -1,4 +1,4 @@
-"""Partitions that suit the workers, and workers that train."""
+"""Partitions that suit the workers, and the workers that will train."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from clustertune.testing import layout, view, worker
 
 
 def test_no_rows_or_no_workers_are_even():
-    """Where there is nothing to share out nothing is uneven."""
+    """Without rows or workers nothing is uneven."""
     paused = [worker(0, status="paused")]
     assert attainable(layout([0, 0], [0, 0]), view()) == 1.0
     assert attainable(layout([5], [0]), view(workers=paused)) == 1.0
 
 
 def test_partitions_that_divide_evenly_reach_the_tolerance():
-    """Four equal partitions on two workers can lie evenly wherever they are now."""
+    """Four equal partitions on two workers can be even, wherever they are now."""
     assert attainable(layout([10] * 4, [0] * 4), view()) == pytest.approx(1.0)
 
 
 def test_many_small_partitions_are_known_to_reach_the_tolerance():
-    """A partition smaller than the tolerance can never make a worker too full."""
+    """Partitions smaller than the tolerance can always be even."""
     many = layout([1] * 1000, [0] * 1000)
     assert attainable(many, view()) == pytest.approx(1.002)
     workers = [worker(0, nthreads=3), worker(1)]
@@ -44,7 +44,7 @@ def test_a_whole_partition_too_many_cannot_be_avoided():
 
 
 def test_the_larger_partition_decides():
-    """A partition of more than a share exceeds the tolerance if all else is small."""
+    """A partition larger than a share exceeds the tolerance if the others are small."""
     data = layout([900] + [1] * 100, [0] * 101)
     assert attainable(data, view()) == pytest.approx(1.8)
 
@@ -61,14 +61,14 @@ def test_shares_are_by_threads():
 
 
 def seen(data: Any, workers: int = 3, needs: Any = None, **goal: Any) -> View:
-    """A view of healthy workers with one thread each."""
+    """Return a view of healthy workers with one thread each."""
     at = view([worker(i, nthreads=1) for i in range(workers)], [data], **goal)
     workload = replace(at.goal.workload, **(needs or {}))
     return replace(at, goal=replace(at.goal, workload=workload))
 
 
 def ranked(*groups: str, label: str = "qid") -> Any:
-    """Partitions with a row for each letter, which is its group."""
+    """Return partitions with a row for each letter, which is its group."""
     looked = tuple(content.runs(np.array([*g])) for g in groups)
     data = layout([len(g) for g in groups], [0] * len(groups), ("X", "y", label))
     qid = replace(data.collections[2], contents=Contents(partitions=looked))
@@ -94,7 +94,7 @@ def ranked(*groups: str, label: str = "qid") -> Any:
 def test_fewer_parts_than_workers(
     data: Any, needs: Any, goal: Any, expected: set[int]
 ) -> None:
-    """As many train as can have some; another look chooses the same ones."""
+    """As many workers train as can get a partition; another look chooses the same."""
     once = suitability.chosen(seen(data, needs=needs, **goal))
     assert once.trainers == expected
     assert {w.id for w in once.eligible_workers} == expected
@@ -113,7 +113,7 @@ def test_fewer_parts_than_workers(
     ],
 )
 def test_all_train(data: Any, needs: Any) -> None:
-    """Where all can have some, or it cannot be told, nothing is decided."""
+    """Nothing is chosen if all can train, or if it is unknown."""
     assert suitability.chosen(seen(data, needs=needs)).trainers is None
 
 

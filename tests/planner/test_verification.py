@@ -1,4 +1,4 @@
-"""Every kind of harm is found; a good move is none."""
+"""Verification finds every kind of damage, and no problem in a correct move."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seen(*layouts: Layout, **overrides: Any) -> View:
 
 
 def changed(data: Layout, label: str, **fields: Any) -> Layout:
-    """The layout with one collection changed."""
+    """Return the layout with one collection changed."""
     collections = tuple(
         replace(m, **fields) if m.label == label else m for m in data.collections
     )
@@ -41,23 +41,23 @@ def replace_all(data: Layout, **overrides: Any) -> Layout:
 
 
 def test_nothing_happened() -> None:
-    """The same view twice is without problems, however uneven it is."""
+    """The same view twice has no problems, even with uneven rows."""
     assert problems(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
 
 
 def test_a_good_move() -> None:
-    """Whole partitions on another worker are no problem."""
+    """A whole partition on another worker is no problem."""
     assert problems(seen(ALL_ON_ONE), seen(layout(ROWS, [0, 1, 0, 1]))) == ()
 
 
 def test_a_copy_less() -> None:
-    """Of two copies one may go."""
+    """One of two replicas may be dropped."""
     twice = layout(ROWS, [[0, 1]] * 4)
     assert problems(seen(twice), seen(layout(ROWS, [0, 1, 0, 1]))) == ()
 
 
 def test_loading() -> None:
-    """Data that was not loaded may get any workers, keys and rows."""
+    """Loaded data may have any workers, keys and rows."""
     lazy = layout([10, 10], None)
     unknown = changed(changed(lazy, "X", rows=None), "y", rows=None)
     for before in (lazy, unknown):
@@ -67,7 +67,7 @@ def test_loading() -> None:
 
 
 def test_pairs_that_were_apart_before() -> None:
-    """What clustertune did not separate is no problem of its making."""
+    """Pairs that were separated before are not reported."""
     torn = layout(ROWS, {"X": [0, 0, 1, 1], "y": [1, 1, 1, 1]})
     better = layout(ROWS, {"X": [0, 0, 1, 1], "y": [0, 1, 1, 1]})
     assert problems(seen(torn), seen(torn)) == ()
@@ -75,7 +75,7 @@ def test_pairs_that_were_apart_before() -> None:
 
 
 def test_a_worker_that_was_too_full_before() -> None:
-    """A worker that holds less than it did is better, even if it is still too full."""
+    """A full worker with less data than before is no problem."""
     tiny = {"memory_limit": 1000, "process": 0}
     before = seen(layout(ROWS, [0, 0, 0, 0]), **tiny)  # 3,520 bytes
     after = seen(layout(ROWS, [0, 0, 0, 1]), **tiny)
@@ -99,13 +99,13 @@ def test_partitions_that_are_gone() -> None:
 
 
 def test_data_that_is_no_longer_loaded() -> None:
-    """A collection that was in memory and is not is lost as a whole."""
+    """A collection that has left memory is lost as a whole."""
     found = problems(seen(ALL_ON_ONE), seen(layout(ROWS, None)))
     assert found == tuple(f"{x} is not in memory, and it was before" for x in "Xy")
 
 
 def test_rows_that_changed() -> None:
-    """A partition with other rows than before is found, in whichever collection."""
+    """A partition with other rows is found in any collection."""
     shuffled = changed(ALL_ON_ONE, "y", rows=np.array([10, 10, 20, 0]))
     found = problems(seen(ALL_ON_ONE), seen(shuffled))
     assert found[0] == "partitions of y have other rows than before"
@@ -120,35 +120,35 @@ def test_rows_that_changed_on_loading() -> None:
 
 
 def test_keys_that_changed() -> None:
-    """Loaded partitions keep their keys: the user's own names must see them."""
+    """Loaded partitions keep their keys, so that earlier variables remain valid."""
     renamed = changed(ALL_ON_ONE, "X", keys=tuple("abcd"))
     found = problems(seen(ALL_ON_ONE), seen(renamed))
     assert found == ("X has other keys than before",)
 
 
 def test_boundaries_that_agreed() -> None:
-    """X and y that were cut at the same rows and are not now are found."""
+    """Boundaries of X and y that have become different are found."""
     recut = changed(ALL_ON_ONE, "y", rows=np.array([5, 15, 10, 10]))
     found = problems(seen(ALL_ON_ONE), seen(recut))
     assert "training data: row boundaries differ, and they agreed before" in found
 
 
 def test_pairs_that_were_torn() -> None:
-    """A pair that lay together and does not now is found and counted."""
+    """A pair that was together and is separated now is counted."""
     torn = layout(ROWS, {"X": [0, 0, 0, 0], "y": [0, 1, 1, 0]})
     found = problems(seen(ALL_ON_ONE), seen(torn))
     assert found == ("training data: 2 pairs are separated, 0 were before",)
 
 
 def test_pairs_that_came_apart_on_loading() -> None:
-    """Loaded data whose pairs are apart when all is done is found."""
+    """Loaded data with separated pairs at the end is found."""
     torn = layout([10, 10], {"X": [0, 0], "y": [0, 1]})
     found = problems(seen(layout([10, 10], None)), seen(torn))
     assert found == ("training data: 1 pairs are separated, 0 were before",)
 
 
 def test_a_worker_that_is_filled_too_far() -> None:
-    """A worker that was given more than fits below its lines is found, with figures."""
+    """A worker above its thresholds is found, with figures."""
     small = {"memory_limit": 4000, "process": 0}
     before = seen(layout(ROWS, [0, 0, 1, 1]), **small)
     assert problems(before, seen(layout(ROWS, [0, 0, 0, 1]), **small)) == (
@@ -157,7 +157,7 @@ def test_a_worker_that_is_filled_too_far() -> None:
 
 
 def test_every_layout_is_verified() -> None:
-    """Harm to an eval set is found as that to the training data."""
+    """Eval sets are verified like the training data."""
     valid = layout([4], [0], label="eval_set[0]")
     lost = layout([4], [-1], label="eval_set[0]")
     found = problems(seen(ALL_ON_ONE, valid), seen(ALL_ON_ONE, lost))
@@ -166,7 +166,7 @@ def test_every_layout_is_verified() -> None:
 
 
 def test_a_memory_manager_that_was_left_off() -> None:
-    """A memory manager that stays paused is reported."""
+    """A memory manager that is still paused is reported."""
     given = [layout([10, 10], [0, 1])]
     was = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=True)])
     now = view(snapshots=[snapshot([worker(0), worker(1)], memory_manager=False)])
@@ -179,7 +179,7 @@ def test_a_memory_manager_that_was_left_off() -> None:
 
 
 def test_rows_that_are_set_aside_are_not_lost() -> None:
-    """They count, once."""
+    """The remaining rows count once."""
     cut = layout(
         [18, 18], [0, 1], keys=(("n", 0), ("n", 1)), made_here=True, remainder=4
     )
@@ -189,7 +189,7 @@ def test_rows_that_are_set_aside_are_not_lost() -> None:
 
 
 def test_copies_of_an_eval_set_are_its_rows_again() -> None:
-    """As often as it is copied; a copy that is short is found."""
+    """Each replica counts, and a replica with too few rows is found."""
     valid = layout([4, 3], [0, 0], ("Xv", "yv"), label="eval_set[0]")
 
     def copied(*rows: int) -> Layout:
@@ -209,13 +209,13 @@ def test_copies_of_an_eval_set_are_its_rows_again() -> None:
 
 
 def test_a_member_that_this_call_has_made_was_not_there() -> None:
-    """The numbers of rows, after they were put in another order."""
+    """Row numbers after a shuffle are a new collection, not a changed one."""
     more = layout(ROWS, [0, 0, 0, 0], ("X", "y", "row_order"))
     assert problems(seen(ALL_ON_ONE), seen(more)) == ()
 
 
 def test_partitions_that_moved() -> None:
-    """They are counted, and one is named, with the workers by their ids."""
+    """The number of moved partitions is reported, and one example with worker names."""
     assert moves(seen(ALL_ON_ONE), seen(ALL_ON_ONE)) == ()
     moved = layout(ROWS, [0, 1, 0, 1])
     (text,) = moves(seen(ALL_ON_ONE), seen(moved))
@@ -226,7 +226,7 @@ def test_partitions_that_moved() -> None:
 
 
 def test_a_surplus_copy_is_no_move() -> None:
-    """A partition stays where it was while its worker holds all of it."""
+    """A partition stays in place while its worker holds all of it."""
     there = seen(layout(ROWS, [1, 1, 1, 1]))
     assert moves(there, seen(layout(ROWS, [[0, 1]] * 4))) == ()
     half = layout(ROWS, {"X": [[0, 1]] * 4, "y": [0, 0, 0, 0]})
@@ -234,7 +234,7 @@ def test_a_surplus_copy_is_no_move() -> None:
 
 
 def test_workers_that_lack_a_copied_eval_set() -> None:
-    """Each of them had one; it moved to a worker that has two now."""
+    """Each worker had a replica; one moved to a worker that has two now."""
 
     def copied(where: list[int]) -> Layout:
         made = layout([7, 0, 7, 0], where, ("Xv", "yv"), label="eval_set[0]")
@@ -256,13 +256,13 @@ def test_workers_that_lack_a_copied_eval_set() -> None:
 
 
 def test_moves_of_what_cannot_be_compared() -> None:
-    """Other partitions, or none in memory: other checks speak of these."""
+    """Other checks report other partitions, and partitions that left memory."""
     for other in (layout([20, 20], [1, 1]), layout(ROWS, None)):
         assert moves(seen(ALL_ON_ONE), seen(other)) == ()
 
 
 def test_a_collection_that_is_gone() -> None:
-    """Is lost, even if what is left of its layout is as it was."""
+    """A missing collection is lost, even if the rest of the layout is unchanged."""
     both, one = layout([5, 5], [0, 1]), layout([5, 5], [0, 1], ("X",))
     assert losses(view(layouts=[both]), view(layouts=[one])) == ("y is missing",)
 
@@ -283,7 +283,7 @@ DATA = layout([10, 10], [0, 1])
 
 
 def test_what_changes_all_the_time_is_no_difference() -> None:
-    """Memory, tasks, speeds and the order of workers."""
+    """Memory, tasks, speeds and the order of workers may change."""
     busy = worker(1, process=2**31, executing=3, bandwidth=5.0, heartbeat_age=4.0)
     was = seen_fingerprint(TWO, [DATA])
     assert changes(was, was) == []
@@ -292,7 +292,7 @@ def test_what_changes_all_the_time_is_no_difference() -> None:
 
 
 def test_a_parking_worker_is_none() -> None:
-    """It is there for the time of a restart."""
+    """A parking worker exists only during a restart."""
     assert seen_fingerprint([*TWO, worker(2, parking=True)]) == seen_fingerprint(TWO)
 
 
@@ -320,13 +320,13 @@ def test_a_parking_worker_is_none() -> None:
     ],
 )
 def test_differences(workers: Any, layouts: Any, text: str) -> None:
-    """Each says what is so now."""
+    """Each difference has the present state."""
     was = seen_fingerprint(TWO, [DATA] if layouts else [])
     assert text in changes(was, seen_fingerprint(workers, layouts))[0]
 
 
 def test_data_that_is_loaded_or_gone() -> None:
-    """Whether it is in memory, or given at all."""
+    """The difference is whether data is in memory, or given at all."""
     was = seen_fingerprint(TWO, [DATA])
     X = was.data[0]
     lazy = replace(X, loaded=False, nbytes="", holders="")
@@ -340,7 +340,7 @@ def test_data_that_is_loaded_or_gone() -> None:
 
 
 def test_names_from_a_cluster_do_nothing_to_a_terminal() -> None:
-    """The user chooses them."""
+    """Names of the cluster are escaped."""
     (text,) = changes(
         seen_fingerprint([worker(0)]), seen_fingerprint([worker(0), worker("\x1b[2J")])
     )

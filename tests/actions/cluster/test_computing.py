@@ -1,4 +1,4 @@
-"""Partitions that workers make for a call, and are waited for."""
+"""Partitions that workers compute for a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
-    """Also sizes of groups, a graph of constants, do not wait until the time is up."""
+    """Small constants, such as sizes of groups, do not wait for a paused worker."""
     await monitor.install_plugin(c, await monitor.identify(c))
     lease = Lease(c, lambda: 30.0)
     lease.opened = True
@@ -38,7 +38,7 @@ async def test_small_arrays_of_paused_workers_are_made_elsewhere(c, s, a, b):
 async def test_partitions_that_may_run_on_a_worker_that_is_gone_only(
     c, s, a, b, monkeypatch
 ):
-    """It is said which, and not waited for without an end."""
+    """The error names these partitions, without waiting forever."""
     monkeypatch.setattr(computing, "UNMET_INTERVAL", 0.0)
     monkeypatch.setattr(computing, "RETURN_SECONDS", 0.2)
     await monitor.install_plugin(c, await monitor.identify(c))

@@ -1,4 +1,4 @@
-"""The lease of a call: refreshed, given back, and kept through a lost connection."""
+"""The lease of a call: refreshed, given back, and kept when a connection breaks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def opened(client: Any) -> Lease:
 
 
 def quietly(*_: Any) -> None:
-    """Tell nothing."""
+    """Ignore progress."""
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_job_whose_client_loses_its_connections(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Goes on, and the call learns how it ended."""
+    """The job continues, and the call learns its result."""
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
     move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
@@ -65,7 +65,7 @@ async def test_a_job_whose_client_loses_its_connections(
 async def test_a_call_that_asks_nothing_for_long(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease is refreshed, whatever the client's heartbeat is."""
+    """The lease is refreshed, whatever the interval of the client's heartbeat is."""
     monkeypatch.setattr("clustertune.actions.cluster.lease.REFRESH", 0.1)
     lease = await opened(c)
     resident = s.plugins[NAME]
@@ -82,7 +82,7 @@ async def test_a_call_that_asks_nothing_for_long(
 async def test_a_lease_that_ends_while_the_client_reconnects(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """It is given back as soon as that is possible: the client lives on."""
+    """The lease is given back after the client has reconnected."""
     lease = await opened(c)
     reconnect, network = c._reconnect, asyncio.Event()
 
@@ -103,7 +103,7 @@ async def test_a_lease_that_ends_while_the_client_reconnects(
 async def test_a_job_that_ends_with_the_scheduler(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """It raises an error: a cancelled job has no result."""
+    """A job that ends with the scheduler raises an error, because it has no result."""
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
     move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
