@@ -1,4 +1,4 @@
-"""TensorFlow and PyTorch in workers, as docs/deep-learning.md has them."""
+"""TensorFlow and PyTorch in workers, with the code of docs/deep-learning.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """Of four processes, which load TensorFlow once for all tests."""
+    """A client of four processes, which import TensorFlow once for all tests."""
     with (
         LocalCluster(
             n_workers=4,
@@ -52,7 +52,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """What the blocks of the page define; it travels by value."""
+    """Return the names that the blocks of the page define; they travel by value."""
     blocks = r"<!-- deep: \w+ -->\n```python\n(.*?)```"
     found: dict[str, Any] = {"__name__": "of_the_page"}
     for code in re.findall(blocks, PAGE.read_text(), flags=re.DOTALL):
@@ -61,7 +61,7 @@ def page() -> dict[str, Any]:
 
 
 def left(client: Client) -> dict[str, list[str]]:
-    """By worker, what its environment still has of roles."""
+    """Return by worker the environment variables of roles that remain."""
 
     def look() -> list[str]:
         names = "TF_CONFIG", "CLUSTERTUNE_ROLE", "RANK"
@@ -83,7 +83,7 @@ def unreachable(place: str) -> bool:
 
 
 def test_parameter_servers(client: Any, page: dict[str, Any]) -> None:
-    """Training ends at the score, and again in the same processes."""
+    """Training ends at the score, and runs again in the same processes."""
     for _ in range(2):
         scores, steps = page["with_servers"](client, ENOUGH)
         assert max(scores) >= ENOUGH
@@ -92,7 +92,7 @@ def test_parameter_servers(client: Any, page: dict[str, Any]) -> None:
 
 
 def test_nobody_reaches_a_server_afterwards(client: Any) -> None:
-    """Though it cannot be stopped, and while it is wanted it is reached."""
+    """The server cannot be stopped; it is reachable only during the roles."""
 
     def ask(ctx: Any) -> str:
         import tensorflow as tf
@@ -110,7 +110,7 @@ def test_nobody_reaches_a_server_afterwards(client: Any) -> None:
 
 
 def fail_when_there(cause: str, role: str) -> Any:
-    """A function that trains for ever, but in the role that fails."""
+    """Return a function that trains without end, and fails in one role."""
 
     def train(ctx: Any) -> None:
         import os
@@ -147,7 +147,7 @@ def fail_when_there(cause: str, role: str) -> Any:
     ],
 )
 def test_all_end_with_one(client: Any, cause: str, role: str, said: str) -> None:
-    """The first cause is named, whatever TensorFlow's sessions make of it."""
+    """The error names the first cause, not the errors of TensorFlow's sessions."""
     until(lambda: len(client.nthreads()) == 4, 60)
     roles = {"ps": 1, "worker": (2, fail_when_there(cause, role))}
     running = run_roles(client, roles, framework="tensorflow")
@@ -163,7 +163,7 @@ def test_all_end_with_one(client: Any, cause: str, role: str, said: str) -> None
 
 
 def test_a_coordinator_of_servers(client: Any, tmp_path: Path) -> None:
-    """``ParameterServerStrategy``, where workers read files."""
+    """Workers read files for ``ParameterServerStrategy``."""
     lines = tmp_path / "lines"
     lines.write_text("hello\n")
 
@@ -199,7 +199,7 @@ def test_a_coordinator_of_servers(client: Any, tmp_path: Path) -> None:
 
 
 def test_mirrored_workers(client: Any, page: dict[str, Any]) -> None:
-    """Both have the same model; the process cannot begin a second time."""
+    """Both workers have the same model; a process can begin only once."""
     client.restart()
     scores, (one, two) = page["with_mirrors"](client, ENOUGH)
     assert max(scores) >= ENOUGH
@@ -218,7 +218,7 @@ def test_mirrored_workers(client: Any, page: dict[str, Any]) -> None:
     ],
 )
 def test_mirrored_workers_end_together(client: Any, cause: str, said: str) -> None:
-    """Who waits for the others in a collective call is not left there."""
+    """No worker waits in a collective call for a lost one."""
 
     def train(ctx: Any) -> None:
         import os
@@ -244,7 +244,7 @@ def test_mirrored_workers_end_together(client: Any, cause: str, said: str) -> No
 
 
 def test_asked_out_of_scope(client: Any) -> None:
-    """A rank that asks whether to stop without the others is told how to."""
+    """A rank that asks for a stop outside of the strategy gets an error with a fix."""
     client.restart()
     roles = {"worker": (2, lambda ctx: ctx.should_stop())}
     with pytest.raises(RoleError, match=r"with strategy\.scope\(\)"):

@@ -64,7 +64,7 @@ async def test_data_that_lies_well_is_left_alone(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_rows_are_even_and_pairs_together(c, s, a, b):
-    """Half of the partitions move; X_i stays with y_i; earlier variables remain valid."""
+    """Half of the partitions move; X_i stays with y_i; keys stay the same."""
     X, y = await uneven(c, a)
     expected = await asyncio.gather(*c.compute([X.sum(axis=1), y]))
     X2, y2 = prepared = await clustertune.prepare(c, X, y)
@@ -182,7 +182,7 @@ async def test_a_paused_worker_gets_nothing(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
-    """A dry run moves, loads and keeps nothing; the real call does the planned steps."""
+    """A dry run changes nothing; the real call does the planned steps."""
     X, y = await uneven(c, a)
     before = where(s, X)
     p = await clustertune.prepare(c, X, y, dry_run=True)
@@ -490,9 +490,7 @@ async def test_a_held_lease_is_named(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_the_same_key_may_stand_for_other_data(c, s, a, b):
-    """Rows of an earlier key are counted again, because the key may have other data
-    now.
-    """
+    """Rows of a reused key are counted again, because its data may differ."""
 
     def frame(rows: int) -> Any:
         part = c.submit(pd.DataFrame, {"p": range(rows)}, key=f"part-{0}", pure=False)

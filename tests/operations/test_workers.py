@@ -201,14 +201,14 @@ LEAST = 200 * 2**20
     ],
 )
 def test_need(changes: Any, growth: int, needed: bool) -> None:
-    """A restart is needed if a new process with the same keys is below the threshold."""
+    """A restart is needed if a new process with the keys is below the threshold."""
     one = worker(0, **({"least_memory": LEAST} | changes))
     assert bool(memory.restart_reason(one, growth)) == needed
     assert memory.no_restart_reason(one)
 
 
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
-    """The growth per run in the finding decides; abandoned tasks always need a restart."""
+    """The growth per run decides; abandoned tasks always need a restart."""
     seen = auto(worker(0, process=2 * GIB), worker(1))
     (step,) = proposed(restart, seen, named("memory_growth", 0, bytes_per_run=GIB))
     assert step.args.growth == GIB

@@ -1,4 +1,4 @@
-"""Code leaves this process as bytes that need no clustertune to be read."""
+"""Code is sent as bytes that can be read without clustertune."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_bytes_can_be_read_where_clustertune_is_not(tmp_path: Path) -> None:
 
 
 def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:
-    """Bokeh alone is needed: what a page consists of travels with the function."""
+    """The page needs only Bokeh; its code is sent with the function."""
     file = tmp_path / "mount.pickle"
     file.write_bytes(pickle.dumps(ship._Shipped(mount.mount)))
     code = (
@@ -71,13 +71,13 @@ def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:
 
 
 def test_the_users_own_pickling_is_not_changed() -> None:
-    """After sending, no module is registered to be pickled by value."""
+    """After sending, no module remains registered for pickling by value."""
     ship._Shipped(probe.worker_facts)
     assert not cloudpickle.list_registry_pickle_by_value()
 
 
 def test_code_becomes_a_function_where_a_task_runs() -> None:
-    """Until then it is bytes, which tasks share, and nobody has to pickle it again."""
+    """The bytes become a function in the task; tasks share them without pickling again."""
     make = ship.Tasks(remote_sums.sum_batch)
     one, many = (pickle.dumps([make(i, i) for i in range(n)]) for n in (1, 100))
     assert len(many) < 2 * len(one)
@@ -88,7 +88,7 @@ def test_code_becomes_a_function_where_a_task_runs() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_an_error_is_that_workers_answer(c, s, a, b):
-    """A worker on which the function fails hides no other's answer."""
+    """The error of one worker does not affect the answers of others."""
     a.memory_manager = None
     answers = await ship.on_workers(
         c, probe.worker_facts, [a.address, b.address], timeout=10
@@ -100,7 +100,7 @@ async def test_an_error_is_that_workers_answer(c, s, a, b):
 @pytest.mark.parametrize("few", [0, 32])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
-    """A worker that never answers is a time-out; the others' answers come."""
+    """A silent worker times out, and the answers of others arrive."""
     monkeypatch.setattr(ship, "FEW", few)
     forever = asyncio.Event()
 
@@ -125,7 +125,7 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_worker_that_is_gone(c, s, a):
-    """An address that no longer exists is answered by an error, not raised."""
+    """A missing address gives an error as its answer."""
     with dask.config.set({"distributed.comm.timeouts.connect": "300 ms"}):
         answers = await ship.on_workers(
             c, probe.worker_facts, ["tcp://127.0.0.1:1"], timeout=10

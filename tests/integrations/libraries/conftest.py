@@ -1,4 +1,4 @@
-"""A cluster of two worker processes, for all fits of a file."""
+"""A cluster of two worker processes for all fits of a file."""
 
 from __future__ import annotations
 

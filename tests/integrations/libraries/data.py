@@ -1,4 +1,4 @@
-"""Rows of which every library can learn y."""
+"""Rows with labels that every library can learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def labels(X: Any) -> Any:
 
 
 def groups() -> Any:
-    """The group of each row, ascending; every partition has whole ones."""
+    """Return the group of each row, ascending; every partition has whole groups."""
     return da.from_array(np.arange(ROWS) // GROUP, chunks=CHUNK)
 
 

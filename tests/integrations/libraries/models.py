@@ -1,4 +1,4 @@
-"""A model that says where it is read: importable by worker processes, too."""
+"""A model that records its readers; worker processes can import it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 
 class Seen(ClassifierMixin, BaseEstimator):
-    """A classifier that notes each process that gets a copy of it, in a file."""
+    """A classifier that records in a file each process that unpickles it."""
 
     def __init__(self, notes: str = ""):
         self.notes = notes

@@ -1,4 +1,4 @@
-"""What the profiles say of dask-ml and dask-glm holds for the installed releases."""
+"""The profiles of dask-ml and dask-glm are right for the installed releases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [
     ids=["glm", "glm_admm", "kmeans", "incremental"],
 )
 def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
-    """With the prepared collections, and without anything else."""
+    """It needs only the prepared collections."""
     X = data.features()
     X, y = clustertune.prepare(client, X, data.labels(X), estimator=model)
     if isinstance(model, Incremental):
@@ -53,7 +53,7 @@ def test_it_fits_what_is_prepared(client: Any, model: Any) -> None:
 
 
 def test_coefficients_depend_on_the_number_of_partitions(client: Any) -> None:
-    """Of ``admm``, which is why its partitions are kept; of no other solver."""
+    """Coefficients of ``admm`` depend on it, so its partitions are kept."""
     X = data.features()
     y = data.labels(X)
     found = {
@@ -72,7 +72,7 @@ def test_coefficients_depend_on_the_number_of_partitions(client: Any) -> None:
 
 
 def test_linear_models_take_no_frames(client: Any) -> None:
-    """So that ``prepare`` has to hand them arrays."""
+    """So ``prepare`` has to return arrays."""
     X = data.features()
     frame = dd.from_dask_array(X, columns=list("abcde"))
     with pytest.raises(TypeError):
@@ -82,7 +82,7 @@ def test_linear_models_take_no_frames(client: Any) -> None:
 
 @pytest.mark.parametrize("frames", ["X, y", "y"])
 def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> None:
-    """Without being asked for; the report says so, and the model is the same."""
+    """Frames become arrays by default; the report states it."""
     X = data.features()
     y = data.labels(X)
     model = LinearRegression(solver="newton", max_iter=5)
@@ -97,7 +97,7 @@ def test_frames_become_arrays_for_linear_models(client: Any, frames: str) -> Non
 
 
 def test_another_number_of_partitions(client: Any) -> None:
-    """Of data that was given in one, without any fit before; also in a dry run."""
+    """The given number is one partition, without an earlier fit; also in a dry run."""
     X = data.features().rechunk((data.ROWS, 5))
     y = data.labels(X)
     model = LogisticRegression(solver="admm")
@@ -112,7 +112,7 @@ def test_another_number_of_partitions(client: Any) -> None:
 
 
 def test_naive_bayes_has_a_workload(client: Any) -> None:
-    """It shares its name with scikit-learn's, which trains in one process."""
+    """It has the name of scikit-learn's class, which trains in one process."""
     X = data.features()
     X, y = clustertune.prepare(client, X, data.labels(X), estimator=GaussianNB())
     predicted = GaussianNB().fit(X, y).predict(X)
@@ -120,7 +120,7 @@ def test_naive_bayes_has_a_workload(client: Any) -> None:
 
 
 def test_incremental_takes_no_weights(client: Any) -> None:
-    """It would hand all weights to every partition."""
+    """It would pass all weights to every partition."""
     X = data.features()
     y = data.labels(X)
     with pytest.raises(ValueError, match=r"sample_weight.*shape"):
@@ -128,7 +128,7 @@ def test_incremental_takes_no_weights(client: Any) -> None:
 
 
 def test_incremental_searches_still_fail(client: Any) -> None:
-    """When this test fails they work again: refuse them no longer (dask-ml#1016)."""
+    """If this test fails they work again: refuse them no longer (dask-ml#1016)."""
     X = data.features()
     search = HyperbandSearchCV(
         SGDClassifier(), {"alpha": np.logspace(-4, -1, 20)}, max_iter=3

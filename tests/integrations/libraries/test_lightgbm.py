@@ -1,4 +1,4 @@
-"""LightGBM's Dask estimators take what its workloads hand to them."""
+"""LightGBM's Dask estimators accept the arguments of its workloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = {"n_estimators": 3, "min_child_samples": 1, "verbose": -1}
 
 
 def fitted(client: Any, kind: Any, handed: FitInputs) -> Any:
-    """An estimator, fitted with the arguments of its workload."""
+    """Return an estimator fitted with the arguments of its workload."""
     model = kind(client=client, **OPTIONS)
     profile = libraries.choose(model)
     rows = handed.training
@@ -34,14 +34,14 @@ def fitted(client: Any, kind: Any, handed: FitInputs) -> Any:
 
 
 def spread(model: Any, X: Any) -> float:
-    """How much what it predicts differs from row to row."""
+    """Return how much predictions differ between rows."""
     predicted = model.predict(X).compute()
     return float(predicted.max() - predicted.min())
 
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
 def test_weights_count(client: Any, kind: Any) -> None:
-    """Rows without weight teach nothing; with all others alike nothing is learnt."""
+    """Rows without weight have no effect; from equal rows nothing is learned."""
     X = data.features()
     y = data.labels(X)
     X, y, w = clustertune.prepare(client, X, y, sample_weight=1 - y)
@@ -52,7 +52,7 @@ def test_weights_count(client: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
 def test_missing_labels(client: Any, kind: Any) -> None:
-    """Its regressor trains on such frames without an error; prepare reads labels."""
+    """Its regressor trains on such frames without an error; prepare reads them."""
     X = data.features()
     y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
     X = dd.from_dask_array(X, list("abcde"), index=y.index)
@@ -68,7 +68,7 @@ def test_missing_labels(client: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["f8", "i8"])
 def test_numbers_are_no_classes(client: Any, kind: str) -> None:
-    """The name of the workload says nothing of y; a classifier refuses such labels."""
+    """The workload's name does not describe y; a classifier refuses such labels."""
     X = data.features()
     y = da.arange(data.ROWS, chunks=data.CHUNK, dtype=kind)
     new, labels = clustertune.prepare(client, X, y, estimator="lightgbm")
@@ -80,7 +80,7 @@ def test_numbers_are_no_classes(client: Any, kind: str) -> None:
 
 
 def test_scores_count(client: Any) -> None:
-    """Where the initial score says y already nothing is left to be learnt."""
+    """If the initial score predicts y, nothing is left to learn."""
     X = data.features()
     y = data.labels(X)
     X, y, score = clustertune.prepare(client, X, y, init_score=y * 1.0)
@@ -90,7 +90,7 @@ def test_scores_count(client: Any) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_eval_sets(client: Any, named: bool) -> None:
-    """Every eval set is evaluated, with its own weights and scores, and no warning."""
+    """Every eval set is evaluated with its own weights and scores, without warnings."""
     X, V = data.features(), data.features(4)
     p = clustertune.prepare(
         client, X, data.labels(X), eval_set=[(V, data.labels(V)), (V, data.labels(V))]
@@ -113,7 +113,7 @@ def test_eval_sets(client: Any, named: bool) -> None:
 
 
 def test_weights_of_some_eval_sets_only() -> None:
-    """LightGBM wants them of all or of none, and would fail in the fit."""
+    """LightGBM takes weights of all eval sets or of none, and would fail in the fit."""
     sets = (Rows(X="V", y="v", sample_weight="w"), Rows(X="W", y="w"))
     handed = FitInputs(training=Rows(X="X", y="y"), eval_sets=sets)
     with pytest.raises(ValueError, match=r"sample_weight .*eval_set\[0\] .*\[1\]"):
@@ -136,7 +136,7 @@ def test_groups(client: Any) -> None:
 
 
 def test_the_training_data_as_eval_set(client: Any) -> None:
-    """LightGBM recognises it as such, and trains; early stopping is refused."""
+    """LightGBM recognizes it and trains; early stopping is refused."""
     X = data.features()
     y = data.labels(X)
     model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
@@ -151,7 +151,7 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
 
 
 def test_sizes_of_groups(client: Any) -> None:
-    """LightGBM's own argument is taken, and handed back in the new partitions."""
+    """LightGBM's own argument is accepted, and returned for the new partitions."""
     X, V = data.features(), data.features(4)
     sizes = np.tile([7, 13, 40], data.ROWS // 60)
     group = da.from_array(sizes, chunks=17)

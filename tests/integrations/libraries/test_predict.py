@@ -1,4 +1,4 @@
-"""A fitted model goes to every worker once, and predicts as it does without that."""
+"""A fitted model goes to every worker once, and predicts the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = list("abcde")
 
 
 def prepared(model: Any, X: Any) -> Any:
-    """The wrapper as its user has it, with the parameters of its workload."""
+    """Return the wrapper with the parameters of its workload."""
     wrapper = ParallelPostFit(model)
     handed = FitInputs(training=Rows(X=X), estimator=wrapper)
     profile = libraries.choose(wrapper)
@@ -41,7 +41,7 @@ def prepared(model: Any, X: Any) -> Any:
 
 
 def readers(client: Any, notes: Path) -> Counter[int]:
-    """How often each worker process has read the model."""
+    """Return how often each worker process has read the model."""
     workers = set(client.run(os.getpid).values())
     pids = map(int, notes.read_text().split()) if notes.exists() else ()
     return Counter(pid for pid in pids if pid in workers)
@@ -57,7 +57,7 @@ def kinds(X: Any) -> dict[str, Any]:
 def test_each_worker_reads_the_model_once(
     client: Any, tmp_path: Path, kind: str, method: str
 ) -> None:
-    """Not once for every partition, as it is otherwise; the result is the same."""
+    """Otherwise it is read once for every partition; the result is the same."""
     X = kinds(data.features().rechunk((100, 5)))[kind].persist()
     wait(X)
     values = np.asarray(X.compute())
@@ -76,7 +76,7 @@ def test_each_worker_reads_the_model_once(
 
 @pytest.mark.slow
 def test_the_model_outlives_the_worker_that_had_it(client: Any, tmp_path: Path) -> None:
-    """Results of a lost worker are computed again, with the model sent again."""
+    """Results of a lost worker are computed again, and the model is sent again."""
     X = data.features()
     model = Seen(str(tmp_path / "notes")).fit(None, [0, 1])
     result = prepared(model, X).predict(X).persist()
@@ -87,7 +87,7 @@ def test_the_model_outlives_the_worker_that_had_it(client: Any, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_workers_need_no_clustertune(client: Any, tmp_path: Path) -> None:
-    """Graphs of arrays and frames have nothing of ours in them."""
+    """Graphs of arrays and frames contain no class of clustertune."""
     X = data.features()
     model = Seen(str(tmp_path / "notes")).fit(None, [0, 1])
     for x in kinds(X).values():
@@ -97,7 +97,7 @@ def test_workers_need_no_clustertune(client: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of Dask, at dask-ml's scorer
 def test_scores() -> None:
-    """The wrapper scores as the model would, by Dask or with its own method."""
+    """The wrapper's score is that of the model, by Dask or by its own method."""
     X = data.features()
     y = data.labels(X)
     values, truth = X.compute(), y.compute()
@@ -127,7 +127,7 @@ def test_a_shared_model_is_the_model_here() -> None:
 
 
 def test_a_model_that_is_not_fitted() -> None:
-    """It is left to be fitted; so is a class."""
+    """It stays unchanged until it is fitted, and so does a class."""
     X = data.features()
     for estimator in (
         ParallelPostFit(LinearRegression()),
@@ -140,7 +140,7 @@ def test_a_model_that_is_not_fitted() -> None:
 
 
 def test_outputs_that_the_user_has_described() -> None:
-    """What a method returns is found out where the user has not said it."""
+    """The output of a method is determined unless the user has described it."""
     frame = kinds(data.features())["dataframe"]
     model = LinearRegression().fit(frame.compute(), np.ones(data.ROWS))
     wrapper = ParallelPostFit(model, predict_meta=np.array([1], dtype="f4"))

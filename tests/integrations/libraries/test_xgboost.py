@@ -1,4 +1,4 @@
-"""XGBoost's Dask estimators take what its workloads hand to them."""
+"""XGBoost's Dask estimators accept the arguments of its workloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ESTIMATORS = [
 
 
 def fitted(client: Any, model: Any, handed: FitInputs) -> Any:
-    """The estimator with the parameters, fitted with the arguments, of its workload."""
+    """Return the estimator with parameters and arguments of its workload, fitted."""
     profile = libraries.choose(model)
     model.set_params(**libraries.estimator_params(profile, handed))
     model.client = client
@@ -33,14 +33,14 @@ def fitted(client: Any, model: Any, handed: FitInputs) -> Any:
 
 
 def spread(model: Any, X: Any) -> float:
-    """How much what it predicts differs from row to row."""
+    """Return how much predictions differ between rows."""
     predicted = model.predict(X).compute()
     return float(predicted.max() - predicted.min())
 
 
 @pytest.mark.parametrize(("kind", "method"), ESTIMATORS)
 def test_weights_count(client: Any, kind: Any, method: str) -> None:
-    """Rows without weight teach nothing; with all others alike nothing is learnt."""
+    """Rows without weight have no effect; from equal rows nothing is learned."""
     X = data.features()
     X, y, w = clustertune.prepare(
         client, X, data.labels(X), sample_weight=1 - data.labels(X), estimator="xgboost"
@@ -53,7 +53,7 @@ def test_weights_count(client: Any, kind: Any, method: str) -> None:
 
 
 def test_margins_count(client: Any) -> None:
-    """Where the margin says y already nothing is left to be learnt."""
+    """If the margin predicts y, nothing is left to learn."""
     X = data.features()
     X, y, margin = clustertune.prepare(
         client, X, data.labels(X), base_margin=data.labels(X), estimator="xgboost"
@@ -95,7 +95,7 @@ def test_eval_sets(client: Any) -> None:
 
 @pytest.mark.parametrize("method", ["hist", "approx"])
 def test_groups(client: Any, method: str) -> None:
-    """The ranker trains on the partitions as they lie, arrays too."""
+    """The ranker trains on the partitions unchanged, also of arrays."""
     X, V = data.features(), data.features(4)
     X, y, qid = clustertune.prepare(
         client, X, data.labels(X), qid=data.groups(), estimator="xgboost_rank"
@@ -124,7 +124,7 @@ def test_refused_estimators(client: Any) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fewer_rows_than_partitions_or_workers(client: Any, rows: int) -> None:
-    """As many workers train as can have a row, with a finding where one has none."""
+    """As many workers train as can have a row; a finding reports those without."""
     X = data.features()[:rows]
     model = dxgb.DaskXGBRegressor(n_estimators=2)
     p = clustertune.prepare(client, X, data.labels(X), estimator=model)
@@ -135,7 +135,7 @@ def test_fewer_rows_than_partitions_or_workers(client: Any, rows: int) -> None:
 
 
 def test_the_training_data_as_eval_set(client: Any) -> None:
-    """XGBoost takes the same matrix for both, also with early stopping."""
+    """XGBoost uses one matrix for both, also with early stopping."""
     X = data.features()
     y = data.labels(X)
     model = dxgb.DaskXGBRegressor(n_estimators=3, early_stopping_rounds=2)

@@ -1,4 +1,4 @@
-"""The managers' own configuration, whichever tests have run before."""
+"""The managers' own configuration, independent of earlier tests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ signal.signal(signal.SIGINT, _interrupt)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """``gen_cluster`` puts back what was set before these libraries were imported."""
+    """``gen_cluster`` restores settings from before the import of these libraries."""
     for defaults in dask.config.defaults:
         dask.config.update(dask.config.config, defaults, priority="old")
 
 
 @pytest.fixture(autouse=True)
 def _connections_of_managers() -> Iterator[None]:
-    """A manager's client leaves a connection open now and then, as it is closed.
+    """Collect connections that a manager's client sometimes leaves open.
 
-    It is collected here: else it would be an unclosed one of some later test.
+    Otherwise a later test would report them.
     """
     yield
     with warnings.catch_warnings():

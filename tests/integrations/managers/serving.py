@@ -1,4 +1,4 @@
-"""What stands for a manager's server: real workers, behind answers made up here."""
+"""A simulated server of a manager, with real workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = tuple[int, Any]
 
 
 class Backend(LocalCluster):
-    """Workers that a manager has started, with names such as a manager gives."""
+    """Workers with the names that a manager would give."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class Backend(LocalCluster):
 
 @contextmanager
 def serving(answer: Callable[[str, str, dict[str, str], Any], Answer]) -> Iterator[str]:
-    """Serve ``answer(method, path, query, body)`` as JSON; yields the URL."""
+    """Serve ``answer(method, path, query, body)`` as JSON; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def _do(self) -> None:
@@ -59,7 +59,7 @@ def serving(answer: Callable[[str, str, dict[str, str], Any], Answer]) -> Iterat
         do_GET = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815 - their names
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(

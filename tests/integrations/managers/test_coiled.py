@@ -1,4 +1,4 @@
-"""Against coiled's own class; the server is made up here, its workers are real."""
+"""Coiled clusters with coiled's own class and real workers. The server is simulated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MACHINE = {
 
 
 class Cloud:
-    """What Coiled's server knows, and does."""
+    """The state and the actions of Coiled's server."""
 
     def __init__(self, backend: Backend, security: Security) -> None:
         self.backend = backend
@@ -142,7 +142,7 @@ def names(client: Client) -> set[str]:
 
 
 def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> None:
-    """The machine of the worker that goes is stopped, and no other."""
+    """Only the machine of the removed worker is stopped."""
     assert managers.find(cluster) is adapter
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
@@ -157,7 +157,7 @@ def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> N
 
 
 def test_adaptive_scaling(cluster: coiled.Cluster, client: Client) -> None:
-    """Is of this process, and goes on when workers are asked for."""
+    """It runs in this process, and continues after a request for workers."""
     assert client.sync(managers.bounds, cluster) is None
     with pytest.raises(ScaleError, match="does not scale by itself"):
         client.sync(managers.adapt, cluster, 1, 4)
@@ -191,7 +191,7 @@ def test_attached_by_name(cloud: Cloud) -> None:
 
 
 def test_an_unknown_name(cloud: Cloud) -> None:
-    """None is made; the error lists the running ones."""
+    """No cluster is made; the error lists the running ones."""
     result = run("trim", "--cluster", "coiled:other")
     assert result.exit_code == 2
     assert f"named 'other' runs; running are: {NAME}" in result.stderr

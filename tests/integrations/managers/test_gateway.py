@@ -1,4 +1,4 @@
-"""Against a real gateway on this machine: its server, its proxy, its workers."""
+"""Gateway clusters: a real gateway with its server, proxy and workers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def _serves(gateway: Gateway) -> bool:
-    """The proxy answers before it knows where the server is."""
+    """The proxy answers before it has the server's address."""
     try:
         gateway.list_clusters()
     except ValueError:  # so the client says 404
@@ -104,7 +104,7 @@ def there(client: Client) -> int:
 
 
 def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
-    """Nothing is lost, and the server does not replace the worker that went."""
+    """No data is lost, and the server does not replace the removed worker."""
     assert managers.find(cluster) is adapter
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
@@ -124,7 +124,7 @@ def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
 
 
 def _count(dask_scheduler: Any) -> int:
-    """How many the scheduler's part of the gateway asks the server for."""
+    """Return the number of workers that the gateway's scheduler part requests."""
     (plugin,) = (
         p
         for p in dask_scheduler.plugins.values()
@@ -158,7 +158,7 @@ def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:
 
 
 def test_adaptive_scaling(cluster: GatewayCluster, client: Client) -> None:
-    """Its bounds can be set but not read, and the message explains that."""
+    """Its bounds can be set but not read, as the message explains."""
     assert isinstance(client.sync(managers.bounds, cluster), Unknown)
     (found,) = (
         f for f in clustertune.check(client).found if f.check == "adaptive_scaling"
@@ -216,7 +216,7 @@ def test_no_gateway_is_configured() -> None:
 
 
 def test_a_cluster_that_was_closed(server: Gateway, cluster: GatewayCluster) -> None:
-    """By this object only; the cluster runs on."""
+    """Only this object is closed; the cluster continues."""
     with server.connect(cluster.name) as other:
         KEPT.append(other)
         assert adapter.obstacle(other, 3) is None

@@ -16,7 +16,7 @@ from tests.processes import until, workers_of
 
 
 def test_the_most_general_comes_last() -> None:
-    """Managers of their own derive from it."""
+    """Specific managers derive from the general one."""
     names = list(managers.available())
     assert names[-1] == "spec_cluster"
     assert names[:-1] == sorted(names[:-1])
@@ -25,7 +25,7 @@ def test_the_most_general_comes_last() -> None:
 
 
 def test_no_library_of_a_manager_is_imported() -> None:
-    """Not by clustertune, and not by asking of what kind a cluster is."""
+    """Neither the import nor the choice of a manager imports its library."""
     code = (
         "import sys, clustertune.cli; from clustertune.integrations import managers; "
         "assert managers.find(object()) is None; "
@@ -43,7 +43,7 @@ def test_no_library_of_a_manager_is_imported() -> None:
 
 
 def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
-    """Keeps to the bounds that it is given while it runs, and to its settings."""
+    """It keeps new bounds and its settings while it runs."""
     local, client = local_cluster(1)
     assert managers.find(local) is spec_cluster
     assert client.sync(managers.bounds, local) is None
@@ -61,7 +61,7 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
 
 
 def test_an_unknown_cluster_object(local_cluster: Any) -> None:
-    """The error has the call to run."""
+    """The error has the call to use."""
     _, client = local_cluster(1)
     client.cluster = object()
     assert client.sync(managers.bounds, client.cluster) is None
@@ -96,7 +96,7 @@ def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_workers_with_an_address_only() -> None:
-    """The error has the call to run before any question."""
+    """The error has the call to use, before any question."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, threads_per_worker=1, **options) as local:
         for how in ("--yes", "--dry-run"):

@@ -1,4 +1,4 @@
-"""Against dask_jobqueue's own local batch system: its jobs are processes here."""
+"""Job queues: dask_jobqueue's local batch system, whose jobs are processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.processes import until, workers_of
 
 
 class Tidy(LocalJob):
-    """A local job that leaves no pipe open and no process behind."""
+    """A local job that leaves no pipe and no process."""
 
     async def close(self) -> None:
         await super().close()
@@ -29,19 +29,19 @@ class Tidy(LocalJob):
 
 
 class Queued(LocalJob):
-    """A job that its batch system has taken, and not begun."""
+    """A job that its batch system has accepted but not begun."""
 
     async def _submit_job(self, _script: str) -> str:
         return "1"
 
     @classmethod
     async def _close_job(cls, job_id: str, cancel_command: str) -> None:
-        """It has not begun."""
+        """The job has not begun."""
 
 
 @pytest.fixture
 def jobs(tmp_path: Any) -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
-    """Start clusters of jobs; closed afterwards."""
+    """Start clusters of jobs, and close them afterwards."""
     opened: list[Any] = []
 
     def start(job: type[LocalJob] = Tidy, **options: Any) -> tuple[Any, Client]:
@@ -70,7 +70,7 @@ def sizes(client: Client) -> dict[str, tuple[int, int]]:
 
 
 def test_jobs_of_two_workers(jobs: Any) -> None:
-    """Whole jobs come; one that has a worker left is not cancelled."""
+    """Whole jobs start; a job with a remaining worker is not cancelled."""
     cluster, client = jobs(processes=2)
     assert managers.find(cluster) is jobqueue
     cluster.scale(2)
@@ -105,7 +105,7 @@ def address_of(client: Client, name: str) -> str:
 
 
 def test_jobs_without_a_number_of_workers(jobs: Any) -> None:
-    """The number follows the cores, and the cluster object does not count them."""
+    """The number follows the cores; the cluster object does not count workers."""
     cluster, client = jobs()
     cluster.scale(2)
     client.wait_for_workers(2)
@@ -128,7 +128,7 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
 
 
 def test_later_jobs_have_the_new_size(jobs: Any) -> None:
-    """Cores and memory of all workers of a job, and lines before its command."""
+    """Later jobs have cores and memory for all their workers, and the prologue."""
     cluster, _ = jobs(job_script_prologue=["module load python"])
     size = WorkerSize(nthreads=3, memory_limit=2 << 30, env={"A": "b c"})
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_later_jobs_have_the_new_size(jobs: Any) -> None:
 
 
 def test_adaptive_scaling(jobs: Any) -> None:
-    """Is that of distributed."""
+    """It is the adaptive scaling of distributed."""
     cluster, client = jobs(Queued, processes=1)
     assert client.sync(managers.bounds, cluster) is None
     cluster.adapt(minimum=0, maximum=3)

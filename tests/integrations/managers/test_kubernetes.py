@@ -1,5 +1,6 @@
-"""Against dask_kubernetes's own class; what stands for Kubernetes and its operator is
-made up here. The workers are real.
+"""Kubernetes clusters with dask_kubernetes's own class and real workers.
+
+The API server and the operator are simulated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ APPS = "/apis/apps/v1/namespaces/default"
 
 
 def kinds(*names: str) -> dict[str, Any]:
-    """What the API server says that it has of one version."""
+    """Return the resource kinds of one API version."""
     return {
         "resources": [
             {"kind": n, "name": f"{n.lower()}s", "singularName": n.lower()}
@@ -73,7 +74,7 @@ def resource(kind: str, name: str, **others: Any) -> dict[str, Any]:
 
 
 class Operator:
-    """Resources as the API server has them, and what the operator makes of them."""
+    """The resources of the API server, and the actions of the operator."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -184,7 +185,7 @@ def _labels(component: str) -> dict[str, str]:
 
 
 def _selected(found: dict[str, Any], query: dict[str, str]) -> bool:
-    """As the API server selects, by labels and by name."""
+    """Select like the API server, by labels and by name."""
     wanted = dict(
         part.split("=") for part in query.get("labelSelector", "").split(",") if part
     )
@@ -242,7 +243,7 @@ def names(client: Client) -> set[str]:
 
 
 def test_up_and_down(operator: Operator, cluster: KubeCluster, client: Client) -> None:
-    """The deployment of the worker that goes is deleted, and no other."""
+    """Only the deployment of the removed worker is deleted."""
     assert managers.find(cluster) is kubernetes
     assert clustertune.scale(client, 3).status == "done"
     assert operator.replicas == 3
@@ -263,7 +264,7 @@ def test_up_and_down(operator: Operator, cluster: KubeCluster, client: Client) -
 def test_adaptive_scaling(
     operator: Operator, cluster: KubeCluster, client: Client
 ) -> None:
-    """Is a resource: asked for, changed, and not deleted by a scale."""
+    """It is a resource, which can be set, changed, and survives a scale."""
     clustertune.scale(client, 2)
     assert client.sync(managers.bounds, cluster) is None
     with pytest.raises(ScaleError, match="does not scale by itself"):
@@ -281,7 +282,7 @@ def test_adaptive_scaling(
 def test_a_server_that_fails(
     operator: Operator, cluster: KubeCluster, client: Client
 ) -> None:
-    """A look goes on without what it would have said."""
+    """A look continues without the answer of the server."""
     operator.down = True
     try:
         found = client.sync(managers.bounds, cluster)

@@ -1,4 +1,7 @@
-"""Against dask_saturn's own class; the server is made up here, its workers are real."""
+"""Saturn clusters with dask_saturn's own class and real workers.
+
+The server is simulated.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class SaturnCluster(dask_saturn.SaturnCluster):
-    """That which distributed would warn of: its status is a text, and never closed."""
+    """A class without distributed's warnings: its status is a text, never closed."""
 
     def __del__(self) -> None:
-        """It is not asked in the end."""
+        """The object needs no cleanup."""
 
 
 class Saturn:
-    """What the server is asked, and what it does."""
+    """The requests to the server, and its actions."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -60,7 +63,7 @@ class Saturn:
         return 200, {}
 
     def scale(self, n: int) -> None:
-        """Forget first what is not there: the backend itself may hear of that late."""
+        """Forget lost workers first, because the backend may learn of them later."""
         spec = self.backend.worker_spec
         there = {ws.name for ws in self.backend.scheduler.workers.values()}
         gone = [name for name in spec if name not in there]
@@ -81,7 +84,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Saturn, str]]:
 
 
 def test_a_cluster(server: tuple[Saturn, str]) -> None:
-    """Up, down without loss, adaptive; closed by its own means only."""
+    """It scales up, down without loss, and adaptively; its own call closes it."""
     asked, url = server
     cluster = SaturnCluster(cluster_url=f"{url}/api/dask_clusters/1")
     with Client(cluster) as client:

@@ -1,4 +1,4 @@
-"""The line that ``size`` gives for a job queue is one that dask_jobqueue takes."""
+"""dask_jobqueue accepts the recommended line for a job queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.operations.test_sizing import SERIAL, rows_of, sized
 
 
 def test_the_line_of_slurm() -> None:
-    """dask_jobqueue asks for a job of that size, whose workers have these limits."""
+    """The job requests that size, and its workers have these limits."""
     found = sized(rows_of(100), SERIAL)
     made: list[SLURMCluster] = []
 

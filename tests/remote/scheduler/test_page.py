@@ -1,4 +1,4 @@
-"""What a scheduler's page is made of: live state, and what a client handed over."""
+"""The state of a scheduler's page: live data, and facts that a client has sent."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def opened(c, s):
 
 
 async def looked(c):
-    """As lists: msgpack brings tuples."""
+    """Return lists instead of the tuples of msgpack."""
     return json.loads(json.dumps(await monitor.ask(c, "page")))
 
 
 async def partitions(c, workers, name):
-    """One array of ten bytes for each worker, in this order."""
+    """Make one array of ten bytes for each worker, in this order."""
     keys = [(name, i) for i in range(len(workers))]
     made = [
         c.submit(np.ones, 10, key=key, workers=[w.address], pure=False)
@@ -87,7 +87,7 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
-    """Neither a state nor a count: both come with the question for them."""
+    """Without a viewer neither state nor counts are made."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
     await monitor.ask(c, "keep_facts", facts=handed(members=[pack(X)]))
@@ -125,7 +125,7 @@ async def test_what_is_kept_has_bounds(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_events_and_holds(c, s, a, b):
-    """Dask's own log of what was done, and what is held now, in the order of time."""
+    """The page has events of Dask's log and present holds, in the order of time."""
     await opened(c, s)
     s.log_event(NAME, {"action": "restart", "worker": "w", "state": "began"})
     ended = {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
@@ -153,7 +153,7 @@ async def test_events_and_holds(c, s, a, b):
     ["many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True, None],
 )
 def test_fields_that_are_not_ours(value: Any) -> None:
-    """Texts and numbers of any size are shown, other values are not; nothing raises."""
+    """Texts and numbers are limited, other values left out; nothing raises."""
     (event,) = page._event_rows([(1.0, {"action": "move", "{keys}": value})])
     assert event["text"].startswith("move: ")
     assert ("many" in event["text"]) == (value == "many")
@@ -182,7 +182,7 @@ def test_a_malformed_event_is_skipped(event: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_no_client_breaks_the_page(c, s, a, b):
-    """Neither by an event nor by a report; what is right is shown."""
+    """Wrong events and reports are left out; the others are shown."""
     await opened(c, s)
     await c.log_event(NAME, {"action": "x", "steps": 5})
     for event in (*MALFORMED, {"action": "<b>", "steps": [{"summary": "s"}]}):

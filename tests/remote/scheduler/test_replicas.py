@@ -23,7 +23,7 @@ async def everywhere(c: Any, s: Any, key: str) -> Any:
 
 @gen_cluster(client=True, config=STILL)
 async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Others are deleted as before; two that keep do not end each other."""
+    """Other replicas are deleted as before; two policies do not end each other."""
     kept_on, other = [await everywhere(c, s, key) for key in ("kept", "other")]
     manager = s.extensions["amm"]
     before = set(manager.policies)
@@ -70,7 +70,7 @@ async def one_left(s: Any, *names: str) -> None:
 
 @gen_cluster(client=True, config=STILL)
 async def test_a_prepared_key_keeps_its_place(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Surplus replicas are dropped elsewhere, on a fuller worker or not."""
+    """Surplus replicas are dropped on other workers, fuller or not."""
     futures = [await everywhere(c, s, name) for name in ("on-a", "on-b", "other")]
     prepared = replicas.PreparedKeys(s)
     prepared.put("on-a", a.address)
@@ -117,7 +117,7 @@ async def test_a_later_place_counts(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_a_worker_that_leaves_gives_its_keys_away(
     c: Any, s: Any, a: Any, b: Any, d: Any
 ) -> None:
-    """Retiring moves prepared keys too; no replica is left over."""
+    """Retiring a worker moves prepared keys too, and leaves no surplus replica."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await wait(future)
     prepared = replicas.PreparedKeys(s)
@@ -135,7 +135,7 @@ async def test_a_worker_that_leaves_gives_its_keys_away(
 async def test_dask_rebalances_prepared_keys(
     c: Any, s: Any, a: Any, b: Any, d: Any
 ) -> None:
-    """Between its copy and its drop no replica is dropped: the drop asks for none."""
+    """``rebalance`` drops replicas without the policy, after its copy."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await c.replicate([future], workers=[a.address, b.address])
     prepared = replicas.PreparedKeys(s)
@@ -154,7 +154,7 @@ async def test_dask_rebalances_prepared_keys(
 
 @gen_cluster(client=True, config=STILL)
 async def test_kept_copies_of_prepared_keys(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A block that keeps all replicas, and places, do not end each other."""
+    """A block that keeps all replicas and one that keeps placement coexist."""
     future = await everywhere(c, s, "kept")
     prepared = replicas.PreparedKeys(s)
     prepared.put("kept", a.address)

@@ -1,4 +1,4 @@
-"""Runs: spans of work, and the memory that each of them leaves."""
+"""Runs: times with work, and the memory of workers after each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.processes import soon
 
 
 def told(*moments):
-    """From (time, whether there was work, unmanaged memory)."""
+    """Return runs from (time, whether there was work, unmanaged memory)."""
     runs = Runs()
     for now, busy, unmanaged in moments:
         runs.note(now, busy, {"w": SampledMemory(unmanaged + 100, unmanaged, now)})
@@ -23,12 +23,12 @@ def told(*moments):
 
 
 def test_no_work_is_no_run():
-    """However long."""
+    """Without work there is no run, however long it takes."""
     assert told((0, False, 10), (100, False, 10)) == []
 
 
 def test_a_run_ends_with_a_gap():
-    """Not with a pause; what it left is the least that was seen in the gap."""
+    """A pause does not end a run. The least memory in the gap counts for the run."""
     short = [(0, True, 10), (2, False, 50), (4, True, 90), (6, False, 60)]
     assert told(*short) == []
     (run,) = told(*short, (7, False, 40), (4 + GAP, False, 45))
@@ -38,14 +38,14 @@ def test_a_run_ends_with_a_gap():
 
 
 def test_what_a_run_leaves_is_seen_in_the_gap():
-    """Not while it works: unmanaged memory may be low then, before it grows."""
+    """Unmanaged memory during work does not count; it may grow later."""
     (run,) = told((0, True, 10), (3, True, 20), (5, False, 60), (3 + GAP, False, 70))
     assert run["floors"] == [("w", 60)]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
-    """It is in the scheduler's log."""
+    """A failed look is logged, and observation continues."""
     monkeypatch.setattr(module, "TICK", 0.01)
     told = []
 
@@ -63,7 +63,7 @@ async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
 
 
 def test_each_run_has_its_own_peak():
-    """What one needed is no matter of the next."""
+    """The peak of a run does not count for the next one."""
     first = [(0, True, 900), (1, False, 50), (40, False, 50)]
     second = [(100, True, 60), (101, False, 55), (140, False, 55)]
     found = told(*first, *second)
@@ -72,7 +72,7 @@ def test_each_run_has_its_own_peak():
 
 
 def test_the_last_ones_are_kept():
-    """Not all since the scheduler started."""
+    """The last runs are kept, not all since the start of the scheduler."""
     moments = []
     for i in range(MAX_RUNS + 5):
         moments += [(i * 100, True, i), (i * 100 + 50, False, i)]
@@ -86,7 +86,7 @@ def both(now, process, unmanaged):
 
 
 def test_what_an_old_process_left_is_forgotten():
-    """Else a worker that leaked would be restarted again and again."""
+    """Otherwise a worker that leaked would be restarted repeatedly."""
     runs = Runs()
     for i in range(4):
         runs.note(i * 100, True, {})
@@ -104,7 +104,7 @@ def test_what_an_old_process_left_is_forgotten():
 
 
 def test_ids_survive_a_restart():
-    """A name that was given, else the nanny, else the address."""
+    """The id is a given name, else the nanny, else the address."""
     assert worker_id("tcp://a", 3, "tcp://n") == 3
     assert worker_id("tcp://a", "tcp://a", "tcp://n") == "tcp://n"
     assert worker_id("tcp://a", "", None) == "tcp://a"
@@ -113,7 +113,7 @@ def test_ids_survive_a_restart():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_work_between_two_looks_is_seen(c, s, a):
-    """However short it was."""
+    """Short work between two looks counts."""
     await monitor.install_plugin(c, await monitor.identify(c))
     runs = s.plugins["clustertune"].runs
     runs.gap = 0.1
@@ -124,7 +124,7 @@ async def test_work_between_two_looks_is_seen(c, s, a):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_the_plugin_keeps_them(c, s, a, b):
-    """It watches by itself, and tells who asks."""
+    """The plugin observes runs by itself, and answers requests for them."""
     await monitor.install_plugin(c, await monitor.identify(c))
     plugin = s.plugins["clustertune"]
     plugin.runs.gap = 0.3
@@ -158,7 +158,7 @@ def test_runs_without_a_gap():
 
 
 def test_a_heartbeat_from_before_the_end_does_not_count():
-    """The worker has no value for a run after which it sent none."""
+    """The worker has no value for a run after which it sent no heartbeat."""
     runs = Runs()
     end(runs, 1.0, 10, "hold", heard=0.5)
     runs.note(1.2, False, {"w": SampledMemory(110, 10, 0.5)})
@@ -168,7 +168,7 @@ def test_a_heartbeat_from_before_the_end_does_not_count():
 
 
 def test_a_late_heartbeat_counts_for_the_run_before():
-    """By the time at which the worker measured its memory."""
+    """The time at which the worker measured its memory counts."""
     runs = Runs()
     end(runs, 1.0, 10, "training", heard=0.5)
     end(runs, 2.0, 10, "training", heard=0.5)
@@ -178,7 +178,7 @@ def test_a_late_heartbeat_counts_for_the_run_before():
 
 
 def test_a_gap_in_a_hold_ends_no_run():
-    """The hold itself ends it."""
+    """The end of the hold ends the run."""
     runs = Runs()
     memory = {"w": SampledMemory(110, 10, 0.0)}
     runs.note(0.0, True, memory, held=True)
@@ -189,7 +189,7 @@ def test_a_gap_in_a_hold_ends_no_run():
 
 
 def test_the_last_training_task_ends_a_run():
-    """Other tasks do not, nor a training task while another one runs."""
+    """Other tasks do not end a run, and neither does one of several training tasks."""
     runs = Runs()
     for key in ("_train_part-1", "_train_part-2", "sum-3", ("x", 4)):
         assert not runs.transition(key, "waiting", "processing", 1.0)

@@ -1,4 +1,4 @@
-"""One scheduled restart: what is in its way, and how it ends."""
+"""One scheduled restart: its obstacles, and how it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE = 30.0
 
 
 def schedule(**terms: Any) -> Schedule:
-    """Made at 0."""
+    """Return a schedule that was made at time 0."""
     given = {"idle_for": IDLE, "instants": [], "lines": [], "expires": 1000.0}
     given |= {"owner": "me", "reason": None, "condition": None, "workers": None}
     return Schedule("name", given | terms, 0.0)
@@ -48,12 +48,12 @@ def moment(now: float, **others: Any) -> Moment:
     ],
 )
 def test_what_is_in_the_way(now: float, others: Any, reason: Any) -> None:
-    """A gap is a time without tasks, queued tasks and holds."""
+    """A gap has no tasks, no queued tasks and no holds."""
     assert schedule().obstacle(moment(now, **others)) == reason
 
 
 def test_instants() -> None:
-    """Not before the first; then in the next gap; each once."""
+    """Each time is used once, in the first gap after it."""
     it = schedule(instants=[100.0, 200.0, 210.0, 400.0])
     assert it.waits == {"for": "instant", "until": 100.0}
     assert it.obstacle(moment(99)) == {"for": "instant", "until": 100.0}
@@ -68,7 +68,7 @@ def test_instants() -> None:
 
 
 def test_what_has_begun_needs_no_instant() -> None:
-    """The rest of it waits for a gap only."""
+    """The rest of a begun restart needs a gap only."""
     it = schedule(instants=[100.0, 500.0])
     it.instants.popleft()
     it.left = ["b"]
@@ -78,7 +78,7 @@ def test_what_has_begun_needs_no_instant() -> None:
 
 
 def test_without_instants_it_is_done_once() -> None:
-    """After the restart, not before."""
+    """Without times it ends after one restart."""
     it = schedule()
     it.restarted = 50.0
     it.end_instant(50.0)
@@ -86,7 +86,7 @@ def test_without_instants_it_is_done_once() -> None:
 
 
 def test_failures() -> None:
-    """After three it stops; in between it waits for another gap."""
+    """It stops after three failures, and waits for another gap between them."""
     it = schedule()
     for n in range(1, MAX_FAILURES):
         it.failed(100.0 * n)
@@ -97,7 +97,7 @@ def test_failures() -> None:
 
 
 def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
-    """Until then it says what it said."""
+    """A slow condition keeps its last result until it is checked again."""
     it = schedule()
     reason = {"for": "room", "text": "no headroom"}
     it.wait(reason, again=50.0)
@@ -106,7 +106,7 @@ def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
 
 
 def test_results_are_bounded() -> None:
-    """A restart every minute for a week keeps the last ones."""
+    """A restart every minute for a week keeps the last results only."""
     it = schedule()
     it.results.extend({"time": i} for i in range(MAX_RESULTS + 5))
     assert len(it.describe(0.0)["results"]) == MAX_RESULTS
@@ -117,7 +117,7 @@ LINES = {"a": {"spill": 0.7, "pause": 0.8}}
 
 
 def scheduler(**workers: tuple[int, int]) -> Any:
-    """Of workers with a limit of 10 GiB, from the GiB of process and of managed."""
+    """Return a scheduler of workers of 10 GiB, from GiB of process and managed memory."""
     return SimpleNamespace(
         workers={
             name: SimpleNamespace(
@@ -144,7 +144,7 @@ def memory(severity: str, **workers: tuple[int, int]) -> tuple[bool, str]:
 
 
 def test_memory() -> None:
-    """At the line, with mostly no data; one that came later is like the others."""
+    """Processes at the threshold with little data are due, also new workers."""
     assert memory("critical", a=(7, 1)) == (
         False,
         "no worker is at its pause threshold",
@@ -160,7 +160,7 @@ def test_memory() -> None:
 
 
 def test_a_worker_that_is_paused() -> None:
-    """Whatever its memory is now."""
+    """A paused worker is due, whatever its memory is now."""
     there = scheduler(a=(3, 1))
     there.workers["a"].status.name = "paused"
     condition = triggers.parse_condition("memory:critical")
@@ -190,7 +190,7 @@ def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) 
 
 
 def test_leak() -> None:
-    """By worker; too few runs say nothing."""
+    """Leaks are by worker; too few runs are no leak."""
     condition = triggers.parse_condition("leak")
     assert condition is not None
     there = scheduler(a=(1, 0), b=(1, 0))
@@ -214,7 +214,7 @@ def test_leak() -> None:
     ],
 )
 def test_findings(text: str, since: float, yes: bool, seen: str) -> None:
-    """The last ones, unless a restart has come since."""
+    """The last findings count, unless a restart has followed."""
     condition = triggers.parse_condition(text)
     assert condition is not None
     row = {"check": "thread_pools", "severity": "warning"}

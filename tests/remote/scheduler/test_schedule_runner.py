@@ -1,4 +1,4 @@
-"""Scheduled restarts on a scheduler: what they wait for and how they are done."""
+"""Scheduled restarts on a scheduler: conditions and progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NANNIES: dict[str, Any] = PLAIN | {
 
 
 def terms(**others: Any) -> dict[str, Any]:
-    """As the client ships them."""
+    """Return the terms as the client sends them."""
     given = {
         "owner": "me",
         "reason": "a test",
@@ -46,7 +46,7 @@ def terms(**others: Any) -> dict[str, Any]:
 
 
 def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
-    """A plugin made of the modules of these tests, with one schedule."""
+    """Install a plugin of the imported modules, with one schedule."""
     plugin = ClustertunePlugin(s)
     plugin.schedules.again, plugin.schedules.pause = 0.05, 0.3
     plugin.attach()
@@ -69,7 +69,7 @@ def at_gate(name: str) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
-    """Tasks, a hold, a plan, and in the end workers that have no nanny."""
+    """It waits for tasks, a hold, a plan, and workers without a nanny."""
     gate = Event("gate", client=c)
     busy = c.submit(at_gate, gate.name)
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
@@ -94,7 +94,7 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
-    """Actors, no room, a worker that came later; each in words."""
+    """Obstacles as text: actors, too little memory, a new worker."""
     plugin, it = begin(s, lines=[(0, {"spill": 0.7, "pause": 0.8})])
     plugin.schedules.cancel(it.name)
     first, second = s.workers.values()
@@ -123,7 +123,7 @@ async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
-    """Of a gap that comes too early nothing is done; of an instant, neither."""
+    """A gap before the condition holds is not used, and neither is a time."""
     found = {"kind": "check", "check": "x", "severity": 2, "text": "x:warning"}
     plugin, it = begin(s, condition=found)
     await waits(it, "condition")
@@ -149,7 +149,7 @@ async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_it_expires(c: Any, s: Any, *workers: Any) -> None:
-    """However long it might have waited; it is in the event log."""
+    """It expires during any wait, and Dask's event log has it."""
     plugin, it = begin(s, expires=time() + 0.2)
     await soon(lambda: it.ended)
     assert it.state == "expired"
@@ -160,7 +160,7 @@ async def test_it_expires(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**PLAIN)
 async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -> None:
-    """Then it stops, and says of each why; everything is as it was."""
+    """It stops after three failures with their reasons; the cluster is unchanged."""
 
     async def nothing(*_: Any) -> str:
         return ""
@@ -177,7 +177,7 @@ async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -
 
 @gen_cluster(**PLAIN)
 async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
-    """So many may wait, and the last that have ended are remembered."""
+    """The number of waiting schedules is limited, and the last ended ones are kept."""
     plugin, it = begin(s, idle_for=60.0)
     plugin.schedules.max_waiting, plugin.schedules.max_ended = 2, 3
     plugin.schedules.add(terms(idle_for=60.0))
@@ -194,7 +194,7 @@ async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(**NANNIES)
 async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
-    """Waits for one worker at most; the other is restarted in the next gap."""
+    """New work waits for one worker at most; the other restarts in the next gap."""
     x = c.submit(np.arange, 1000, workers=[next(iter(s.workers))])
     scattered = await c.scatter([np.arange(10) + i for i in range(4)], hash=False)
     await wait(x)
@@ -225,7 +225,7 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(**NANNIES)
 async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
-    """The worker whose turn it is comes back with what it held, and no other goes."""
+    """The current worker returns with its keys, and no other one is restarted."""
     parts = await c.scatter([np.arange(10) + i for i in range(4)], hash=False)
     pids = set((await c.run(os.getpid)).values())
     plugin, it = begin(s)

@@ -1,4 +1,4 @@
-"""What the scheduler says of clients, names and tasks, in bounded time."""
+"""The scheduler's survey of clients, names and tasks, in bounded time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def increment(x):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_quiet_scheduler(c, s, a, b):
-    """One client, no tasks."""
+    """One client and no tasks."""
     found = await survey(s, c.id, ["dask"])
     (client,) = (x for x in found["clients"] if x[0] == c.id)
     assert client[1] == 0
@@ -39,7 +39,7 @@ async def test_a_quiet_scheduler(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_by_prefix(c, s, a, b):
-    """What is in memory, has failed, and has run so far."""
+    """Tasks in memory, failed tasks, and finished tasks, by prefix."""
     futures = c.map(increment, range(20))
     bad = c.submit(increment, "text", key="bad-1")
     await wait([*futures, bad])
@@ -79,7 +79,7 @@ def _after(x, gate):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_shared_names_are_no_clients(c, s, a, b):
-    """Variables, queues and data sets hold keys; a client may be named like them."""
+    """Variables, queues and data sets hold keys; a client may have the same name."""
     future = c.submit(increment, 1)
     await c.publish_dataset([future], name="X")
     await Variable("v", client=c).set(future)
@@ -99,7 +99,7 @@ async def test_shared_names_are_no_clients(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_other_clients_and_actors(c, s, a, b):
-    """Each client with the keys that it wants."""
+    """Each other client, with its keys."""
     async with Client(s.address, asynchronous=True) as other:
         theirs = other.map(increment, range(5))
         future = c.submit(Counter, actor=True)
@@ -114,7 +114,7 @@ async def test_other_clients_and_actors(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_published_names(c, s, a, b):
-    """Names that lead somewhere, and after a restart nowhere."""
+    """Names with data, and names that lost it in a restart."""
     X = c.persist(da.ones(10, chunks=5))
     await wait(X)
     await c.publish_dataset(X, name="X")
@@ -128,7 +128,7 @@ async def test_published_names(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_only_so_many_are_read(c, s, a, b, monkeypatch):
-    """Of a million kinds of tasks some are read; the answer is marked incomplete."""
+    """Only some of a million kinds of tasks are read; the answer is incomplete."""
     monkeypatch.setattr(module, "MOST", 3)
     futures = [c.submit(increment, i, key=f"kind{'x' * i}-{i}") for i in range(6)]
     await wait(futures)

@@ -1,4 +1,4 @@
-"""Memory of workers at one time, from heartbeats that are older than what is known."""
+"""Memory of workers at one time, from heartbeats that are older than the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MB = 10**6
 
 
 def worker(now: int, then: int, process: int, on_disk: int = 0) -> Any:
-    """Bytes of keys now and at the heartbeat, and of the process at the heartbeat."""
+    """Return a worker with bytes of keys now and at the heartbeat, and process memory."""
     return SimpleNamespace(
         nbytes=now,
         metrics={
@@ -43,7 +43,7 @@ def test_keys_on_disk_are_not_in_the_process() -> None:
 
 
 def test_keys_that_are_counted_twice_stay_visible() -> None:
-    """Dask knows of more bytes than the process has: that is not explained away."""
+    """The excess of Dask's count over process memory stays visible."""
     found = state.memory_of(worker(now=300, then=300, process=200))
     assert (found.process, found.managed, found.counted) == (200, 200, 300)
 
@@ -56,7 +56,7 @@ def test_a_worker_that_is_not_heard_of_yet_has_nothing() -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_between_two_heartbeats(c: Any, s: Any, a: Any) -> None:
-    """Dask's own figures, when nothing changes; without a blip when something does."""
+    """Without changes the figures are Dask's own; with changes they do not jump."""
     await a.heartbeat()
     (ws,) = s.workers.values()
     before = state.memory_of(ws)

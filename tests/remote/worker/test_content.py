@@ -1,4 +1,4 @@
-"""What values of a partition are like: arrays and frames, of any type."""
+"""Summaries of the values of a partition: arrays and frames of any type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAME = pd.DataFrame(
 
 
 def test_features():
-    """Lacking and infinite values of all columns, and lists of categories."""
+    """Missing and infinite values of all columns, and categories."""
     found = content.features(FRAME)
     assert found["nonfinite_values"] == [3, 1]
     assert found["categories"] == {"c": "['u', 'v']"}
@@ -44,7 +44,7 @@ def test_features():
     ],
 )
 def test_classes(partition, classes):
-    """Of whole numbers and texts, if they are not too many."""
+    """Classes of whole numbers and texts, up to a limit."""
     assert content.labels(partition)["classes"] == classes
 
 
@@ -59,7 +59,7 @@ def test_classes(partition, classes):
     ],
 )
 def test_moments(partition, moments):
-    """Of finite numbers."""
+    """Moments of finite numbers."""
     assert content.labels(partition)["moments"] == moments
 
 
@@ -74,7 +74,7 @@ def test_moments(partition, moments):
     ],
 )
 def test_groups(values, ends, ordered, scattered):
-    """Where they begin and end, and whether one comes back."""
+    """The first and last group, and whether a group returns."""
     for partition in (np.array(values), pd.Series(values)):
         found = content.groups(partition)
         order = {"ends": ends, "sorted": ordered, "scattered": scattered}
@@ -92,7 +92,7 @@ def test_groups(values, ends, ordered, scattered):
     ],
 )
 def test_runs(values, heads, counts, ordered, scattered):
-    """Each group with its rows; scattered ones once, in the order of groups."""
+    """Each group with its rows; scattered groups once, in the order of groups."""
     objects = np.array(values, dtype=object)
     partitions = [np.array(values), pd.Series(values), objects, pd.Series(objects)]
     if values and isinstance(values[0], int):  # numbers, though of objects
@@ -118,7 +118,7 @@ def test_runs(values, heads, counts, ordered, scattered):
     ],
 )
 def test_classes_and_where_they_are(values):
-    """Of whole numbers, also as floats, and texts, in any kind of partition."""
+    """Classes and their positions: whole numbers, also as floats, and texts."""
     low, high = sorted(set(values))
     series = pd.Series(values)
     partitions = [np.array(values), np.array(values, dtype=object), series]
@@ -147,14 +147,14 @@ def test_classes_and_where_they_are(values):
     ids=["NaN", "inf", "fractions", "two columns", "NA", "None"],
 )
 def test_what_are_no_classes(partition):
-    """They are not reported."""
+    """Other values are not reported."""
     found = content.classes(partition, 9)
     assert found["classes"] is None
     assert found["positions"] == {}
 
 
 def test_types():
-    """Types of categories by column, and the largest whole number, without its sign."""
+    """Types of categories by column, and the largest whole number without its sign."""
     found = content.types(FRAME)
     assert found["lists"] == {"c": FRAME["c"].dtype}
     assert found["largest"] == 0
