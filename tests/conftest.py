@@ -1,4 +1,4 @@
-"""What all tests share: clusters of real processes that are gone afterwards."""
+"""Fixtures of all tests: clusters of real processes, which are closed afterwards."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ pytest_plugins = ["distributed.utils_test"]
 
 
 def pytest_collection_finish() -> None:
-    """What all tests import stays: the collector need not look at it again."""
+    """Freeze imported objects, so that the garbage collector skips them."""
     gc.freeze()
 
 
 def pytest_runtest_teardown() -> None:
-    """A cache of distributed's keeps each server that has ever been asked something."""
+    """Clear a cache of distributed that keeps all servers."""
     core._expects_comm.cache_clear()
 
 
 @pytest.fixture
 def spawned() -> Iterator[None]:
-    """Workers are new processes, whose libraries read the environment as they load."""
+    """Start workers as new processes, whose libraries read the environment."""
     with dask.config.set({METHOD: "spawn"}):
         yield
 
 
 @pytest.fixture
 def local_cluster() -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
-    """Start clusters of worker processes with one thread each; closed afterwards."""
+    """Start clusters of worker processes with one thread each, and close them."""
     opened: list[Any] = []
 
     def start(n_workers: int, **options: Any) -> tuple[LocalCluster, Client]:

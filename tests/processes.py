@@ -1,4 +1,4 @@
-"""Clusters of processes started by hand, as an operator would, for tests."""
+"""Clusters of processes that are started by commands, as operators do, for tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait for a condition and return it; fail when it does not come."""
+    """Wait for a condition and return it; fail after a time limit."""
     end = monotonic() + seconds
     while not (value := condition()):
         assert monotonic() < end, "the condition did not come"
@@ -75,7 +75,7 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is gone afterwards; whatever it printed is dropped."""
+    """Start a process, drop its output, and end it afterwards."""
     started = subprocess.Popen(
         command,
         env=os.environ | environment,
@@ -96,7 +96,7 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
 
 
 def blocking(folder: Path) -> Mapping[str, str]:
-    """An environment in which ``import clustertune`` fails."""
+    """Return an environment in which ``import clustertune`` fails."""
     (folder / "sitecustomize.py").write_text(BLOCK)
     return {"PYTHONPATH": str(folder)}
 
@@ -108,7 +108,7 @@ def cluster(
     python: str = sys.executable,
     **environment: str,
 ) -> Iterator[str]:
-    """A ``dask scheduler`` and ``dask worker`` processes; yields the address."""
+    """Start ``dask scheduler`` and ``dask worker`` processes; yield the address."""
     file = folder / "scheduler.json"
     dask = (python, "-m", "dask")
     with process(
@@ -127,7 +127,7 @@ def cluster(
 
 
 async def soon(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    """As :func:`until`, without stopping an event loop."""
+    """Wait like :func:`until`, without stopping an event loop."""
     end = monotonic() + seconds
     while not (value := condition()):
         assert monotonic() < end, "the condition did not come"

@@ -1,4 +1,4 @@
-"""What actions propose, to the key and the byte; and what their files may import."""
+"""Steps that actions propose, with keys and bytes; and the imports of actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def propose(action: Any, seen: View) -> list[Step]:
 
 
 def targets(step: Step) -> dict[str, dict[Any, str]]:
-    """By label of collection, for every key that moves the address of its target."""
+    """Return by label of a collection the target address of each moved key."""
     return {
         move.label: {
             key: step.args.workers[i]
@@ -49,7 +49,7 @@ def enact(action: Any, step: Step, cluster: MemoryCluster) -> Any:
 
 
 def test_every_action_keeps_the_contract() -> None:
-    """An action is a module with propose, enact and a page; its file is its name."""
+    """An action is a module with propose and enact; its file has its name."""
     files = {p.stem for p in Path(actions.__file__).parent.glob("*.py")}
     assert set(actions.available()) == files - {"__init__"}
     for name, action in actions.available().items():
@@ -60,7 +60,7 @@ def test_every_action_keeps_the_contract() -> None:
 
 
 def test_healthy_data_needs_no_action() -> None:
-    """Where everything is right, no action proposes anything."""
+    """Without problems no action proposes a step."""
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])], n_workers=2)
     assert [propose(a, seen) for a in actions.available().values()] == [[]] * 12
 
@@ -69,7 +69,7 @@ def test_healthy_data_needs_no_action() -> None:
 
 
 def test_scale_up() -> None:
-    """Workers that are missing are one step, which says how many there will be."""
+    """One step starts the missing workers; its summary has their number."""
     (step,) = propose(scale, view([worker(0)], n_workers=3))
     assert (step.action, step.args) == ("scale", 3)
     assert step.summary.startswith("scale from 1 to 3 workers")
@@ -81,7 +81,7 @@ def test_scale_up() -> None:
 
 
 def test_scale_is_not_asked_for() -> None:
-    """Without n_workers, or with as many workers, nothing is scaled."""
+    """Without n_workers, or with enough workers, nothing is scaled."""
     assert propose(scale, view([worker(0)])) == []
     assert propose(scale, view([worker(0), worker(1)], n_workers=2)) == []
 
@@ -90,7 +90,7 @@ def test_scale_is_not_asked_for() -> None:
 
 
 def test_persist_everything_in_one_step() -> None:
-    """All that is lazy is one step, over all layouts, with its size if known."""
+    """One step loads all lazy data of all layouts, with its size if known."""
     valid = layout([4], None, ("eval_set[0].X",), label="eval_set[0]")
     seen = view((), [layout([MB, MB], None), valid])
     (step,) = propose(load, seen)
@@ -104,7 +104,7 @@ def test_persist_everything_in_one_step() -> None:
 
 
 def test_persist_data_that_does_not_tell_its_size() -> None:
-    """One collection of unknown size makes the whole unknown, not too small."""
+    """One collection of unknown size makes the size of the step unknown."""
     data = layout([10], None, total_bytes=None)
     (step,) = propose(load, view((), [data]))
     text = "load X, y (of unknown size; no more than 4.8 GiB) in one call"
@@ -113,7 +113,7 @@ def test_persist_data_that_does_not_tell_its_size() -> None:
 
 
 def test_what_is_loaded_is_not_loaded_again() -> None:
-    """Only lazy collections are named; where there are none there is no step."""
+    """Only lazy collections are loaded; without any there is no step."""
     mixed = layout([10], [0])
     assert propose(load, view((), [mixed])) == []
     lazy = layout([10], None).collections[1]
@@ -123,7 +123,7 @@ def test_what_is_loaded_is_not_loaded_again() -> None:
 
 
 def loads(layouts: Any, workers: Any) -> dict[str, list[int]]:
-    """By label the workers, by number, on which keys are to be loaded."""
+    """Return by label the number of the worker for each key that is loaded."""
     (step,) = propose(load, view(workers, layouts))
     assert isinstance(step.args, Load)
     return {label: where.tolist() for label, where in step.args.targets.items()}
@@ -133,7 +133,7 @@ TWO = [worker(0), worker(1)]
 
 
 def test_lazy_partitions_are_loaded_where_they_train() -> None:
-    """By rows, pairs together; blocks of columns with their rows; in even shares."""
+    """Shares of rows are even; pairs, and blocks of columns, are together."""
     X = collection("X", [30, 10, 20], None)
     X = replace(X, keys=tuple(range(6)), column_blocks=2)
     y = collection("y", [30, 10, 20], None)
@@ -144,7 +144,7 @@ def test_lazy_partitions_are_loaded_where_they_train() -> None:
 
 
 def test_partitions_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
-    """Companions follow X, also where that is loaded; the cut has less to send."""
+    """Companions are loaded on the workers with most of the rows of X."""
     X = collection("X", [10, 10, 10, 10], [0, 1, 1, 0])
     y = replace(collection("y", [12, 16, 12], None), keys=tuple(range(3)))
     found = loads([Layout(label="training data", collections=(X, y))], TWO)
@@ -152,7 +152,7 @@ def test_partitions_of_other_rows_are_loaded_beside_most_of_theirs() -> None:
 
 
 def test_workers_that_may_not_train_are_not_loaded_to() -> None:
-    """Not where X lies on them still, nor for a partition without rows."""
+    """No partition is loaded there, even if X is there or the partition is empty."""
     some = [worker(0, status="paused"), worker(1), worker(2)]
     X = collection("X", [10, 10, 10, 10], [0, 0, 1, 2])
     y = replace(collection("y", [10, 10, 10, 10], None), keys=tuple(range(4)))
@@ -165,7 +165,7 @@ def test_workers_that_may_not_train_are_not_loaded_to() -> None:
 
 
 def test_what_cannot_be_bound() -> None:
-    """Unknown rows, other numbers of rows, and what is made of data in memory."""
+    """Data with unknown or other rows, and data derived from data in memory."""
     X = replace(collection("X", [10, 10], None), keys=(0, 1))
     for y in (
         replace(collection("y", None, None), keys=(2, 3)),
@@ -180,7 +180,7 @@ def test_what_cannot_be_bound() -> None:
 
 
 def test_what_cannot_fit_is_not_loaded() -> None:
-    """Unless its size is unknown; what is loaded already takes room as well."""
+    """Data that exceeds the free memory is not loaded, unless its size is unknown."""
     small = [worker(i, memory_limit=1000, process=0) for i in range(2)]
     data = layout([10] * 4, None, row_bytes={"X": 50, "y": 8})
     with pytest.raises(CapacityError, match=r"X and y \(2.3 KiB\) cannot be loaded"):
@@ -214,7 +214,7 @@ def test_rebalance_moves_whole_partitions_with_all_members() -> None:
 
 
 def test_rebalance_is_priced_by_what_travels() -> None:
-    """Bytes, seconds on the busiest link, and the rise in memory of the fullest."""
+    """The price has bytes, seconds of the busiest worker, and its rise in memory."""
     row = 25_000_000 // 88  # 25 MB a partition at 100 MB/s
     data = layout([row] * 6, [0] * 6)
     (step,) = propose(rebalance, view([worker(i) for i in range(3)], [data]))
@@ -228,14 +228,14 @@ def test_rebalance_is_priced_by_what_travels() -> None:
 
 
 def test_rebalance_does_not_know_the_network() -> None:
-    """Where no transfer was measured yet, the seconds are unknown, not infinite."""
+    """Without a measured transfer the seconds are unknown, not infinite."""
     some = [worker(0, bandwidth=0.0), worker(1, bandwidth=0.0)]
     (step,) = propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
     assert step.price.seconds is None
 
 
 def test_rebalance_brings_the_small_to_the_large() -> None:
-    """Of a pair that is apart, y goes to X, not X to y."""
+    """Of a separated pair, the smaller y goes to X."""
     data = layout([10] * 4, {"X": [0, 1, 0, 1], "y": [1, 0, 0, 1]})
     (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
     assert targets(step) == {"y": {("y", 0): at(0), ("y", 1): at(1)}}
@@ -251,7 +251,7 @@ def test_rebalance_goes_by_threads() -> None:
 
 
 def test_rebalance_leaves_workers_that_may_not_train() -> None:
-    """All partitions of a paused worker go, and none comes."""
+    """All partitions leave a paused worker, and none goes there."""
     some = [worker(0), worker(1), worker(2, status="paused")]
     data = layout([10] * 4, [0, 1, 2, 2])
     (step,) = propose(rebalance, view(some, [data]))
@@ -271,7 +271,7 @@ def test_rebalance_keeps_below_the_lines() -> None:
 
 
 def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
-    """A worker that never pauses, or does not say, has no ceiling to keep below."""
+    """A worker without a pause threshold, or with an unknown one, has no limit."""
     some = [worker(0, pause=None), worker(1, memory_limit=0)]
     some.append(worker(2, facts=Unknown("it hangs")))
     steps = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
@@ -279,7 +279,7 @@ def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
 
 
 def test_rebalance_places_every_layout() -> None:
-    """The training data comes first, then each eval set in a step of its own."""
+    """The training data has the first step, each eval set its own step after it."""
     valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), valid])
     first, second = propose(rebalance, seen)
@@ -297,7 +297,7 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
 
 
 def test_rebalance_places_no_partition_twice() -> None:
-    """An eval set that is a part of the training data is placed with it, not again."""
+    """An eval set that is part of the training data is placed once, with it."""
     part = layout([10, 10], [0, 0], label="eval_set[0]")
     data = layout([10] * 4, [0] * 4)
     assert set(part.collections[0].keys) < set(data.collections[0].keys)
@@ -306,7 +306,7 @@ def test_rebalance_places_no_partition_twice() -> None:
 
 
 def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
-    """Partitions that are everywhere stay on one worker each; nothing has to travel."""
+    """One of several replicas remains; nothing has to be transferred."""
     data = layout([10] * 4, [[0, 1]] * 4)
     (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
     assert step.price.nbytes == 0
@@ -314,7 +314,7 @@ def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
 
 
 def test_rebalance_leaves_what_it_cannot_judge() -> None:
-    """A layout that is not loaded, or whose rows do not agree, is not touched."""
+    """A lazy layout, or one whose rows differ, is left unchanged."""
     lazy = layout([5, 5], None, label="eval_set[0]")
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), lazy])
     (step,) = propose(rebalance, seen)
@@ -322,7 +322,7 @@ def test_rebalance_leaves_what_it_cannot_judge() -> None:
 
 
 def test_rebalance_of_more_than_fits() -> None:
-    """What does not fit is an error that names data, sizes and how many would do."""
+    """The error has the data, the sizes, and a sufficient number of workers."""
     tiny = [worker(i, memory_limit=2000, process=0) for i in (0, 1)]
     data = layout([10] * 4, [0] * 4)  # 3,520 bytes, 1,200 fit on each
     with pytest.raises(CapacityError, match=r"training data .*3.4 KiB.* n_workers=3"):
@@ -330,14 +330,14 @@ def test_rebalance_of_more_than_fits() -> None:
 
 
 def test_rebalance_without_workers() -> None:
-    """Where nobody may hold the data there is no place to plan for."""
+    """Without eligible workers there is no plan."""
     some = [worker(0, status="paused"), worker(1, status="paused")]
     with pytest.raises(NoWorkersError, match="none of 2 workers may hold the data"):
         propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
 
 
 def test_rebalance_enacts_through_the_port() -> None:
-    """What was proposed is what the cluster is asked for; its answer is the result."""
+    """The cluster gets the proposed moves, and its answer is the result."""
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4)])
     (step,) = propose(rebalance, seen)
     cluster = MemoryCluster(seen)
@@ -353,7 +353,7 @@ PURE = ("actions", "checks", "planner", "integrations/libraries")
 
 
 def imports(file: Path) -> set[str]:
-    """What a file imports, at the top or inside of functions, by its full name."""
+    """Return the full names of all imports of a file, also those in functions."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -373,7 +373,7 @@ def files(folder: str, pattern: str = "*.py") -> list[Any]:
 
 @pytest.mark.parametrize("file", [f for folder in PURE for f in files(folder)])
 def test_plugins_are_pure(file: Path) -> None:
-    """Checks, actions and workloads reach a cluster through the port alone."""
+    """Checks, actions and workloads use a cluster only through the port."""
     for name in imports(file):
         top, _, rest = name.partition(".")
         assert top not in ("distributed", "asyncio", "threading", "logging")
@@ -385,7 +385,7 @@ def test_plugins_are_pure(file: Path) -> None:
 
 
 def test_what_plugins_are_made_of_is_pure() -> None:
-    """Nor does anything that they import, down to the last module."""
+    """The modules that they import, directly or indirectly, do not either."""
     seen: set[Path] = set()
     todo = [PACKAGE / "planner/plan.py", PACKAGE / "planner/placement.py"]
     todo += [p for folder in PURE for p in (PACKAGE / folder).glob("*.py")]
@@ -400,7 +400,7 @@ def test_what_plugins_are_made_of_is_pure() -> None:
 
 
 def modules(name: str) -> list[Path]:
-    """Files of the package that a full name is, or is in."""
+    """Return the files of the package for the full name of an import."""
     path = PACKAGE.parent / Path(*name.split("."))
     near = (path.with_suffix(".py"), path.parent.with_suffix(".py"))
     return [f for f in near if f.exists()]
@@ -417,7 +417,7 @@ SENT = [
 
 @pytest.mark.parametrize("file", SENT)
 def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None:
-    """The other side has distributed and the standard library, not NumPy or us."""
+    """The other side has distributed and the standard library only."""
     more = {
         "ship.py": {"cloudpickle", "dask._task_spec", "dask.utils"},
         "content.py": {"numpy"},  # in functions that are given arrays

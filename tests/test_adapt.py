@@ -1,4 +1,4 @@
-"""As many workers as were asked for, also where a cluster scales by itself."""
+"""The requested number of workers, also on adaptive clusters."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def proposed(found: Any) -> list[Any]:
     ],
 )
 def test_bounds(adaptive: Any, wanted: int | None, bounds: Any) -> None:
-    """The least is raised to what was asked for, and the most not below it."""
+    """The minimum becomes the requested number, and the maximum at least that."""
     steps = proposed(seen(adaptive, n_workers=wanted))
     assert [(s.args.minimum, s.args.maximum) for s in steps] == [bounds] * bool(bounds)
 
 
 def test_exactly() -> None:
-    """To scale is to have so many, neither more nor fewer."""
+    """``scale`` sets both bounds to the requested number."""
     (step,) = adapt.exactly(seen((0, 8)), 3)
     assert step.args == Bounds(minimum=3, maximum=3)
     assert "to 3 workers instead of 0 to 8" in step.summary
@@ -66,7 +66,7 @@ def test_exactly() -> None:
 
 
 def small(id: int, **fields: Any) -> Any:
-    """A worker of 1000 bytes, of which a fit may fill 700."""
+    """Return a worker of 1000 bytes, of which a fit may use 700."""
     return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
 
 
@@ -78,7 +78,9 @@ def fit(nbytes: int, *workers: Any) -> Any:
 
 @pytest.mark.parametrize(("nbytes", "n"), [(40, 1), (200, 1), (204, 2), (1200, 6)])
 def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
-    """Three times the data, by 600 bytes on each; those that are there stay."""
+    """A fit needs three times the data, and each worker has 600 bytes; none are
+    removed.
+    """
     found = fit(nbytes, small(0, managed=nbytes, process=100 + nbytes))
     assert forecast.workers_needed(found) == n
     assert forecast.wanted_workers(found) == n
@@ -87,7 +89,7 @@ def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
 
 
 def test_no_number_would_do() -> None:
-    """Where the fit may fill nothing of a worker nothing is scaled; that is said."""
+    """If no worker has free memory for the fit, nothing is scaled, with a finding."""
     found = fit(400, small(0, process=1200))
     assert forecast.workers_needed(found) is None
     assert forecast.wanted_workers(found) is None
@@ -95,7 +97,7 @@ def test_no_number_would_do() -> None:
 
 
 def test_it_is_not_guessed() -> None:
-    """What does not tell its size is looked at again once it is loaded."""
+    """Data of unknown size is loaded before the number is chosen."""
     lazy = layout(None, None, collections=["X"], total_bytes=None)
     found = view([small(0)], [lazy], workload=TRIPLE, n_workers="fit")
     assert isinstance(forecast.workers_needed(found), Unknown)
@@ -116,7 +118,7 @@ def there(client: Any) -> int:
 
 
 def test_bounds_are_put_back(local_cluster: Any) -> None:
-    """Workers are there for the block; after it scaling is as it was, and acts."""
+    """In the block the workers stay; after it adaptive scaling has its bounds again."""
     cluster, client = local_cluster(1, memory_limit="1GiB")
     cluster.adapt(minimum=1, maximum=2, interval="100ms", wait_count=2)
     X = da.random.default_rng(0).random((1000, 10), chunks=(100, 10))
@@ -147,7 +149,7 @@ def test_bounds_are_put_back_where_it_fails(
 def test_bounds_that_cannot_be_put_back(
     local_cluster: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Are said, and the error of the block goes on as it is."""
+    """A warning reports them, and the error of the block is raised unchanged."""
     cluster, client = local_cluster(1)
     cluster.adapt(minimum=1, maximum=1)
 
@@ -162,7 +164,7 @@ def test_bounds_that_cannot_be_put_back(
 
 
 def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
-    """Up and down to what was asked for, without its own taking of workers away."""
+    """The cluster scales up and down to the number, and stays there."""
     cluster, client = local_cluster(1, memory_limit="1GiB")
     cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
     assert clustertune.scale(client, 3).status == "done"
@@ -177,7 +179,7 @@ def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
 
 
 def test_prepare_to_fit(local_cluster: Any) -> None:
-    """XGBoost needs 1.4 times the bytes of float64: workers come until it fits."""
+    """XGBoost needs 1.4 times the bytes of float64; workers start until that fits."""
     _, client = local_cluster(1, memory_limit="700MB")
     X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
     prepared = clustertune.prepare(client, X, n_workers="fit", estimator="xgboost")

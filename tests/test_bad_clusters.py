@@ -1,4 +1,4 @@
-"""Clusters that do not answer, answer garbage, or try to harm whoever looks at them."""
+"""Clusters that do not answer, send garbage, or send hostile text."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def of(report: clustertune.Report, name: str) -> list[Any]:
 
 @gen_cluster(client=True, nthreads=[])
 async def test_no_workers(c: Any, s: Any) -> None:
-    """What is wrong is found rather than raised."""
+    """A cluster without workers gives findings, not an error."""
     (finding,) = of(await clustertune.check(c), "missing_workers")
     assert finding.severity is Severity.critical
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_all_paused(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Also with data, and when it would be read."""
+    """All workers are paused, also with data."""
     X = c.persist(da.random.random((100, 4), chunks=(10, 4)))
     await wait(X)
     for worker in (a, b):
@@ -65,7 +65,7 @@ async def garbage(**_: Any) -> dict[str, Any]:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Of it nothing is known, and why; of the other everything."""
+    """Its facts are unknown with a reason; the other worker's are known."""
     await clustertune.check(c)
     monitor.known(c).facts.clear()
     monitor.known(c).requested.clear()
@@ -79,7 +79,7 @@ async def test_a_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_new_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It is sent no code of ours: its versions are not known."""
+    """It gets no code, because its versions are unknown."""
     a.handlers["versions"] = garbage
     report = await clustertune.check(c)
     assert {address for address, _ in monitor.known(c).approved} == {b.address}
@@ -91,7 +91,7 @@ async def test_a_new_worker_answers_garbage(c: Any, s: Any, a: Any, b: Any) -> N
 async def test_a_worker_dies_in_mid_poll(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two questions of a look: it is not in that snapshot."""
+    """A worker that ends between two requests of a look is not in the snapshot."""
     identify = monitor.identify
 
     async def then_close(client: Client) -> Any:
@@ -108,7 +108,7 @@ async def test_a_worker_dies_in_mid_poll(
 
 
 def test_a_worker_that_hangs_while_it_is_watched(local_cluster: Any) -> None:
-    """Snapshots go on, and say for how long it has been silent."""
+    """Snapshots continue, and have the duration of its silence."""
     _, client = local_cluster(2)
     pids = list(client.run(os.getpid).values())
     with clustertune.Monitor(client, interval=0.1) as watched:
@@ -130,7 +130,7 @@ def test_a_worker_that_hangs_while_it_is_watched(local_cluster: Any) -> None:
 async def test_code_that_fails_on_the_scheduler(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, of whatever kind the error was there."""
+    """Any error on the scheduler becomes an error of one line."""
 
     async def broken(**_: Any) -> None:
         raise ZeroDivisionError("a\x1b[31mred")
@@ -151,7 +151,7 @@ async def test_code_that_fails_on_the_scheduler(
 
 @gen_test()
 async def test_a_scheduler_that_is_gone() -> None:
-    """Its client knows no other."""
+    """The error names the address, and the client ends."""
     async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
         client = await Client(s.address, asynchronous=True, timeout="2s")
     with pytest.raises(ConnectionLostError):
@@ -175,7 +175,7 @@ def secure() -> Iterator[tuple[LocalCluster, Security]]:
 
 
 def settings(security: Security, folder: Path) -> dict[str, Any]:
-    """As an operator configures certificates for everybody."""
+    """Return the settings by which an operator configures certificates."""
     found: dict[str, Any] = {"distributed.comm.require-encryption": True}
     (folder / "ca.pem").write_text(security.tls_ca_file)
     found["distributed.comm.tls.ca-file"] = str(folder / "ca.pem")
@@ -191,7 +191,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
-    """By Dask's own configuration."""
+    """Dask's configuration has the certificates."""
     cluster, security = secure
     with dask.config.set(settings(security, tmp_path)):
         result = run("check", cluster.scheduler_address)
@@ -199,7 +199,7 @@ def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
 
 
 def test_a_certificate_that_is_named(secure: Any, tmp_path: Path) -> None:
-    """On the command line, where the configuration has none."""
+    """Options name the certificates, and the configuration has none."""
     cluster, security = secure
     settings(security, tmp_path)
     pem = str(tmp_path / "cert.pem")
@@ -210,7 +210,7 @@ def test_a_certificate_that_is_named(secure: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quickly")
 def test_a_file_that_is_no_certificate(secure: Any) -> None:
-    """One line, as for a scheduler that is not there."""
+    """The error is one line, like that of a missing scheduler."""
     cluster, _ = secure
     result = run("check", "--tls-ca-file", __file__, cluster.scheduler_address)
     assert result.exit_code == 3
@@ -219,7 +219,7 @@ def test_a_file_that_is_no_certificate(secure: Any) -> None:
 
 @pytest.mark.usefixtures("quickly")
 def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
-    """One line, and the exit code of what was not reached."""
+    """The error is one line, with the exit code of an unreachable cluster."""
     cluster, _ = secure
     with dask.config.set(settings(Security.temporary(), tmp_path)):
         wrong = run("check", cluster.scheduler_address)
@@ -239,7 +239,7 @@ def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("command", ["check", "watch", "report"])
 def test_an_address_that_leads_nowhere(command: str, address: str) -> None:
-    """Whatever was to be done there."""
+    """Every command reports it in the same way."""
     result = run(command, address)
     assert result.exit_code == 3
     assert len(result.stderr.splitlines()) == 1
@@ -253,7 +253,7 @@ EVIL = "\x1b[2J<script>alert(1)</script>\r\n\u202e"
 
 @gen_cluster(client=True, nthreads=[])
 async def test_hostile_names(c: Any, s: Any) -> None:
-    """In text nothing acts on a terminal, in HTML nothing on a page; JSON is JSON."""
+    """Text is harmless in terminals and HTML; JSON contains it unchanged."""
     async with (
         # their process is that of all tests
         Worker(s.address, nthreads=1, name=EVIL + "1", memory_limit="16 GiB") as a,
@@ -295,7 +295,7 @@ async def test_hostile_names(c: Any, s: Any) -> None:
 async def test_hostile_answers(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a worker says of itself, and the error that it answers with."""
+    """Facts and errors of a worker are escaped."""
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pid": 1,

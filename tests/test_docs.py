@@ -1,4 +1,4 @@
-"""What is made from the code is that of this code."""
+"""Generated pages match the code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_made_is_current(name: str) -> None:
-    """After a change of what it is made of: ``python -m docs.make_...``."""
+    """After a change of the sources, run ``python -m docs.make_...``."""
     assert (ROOT / name).read_text() == FILES[name]()
 
 
 def test_the_schema_knows_the_defaults() -> None:
-    """And refuses what is none of them."""
+    """The schema has the defaults, and refuses unknown settings."""
     schema = yaml.safe_load(FILES["clustertune/clustertune-schema.yaml"]())
     data = yaml.safe_load(FILES["clustertune/clustertune.yaml"]())
     jsonschema.validate(data, schema)

@@ -1,7 +1,7 @@
-"""Workers killed, clients killed, frozen or interrupted, all in mid-plan.
+"""Workers and clients that are killed, frozen or interrupted during a plan.
 
-After each fault every row is there or computed again, what was held off is as it was,
-and the lease is free.
+Afterwards every row exists or was recomputed, settings are restored, and the lease is
+free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.processes import cluster, process, until, workers_of
 
 
 def slowly(dask_scheduler: Any) -> None:
-    """Make the mover of a scheduler slow: two keys in flight, so that there is time."""
+    """Limit the mover of a scheduler to two keys in flight, so that moves take time."""
     from types import FunctionType
 
     plugin = dask_scheduler.plugins["clustertune"]
@@ -36,13 +36,13 @@ def slowly(dask_scheduler: Any) -> None:
 
 
 def quickly(dask_scheduler: Any) -> None:
-    """Undo that: schedulers of the same process share what was shipped to one."""
+    """Remove that limit; schedulers in one process share the shipped class."""
     policy = type(dask_scheduler.plugins["clustertune"]).move.__globals__["MovePolicy"]
     policy._send.__globals__["MAX_KEYS"] = mover.MAX_KEYS
 
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
-    """What must be as before: the memory manager, the lease, the jobs."""
+    """Return the state that must be restored: memory manager, lease and jobs."""
     resident = dask_scheduler.plugins["clustertune"]
     return {
         "manager": dask_scheduler.extensions["amm"].running,
@@ -54,21 +54,23 @@ def state(dask_scheduler: Any) -> dict[str, Any]:
 
 
 def settled(client: Client) -> None:
-    """Wait until nothing is held any more, and the manager runs as before."""
+    """Wait until the lease is free, and the memory manager runs as before."""
     wanted = {"manager": True, "holds": 0, "lease": False, "ended": True}
     until(lambda: wanted.items() <= client.run_on_scheduler(state).items())
 
 
 def moving(client: Client) -> bool:
-    """Whether the move of the 200 partitions, and no earlier one, is under way."""
+    """Whether the move of the 200 partitions has begun."""
     jobs = client.run_on_scheduler(state)["jobs"]
     return any(2 < done < total and total > 100 for done, total in jobs)
 
 
 @pytest.fixture
 def uneven(local_cluster: Any) -> Iterator[Any]:
-    """Three workers; X and y in 200 partitions on the first, computed so that they can
-    be computed again anywhere; a mover that is slow enough to be hit."""
+    """Three workers; X and y in 200 partitions on the first.
+
+    Dask can recompute them, and the mover is slow.
+    """
     cluster, client = local_cluster(3)
     first = next(iter(workers_of(client)))
     clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
@@ -82,7 +84,7 @@ def uneven(local_cluster: Any) -> Iterator[Any]:
 
 
 def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
-    """Every row is there, with its own label."""
+    """Assert that every row exists with its label."""
     x, t = client.gather(client.compute([X, y]))
     again = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
     assert np.array_equal(x, again.compute(scheduler="sync"))
@@ -90,7 +92,7 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
 
 
 class Preparing(threading.Thread):
-    """``prepare`` beside the test."""
+    """``prepare`` in a thread."""
 
     def __init__(self, client: Client, *collections: Any):
         super().__init__()
@@ -106,8 +108,9 @@ class Preparing(threading.Thread):
 
 @pytest.mark.parametrize("victim", ["source", "target"])
 def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
-    """Whichever worker dies, prepare ends with every row on the workers that are left,
-    paired and even."""
+    """Whichever worker is killed, prepare ends with all rows, paired and even, on the
+    remaining workers.
+    """
     cluster, client, first, X, y = uneven
     preparing = Preparing(client, X, y)
     preparing.start()
@@ -127,7 +130,7 @@ def test_a_worker_is_killed_in_mid_move(uneven: Any, victim: str) -> None:
 
 
 def test_interrupted_in_mid_move(uneven: Any) -> None:
-    """^C stops the move; every row is there, nothing is held."""
+    """^C stops the move; every row exists, and the lease is free."""
     _, client, _, X, y = uneven
     main = threading.main_thread().ident
     assert main is not None
@@ -146,7 +149,7 @@ def test_interrupted_in_mid_move(uneven: Any) -> None:
 
 
 def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
-    """A time limit stops the move; every row is there, nothing is held."""
+    """A time limit stops the move; every row exists, and the lease is free."""
     _, client, _, X, y = uneven
     steps: Any = ()
     for seconds in (0.7, 1.4, 2.8):  # a busy machine needs longer until it moves any
@@ -162,7 +165,7 @@ def test_the_time_is_over_in_mid_move(uneven: Any) -> None:
 
 
 def test_a_paused_target_is_planned_around(uneven: Any) -> None:
-    """A worker that pauses in mid-move gets no more; the others share its part."""
+    """A worker that pauses during a move gets no more keys; the others share them."""
     _, client, first, X, y = uneven
 
     def pause(dask_worker: Any) -> None:
@@ -216,8 +219,10 @@ clustertune.prepare(client, X, y)
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) -> None:
-    """Published data survives its client, whole; the lease is free within 15 s or so,
-    and the next prepare finishes what the first began."""
+    """Published data survives its client; the lease is free within about 15 s.
+
+    The next prepare completes the move.
+    """
     root = str(Path(__file__).parents[1])
     with (
         cluster(tmp_path, 2, PYTHONPATH=root) as file,
@@ -253,5 +258,5 @@ def _gone(pid: int) -> bool:
 
 
 def test_the_mover_is_what_the_tests_make_slow() -> None:
-    """The bound that ``slowly`` lowers is the one that the mover uses."""
+    """The mover uses the limit that ``slowly`` sets."""
     assert "MAX_KEYS" in mover.MovePolicy._send.__globals__

@@ -1,7 +1,6 @@
-"""Workers killed, calls interrupted, while data is loaded and cut, in real processes.
+"""Workers killed and calls interrupted during load and rechunk, with real processes.
 
-The moments differ: after a number of partitions has been made. Every row is there
-afterwards or computed again, with its own label, and no task stays bound to a worker.
+A fault comes after a number of finished partitions. Every row exists afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SEED = 7
 
 
 def source() -> tuple[da.Array, da.Array]:
-    """240 MB that can be computed again; labels that tell their row, cut elsewhere."""
+    """Return 240 MB that can be recomputed; labels contain their row numbers."""
     X = da.random.default_rng(SEED).random((ROWS, COLUMNS), chunks=(5_000, COLUMNS))
     return X, (X[:, 0] * 2).rechunk(7_100)
 
@@ -37,7 +36,7 @@ def slowly(block: Any) -> Any:
 
 
 def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
-    """Data that is in memory and has to be cut, or that has to be loaded."""
+    """Return data in memory with different partitions, or lazy data."""
     X, y = source()
     if what == "load":
         return X.map_blocks(slowly), y.map_blocks(slowly)
@@ -47,7 +46,7 @@ def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
 
 
 def bound(dask_scheduler: Any) -> dict[str, int]:
-    """Of the tasks that this plan has bound to workers: all, known, and done."""
+    """Return the bound tasks of this plan: all, known to Dask, and finished."""
     resident = dask_scheduler.plugins["clustertune"]
     ours = set().union(*resident.bindings.kept.values())
     found = [dask_scheduler.tasks[k] for k in ours if k in dask_scheduler.tasks]
@@ -60,13 +59,13 @@ def restricted(dask_scheduler: Any) -> int:
 
 
 def at_work(client: Client, fraction: float) -> bool:
-    """Whether so much of the tasks that are bound has been done."""
+    """Whether this fraction of the bound tasks has finished."""
     now = client.run_on_scheduler(bound)
     return now["known"] > 0 and now["done"] >= fraction * now["all"]
 
 
 def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
-    """Every row is there, with its own label, in partitions of the same rows."""
+    """Assert that every row exists with its label, in aligned partitions."""
     expected, _ = source()
     assert X.chunks[0] == y.chunks[0]
     x, t = client.gather(client.compute([X, y]))
@@ -81,7 +80,7 @@ def assert_whole(client: Client, X: da.Array, y: da.Array) -> None:
 def test_a_worker_is_killed(
     local_cluster: Any, what: str, fraction: float, victim: int
 ) -> None:
-    """Whichever worker dies and when, prepare ends with every row, paired and even."""
+    """Whichever worker is killed, prepare ends with every row, paired and even."""
     _, client = local_cluster(3)
     clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
     X, y = given(client, what)
@@ -108,7 +107,7 @@ def pause(dask_worker: Any) -> None:
 
 @pytest.mark.parametrize("what", ["rechunk", "load"])
 def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
-    """What it was given and has not begun is made by the others."""
+    """Its tasks that have not begun run on the other workers."""
     _, client = local_cluster(3)
     clustertune.prepare(client, da.ones((30, 1), chunks=1))
     X, y = given(client, what)
@@ -124,7 +123,7 @@ def test_a_worker_pauses(local_cluster: Any, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["rechunk", "load"])
 def test_interrupted(local_cluster: Any, what: str) -> None:
-    """^C lets go of what was being made; what was given is as it was."""
+    """After ^C the new partitions are released; the given data is unchanged."""
     _, client = local_cluster(2)
     clustertune.prepare(client, da.ones((20, 1), chunks=1))
     X, y = given(client, what)

@@ -57,13 +57,13 @@ def keep(nbytes: int) -> None:
 
 
 def fill(dask_worker: Any, fraction: float) -> None:
-    """Up to so much of its memory limit."""
+    """Fill a worker to this fraction of its memory limit."""
     wanted = int(fraction * dask_worker.memory_manager.memory_limit)
     keep(wanted - psutil.Process().memory_info().rss)
 
 
 def test_memory_of_a_worker(local_cluster: Any) -> None:
-    """Spilled keys, unmanaged memory, and a worker that pauses for it."""
+    """Spilled keys, unmanaged memory, and a worker that pauses because of it."""
     _, client = local_cluster(2, memory_limit="2GiB")
     first = next(iter(workers_of(client)))
     assert not seen(client, "memory_pressure")
@@ -83,13 +83,13 @@ def test_memory_of_a_worker(local_cluster: Any) -> None:
 
 
 def full(finding: Finding | None) -> Finding | None:
-    """Of a worker whose heartbeat has told of its memory."""
+    """Wait until a worker's heartbeat has its memory."""
     told = finding is not None and "unmanaged" in finding.message
     return finding if told else None
 
 
 def test_memory_counted_twice(local_cluster: Any) -> None:
-    """Keys that are views of one array are counted each."""
+    """Keys that are views of one array count several times."""
     _, client = local_cluster(1)
     whole = client.submit(np.ones, 50 * MIB // 8)
     parts = [client.submit(lambda x, i: x[i:], whole, i) for i in range(20)]
@@ -111,7 +111,7 @@ def end_children() -> None:
 
 
 def test_child_processes(local_cluster: Any) -> None:
-    """Their memory is nobody's, to the nanny."""
+    """The nanny does not count the memory of child processes."""
     _, client = local_cluster(1, memory_limit="400MiB")
     client.run(have_children)
     try:
@@ -125,7 +125,7 @@ def leak(nbytes: int) -> None:
 
 
 def test_memory_that_grows_from_run_to_run(local_cluster: Any) -> None:
-    """What a leaking task leaves behind, as the resident saw it."""
+    """A leaking task leaves memory after each run, as the scheduler plugin records."""
     local, client = local_cluster(1, memory_limit="2GiB")
     assert only(clustertune.check(client), "memory_growth").severity == 0
     runs = local.scheduler.plugins["clustertune"].runs
@@ -141,7 +141,7 @@ def test_memory_that_grows_from_run_to_run(local_cluster: Any) -> None:
 
 
 def test_settings_of_workers(local_cluster: Any) -> None:
-    """Thresholds that make no sense, limits above memory, a lifetime."""
+    """Inconsistent thresholds, limits above the memory, and a lifetime."""
     wrong = {"distributed.worker.memory.spill": 0.9}
     with dask.config.set(wrong):
         _, client = local_cluster(2, memory_limit="100TiB", lifetime="10 minutes")
@@ -154,7 +154,7 @@ def test_settings_of_workers(local_cluster: Any) -> None:
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
 def test_thread_pools(tmp_path: Path) -> None:
-    """Where the environment that workers were started in has set them."""
+    """Variables of the workers' environment set the pools."""
     n = os.cpu_count() * 5 // 4 + 1  # as few as are too many
     with (
         cluster(tmp_path, n, OPENBLAS_NUM_THREADS=str(os.cpu_count())) as file,
@@ -168,7 +168,7 @@ def test_thread_pools(tmp_path: Path) -> None:
 
 
 def test_threads_and_disk(local_cluster: Any) -> None:
-    """More threads than CPUs; spilling into memory."""
+    """More threads than CPUs, and spilling to a disk in memory."""
     _, client = local_cluster(1, threads_per_worker=64, local_directory="/dev/shm")
     report = clustertune.check(client)
     assert of(report, "thread_count")
@@ -176,7 +176,7 @@ def test_threads_and_disk(local_cluster: Any) -> None:
 
 
 def test_heterogeneous_workers() -> None:
-    """One with more threads and memory than the others."""
+    """One worker has more threads and memory than the others."""
 
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
     async def test(c: Any, s: Any, *workers: Any) -> None:
@@ -192,7 +192,7 @@ def test_heterogeneous_workers() -> None:
 
 @pytest.mark.slow
 def test_a_silent_worker(local_cluster: Any) -> None:
-    """A process that is stopped: known by its silence; nothing hangs on it."""
+    """A stopped process is found by its silence; the check does not hang."""
     _, client = local_cluster(2)
     clustertune.check(client)
     pids = list(client.run(os.getpid).values())
@@ -208,12 +208,12 @@ def test_a_silent_worker(local_cluster: Any) -> None:
 
 
 def block_loop() -> None:
-    """A function that is run on workers runs in their event loop."""
+    """Block the event loop of a worker, in which functions of ``run`` run."""
     time.sleep(1.5)
 
 
 def test_a_blocked_loop(local_cluster: Any) -> None:
-    """As it tells with a heartbeat soon after: so it has to be watched."""
+    """The next heartbeat has the delay, so the monitor has to watch."""
     _, client = local_cluster(2)
     first = next(iter(workers_of(client)))
     with clustertune.Monitor(client, interval=0.1) as monitor:
@@ -232,7 +232,7 @@ def test_a_blocked_loop(local_cluster: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_short_tasks(c: Any, s: Any, a: Any, b: Any) -> None:
-    """As many keys as a loop over small partitions makes, as the scheduler counts."""
+    """Many short tasks, as the scheduler counts them."""
     futures = c.map(abs, range(1000), pure=False)
     await wait(futures)
     with dask.config.set({"clustertune.checks.short_tasks.max_tasks": 750}):
@@ -246,7 +246,7 @@ def at_gate(gate: str) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lone_task(c: Any, s: Any, a: Any, b: Any) -> None:
-    """While it runs, for as long as was watched."""
+    """The finding has the time for which the task was watched."""
     gate = Event("gate", client=c)
     task = c.submit(at_gate, gate.name)
     with dask.config.set({"clustertune.checks.single_busy_worker.min_seconds": 0.3}):
@@ -272,7 +272,7 @@ def monitor_view(monitor: clustertune.Monitor) -> Any:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_what_is_kept_beside_the_data(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Keys of another name, and copies; a name that leads nowhere."""
+    """Other keys, replicas, and a name without data."""
     X = c.persist(da.random.random((1000, 10), chunks=(100, 10)))
     old = c.persist(da.random.random((200_000, 10), chunks=(100_000, 10)))
     await wait([X, old])
@@ -297,7 +297,7 @@ async def test_what_is_kept_beside_the_data(c: Any, s: Any, a: Any, b: Any) -> N
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Wide and mixed numbers, categories that differ, groups that are cut."""
+    """Wide and mixed numbers, different categories, and cut groups."""
     frame = pd.DataFrame({"a": np.ones(40, "f4"), "n": np.arange(40)})
     frame["b"] = frame["a"]
     with dask.config.set({"clustertune.checks.wide_dtypes.min_bytes": 1}):
@@ -322,7 +322,7 @@ async def test_values(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
-    """A distribution that one side has in another version."""
+    """One side has another version of a distribution."""
     info = tmp_path / "lightgbm-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -336,7 +336,7 @@ def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
 
 
 def test_adaptive_and_daemonic() -> None:
-    """A cluster that scales itself; workers that a torch DataLoader cannot fork."""
+    """An adaptive cluster, and workers that cannot fork for a torch DataLoader."""
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,

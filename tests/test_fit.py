@@ -1,4 +1,4 @@
-"""Training libraries take the rows where prepare has put them, with real fits."""
+"""Training libraries use the rows on the workers on which prepare placed them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS, PARTITIONS = 9000, 9
 
 
 def rows_seen(client: Any) -> dict[str, set[int]]:
-    """By address of worker, the numbers of rows that its objective was given."""
+    """Return by worker the numbers of rows that its objective received."""
     seen: dict[str, set[int]] = {}
     for _, event in client.get_events("rows"):
         seen.setdefault(event["worker"], set()).add(event["rows"])
@@ -56,8 +56,10 @@ def uneven(local_cluster: Any, request: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
 def test_xgboost_trains_where_the_rows_are(uneven: Any) -> None:
-    """XGBoost sees an even third of the rows on each of three workers, and next to
-    nothing travels during the fit."""
+    """XGBoost trains on a third of the rows on each of three workers.
+
+    Almost nothing is transferred during the fit.
+    """
     import xgboost.dask as dxgb
 
     def objective(score: Any, matrix: Any) -> tuple[Any, Any]:
@@ -82,8 +84,10 @@ def test_xgboost_trains_where_the_rows_are(uneven: Any) -> None:
 @pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
 def test_lightgbm_trains_where_the_rows_are(uneven: Any) -> None:
-    """LightGBM sees an even third of the rows on each of three workers, and next to
-    nothing travels during the fit."""
+    """LightGBM trains on a third of the rows on each of three workers.
+
+    Almost nothing is transferred during the fit.
+    """
     import lightgbm as lgb
 
     def objective(label: Any, score: Any) -> tuple[Any, Any]:
@@ -112,8 +116,10 @@ WRONG = (1500, 1000, 500, 1000)
 
 @pytest.fixture
 def mispaired(local_cluster: Any) -> Any:
-    """X and y with as many partitions and other rows, placed so that each worker has as
-    many rows of both: no library has a reason to complain."""
+    """Return X and y with equal numbers of partitions but different boundaries.
+
+    Each worker has equally many rows of both, so no library raises an error.
+    """
     _, client = local_cluster(2)
     where = list(workers_of(client))
     values = np.random.default_rng(5).random((4000, 5))
@@ -127,14 +133,16 @@ def mispaired(local_cluster: Any) -> Any:
 
 
 def error(prediction: Any, labels: Any) -> float:
-    """How far the predicted chance is from the label, on average."""
+    """Return the mean distance between predicted probability and label."""
     return float(np.abs(np.asarray(prediction) - labels).mean())
 
 
 @pytest.mark.slow
 def test_xgboost_learns_the_right_labels(mispaired: Any) -> None:
-    """With ``approx`` XGBoost trains on the labels of other rows and says nothing;
-    after prepare it is as good as in one process."""
+    """Unprepared, XGBoost with ``approx`` trains on wrong labels without an error.
+
+    After prepare its model is as good as in one process.
+    """
     import xgboost as xgb
     import xgboost.dask as dxgb
 
@@ -154,7 +162,7 @@ def test_xgboost_learns_the_right_labels(mispaired: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
 def test_lightgbm_learns_the_right_labels(mispaired: Any) -> None:
-    """LightGBM trains on the labels of other rows as well, and does not after it."""
+    """Unprepared, LightGBM trains on wrong labels without an error."""
     import lightgbm as lgb
 
     client, X, y, values, labels = mispaired

@@ -1,4 +1,4 @@
-"""Schedulers and workers that do not have clustertune, or run another Python."""
+"""Schedulers and workers without clustertune, or with another Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def importable() -> bool:
 
 
 def test_nobody_else_has_clustertune(tmp_path: Path) -> None:
-    """All of prepare works where only the client has clustertune installed."""
+    """Scheduler and workers need no clustertune for prepare."""
     with (
         cluster(tmp_path, 2, **blocking(tmp_path)) as file,
         Client(scheduler_file=file) as client,
@@ -53,7 +53,7 @@ def test_nobody_else_has_clustertune(tmp_path: Path) -> None:
 
 
 def compile_here(function):  # type: ignore[no-untyped-def]
-    """A function that pickles by value."""
+    """Return a function that pickles by value."""
     import cloudpickle
 
     module = sys.modules[__name__]
@@ -80,7 +80,7 @@ class _Payload:
 )
 @pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning")
 def test_another_python_gets_no_code(tmp_path: Path) -> None:
-    """A scheduler of another Python minor is refused in one clear error, and lives."""
+    """A scheduler with another Python release is refused, and continues to run."""
     assert OTHER_PYTHON is not None
     with (
         cluster(tmp_path, 1, python=OTHER_PYTHON) as file,

@@ -1,4 +1,4 @@
-"""Full clusters: workers that are paused or spill are rescued; real processes."""
+"""Full clusters: workers that are paused or spill are restarted; real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def leak(dask_worker: Any, nbytes: int) -> None:
-    """Memory that is no data of Dask's, up to so many bytes of the process."""
+    """Keep unmanaged memory, up to this process size in bytes."""
     there = dask_worker.monitor.get_process_memory()
     dask_worker.leak = np.ones(max(0, nbytes - there), dtype="u1")
 
@@ -37,7 +37,7 @@ def processes(client: Client) -> list[int]:
 
 
 def values(client: Client, cluster: Any, each: int, nbytes: int) -> list[Any]:
-    """Scattered, so they are lost with the only worker that has them."""
+    """Scatter values, which are lost with the only worker that has them."""
     found = []
     for i in range(len(cluster.workers)):
         some = [np.full(nbytes, 10 * i + k, dtype="u1") for k in range(each)]
@@ -48,7 +48,7 @@ def values(client: Client, cluster: Any, each: int, nbytes: int) -> list[Any]:
 
 
 def assert_there(client: Client, kept: list[Any], each: int, nbytes: int) -> None:
-    """One worker after the other, each value on its own worker."""
+    """Assert that each value is on its own worker, one worker at a time."""
     first = client.map(lambda x: (int(x[0]), int(x[-1]), len(x)), kept, pure=False)
     expected = [10 * (i // each) + i % each for i in range(len(kept))]
     assert client.gather(first) == [(n, n, nbytes) for n in expected]
@@ -123,7 +123,7 @@ def test_all_are_above_their_spill_threshold(local_cluster: Any) -> None:
 
 
 def counted(dask_scheduler: Any) -> dict[str, int]:
-    """Tasks by state: of workers, and without one."""
+    """Return tasks by state: on workers, and without one."""
     given = sum(len(ws.processing) for ws in dask_scheduler.workers.values())
     left = len(dask_scheduler.unrunnable) + len(dask_scheduler.queued)
     return {"given": given, "left": left}

@@ -1,4 +1,4 @@
-"""Leaks of fits that follow each other at once; real processes."""
+"""Leaks of fits that follow without a gap, with real processes."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def growth(client: Any) -> Finding | None:
 
 
 def last_sample(dask_scheduler: Any) -> float:
-    """When the worker that is the last to report measured its memory."""
+    """Return when the last worker measured the memory of its last heartbeat."""
     workers = dask_scheduler.workers.values()
     return min(ws.metrics["time"] + ws.time_delay for ws in workers)
 
 
 def wait_for_heartbeats(client: Any) -> None:
-    """Until each worker has reported its memory as of now: runs take about a second."""
+    """Wait until each worker has sent a heartbeat; a run takes about a second."""
     now = time()
     until(lambda: client.run_on_scheduler(last_sample) > now + 0.1)
 
@@ -78,7 +78,7 @@ def kept_runs(dask_scheduler: Any) -> list[dict[str, Any]]:
 
 
 def least_memory(client: Any) -> int:
-    """Bytes of the smallest process, by its last heartbeat."""
+    """Return the bytes of the smallest process, by its last heartbeat."""
     found: int = client.run_on_scheduler(
         lambda dask_scheduler: min(
             ws.memory.process for ws in dask_scheduler.workers.values()
@@ -107,7 +107,7 @@ def assert_leak(client: Any) -> None:
 
 
 def test_three_fits_in_a_row(local_cluster: Any) -> None:
-    """Without a gap: the end of the training tasks ends a run."""
+    """Without a gap, the end of the training tasks ends a run."""
     _, client = local_cluster(2, memory_limit=LIMIT)
     X, y = data(client)
     clustertune.check(client)
@@ -119,7 +119,7 @@ def test_three_fits_in_a_row(local_cluster: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
 def test_a_fit_of_lightgbm_is_a_run(local_cluster: Any) -> None:
-    """It ends with the last of its training tasks."""
+    """The run ends with the last training task."""
     _, client = local_cluster(2, memory_limit=LIMIT)
     X, y = data(client)
     clustertune.check(client)
@@ -129,7 +129,7 @@ def test_a_fit_of_lightgbm_is_a_run(local_cluster: Any) -> None:
 
 
 def test_three_holds_in_a_row(local_cluster: Any) -> None:
-    """Whatever runs in them."""
+    """Each hold is a run, whatever runs in it."""
     cluster, client = local_cluster(2, memory_limit=LIMIT)
     for _ in range(3):
         with clustertune.hold(client):
@@ -141,7 +141,7 @@ def test_three_holds_in_a_row(local_cluster: Any) -> None:
 
 
 def test_three_short_gaps(local_cluster: Any) -> None:
-    """A run of any tasks ends a few seconds after the last of them."""
+    """A run of any tasks ends a few seconds after the last task."""
     cluster, client = local_cluster(2, memory_limit=LIMIT)
     clustertune.check(client)
     for number in (1, 2, 3):

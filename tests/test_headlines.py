@@ -1,4 +1,4 @@
-"""Headlines of live calls are made of what was measured, whichever way they end."""
+"""Headlines of reports have measured facts, however a call ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def last(report: Report, begin: str) -> str:
 
 
 def test_a_worker_that_is_busy(local_cluster: Any) -> None:
-    """It is not restarted, and the headline says so; so does JSON."""
+    """It is not restarted, and headline and JSON report that."""
     client, data, gate, tasks = start(local_cluster, busy=1)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
@@ -72,7 +72,7 @@ def test_a_worker_that_is_busy(local_cluster: Any) -> None:
 
 
 def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
-    """A worker that is left as it was is skipped, and the next one is restarted."""
+    """A busy worker is skipped, and the next one is restarted."""
     client, data, gate, tasks = start(local_cluster, busy=0)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
@@ -122,7 +122,7 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
 
 
 def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
-    """The busy worker is as it was: it is skipped, and the loss is in the headline."""
+    """The busy worker is unchanged and skipped; the headline has the lost keys."""
     client, data, gate, tasks = start(local_cluster, busy=0)
     workers = workers_of(client)
     first, other = workers
@@ -254,7 +254,7 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
 
 
 def leaving(dask_scheduler: Any) -> list[str]:
-    """Addresses of workers that a restart is waiting for."""
+    """Return the addresses of workers that a restart is waiting for."""
     return [
         w.address
         for w in dask_scheduler.workers.values()

@@ -1,4 +1,4 @@
-"""Holds on live clusters: what is kept off, what is said, what is measured."""
+"""Holds on real clusters: protection, warnings and measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
-    """One line after the block, and the figures behind it."""
+    """One line follows the block, with the measured figures."""
     async with clustertune.hold(c, label="mine") as held:
         assert held.measures is None
         assert s.plugins["clustertune"].holds.active()[0]["label"] == "mine"
@@ -48,7 +48,7 @@ async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
-    """What was prepared, held; prediction beside what was measured."""
+    """``with prepare`` holds the prepared data, and measures the predicted memory."""
     X = da.random.random((1000, 20), chunks=(100, 20))
     async with await clustertune.prepare(c, X, X[:, 0]) as prepared:
         X, y = prepared
@@ -59,7 +59,7 @@ async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
-    """As the documentation writes it; with Dask's own report."""
+    """The example of the documentation, with Dask's performance report."""
     _, client = local_cluster(2)
     X = da.random.random((1000, 20), chunks=(100, 20))
     with clustertune.prepare(client, X, X[:, 0], progress=False) as (X, y):
@@ -72,7 +72,7 @@ def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Until the hold has ended; the holder's own go on."""
+    """Other clients' plans wait for the end of the hold; the holder's run."""
     X = c.persist(da.random.random((100, 4), chunks=(10, 4)), workers=[a.address])
     await wait(X)
     async with Client(s.address, asynchronous=True) as other:
@@ -84,7 +84,7 @@ async def test_plans_of_others_wait(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 def test_adaptive_scaling_waits() -> None:
-    """Idle workers stay for as long as the block lasts."""
+    """Idle workers stay during the block."""
     options: dict[str, Any] = {
         "threads_per_worker": 1,
         "dashboard_address": "127.0.0.1:0",
@@ -114,7 +114,7 @@ def test_adaptive_scaling_waits() -> None:
 async def test_what_happens_is_said(
     c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that pauses, and one that is gone, with what to do."""
+    """Warnings name a paused and a lost worker, with a fix."""
     with caplog.at_level(logging.WARNING, "clustertune"):
         async with clustertune.hold(c) as held:
             held.monitor.interval = 0.05
@@ -144,7 +144,7 @@ with clustertune.hold(client, label="theirs"):
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
-    """Holds nothing any more, at once or after 15 s."""
+    """The hold ends at once, or after 15 s."""
     local, client = local_cluster(1)
     command = [sys.executable, "-c", HOLDER, client.scheduler.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
@@ -165,7 +165,7 @@ def test_a_holder_that_dies_or_freezes(local_cluster: Any, fate: int) -> None:
 async def test_a_client_with_a_slow_heartbeat(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keeps its hold by the requests of the hold itself."""
+    """The requests of the hold itself keep it."""
     monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
         held.monitor.interval = 3600.0
@@ -181,7 +181,7 @@ async def test_a_client_with_a_slow_heartbeat(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_broken_connection(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Does not end the hold of a client that reconnects under the same id."""
+    """A client that reconnects with the same id keeps its hold."""
     async with clustertune.hold(c, label="mine") as held:
         holds = s.plugins["clustertune"].holds
         name, first = held._name, s.clients[c.id]
@@ -202,7 +202,7 @@ async def test_a_broken_connection(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_a_connection_that_is_broken_as_the_block_ends(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """The hold is given back once the client has reconnected."""
+    """The hold is given back after the client has reconnected."""
     async with clustertune.hold(c):
         holds = s.plugins["clustertune"].holds
         reconnect, network = c._reconnect, asyncio.Event()
@@ -229,7 +229,7 @@ async def test_a_hold_that_is_lost(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is told at once, and the hold is taken again as soon as that is possible."""
+    """A warning is logged at once, and the hold is taken again when possible."""
     monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
         resident = s.plugins["clustertune"]
@@ -251,7 +251,7 @@ async def test_a_hold_that_is_lost(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_error_in_the_block(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Goes on, and the hold ends."""
+    """The error is raised, and the hold ends."""
     with pytest.raises(ZeroDivisionError):
         async with clustertune.hold(c):
             raise ZeroDivisionError
@@ -274,7 +274,7 @@ async def test_a_client_that_is_closed_in_the_block(
 async def test_a_plan_that_is_going_on(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is waited for; not for ever."""
+    """The hold waits for it, up to a time limit."""
     await clustertune.check(c)
     resident = s.plugins["clustertune"]
     async with Client(s.address, asynchronous=True) as other:
@@ -303,7 +303,7 @@ async def _held(c: Any) -> bool:
 async def test_a_watch_that_fails_is_said(
     c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The block goes on without it."""
+    """The block continues without it."""
     async with clustertune.hold(c) as held:
         held.monitor.interval = 0.05
         with dask.config.set({"clustertune.checks.paused_workers.most": 1}):
@@ -315,7 +315,7 @@ async def test_a_watch_that_fails_is_said(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A hold that was taken meanwhile is given back."""
+    """A hold that was granted meanwhile is given back."""
     await clustertune.check(c)
     resident = s.plugins["clustertune"]
     begin = resident.begin_hold

@@ -1,4 +1,4 @@
-"""Imports run one way: from room to room, and from file to file."""
+"""Imports run in one direction, between rooms and between files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOP_LEVEL = {
 
 
 def sources(package: Path) -> dict[str, str]:
-    """By dotted name, the text of each module below a package."""
+    """Return by dotted name the text of each module in a package."""
     found = {}
     for file in package.rglob("*.py"):
         parts = file.relative_to(package.parent).with_suffix("").parts
@@ -47,7 +47,7 @@ def sources(package: Path) -> dict[str, str]:
 
 
 def imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
-    """The modules of the package that a module imports, also for types or late."""
+    """Return the imported modules of the package, also those for types or in functions."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in modules)
@@ -58,7 +58,7 @@ def imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
 
 
 def cycle(modules: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a circle, or none."""
+    """Return modules that import each other in a circle, or none."""
     graph = {
         name: {other for other in imported(text, modules) if other != name}
         for name, text in modules.items()
@@ -72,7 +72,7 @@ def cycle(modules: Mapping[str, str]) -> list[str]:
 
 
 def test_no_file_imports_itself_through_others() -> None:
-    """Imports for types count, and so do imports in functions."""
+    """Imports for types, and imports in functions, count too."""
     modules = sources(PACKAGE)
     assert len(modules) > 100
     found = cycle(modules)
@@ -80,7 +80,7 @@ def test_no_file_imports_itself_through_others() -> None:
 
 
 def upward(modules: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Imports of a module in a later room; the package itself loads names lazily."""
+    """Return imports of later rooms; the package itself loads names lazily."""
     rank = {}
     for module in modules:
         _, _, name = module.partition(".")
@@ -96,7 +96,7 @@ def upward(modules: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def test_rooms_import_only_earlier_rooms() -> None:
-    """A new folder has to get its place in the order, too."""
+    """A new folder needs a place in the order."""
     assert upward(sources(PACKAGE)) == []
 
 

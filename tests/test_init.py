@@ -1,4 +1,4 @@
-"""The public names: loaded when they are used, and the same for who checks types."""
+"""The public names are loaded at their first use; type checkers see the same names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import clustertune
 
 
 def test_type_checkers_see_the_names_that_are_there():
-    """Each name comes from the module that the table says."""
+    """Each name comes from the module in the table."""
     tree = ast.parse(Path(clustertune.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {
@@ -30,20 +30,20 @@ def test_type_checkers_see_the_names_that_are_there():
 
 
 def test_every_name_is_there():
-    """And listed, so that a shell completes it."""
+    """They are also listed, for completion."""
     for name in clustertune._PUBLIC:
         assert getattr(clustertune, name) is not None
         assert name in dir(clustertune)
 
 
 def test_a_name_that_is_not_there():
-    """As of every module."""
+    """The error is that of any module."""
     with pytest.raises(AttributeError, match="no attribute 'divine'"):
         _ = clustertune.divine
 
 
 def test_importing_loads_nothing_else():
-    """Dask's command line loads this package each time it is used."""
+    """Dask's command line imports this package at each start."""
     code = (
         "import sys, clustertune; "
         "print([m for m in sys.modules if m.startswith(('clustertune.', 'dask'))])"

@@ -1,4 +1,4 @@
-"""The main loop against a cluster in memory: it ends where nothing is left to do."""
+"""The main loop on a cluster in memory: it ends when no step is left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def all_on(index: int) -> Callable[[int, int], Any]:
 
 
 def run(cluster: MemoryCluster, journal: Journal | None = None, **how: Any) -> Journal:
-    """Tune with a clock of its own; the journal is there also if it fails."""
+    """Run ``tune`` with a simulated clock; the journal exists also after an error."""
     journal = Journal() if journal is None else journal
     clock = count(0, 1).__next__
     asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock, **how))
@@ -67,7 +67,7 @@ def now(cluster: MemoryCluster) -> View:
 
 
 def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
-    """Partitions of a collection on every worker."""
+    """Place replicas of all partitions on every worker."""
     places = cluster.homes[label]
     return [sum(a in holders for holders in places) for a in cluster.workers]
 
@@ -76,7 +76,7 @@ def spread(cluster: MemoryCluster, label: str = "X") -> list[int]:
 
 
 def test_data_that_lies_well_is_left_alone() -> None:
-    """Within the tolerance nothing is done: one look, one empty plan."""
+    """Within the tolerance there is one look and an empty plan."""
     cluster = MemoryCluster(view(workers(3), [layout(ROWS, [0, 1, 2] * 4)]))
     journal = run(cluster)
     assert cluster.calls == []
@@ -85,7 +85,7 @@ def test_data_that_lies_well_is_left_alone() -> None:
 
 
 def test_within_the_tolerance_nothing_moves() -> None:
-    """A worker with 10 % more than its share is left alone if that is tolerated."""
+    """A worker with 10 % more than its share is tolerated."""
     data = layout([11, 9, 10, 10], [0, 1, 0, 1])
     cluster = MemoryCluster(view(workers(2), [data], tolerance=0.1))
     assert run(cluster).outcomes == []
@@ -95,7 +95,7 @@ def test_within_the_tolerance_nothing_moves() -> None:
 
 
 def test_a_surplus_copy_is_dropped() -> None:
-    """One of two replicas stays, on the side that needs it; none is transferred."""
+    """The replica on the worker with fewer rows stays; nothing is transferred."""
     data = layout(ROWS, [[0, 1], 1] * 6)
     cluster = MemoryCluster(view(workers(2), [data]))
     run(cluster)
@@ -104,8 +104,10 @@ def test_a_surplus_copy_is_dropped() -> None:
 
 
 def test_copies_everywhere_are_shared_out() -> None:
-    """Partitions with a copy on each worker would all be taken from the first: no byte
-    travels, but each worker keeps its share alone."""
+    """All partitions have a replica on each worker.
+
+    Each worker keeps its share, without a transfer.
+    """
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [[0, 1]] * 12)]))
     journal = run(cluster)
     assert spread(cluster) == spread(cluster, "y") == [6, 6]
@@ -115,7 +117,7 @@ def test_copies_everywhere_are_shared_out() -> None:
 
 
 def test_a_copy_on_a_paused_worker_is_dropped() -> None:
-    """A partition counts on a worker that runs, though a paused one has a copy, too."""
+    """The replica on the running worker counts and stays."""
     start = view([worker(0, status="paused"), *workers(3)[1:]], [])
     data = layout(ROWS, [[0, 1], [0, 2]] * 6)
     cluster = MemoryCluster(replace(start, layouts=(data,)))
@@ -125,7 +127,7 @@ def test_a_copy_on_a_paused_worker_is_dropped() -> None:
 
 
 def test_a_dry_run_changes_nothing() -> None:
-    """The same code plans, and nothing is called on the cluster."""
+    """The same code plans, and no method changes the cluster."""
     for data in (layout(ROWS, [0] * 12), layout(ROWS, None)):
         cluster = MemoryCluster(view(workers(2), [data]))
         before = now(cluster)
@@ -141,7 +143,7 @@ def test_a_dry_run_changes_nothing() -> None:
 
 
 def test_new_workers_get_their_share() -> None:
-    """After 1 -> 2 workers, half of the partitions move, X_i with y_i."""
+    """After scaling from 1 to 2 workers half of the partitions move, X_i with y_i."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
     assert cluster.calls == ["move 12"]
@@ -153,7 +155,7 @@ def test_new_workers_get_their_share() -> None:
 
 
 def test_lazy_data_is_loaded_then_placed() -> None:
-    """Data made of what is in memory is made where that lies, then placed."""
+    """Data derived from data in memory is computed on its workers, then placed."""
     data = layout(ROWS, None, collections=("X", "y", "w"), derived=True)
     start = view(workers(2), [data])
     cluster = MemoryCluster(start, arrives=all_on(1))
@@ -165,14 +167,14 @@ def test_lazy_data_is_loaded_then_placed() -> None:
 
 
 def test_lazy_data_that_comes_to_lie_well_is_only_loaded() -> None:
-    """If Dask puts the partitions where they belong, nothing moves."""
+    """If Dask's placement is even, nothing moves."""
     cluster = MemoryCluster(view(workers(3), [layout(ROWS, None, derived=True)]))
     run(cluster)
     assert cluster.calls == ["load"]
 
 
 def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
-    """By threads, on the workers that train: nothing has to move."""
+    """Partitions are loaded in proportion to threads, so nothing moves."""
     some = (worker(0), worker(1, nthreads=3), worker(2, status="paused"))
     cluster = MemoryCluster(view(some, [layout(ROWS, None)]), arrives=all_on(0))
     journal = run(cluster)
@@ -184,7 +186,7 @@ def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
 
 
 def test_lazy_data_is_converted_while_it_is_loaded() -> None:
-    """It needs no cut then; data that is loaded already does, where it lies."""
+    """Lazy data needs no cut; data in memory is converted on its workers."""
     wanted = Conversion(kind="array", dtype="float32", row_bytes=4)
     for homes, calls in ((None, ["load"]), ([0, 1] * 6, ["recut 12"])):
         data = layout(ROWS, homes, kind="dataframe", conversion=wanted)
@@ -198,7 +200,7 @@ def test_lazy_data_is_converted_while_it_is_loaded() -> None:
 
 
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
-    """X is in memory and y is not: y is loaded where its X is."""
+    """X is in memory, and y is loaded on the workers of X."""
     data = layout(ROWS, [0, 1] * 6)
     lazy = layout(ROWS, None).collections[1]
     data = replace(data, collections=(data.collections[0], lazy))
@@ -209,7 +211,7 @@ def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
 
 
 def test_members_that_are_loaded_elsewhere_follow() -> None:
-    """X is in memory, y is made of something else there: it then follows its X."""
+    """y is derived from data on other workers, and moves to X afterwards."""
     data = layout(ROWS, [0, 1] * 6)
     lazy = layout(ROWS, None, derived=True).collections[1]
     data = replace(data, collections=(data.collections[0], lazy))
@@ -221,7 +223,7 @@ def test_members_that_are_loaded_elsewhere_follow() -> None:
 
 
 def test_scale_then_load_then_place() -> None:
-    """The workers that are asked for come first, and get their share in the end."""
+    """The new workers start first, and get their share in the end."""
     data = layout(ROWS, None, derived=True)
     start = view(workers(1), [data], n_workers=3)
     cluster = MemoryCluster(start, arrives=all_on(0))
@@ -234,7 +236,7 @@ def test_scale_then_load_then_place() -> None:
 
 
 def test_only_the_workers_that_are_asked_for() -> None:
-    """Partitions leave the workers that are not to train."""
+    """Partitions leave the workers that will not train."""
     start = view(workers(3), [layout(ROWS, [0, 1, 2] * 4)])
     start = replace(start, goal=replace(start.goal, workers=frozenset((1, 2))))
     cluster = MemoryCluster(start)
@@ -251,7 +253,7 @@ def test_threads_are_what_counts() -> None:
 
 
 def test_eval_sets_are_placed_too() -> None:
-    """Pairs of an eval set that are apart come together on their own."""
+    """Separated pairs of an eval set are placed in a separate step."""
     valid = layout(
         [5, 5], {"Xv": [0, 1], "yv": [1, 0]}, ("Xv", "yv"), label="eval_set[0]"
     )
@@ -281,7 +283,7 @@ class Once:
 
 @pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
 def test_a_target_that_pauses_in_mid_move(after: int) -> None:
-    """What it has got by then goes elsewhere, and so does what was meant for it."""
+    """Its partitions move to other workers, and so do the remaining ones."""
     start = view(workers(3), [layout(ROWS, [0] * 12)])
     pause = Once(after, lambda c: c.pause(address(2)))
     cluster = MemoryCluster(start, fault=pause)
@@ -295,7 +297,7 @@ def test_a_target_that_pauses_in_mid_move(after: int) -> None:
 @pytest.mark.parametrize("after", [0, 1, 5, 11, 15])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_is_killed_in_mid_move(after: int, victim: int) -> None:
-    """Source or target: the rest of the cluster ends up even, and nothing is lost."""
+    """Source or target is killed; the rest is even, and nothing is lost."""
     start = view(workers(3), [layout(ROWS, [0] * 12)])
     kill = Once(after, lambda c: c.kill(address(victim)))
     cluster = MemoryCluster(start, fault=kill)
@@ -306,7 +308,7 @@ def test_a_worker_that_is_killed_in_mid_move(after: int, victim: int) -> None:
 
 
 def test_a_paused_worker_that_holds_data() -> None:
-    """Its partitions go to the workers that run; it is still named as paused."""
+    """Its partitions move to running workers; it is still reported as paused."""
     start = view([*workers(2), worker(2, status="paused")], [layout(ROWS, [2] * 12)])
     cluster = MemoryCluster(start)
     journal = run(cluster)
@@ -317,7 +319,7 @@ def test_a_paused_worker_that_holds_data() -> None:
 
 
 def test_a_target_that_pauses_is_planned_around_for_every_layout() -> None:
-    """With an eval set, too, one round that was all in vain is followed by another."""
+    """If a round has no effect, another round follows, also with an eval set."""
     data = layout(ROWS, [0] * 8 + [1] * 4)
     valid = layout([5, 5, 5], [0, 0, 0], ("Xv", "yv"), label="eval_set[0]")
     pause = Once(0, lambda c: c.pause(address(2)))
@@ -337,7 +339,7 @@ class Stubborn(MemoryCluster):
 
 
 class Restless(MemoryCluster):
-    """A cluster on which somebody else brings everything back at once."""
+    """A cluster on which another client undoes all moves at once."""
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         homes = {label: [set(h) for h in x] for label, x in self.homes.items()}
@@ -347,7 +349,7 @@ class Restless(MemoryCluster):
 
 
 def test_what_was_in_vain_twice_is_left() -> None:
-    """A move that twice has no effect is not tried again, and what is wrong is said."""
+    """A move without effect is tried twice, and then reported."""
     cluster = Stubborn(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
     assert cluster.calls == ["move 12"] * 2
@@ -358,7 +360,7 @@ def test_what_was_in_vain_twice_is_left() -> None:
 
 
 def test_at_most_so_many_rounds() -> None:
-    """Whoever undoes everything each time does not keep it busy for ever."""
+    """The number of rounds is limited if another client undoes them."""
     cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
     assert cluster.calls == ["move 12"] * preparation.MAX_ROUNDS
@@ -370,7 +372,7 @@ def test_at_most_so_many_rounds() -> None:
 
 
 def test_what_is_refused_is_left() -> None:
-    """A plan of which every step is refused ends the loop, and is in the report."""
+    """If all steps of a plan are refused, the loop ends with them in the report."""
     data = layout(ROWS, {"X": [0] * 12, "y": [0] * 11 + [-1]})
     cluster = MemoryCluster(view(workers(2), [data]))
     journal = Journal()
@@ -384,14 +386,14 @@ def test_what_is_refused_is_left() -> None:
 
 
 def differing() -> Layout:
-    """X and y of as many rows in all, cut at other places."""
+    """X and y of equally many rows with different boundaries."""
     data = layout([10, 10], [0, 0])
     other = layout([5, 15], [0, 0]).collections[1]
     return replace(data, collections=(data.collections[0], other))
 
 
 def test_boundaries_that_differ_are_cut_alike() -> None:
-    """Labels are cut where X is, and X keeps its keys."""
+    """y is cut like X, and X keeps its keys."""
     cluster = MemoryCluster(view(workers(2), [differing()]))
     before = now(cluster)
     run(cluster)
@@ -403,8 +405,10 @@ def test_boundaries_that_differ_are_cut_alike() -> None:
 
 
 def test_a_part_of_the_work() -> None:
-    """The other actions are not taken, and what they would mend is left and no error;
-    one after the other they come to the same."""
+    """With permitted phases, other problems are left and no error.
+
+    All phases in turn have the same result as one call.
+    """
     lazy = [replace(m, holders=None, loaded=False) for m in differing().collections]
     data = replace(differing(), collections=tuple(lazy))
     cluster = MemoryCluster(view(workers(2), [data], permitted=frozenset({"load"})))
@@ -426,7 +430,7 @@ def test_a_part_of_the_work() -> None:
 
 
 def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> None:
-    """X and y of other rows are an error with the remedy; the findings are kept."""
+    """The error has the remedy, and keeps the findings."""
     seen = view(workers(2), [differing()], rechunk=False)
     cluster, journal = MemoryCluster(seen), Journal()
     with pytest.raises(
@@ -442,7 +446,7 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
 def test_an_error_names_only_a_remedy_that_there_is(
     remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check of another package may have none."""
+    """A check of another package may have no remedy."""
 
     def check(view: View) -> list[Finding]:
         return [Finding(severity=Severity.critical, message="it fails", remedy=remedy)]
@@ -457,7 +461,7 @@ def test_an_error_names_only_a_remedy_that_there_is(
 
 
 def test_boundaries_that_turn_out_to_differ() -> None:
-    """Data that is not loaded is loaded first, then cut, then moved."""
+    """Lazy data is loaded first, then cut, then moved."""
     lazy = [replace(m, holders=None, loaded=False) for m in differing().collections]
     data = replace(differing(), collections=tuple(lazy))
     cluster = MemoryCluster(view(workers(2), [data]))
@@ -467,7 +471,7 @@ def test_boundaries_that_turn_out_to_differ() -> None:
 
 
 def test_what_does_not_fit_stops_it() -> None:
-    """Data that would spill wherever it lay is an error, and stays where it is."""
+    """Data that exceeds the memory is an error, and stays on its workers."""
     tiny = workers(2, memory_limit=5000, process=0)
     cluster = MemoryCluster(view(tiny, [layout(ROWS, [0] * 12)]))
     before = now(cluster)
@@ -478,7 +482,7 @@ def test_what_does_not_fit_stops_it() -> None:
 
 
 def test_nobody_left() -> None:
-    """When the last worker pauses there is nowhere to go, and the data stays whole."""
+    """If the last worker pauses, the data stays."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0] * 12)]))
     cluster.fault = Once(3, lambda c: [c.pause(a) for a in c.workers])
     with pytest.raises(NoWorkersError, match="none of 2 workers may hold the data"):
@@ -488,7 +492,7 @@ def test_nobody_left() -> None:
 
 
 def test_workers_that_do_not_come() -> None:
-    """A cluster that cannot be scaled so far ends it with its own error."""
+    """If the cluster cannot scale, its error is raised."""
     start = view(workers(1), [layout(ROWS, [0] * 12)], n_workers=3)
     cluster, journal = MemoryCluster(start, most=2), Journal()
     with pytest.raises(ScaleError, match="asked for 3 workers"):
@@ -498,7 +502,7 @@ def test_workers_that_do_not_come() -> None:
 
 
 def test_settings_of_checks() -> None:
-    """Settings reach the checks, and wrong ones are refused before anything is done."""
+    """Checks get their settings; wrong ones are refused before any change."""
     cluster = MemoryCluster(view(workers(2), [layout(ROWS, [0, 1] * 6)]))
     found = run(
         cluster, settings={"large_partitions": {"max_fraction": 1e-9}}
@@ -513,7 +517,7 @@ def test_settings_of_checks() -> None:
 
 @st.composite
 def starts(draw: Any) -> View:
-    """Workers, some paused, and data that is torn, copied or not loaded."""
+    """Draw workers, some paused, and data with separated pairs, replicas or lazy."""
     n_workers = draw(st.integers(1, 5))
     status = st.sampled_from(["running", "running", "running", "paused"])
     some = [
@@ -550,7 +554,7 @@ def _data(
 @given(starts())
 @settings(deadline=None)
 def test_whatever_the_layout(start: View) -> None:
-    """Nothing is lost or worse, pairs are together, rows as even as the report says."""
+    """Nothing is lost or worse, pairs are together, and rows match the report."""
     cluster, journal = MemoryCluster(start), Journal()
     try:
         run(cluster, journal)
@@ -571,7 +575,7 @@ def test_whatever_the_layout(start: View) -> None:
 
 
 def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
-    """Rows by worker in the report are those of the cluster, counted by hand."""
+    """Rows by worker in the report equal those of the cluster."""
     for summary, data in zip(summaries, cluster.layouts, strict=True):
         for share, place in zip(summary.workers, cluster.workers, strict=True):
             whole = [
@@ -602,7 +606,7 @@ def _is_as_even_as_can_be(after: View) -> None:
 @given(starts(), st.data())
 @settings(deadline=None, max_examples=50)
 def test_whatever_happens_meanwhile(start: View, data: st.DataObject) -> None:
-    """A worker that pauses or dies at any moment of a move: nothing is lost or torn."""
+    """A worker pauses or is killed at any moment; nothing is lost or separated."""
     running = [w.address for w in start.now.workers if w.running]
     victim = data.draw(st.sampled_from(running), label="victim")
     fatal = data.draw(st.booleans(), label="fatal")
@@ -624,7 +628,7 @@ def test_whatever_happens_meanwhile(start: View, data: st.DataObject) -> None:
 @given(starts())
 @settings(deadline=None, max_examples=50)
 def test_what_is_done_is_done(start: View) -> None:
-    """A second call finds nothing to do."""
+    """A second call has nothing to do."""
     cluster = MemoryCluster(start)
     try:
         run(cluster)

@@ -32,7 +32,7 @@ MEMBERS = ("X", "y", "qid")
 
 
 def cut(data: st.DataObject, n_rows: int, label: str) -> list[int]:
-    """Rows of partitions, some of them empty."""
+    """Draw rows of partitions, some of them empty."""
     edges = data.draw(st.lists(st.integers(0, n_rows), max_size=7), label=label)
     return np.diff([0, *sorted(edges), n_rows]).tolist()
 
@@ -40,7 +40,7 @@ def cut(data: st.DataObject, n_rows: int, label: str) -> list[int]:
 def drawn(
     data: st.DataObject, labels: tuple[str, ...], n_rows: int, n_workers: int
 ) -> Layout:
-    """Members that are cut alike or not, and lie together or not."""
+    """Draw collections with equal or different partitions, together or separated."""
     alike = data.draw(st.booleans(), label="alike")
     collections, rows, homes = [], [], []
     for label in labels:
@@ -80,7 +80,7 @@ def run(cluster: MemoryCluster) -> Journal:
 def start(
     data: st.DataObject, collections: tuple[str, ...], n_rows: int, **needs: Any
 ) -> View:
-    """A cluster with data, for a workload that needs this."""
+    """Make a cluster with data, for a workload with these needs."""
     threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     workers = [worker(i, nthreads=n) for i, n in enumerate(threads)]
     sets = [drawn(data, collections, n_rows, len(workers))]
@@ -98,7 +98,7 @@ def faults(data: st.DataObject) -> Once:
 
 
 def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
-    """Every row is there once, beside its own label, on one worker."""
+    """Assert that every row exists once, with its label, on one worker."""
     verify(journal.views[0], journal.views[-1])
     for number, x in enumerate(cluster.layouts):
         first, *others = (cluster.contents[m.label] for m in x.collections)
@@ -115,7 +115,7 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
 
 
 def by_worker(cluster: MemoryCluster, label: str = "X") -> dict[str, list[int]]:
-    """Rows on each worker that may train, in the order of partitions."""
+    """Return the rows on each eligible worker, in the order of partitions."""
     found: dict[str, list[int]] = {
         a: [] for a, w in cluster.workers.items() if w.running
     }
@@ -132,7 +132,7 @@ def by_worker(cluster: MemoryCluster, label: str = "X") -> dict[str, list[int]]:
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_worker_has_every_class(data: st.DataObject) -> None:
-    """Or there are too few rows of one, which is said."""
+    """Otherwise a class has too few rows, which is reported."""
     n_rows = data.draw(st.integers(1, 60), label="rows")
     some = st.integers(0, data.draw(st.integers(0, 5), label="classes"))
     labels = data.draw(st.lists(some, min_size=n_rows, max_size=n_rows))
@@ -163,7 +163,7 @@ def test_every_worker_has_every_class(data: st.DataObject) -> None:
 
 
 def assert_copied(cluster: MemoryCluster) -> None:
-    """Each worker has all eval rows in the first partition of its training data."""
+    """Assert that each worker has all eval rows in its first training partition."""
     label = cluster.layouts[1].collections[0].label
     every = by_worker(cluster, label)
     full = sorted(max(every.values(), key=len))
@@ -188,7 +188,7 @@ def assert_copied(cluster: MemoryCluster) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
-    """Each on one worker, its rows as they were; sorted where that was asked for."""
+    """Each group is on one worker, with its rows in order; sorted on request."""
     n_rows = data.draw(st.integers(1, 60), label="rows")
     some = st.integers(0, data.draw(st.integers(0, 20), label="groups"))
     groups = data.draw(st.lists(some, min_size=n_rows, max_size=n_rows))
@@ -240,7 +240,7 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
-    """In their order; what is left over is set aside."""
+    """Rows keep their order, and the remaining rows are separate."""
     n_rows = data.draw(st.integers(1, 80), label="rows")
     seen = start(data, ("X", "y"), n_rows, exact_rows=True)
     seen = replace(seen, goal=replace(seen.goal, tolerance=0.0))
@@ -269,7 +269,7 @@ def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=40)
 def test_rows_are_shuffled(data: st.DataObject) -> None:
-    """Once, all of them, whatever happens then."""
+    """All rows are shuffled once, whatever fault happens."""
     n_rows = data.draw(st.integers(1, 60), label="rows")
     order = data.draw(st.sampled_from(["rows", "partitions"]), label="order")
     seen = start(data, ("X", "y"), n_rows)
@@ -291,7 +291,7 @@ def test_rows_are_shuffled(data: st.DataObject) -> None:
 
 
 def everything(**goal: Any) -> View:
-    """Lazy data on one worker, all of which is to be otherwise."""
+    """Lazy data on one worker, for which each phase has a step."""
     training = replace(
         layout([30, 30], None, MEMBERS, derived=True),
         collections=(
@@ -316,7 +316,7 @@ VALUES = {
 
 
 def test_the_longest_chain() -> None:
-    """Each phase once, in rounds that leave some for faults."""
+    """Each phase runs once, and further rounds remain for faults."""
     cluster = MemoryCluster(everything(order="sort"), values=VALUES)
     journal = run(cluster)
     phases = [p.phase for p in journal.plans]
@@ -334,7 +334,7 @@ def test_the_longest_chain() -> None:
 
 @pytest.mark.parametrize("what", ["rows", "sort", "copies", "exact"])
 def test_a_dry_run_of_each(what: str) -> None:
-    """The step is planned with its price, and nothing is called."""
+    """The step is planned with its price, and the cluster is unchanged."""
     data = layout([9, 9], [0, 1], MEMBERS)
     valid = layout([4], [0], ("Xv", "yv"), label="eval_set[0]")
     seen = view((), [data, valid])

@@ -48,7 +48,7 @@ CACHES = (
 
 
 def forget() -> None:
-    """What was found of other packages."""
+    """Forget the found plugins."""
     for cache in CACHES:
         cache.cache_clear()
     for name in [n for n in sys.modules if n.partition(".")[0] == "ours"]:
@@ -56,7 +56,7 @@ def forget() -> None:
 
 
 def install(folder: Path, entries: Mapping[str, Mapping[str, str]]) -> None:
-    """What pip would write for a package with these entry points."""
+    """Write the files that pip writes for a package with these entry points."""
     info = folder / "ours-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
@@ -70,7 +70,7 @@ def install(folder: Path, entries: Mapping[str, Mapping[str, str]]) -> None:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package of the page, installed; the folder that it is in."""
+    """Install the package of the page; return its folder."""
     page = (DOCS / "contributing.md").read_text()
     files = {b.mark.removeprefix("file: "): b.code for b in blocks(page) if b.mark}
     (tmp_path / "ours").mkdir()
@@ -85,7 +85,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_its_check(ours: Path) -> None:
-    """Is found, explained, set, and a condition of playbooks, as one of ours is."""
+    """It is found, explained, configured, and a condition of playbooks."""
     seen = view([worker(0, memory_limit=2**30), worker(1, memory_limit=2**33)])
     (found,) = [f for f in checks.run(seen) if f.check == "small_workers"]
     assert found.severity is Severity.warning
@@ -101,7 +101,7 @@ def test_its_check(ours: Path) -> None:
 
 
 def test_the_test_of_its_check(ours: Path) -> None:
-    """As the page has it."""
+    """The test on the page passes."""
     (block,) = [
         b
         for b in blocks((DOCS / "contributing.md").read_text())
@@ -112,7 +112,7 @@ def test_the_test_of_its_check(ours: Path) -> None:
 
 
 def test_its_workload(ours: Path) -> None:
-    """Is chosen by the estimator, and says what its fit gets."""
+    """The estimator selects it, and it sets arguments of the fit."""
     kind = type("Forest", (), {"__module__": "ours.models"})
     profile = libraries.choose(kind())
     assert profile.name == "forest"
@@ -121,7 +121,7 @@ def test_its_workload(ours: Path) -> None:
 
 
 def test_its_adapter(ours: Path) -> None:
-    """Comes before the one that takes whatever is like it, and never before others."""
+    """It comes before the general adapter, and never before others."""
     names = list(managers.available())
     assert names[-2:] == ["farm", "spec_cluster"]
     assert "farm" not in managers.attachable()
@@ -129,7 +129,7 @@ def test_its_adapter(ours: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cluster_of_its_manager_is_scaled(ours: Path) -> None:
-    """By what the adapter says, from a client of that cluster."""
+    """The adapter scales the cluster of a client."""
     from ours.farm import FarmCluster
 
     options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
@@ -147,7 +147,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
 async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
-    """Does its action where its check has found something, and says so everywhere."""
+    """It runs its action if its check has a finding, and reports it."""
     with dask.config.set({"clustertune.playbooks": str(ours)}):
         rest = {"settle": "0s"}
         planned = await clustertune.run_playbook(
@@ -166,7 +166,7 @@ async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
 async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
-    """Is a step that has failed, whatever its code raises; others are done."""
+    """Any error of its code gives a failed step; other steps are done."""
     path = ours / "our-night.yaml"
     path.write_text(path.read_text() + "on_failure: continue\n")
     module: Any = actions.others()["trim_small"]
@@ -178,7 +178,7 @@ async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) 
 
 
 def test_what_a_playbook_may_ask_of_it(ours: Path) -> None:
-    """To take no longer than it says, and nothing else."""
+    """Playbooks may limit its time, and nothing else."""
     head = "version: 1\nname: p\nsteps:\n  - do: trim_small\n"
     read = load(head + "    with: {timeout: 1m}\n", "p.yaml")
     assert read.steps[0].options == {"timeout": 60.0}
@@ -189,7 +189,7 @@ def test_what_a_playbook_may_ask_of_it(ours: Path) -> None:
 
 
 def away(*ids: int, **fields: Any) -> list[Step]:
-    """Steps that restart workers, which are away at the same time."""
+    """Return steps that restart workers at the same time."""
     addresses = tuple(f"tcp://127.0.0.1/{id}" for id in ids)
     args = [
         Restart(
@@ -216,7 +216,7 @@ def away(*ids: int, **fields: Any) -> list[Step]:
     ],
 )
 def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> None:
-    """Those of restarts, and of workers that are closed."""
+    """Limits apply to restarted and to closed workers."""
     now = view([worker(i) for i in range(4)]).now
     if allowed:
         Limits(**limits).refuse_beyond(now, steps)
@@ -226,7 +226,7 @@ def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> No
 
 
 def test_limits_hold_where_all_are_dropped() -> None:
-    """All workers are away then."""
+    """All workers are away in that case."""
     now = view([worker(i) for i in range(2)]).now
     args = Drop(workers={w.address: w.id for w in now.workers}, wait=1)
     step = Step(action="o", summary="", price=Price(nbytes=0, seconds=None), args=args)
@@ -238,7 +238,9 @@ def test_limits_hold_where_all_are_dropped() -> None:
 def test_none_of_it_takes_the_place_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does what cannot be loaded hide anything."""
+    """It replaces nothing of clustertune, and a plugin that fails to load hides
+    nothing.
+    """
     (tmp_path / "ours.py").write_text("raise RuntimeError('not today')")
     groups = ("checks", "actions", "workloads", "adapters")
     entries = {f"clustertune.{g}": {"trim": "json", "bad": "ours"} for g in groups}

@@ -1,4 +1,4 @@
-"""Prepare takes nothing away from its caller, and the caller owns what it returns."""
+"""``prepare`` releases nothing of its caller, and the caller owns the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 def drawn(rows: int) -> np.ndarray:
-    """Other values each time: computed again, a partition would differ."""
+    """Draw values that differ each time, so a recomputed partition would differ."""
     return np.random.default_rng().random((rows, 3))
 
 
@@ -34,7 +34,7 @@ def drawn_frame(rows: int) -> pd.DataFrame:
 
 
 def lazy() -> tuple[da.Array, da.Array]:
-    """X and y whose boundaries differ, so that X and y cannot both stay as they are."""
+    """Return X and y with different boundaries, so one of them must change."""
     rows = [100 + 37 * i for i in range(PARTITIONS)]
     partitions = [
         da.from_delayed(delayed(drawn, pure=False)(n), (n, 3), dtype="f8") for n in rows
@@ -44,7 +44,7 @@ def lazy() -> tuple[da.Array, da.Array]:
 
 
 async def there(client: Any, collection: Any) -> int:
-    """How many partitions are in memory, by the scheduler."""
+    """Return how many partitions are in memory, by the scheduler."""
     found = await client.who_has(futures_of(collection))
     return sum(bool(workers) for workers in found.values())
 
@@ -58,7 +58,7 @@ async def values(client: Any, collection: Any) -> Any:
 
 @pytest.mark.parametrize("frame", [False, True])
 def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
-    """Prepare loads the lazy X under the same keys, cuts it, and frees none of them."""
+    """prepare loads the lazy X under the same keys, cuts it, and releases none of them."""
     _, client = local_cluster(2)
     if frame:
         parts = [
@@ -104,7 +104,7 @@ async def test_an_earlier_prepared_stays_whole(c: Any, s: Any, a: Any, b: Any) -
 
 @pytest.mark.parametrize("how", ["client", "name"])
 def test_what_other_clients_hold_stays(local_cluster: Any, how: str) -> None:
-    """Their own futures, or a published name alone, with the keys of the lazy X."""
+    """Futures of another client, or a published name, hold the keys of the lazy X."""
     cluster, client = local_cluster(2)
     X, y = lazy()
     with Client(cluster, set_as_default=False) as other:
@@ -130,7 +130,7 @@ def test_what_other_clients_hold_stays(local_cluster: Any, how: str) -> None:
 async def test_unshared_partitions_are_still_freed(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """What this call has loaded for itself alone is gone once it is cut."""
+    """Partitions that only this call has loaded are released after the cut."""
     X, y = lazy()
     p = await clustertune.prepare(c, X, y, rechunk=8)
     wanted = {f.key for f in futures_of([p.X, p.y])}
@@ -157,7 +157,7 @@ async def test_releasing_what_is_held_is_refused(
 async def test_shuffled_partitions_of_the_caller_stay(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Whole partitions in another order are the caller's own futures."""
+    """Shuffled whole partitions are the caller's own futures."""
     X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
     before = await values(c, X)
     p = await clustertune.prepare(c, X, shuffle="partitions", rechunk=8)
@@ -170,7 +170,7 @@ async def test_shuffled_partitions_of_the_caller_stay(
 async def test_the_same_lazy_data_twice_in_a_call(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Two collections that share a partition: cutting one leaves it to the other."""
+    """Two collections share a partition; cutting one keeps it for the other."""
     X, y = lazy()
     part = da.Array(X.dask, X.name, X.chunks, meta=X._meta)
     p = await clustertune.prepare(
@@ -183,7 +183,7 @@ async def test_the_same_lazy_data_twice_in_a_call(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_of_others_stay_bound(c: Any, s: Any, a: Any, b: Any) -> None:
-    """A task that the user has bound to a worker is not let loose by prepare."""
+    """A task that the user has bound to a worker stays bound."""
     X, y = lazy()
     held = c.persist(X, workers=[a.address])
     await wait(held)
@@ -248,7 +248,7 @@ async def test_lazy_data_made_of_another_clients(
 async def test_a_cancelled_partition_of_another_client(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """It is named at once: the time limit would be ten minutes."""
+    """The error comes at once, not at the time limit of ten minutes."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
         await wait(X)
@@ -265,7 +265,7 @@ async def test_a_cancelled_partition_of_another_client(
 async def test_partitions_that_the_scheduler_has_forgotten(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """The caller's futures are finished, but their keys were taken away."""
+    """The caller's futures are finished, but their keys were released."""
     X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
     await wait(X)
     names = [f.key for f in futures_of(X)][:2]
@@ -282,7 +282,7 @@ async def test_partitions_that_the_scheduler_has_forgotten(
 async def test_data_that_another_client_still_computes(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Its graph may arrive after the question for it."""
+    """Its graph may arrive after the request for it."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         X = other.persist(da.random.random((4000, 3), chunks=(1000, 3)))
         p = await clustertune.prepare(c, X)
@@ -315,7 +315,7 @@ def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
 
 
 def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
-    """The restarted worker has another address, and keeps what it held before."""
+    """The restarted worker has another address, and the same keys."""
     _, client = local_cluster(2)
     X = client.persist(da.random.random((4000, 4), chunks=(200, 4)))
     (X,) = clustertune.prepare(client, X)
@@ -355,7 +355,7 @@ async def test_the_latest_prepare_decides(c: Any, s: Any, a: Any, b: Any) -> Non
 async def test_verify_waits_for_copies_to_be_dropped(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then a training library might take either copy."""
+    """A training library could use either replica until one is dropped."""
     # a busy machine drops replicas late
     monkeypatch.setattr("clustertune.operations.prepare.DROP_SECONDS", 60.0)
     X, y = c.persist(
@@ -373,7 +373,7 @@ async def test_verify_waits_for_copies_to_be_dropped(
 async def test_verify_names_a_worker_without_its_eval_set(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """A worker that lost its copy would fail in LightGBM."""
+    """LightGBM would fail on a worker without its replica."""
     X, y = c.persist(
         [da.random.random((4000, 3), chunks=500), da.ones(4000, chunks=500)]
     )
@@ -403,7 +403,7 @@ async def test_verify_names_a_worker_without_its_eval_set(
 async def test_releasing_a_collection_leaves_other_names(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
-    """Another collection of this process has the same keys: it keeps its data."""
+    """Another collection with the same keys keeps its data."""
     X = da.random.random((4000, 3), chunks=1000)
     held, again, alone = c.persist(X), c.persist(X), c.persist(da.ones(40, chunks=10))
     await wait([held, again, alone])

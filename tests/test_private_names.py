@@ -157,18 +157,18 @@ CALLED = {
 
 @cache
 def sources() -> Mapping[str, str]:
-    """Of the package, by path in it."""
+    """Return the sources of the package by path."""
     paths = PACKAGE.rglob("*.py")
     return {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in paths}
 
 
 def users(name: str) -> list[str]:
-    """Modules that have a name."""
+    """Return the modules that contain a name."""
     return [p for p, text in sources().items() if re.search(rf"\b{name}\b", text)]
 
 
 def lacking(thing: Any, what: str, names: Iterable[str]) -> list[str]:
-    """What of a thing is not there, and what would not work without."""
+    """Return the missing names of an object, and what depends on them."""
     version = distributed.__version__
     return [
         f"distributed {version}: a {what} has no {name}; see {', '.join(users(name))}"
@@ -208,7 +208,7 @@ async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
     timeout=120,
 )
 async def test_names_in_workers_and_nannies(c: Any, s: Any, a: Any) -> None:
-    """What is gone from them shows here, too, for clients."""
+    """Names missing in workers and nannies are found for clients too."""
     async with Nanny(s.address, nthreads=1, memory_limit="1 GiB") as nanny:
         things = {
             "worker": a,
@@ -230,7 +230,7 @@ async def test_names_in_workers_and_nannies(c: Any, s: Any, a: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_what_is_lost_is_in_the_events(c: Any, s: Any, a: Any) -> None:
-    """That a restart has lost nothing is told from these; else they would tell it."""
+    """Losses of a restart are read from these events."""
     computed = c.submit(abs, -1, key="computed")
     (scattered,) = await c.scatter([1], hash=False)
     await wait([computed, scattered])
@@ -246,7 +246,7 @@ async def test_what_is_lost_is_in_the_events(c: Any, s: Any, a: Any) -> None:
 
 @pytest.mark.parametrize("path", CALLED)
 def test_what_is_called_takes_what_it_is_given(path: str) -> None:
-    """By the names of the arguments."""
+    """Functions have the arguments with which they are called."""
     function = found(path)
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -255,7 +255,7 @@ def test_what_is_called_takes_what_it_is_given(path: str) -> None:
 
 
 def found(path: str) -> Any:
-    """What a path of names leads to, from the module on."""
+    """Return the object at the end of a path of names."""
     names = path.split(".")
     for end in range(len(names), 0, -1):
         try:
@@ -272,7 +272,7 @@ def found(path: str) -> Any:
 
 
 def private(tree: ast.AST) -> Iterator[str]:
-    """Names in a module that say that they are private; but for those of ``self``."""
+    """Return the private names in a module, except those of ``self``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             holder = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -285,13 +285,13 @@ def private(tree: ast.AST) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Names of functions and classes."""
+    """Return the names of functions and classes."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     yield from (node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
 def test_every_private_name_is_in_the_table() -> None:
-    """Of the design, with the test that pins it; but for ours."""
+    """The table in the design has it, with its test."""
     trees = {p: ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
     ours = {name for tree in trees.values() for name in defined(tree)}
     known = ours | set(re.findall(r"\w+", TABLE))
@@ -302,7 +302,7 @@ def test_every_private_name_is_in_the_table() -> None:
 
 
 def test_what_the_table_names_is_there() -> None:
-    """The modules that use the names, and the tests that pin them."""
+    """The modules and tests of the table exist."""
     tests = PACKAGE.parent / "tests"
     text = "".join(p.read_text() for p in tests.rglob("test_*.py"))
     rows = [line.split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
@@ -319,7 +319,7 @@ def test_what_the_table_names_is_there() -> None:
 
 
 def of_scheduler(tree: ast.AST) -> Iterator[str]:
-    """Attributes of a scheduler that a module reads or calls."""
+    """Return the attributes of a scheduler that a module reads or calls."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             holder = getattr(node.value, "attr", getattr(node.value, "id", ""))

@@ -77,7 +77,7 @@ def test_the_users_own_pickling_is_not_changed() -> None:
 
 
 def test_code_becomes_a_function_where_a_task_runs() -> None:
-    """The bytes become a function in the task; tasks share them without pickling again."""
+    """Tasks share the bytes, which become a function when the task runs."""
     make = ship.Tasks(remote_sums.sum_batch)
     one, many = (pickle.dumps([make(i, i) for i in range(n)]) for n in (1, 100))
     assert len(many) < 2 * len(one)

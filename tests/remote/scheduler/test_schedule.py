@@ -117,7 +117,7 @@ LINES = {"a": {"spill": 0.7, "pause": 0.8}}
 
 
 def scheduler(**workers: tuple[int, int]) -> Any:
-    """Return a scheduler of workers of 10 GiB, from GiB of process and managed memory."""
+    """Return a scheduler from the GiB of process and managed memory of its workers."""
     return SimpleNamespace(
         workers={
             name: SimpleNamespace(

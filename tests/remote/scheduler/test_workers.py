@@ -15,7 +15,7 @@ MB = 10**6
 
 
 def worker(now: int, then: int, process: int, on_disk: int = 0) -> Any:
-    """Return a worker with bytes of keys now and at the heartbeat, and process memory."""
+    """Return a worker with these bytes of keys, and bytes at its heartbeat."""
     return SimpleNamespace(
         nbytes=now,
         metrics={
