@@ -21,14 +21,14 @@ import clustertune.core.settings  # noqa: F401
 METHOD = "distributed.worker.multiprocessing-method"
 
 # Workers are forked from a process that has imported what they need: that takes a
-# tenth of the time. Those that `dask worker` starts are spawned, as they are for users.
+# tenth of the time. `dask worker` commands spawn workers, as they do for users.
 if "forkserver" in multiprocessing.get_all_start_methods():
     dask.config.set({METHOD: "forkserver"})
     get_mp_context().set_forkserver_preload(
         ["distributed", "dask.array", "dask.dataframe"]
     )
 
-# what tests do is no part of the history of whoever runs them
+# calls of tests are not added to the history of the user
 os.environ["DASK_CLUSTERTUNE__HISTORY__ENABLED"] = "False"
 dask.config.set({"clustertune.history.enabled": False})
 

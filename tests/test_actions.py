@@ -188,7 +188,7 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     (step,) = propose(load, view(small, [layout([10], None, total_bytes=None)]))
     assert "load X, y (of unknown size; no more than 1.2 KiB)" in step.summary
     assert step.args.free_memory.tolist() == [600.0, 600.0]
-    vague = [replace(w, facts=Unknown("nobody asked")) for w in small]
+    vague = [replace(w, facts=Unknown("not read")) for w in small]
     (step,) = propose(load, view(vague, [layout([10], None, total_bytes=None)]))
     assert (step.args.free_memory, "(of unknown size)" in step.summary) == (None, True)
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")

@@ -659,9 +659,9 @@ def test_what_cannot_be_restarted(cluster: LocalCluster) -> None:
 
 def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
     """Wrong usage; the text names the workers."""
-    result = run("trim", "--yes", "--worker", "nobody", nannies.scheduler_address)
+    result = run("trim", "--yes", "--worker", "absent", nannies.scheduler_address)
     assert result.exit_code == 2
-    assert "there is no nobody in this cluster; its workers are 0 and 1" in (
+    assert "there is no absent in this cluster; its workers are 0 and 1" in (
         " ".join(result.stderr.split())
     )
 

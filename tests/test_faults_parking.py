@@ -1,4 +1,4 @@
-"""A worker that is alone is restarted, and what is killed meanwhile; real processes."""
+"""The only worker is restarted, and processes are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.test_faults_restart import (
 def data(
     client: Client, where: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[da.Array, list[Any]]:
-    """What can be computed again, published; and what cannot."""
+    """Published data that can be recomputed, and scattered data."""
     clustertune.check(client)  # the resident is there
     # and elsewhere, if it has to be computed again
     X = client.persist(source(), allow_other_workers=bool(where), **where)
@@ -54,7 +54,7 @@ def events(dask_scheduler: Any) -> list[dict[str, Any]]:
 
 
 def assert_alone(client: Client) -> None:
-    """One worker is there, no parking worker beside it."""
+    """Assert that there is one worker and no parking worker."""
     # a lambda: a function of this module would be imported, and clustertune with it
     found = client.run_on_scheduler(
         lambda dask_scheduler: [str(w.name) for w in dask_scheduler.workers.values()]
@@ -64,12 +64,12 @@ def assert_alone(client: Client) -> None:
 
 
 def assert_computable(client: Client, X: da.Array) -> None:
-    """Nothing is left over, and what can be computed again is there and equal."""
+    """Assert that no key is left over, and that computable data is equal."""
     assert_whole(client, X, [])
 
 
 def lost(values: list[Future]) -> int:
-    """How many are gone; those that are there are equal."""
+    """Return the number of lost values; the others must be equal."""
     there = [f for f in values if f.status == "finished"]
     expected = [i for i, f in enumerate(values) if f.status == "finished"]
     assert [int(f.result()[0]) for f in there] == expected
@@ -78,7 +78,7 @@ def lost(values: list[Future]) -> int:
 
 @contextmanager
 def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
-    """A scheduler and workers, each nanny a process of its own: client, processes."""
+    """A scheduler and workers, each nanny a separate process: client, processes."""
     file = folder / "scheduler.json"
     dask = (sys.executable, "-m", "dask")
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
 
 
 def test_a_worker_alone(tmp_path: Path) -> None:
-    """With another size, where clustertune is not installed."""
+    """It gets another size; scheduler and worker have no clustertune."""
     with workers(tmp_path, 1, **blocking(tmp_path)) as (client, _):
         X, kept = data(client)
         (pid,) = client.run(os.getpid).values()
@@ -123,7 +123,7 @@ def test_a_worker_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["moving away", "bringing back"])
 def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
-    """Its nanny starts it again, and what was parked comes back to it."""
+    """Its nanny starts it again, and the parked keys return to it."""
     _, client = local_cluster(1)
     X, kept = data(client)
     restarting = Restarting(client, timeout="2 minutes")
@@ -146,7 +146,7 @@ def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
 
 
 def test_the_client_is_killed(local_cluster: Any) -> None:
-    """The scheduler goes on with it: nothing is lost, nothing is left over."""
+    """The scheduler completes the restart: nothing is lost or left over."""
     _, client = local_cluster(1)
     X, kept = data(client)
     (pid,) = client.run(os.getpid).values()
@@ -165,7 +165,7 @@ def test_the_client_is_killed(local_cluster: Any) -> None:
 
 
 def test_its_nanny_is_killed(tmp_path: Path) -> None:
-    """With it goes what was parked, and that is said."""
+    """The parked keys are lost with it, and the report states it."""
     with workers(tmp_path, 1) as (client, (nanny,)):
         X, kept = data(client)
         restarting = Restarting(client, timeout="2 minutes")
@@ -183,8 +183,10 @@ def test_its_nanny_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_nanny_of_three_is_killed(tmp_path: Path) -> None:
-    """While its worker is emptied: the others have what was moved, the rest is
-    computed again, and the worker that is gone is said."""
+    """The nanny is killed while its worker is emptied.
+
+    Moved keys stay, the others are recomputed, and the report names the lost worker.
+    """
     with workers(tmp_path, 3) as (client, nannies):
         addresses = client.run_on_scheduler(addresses_by_name)
         first = {"workers": [addresses["w0"]]}
@@ -210,14 +212,14 @@ def addresses_by_name(dask_scheduler: Any) -> dict[Any, str]:
 
 
 def fill(dask_worker: Any) -> None:
-    """Memory that is no data of Dask's: the worker pauses, and is not killed."""
+    """Allocate unmanaged memory until the worker pauses."""
     limit = dask_worker.memory_manager.memory_limit
     there = dask_worker.monitor.get_process_memory()
     dask_worker.full = np.ones(int(0.85 * limit - there) // 8)
 
 
 def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -> None:
-    """While a worker is emptied: what it was to get goes to another."""
+    """A target of keys pauses, and another one gets them."""
     cluster, client = local_cluster(3, memory_limit="1GiB")
     addresses = [cluster.workers[i].worker_address for i in range(3)]
     X, kept = data(client, {"workers": [addresses[0]]})

@@ -1,4 +1,4 @@
-"""Processes killed and frozen while workers are restarted; real processes."""
+"""Processes are killed and frozen while workers restart."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SEED = 5
 
 
 def source() -> da.Array:
-    """190 MB that can be computed again."""
+    """Return 190 MB that can be recomputed."""
     return da.random.default_rng(SEED).random((ROWS, COLUMNS), chunks=(2_500, COLUMNS))
 
 
 def doing(dask_scheduler: Any) -> str:
-    """What the restart that is going on does now."""
+    """Return the current stage of the restart."""
     resident = dask_scheduler.plugins.get("clustertune")
     jobs = [] if resident is None else resident.jobs.kept.values()
     return next(
@@ -41,7 +41,7 @@ def statuses(dask_scheduler: Any) -> set[str]:
 
 
 def is_free(dask_scheduler: Any) -> bool:
-    """No lease, no job at work, the memory manager on."""
+    """Whether the lease is free, no job runs, and the memory manager is on."""
     resident = dask_scheduler.plugins["clustertune"]
     jobs = any(not job.task.done() for job in resident.jobs.kept.values())
     running = dask_scheduler.extensions["amm"].running
@@ -49,7 +49,7 @@ def is_free(dask_scheduler: Any) -> bool:
 
 
 class Restarting(threading.Thread):
-    """A restart, beside the test."""
+    """A restart in a thread."""
 
     def __init__(self, client: Client, **options: Any):
         super().__init__(daemon=True)
@@ -64,7 +64,7 @@ class Restarting(threading.Thread):
 
 
 def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
-    """Every partition and scattered value is there and equal; nothing is left over."""
+    """Assert that every partition and value is equal, and no key is left over."""
     until(lambda: client.run_on_scheduler(is_free), 60)
     until(lambda: client.run_on_scheduler(statuses) == {"running"}, 60)
     expected = source().compute(scheduler="sync")
@@ -87,7 +87,7 @@ def start(local_cluster: Any) -> tuple[Client, da.Array, list[int], list[str]]:
     [("moving away", 0), ("moving away", 1), ("restarting", 1), ("bringing back", 0)],
 )
 def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
-    """The one that is emptied, one that receives, and while it is restarted."""
+    """The emptied worker is killed, or a target, or the restarted process."""
     client, X, pids, addresses = start(local_cluster)
     # scattered, so lost with the only worker that has it: on one that is not killed
     kept = client.scatter(
@@ -126,7 +126,7 @@ clustertune.restart_workers(client)
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_client_dies_or_freezes(local_cluster: Any, fate: int) -> None:
-    """The worker whose turn it is is finished with; then the cluster is free."""
+    """The scheduler finishes the current worker, and then frees the cluster."""
     client, X, _, _ = start(local_cluster)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     address = client.scheduler.address
@@ -141,7 +141,7 @@ def test_the_client_dies_or_freezes(local_cluster: Any, fate: int) -> None:
 
 
 def test_interrupted(local_cluster: Any) -> None:
-    """^C undoes what was begun."""
+    """^C undoes the restart."""
     client, X, pids, _ = start(local_cluster)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     main = threading.main_thread().ident
@@ -160,7 +160,7 @@ def test_interrupted(local_cluster: Any) -> None:
 
 
 def test_two_at_once(local_cluster: Any) -> None:
-    """The second waits for the first."""
+    """The second call waits for the first."""
     client, X, _, _ = start(local_cluster)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     with Client(client.scheduler.address, set_as_default=False) as other:

@@ -47,7 +47,7 @@ def sources(package: Path) -> dict[str, str]:
 
 
 def imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
-    """Return the imported modules of the package, also those for types or in functions."""
+    """Return the imported modules of the package, also those in functions."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in modules)

@@ -211,7 +211,7 @@ def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
 
 
 def test_members_that_are_loaded_elsewhere_follow() -> None:
-    """y is derived from data on other workers, and moves to X afterwards."""
+    """The labels are derived from data on other workers, and move to X afterwards."""
     data = layout(ROWS, [0, 1] * 6)
     lazy = layout(ROWS, None, derived=True).collections[1]
     data = replace(data, collections=(data.collections[0], lazy))
@@ -393,7 +393,7 @@ def differing() -> Layout:
 
 
 def test_boundaries_that_differ_are_cut_alike() -> None:
-    """y is cut like X, and X keeps its keys."""
+    """Labels are cut like X, and X keeps its keys."""
     cluster = MemoryCluster(view(workers(2), [differing()]))
     before = now(cluster)
     run(cluster)
@@ -417,7 +417,7 @@ def test_a_part_of_the_work() -> None:
     assert "misaligned_partitions" in {f.check for f in journal.findings[-1]}
     assert journal.status(dry_run=False) == "done"
     assert journal.report("done", 1.0).workload == ""
-    # whoever lets only a later action have its way would train on wrong labels
+    # if only a later phase is permitted, training would use wrong labels
     cluster.goal = replace(cluster.goal, permitted=frozenset({"rebalance"}))
     cluster.calls.clear()
     with pytest.raises(AlignmentError):

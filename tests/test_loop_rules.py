@@ -104,10 +104,10 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
         first, *others = (cluster.contents[m.label] for m in x.collections)
         assert all(other == first for other in others)
         homes = [cluster.homes[m.label] for m in x.collections]
-        for rows, places, *beside in zip(first, *homes, strict=True):
+        for rows, places, *others in zip(first, *homes, strict=True):
             assert len(places) == 1
             # of a partition without rows nothing has to come together
-            assert not rows or all(other == places for other in beside)
+            assert not rows or all(other == places for other in others)
         if number == 0:
             aside = cluster.remainder.get(x.collections[0].label, [])
             rows = sorted(row for partition in first for row in partition)

@@ -58,7 +58,7 @@ async def values(client: Any, collection: Any) -> Any:
 
 @pytest.mark.parametrize("frame", [False, True])
 def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
-    """prepare loads the lazy X under the same keys, cuts it, and releases none of them."""
+    """The call loads the lazy X under the same keys, cuts it, and keeps them."""
     _, client = local_cluster(2)
     if frame:
         parts = [

@@ -372,7 +372,7 @@ CODES = {"check": {0, 1}, "size": {0, 1}, "trends": {0, 1}}
     if page != "docs/cli.md" and any(runs for _, runs in commands(path.read_text()))
 ])  # fmt: skip
 def test_commands_of_the_pages(page: str, reader: dict[str, Any]) -> None:
-    """Run all commands; those that change something with --dry-run."""
+    """Run all commands, with --dry-run if they change something."""
     client = reader["client"]
     address = client.scheduler.address
     names = {"X": reader["X"], "y": reader["y"], "train": reader["X"]}

@@ -315,7 +315,7 @@ def test_no_terminal(client: Client, unchanged: None) -> None:
         (("--dataset", "X", "--qid", "q"), 2, "there is no data set q"),
         (("--dataset", "X", "--dataset", "y", "--keep-old", "o"), 2, "{name} in it"),
         (("--dataset", "X", "--keep-old", "y"), 4, "as y, which is published already"),
-        (("--dataset", "X", "--worker", "nobody"), 2, "there is no nobody in this"),
+        (("--dataset", "X", "--worker", "absent"), 2, "there is no absent in this"),
         (("--dataset", "X", "--n-workers", "3"), 4, "no cluster object"),
         (
             ("--dataset", "X", "--dataset", "y", "--no-rechunk"),

@@ -1,4 +1,4 @@
-"""What is cut where, decided without a cluster."""
+"""Cuts of partitions, decided without a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def proposed(seen: View) -> list[Step]:
 
 
 def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
-    """X and y of other rows, all on one worker or round robin."""
+    """X and y with different boundaries, all on one worker or round robin."""
 
     def lie(partitions: list[int]) -> list[int]:
         return [0 if homes == 0 else i % homes for i in range(len(partitions))]
@@ -43,18 +43,18 @@ def two(**options: Any) -> list[Any]:
 
 
 def test_silent_where_partitions_suit() -> None:
-    """Nothing is cut that is aligned, even and of good size."""
+    """Aligned, even partitions of suitable size are not cut."""
     assert proposed(view(two(), [layout([10] * 8, [0, 1] * 4)])) == []
 
 
 def test_silent_before_rows_are_known() -> None:
-    """Data that is not loaded, or has other totals, is not cut."""
+    """Lazy data, and data of different lengths, are not cut."""
     assert proposed(view(two(), [layout([20], None)])) == []
     assert proposed(view(two(), [unlike([10, 10], [10, 9])])) == []
 
 
 def test_only_what_differs_is_cut() -> None:
-    """The large one stays as it is."""
+    """The larger collection keeps its partitions."""
     (step,) = proposed(view(two(), [unlike([10] * 8, [20] * 4, homes=2)]))
     (cut,) = step.args.cuts
     assert cut.label == "y"
@@ -64,7 +64,7 @@ def test_only_what_differs_is_cut() -> None:
 
 
 def test_what_stays_as_it_is_comes_along() -> None:
-    """Partitions of X move in the step in which y is cut to them, to where that is."""
+    """Partitions of X move in the step that cuts y, to the same workers."""
     start = view(two(), [unlike([10] * 8, [20] * 4, homes=0)])
     (step,) = proposed(start)
     (move,) = step.args.moves.moves
@@ -83,7 +83,7 @@ def test_what_stays_as_it_is_comes_along() -> None:
 
 
 def test_what_lies_evenly_enough_stays() -> None:
-    """A cut of y is no reason to move X."""
+    """A cut of y does not move X if X is even enough."""
     X = collection("X", [104, 100, 100, 100], [0, 0, 1, 1], 80)
     y = collection("y", [202, 202], [0, 1], 8)
     data = Layout(label="training data", collections=(X, y))
@@ -93,7 +93,7 @@ def test_what_lies_evenly_enough_stays() -> None:
 
 
 def test_too_few_partitions_are_cut_for_every_thread() -> None:
-    """Four partitions a thread, on two workers with one and three threads."""
+    """Four partitions for each thread, on two workers with one and three threads."""
     some = [worker(0, nthreads=1), worker(1, nthreads=3)]
     (step,) = proposed(view(some, [layout([1600], [0])]))
     recut = step.args
@@ -105,7 +105,7 @@ def test_too_few_partitions_are_cut_for_every_thread() -> None:
 
 
 def test_tiny_partitions_are_joined() -> None:
-    """Into the same few for each thread, in the order of rows."""
+    """Each thread gets the same few partitions, in the order of rows."""
     tiny = layout([2] * 5000, [i % 2 for i in range(5000)])
     (step,) = proposed(view(two(), [tiny]))
     assert len(step.args.rows) == 8
@@ -113,7 +113,7 @@ def test_tiny_partitions_are_joined() -> None:
 
 
 def test_large_partitions_are_cut() -> None:
-    """Into partitions of a tenth of the smallest worker at most."""
+    """Partitions have at most a tenth of the smallest worker's memory."""
     large = layout([1000] * 4, [0, 1, 0, 1], row_bytes={"X": 300_000, "y": 8})
     (step,) = proposed(view(two(memory_limit=1000 * MIB, process=0), [large]))
     assert step.args.rows.max() * 300_008 <= 100 * MIB
@@ -121,7 +121,7 @@ def test_large_partitions_are_cut() -> None:
 
 
 def test_a_number_of_partitions() -> None:
-    """As many even partitions as were asked for."""
+    """The partitions are even, in the requested number."""
     (step,) = proposed(view(two(), [layout([10] * 8, [0, 1] * 4)], rechunk=5))
     assert step.args.rows.tolist() == [16] * 5
 
@@ -130,7 +130,7 @@ def test_a_number_of_partitions() -> None:
 def test_as_many_rows_for_each_worker_where_most_of_them_lie(
     rows: int, aside: int
 ) -> None:
-    """Not one run of partitions after the other: a sixth travels, not half."""
+    """Partitions are not in one run: a sixth of the bytes moves, not half."""
     profile = Profile(name="t", title="T", memory_multiple={8: 2}, exact_rows=True)
     data = layout([80, 80, rows - 160], [0, 1, 0])
     seen = view(two(), [data], workload=profile, tolerance=0.0)
@@ -144,7 +144,7 @@ def test_as_many_rows_for_each_worker_where_most_of_them_lie(
 
 
 def test_blocks_of_columns_are_joined() -> None:
-    """Each part is named once for every block, in order."""
+    """Each part is used once for every block, in order."""
     X = collection("X", [10, 10], [0, 1, 0, 1], 80, column_blocks=2, keys=tuple("abcd"))
     X = replace(X, nbytes=np.array([400] * 4))
     y = collection("y", [10, 10], [0, 1], 8)
@@ -163,7 +163,7 @@ def test_groups_are_not_cut() -> None:
 
 
 def test_partitions_of_groups_end_where_all_of_them_do() -> None:
-    """X and qid from two sources: a boundary of one may go through a group."""
+    """X and qid have different boundaries; one of X may be within a group."""
     X = collection("X", [10, 10, 10, 10, 20, 20], [0, 1, 0, 1, 0, 1], 80)
     qid = collection("qid", [20, 25, 15, 20], [0, 1, 0, 1], 8)
     data = Layout(label="training data", collections=(X, qid))
@@ -172,7 +172,7 @@ def test_partitions_of_groups_end_where_all_of_them_do() -> None:
 
 
 def test_groups_that_cannot_lie_evenly_stay() -> None:
-    """Joining makes nothing more even: they are not copied for nothing."""
+    """Joining does not make rows more even, so nothing is copied."""
     data = layout([1000] + [10] * 10, [0] * 6 + [1] * 5, ("X", "y", "qid"))
     assert proposed(view(two(), [data])) == []
     few = layout([16, 16], [0, 1], ("X", "y", "qid"))
@@ -182,7 +182,7 @@ def test_groups_that_cannot_lie_evenly_stay() -> None:
 
 
 def test_the_least_is_cut_where_all_does_not_fit() -> None:
-    """X could lie more evenly, but there is no room; y has to be cut to it."""
+    """X could be more even, but there is no room; y has to be cut like X."""
     some = two(memory_limit=100 * MIB, process=10 * MIB)
     X = collection("X", [MIB] * 5, [0, 1, 0, 1, 0], 14)
     y = collection("y", [2 * MIB, 3 * MIB], [0, 1], 1)
@@ -193,7 +193,7 @@ def test_the_least_is_cut_where_all_does_not_fit() -> None:
 
 
 def test_room_is_given_out_once() -> None:
-    """Two sets of data that are cut in one plan share the workers' memory."""
+    """Two data sets that one plan cuts share the workers' memory."""
     some = two(memory_limit=100 * MIB, process=10 * MIB)
     train = layout([10 * MIB], [0], ("X",), row_bytes={"X": 1})
     valid = layout(
@@ -211,7 +211,7 @@ def test_room_is_given_out_once() -> None:
 
 
 def test_what_was_asked_for_is_done_or_an_error() -> None:
-    """Frames instead of arrays, or other partitions, would be a surprise later."""
+    """Conversions and requested numbers are done, or an error is raised."""
     full = two(memory_limit=100 * MIB, process=10 * MIB)
     wanted = Conversion(kind="array", dtype="float64", row_bytes=1)
     data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1}, conversion=wanted)
@@ -222,7 +222,7 @@ def test_what_was_asked_for_is_done_or_an_error() -> None:
 
 
 def test_how_many_workers_would_do() -> None:
-    """One that comes has all of its room, not what is left beside old partitions."""
+    """A new worker has all its memory, without old partitions."""
     some = [worker(i, memory_limit=100 * MIB, process=0) for i in range(4)]
     data = layout([50 * MIB] * 4, list(range(4)), ("X",), {"X": 1})
     with pytest.raises(CapacityError, match="n_workers=") as caught:
@@ -232,7 +232,7 @@ def test_how_many_workers_would_do() -> None:
 
 
 def test_the_users_settings_decide_what_suits() -> None:
-    """Partitions that are small by their measure are joined, not handed back."""
+    """The settings define small partitions, which are joined."""
     data = layout([20_000] * 600, [0, 1] * 300, ("X",))
     seen = view(two(), [data])
     settings = {"too_many_partitions": {"min_bytes": 2**30}}
@@ -242,7 +242,7 @@ def test_the_users_settings_decide_what_suits() -> None:
 
 
 def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
-    """What stays is copied last, when the memory of what has left is free."""
+    """Remaining partitions are copied last, when the others have freed memory."""
     some = [worker(i) for i in range(4)]
     data = layout([800] * 10, [0] * 5 + [1] * 5)
     (held,) = proposed(view(some, [data], rechunk=80))
@@ -257,7 +257,7 @@ def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
 
 
 def test_a_converted_member_is_cut_in_its_new_size() -> None:
-    """Price and room are those of what it becomes; partitions may stay as they are."""
+    """Price and room are those of the new type; boundaries may stay."""
     half = Conversion(kind="array", dtype="float32", row_bytes=40)
     X = collection("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
     data = Layout(label="training data", collections=(X,))
@@ -271,7 +271,7 @@ def test_a_converted_member_is_cut_in_its_new_size() -> None:
 
 
 def test_old_partitions_count() -> None:
-    """Both do not fit: an error where it must be cut, which names the way out."""
+    """If a necessary cut does not fit, the error has a fix."""
     small = two(memory_limit=100 * MIB, process=0)
     data = unlike([100] * 8, [200] * 4, homes=2)
     large = [
@@ -289,7 +289,7 @@ def test_old_partitions_count() -> None:
 
 
 def test_what_need_not_be_cut_is_refused_without_room() -> None:
-    """Uneven partitions can stay: the plan says why they are not cut, and goes on."""
+    """A cut that is only an improvement is left out, and the plan has the reason."""
     some = two(memory_limit=100 * MIB, process=0)
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
@@ -302,7 +302,7 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
 
 @st.composite
 def unlike_starts(draw: Any) -> View:
-    """Workers, and collections with equal rows in partitions of any size and place."""
+    """Draw workers, and collections of equal rows with any partitions and holders."""
     n_workers = draw(st.integers(1, 4))
     some = [worker(i, nthreads=draw(st.integers(1, 2))) for i in range(n_workers)]
     rows = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10).filter(any))
@@ -322,7 +322,7 @@ def unlike_starts(draw: Any) -> View:
 @given(unlike_starts())
 @settings(deadline=None, max_examples=60)
 def test_whatever_the_partitions(start: View) -> None:
-    """Every row is there once, in order, in the same partition of every collection."""
+    """Every row exists once, in order, in the same partition of every collection."""
     cluster = MemoryCluster(start)
     before = now(cluster)
     total = int(start.layouts[0].collections[0].rows.sum())
@@ -344,7 +344,7 @@ def test_whatever_the_partitions(start: View) -> None:
 
 
 def test_a_new_partition_that_is_joined_of_many() -> None:
-    """What it is made of stays until it is there, so it needs room twice."""
+    """Its parts stay until it exists, so it needs room twice."""
     rows = [5] * 12
     X = replace(collection("X", rows, [0] * 6 + [1] * 6, 20 * MIB), made_here=True)
     data = Layout(label="training data", collections=(X,))

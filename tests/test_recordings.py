@@ -41,20 +41,20 @@ def load(name: str) -> View:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_healthy_clusters_raise_no_alarm(file: Path) -> None:
-    """Information is no alarm; what is unknown is none either."""
+    """Information and unknown results are no alarms."""
     found = checks.run(recording.loads(file.read_text()))
     assert [f.message for f in found if f.severity >= Severity.warning] == []
 
 
 def test_there_are_enough_of_them() -> None:
-    """A stock cluster, and at least six of other kinds."""
+    """There are a stock cluster, and at least six other kinds."""
     assert len(FILES) >= 7
     assert "stock" in {f.stem for f in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_a_recording_is_what_was_seen(file: Path) -> None:
-    """Written again it is the same, but for what was not recorded then."""
+    """A recording that is read and written again is the same."""
     view = recording.loads(file.read_text())
     again = recording.loads(recording.dumps(view))
     assert recording.dumps(again) == recording.dumps(view)
@@ -65,14 +65,14 @@ def test_a_recording_is_what_was_seen(file: Path) -> None:
 
 
 def workers(view: View, change: Callable[[Any], Any], which: Any = slice(None)) -> View:
-    """Some workers otherwise."""
+    """Change some workers."""
     every = list(view.now.workers)
     every[which] = [change(w) for w in every[which]]
     return replace(view, snapshots=(replace(view.now, workers=tuple(every)),))
 
 
 def worker(**changes: Any) -> Callable[[View], View]:
-    """The first worker otherwise; numbers up to 1 are of its limit."""
+    """Change the first worker; numbers up to 1 are fractions of its limit."""
 
     def change(w: Any) -> Any:
         scaled = {
@@ -121,7 +121,7 @@ def now(**changes: Any) -> Callable[[View], View]:
 
 
 def window(seconds: float, **changes: Any) -> Callable[[View], View]:
-    """For a while like this."""
+    """Return snapshots with this change over some time."""
 
     def change(view: View) -> View:
         after = workers(view, lambda w: replace(w, **changes), slice(0, 1)).now
@@ -156,8 +156,8 @@ def collection(label: str, **changes: Any) -> Callable[[View], View]:
     return change
 
 
-def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
-    """All collections on the workers that are said, by partition."""
+def placed_on(where: Callable[[Any], Any]) -> Callable[[View], View]:
+    """Move all collections to the given workers, by partition."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
@@ -171,7 +171,7 @@ def lies(where: Callable[[Any], Any]) -> Callable[[View], View]:
 
 
 def replicated(view: View) -> View:
-    """Every partition on two workers."""
+    """Put every partition on two workers."""
     (layout,) = view.layouts
     collections = tuple(
         replace(m, holders=(np.tile(m.holders[0], 2), np.repeat([0, 1], len(m.keys))))
@@ -181,7 +181,7 @@ def replicated(view: View) -> View:
 
 
 def partitions(rows: list[int]) -> Callable[[View], View]:
-    """All collections in partitions of these rows."""
+    """Give all collections partitions with these rows."""
 
     def change(view: View) -> View:
         (layout,) = view.layouts
@@ -274,8 +274,8 @@ FAULTS = [
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unrelated_keys", 1, "del"),
     ("scattered", "after_a_fit", collection("X", scattered=8), "scattered_data", 1, "read_parquet"),
     ("embedded", "after_a_fit", collection("X", embedded=GIB), "data_in_graph", 1, "scatter"),
-    ("all on one", "after_a_fit", lies(lambda i: i * 0), "uneven_rows", 2, "prepare"),
-    ("one is empty", "after_a_fit", lies(lambda i: i * 0), "empty_workers", 2, "prepare"),
+    ("all on one", "after_a_fit", placed_on(lambda i: i * 0), "uneven_rows", 2, "prepare"),
+    ("one is empty", "after_a_fit", placed_on(lambda i: i * 0), "empty_workers", 2, "prepare"),
     ("pairs apart", "after_a_fit", collection("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
     ("other boundaries", "after_a_fit", collection("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "misaligned_partitions", 3, "Find the step"),
     ("one partition", "after_a_fit", partitions([20_000]), "too_few_partitions", 3, "rechunk"),
@@ -291,7 +291,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f[0])
 def test_seeded_faults_are_found(fault: tuple[Any, ...]) -> None:
-    """By the check that is about it, as bad as it is, with what to do."""
+    """Each fault is found by its check, with its severity and a remedy."""
     _, cluster, change, name, least, remedy = fault
     healthy = load(cluster)
     before = {f.check for f in checks.run(healthy)}
@@ -303,5 +303,5 @@ def test_seeded_faults_are_found(fault: tuple[Any, ...]) -> None:
 
 
 def test_there_are_enough_faults() -> None:
-    """At least forty, and of most checks."""
+    """There are at least forty faults, for most checks."""
     assert len(FAULTS) >= 40

@@ -1,4 +1,4 @@
-"""Cutting and joining on live clusters: the same rows, where they were meant to be."""
+"""Rechunk and join on real clusters: equal rows on the planned workers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ROWS = 4000
 
 
 def numbers(columns=5):
-    """Values that tell their row."""
+    """Return values that contain their row numbers."""
     return np.arange(ROWS * columns, dtype="f8").reshape(ROWS, columns)
 
 
 async def persisted(client, *collections):
-    """Loaded one by one, so that each lies as it happens to."""
+    """Persist collections one by one, so Dask chooses the workers."""
     loaded = [client.persist(c) for c in collections]
     await wait(loaded)
     return loaded
@@ -40,7 +40,7 @@ async def values(client, *collections):
 
 
 async def lengths(client, x):
-    """Rows of the partitions as they are."""
+    """Return the rows of the partitions in memory."""
     if isinstance(x, da.Array):
         blocks = [x.blocks[i] for i in range(x.numblocks[0])]
         assert [len(b) for b in await values(client, *blocks)] == list(x.chunks[0])
@@ -54,7 +54,7 @@ async def restricted(scheduler):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_labels_are_cut_to_the_data(c, s, a, b):
-    """As many partitions but other rows: y is cut, X keeps its keys and its values."""
+    """The labels are cut; X keeps its keys and values."""
     Xn = numbers()
     X, y = await persisted(
         c,
@@ -75,7 +75,7 @@ async def test_labels_are_cut_to_the_data(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_the_given_names_still_work(c, s, a, b):
-    """What the caller holds is as it was, also when new partitions have been made."""
+    """The caller's collections are unchanged after new partitions were made."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
@@ -89,7 +89,7 @@ async def test_the_given_names_still_work(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_blocks_of_columns_are_joined(c, s, a, b):
-    """Every partition has all columns, in order, also with more dimensions."""
+    """Every partition has all columns in order, also with more dimensions."""
     Xn = numbers(24).reshape(ROWS, 6, 4)
     X, y = await persisted(
         c,
@@ -125,7 +125,7 @@ async def test_frames(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_frames_become_arrays(c, s, a, b):
-    """Views do not keep old partitions alive in the round that cuts them."""
+    """Views do not keep old partitions in memory."""
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     X, y = await persisted(
         c,
@@ -149,7 +149,7 @@ async def test_frames_become_arrays(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_only_the_type_changes(c, s, a, b):
-    """Partitions that must not be cut keep their rows; numbers lose nothing."""
+    """Partitions that must stay keep their rows; numbers lose nothing."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=500), da.from_array(Xn[:, 0], chunks=500)
@@ -183,7 +183,7 @@ async def test_kinds_of_arrays(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_nothing_stays_bound(c, s, a, b, d):
-    """No task is bound to a worker afterwards, nor are the parts still there."""
+    """No task stays bound to a worker, and no parts stay in memory."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=700), da.from_array(Xn[:, 0], chunks=1000)
@@ -198,7 +198,7 @@ async def test_nothing_stays_bound(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_partitions_are_made_where_they_stay(c, s, a, b, d):
-    """After the cut nothing needs to move: rows are even and pairs together."""
+    """After the cut rows are even and pairs together, so nothing moves."""
     Xn = numbers()
     with_pin = {"workers": [a.address]}
     X = c.persist(da.from_array(Xn, chunks=ROWS), **with_pin)
@@ -215,7 +215,7 @@ async def test_partitions_are_made_where_they_stay(c, s, a, b, d):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_is_cut_can_be_computed_again(c, s, a, b):
-    """The partitions of a worker that is gone come back, as they were."""
+    """The partitions of a lost worker are recomputed with equal values."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
@@ -229,7 +229,7 @@ async def test_what_is_cut_can_be_computed_again(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_without_cutting_it_is_an_error(c, s, a, b):
-    """``rechunk=False`` refuses what would need it, and changes nothing."""
+    """``rechunk=False`` refuses different boundaries, and changes nothing."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
@@ -244,7 +244,7 @@ async def test_without_cutting_it_is_an_error(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_other_numbers_of_rows_are_an_error(c, s, a, b):
-    """No cut is right then; nothing is touched."""
+    """No cut can align different lengths; nothing is changed."""
     X, y = await persisted(c, da.ones((100, 3), chunks=50), da.ones(99, chunks=33))
     with pytest.raises(AlignmentError, match="X has 100 rows, y has 99"):
         await clustertune.prepare(c, X, y)
@@ -252,7 +252,7 @@ async def test_other_numbers_of_rows_are_an_error(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
 async def test_fewer_rows_than_workers(c, s, *workers):
-    """As many workers as rows get one each, and the report names the cause."""
+    """As many workers as rows get a row, and the report names the cause."""
     Xn = np.arange(6.0).reshape(3, 2)
     X, y = await persisted(
         c, da.from_array(Xn, chunks=3), da.from_array(Xn[:, 0], chunks=3)
@@ -270,14 +270,14 @@ async def test_fewer_rows_than_workers(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_dry_run_cuts_nothing(c, s, a, b):
-    """It says what would be cut, and what that costs."""
+    """The report has the cuts and their price."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=1500), da.from_array(Xn[:, 0], chunks=1000)
     )
     before = set(s.tasks)
     p = await clustertune.prepare(c, X, y, dry_run=True)
-    await soon(lambda: set(s.tasks) == before)  # what was timed is let go
+    await soon(lambda: set(s.tasks) == before)  # the timed tasks are released
     (plan,) = p.plan
     assert plan.phase == "rechunk"
     assert plan.steps[0].price.nbytes is not None
@@ -286,7 +286,7 @@ async def test_a_dry_run_cuts_nothing(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_query_groups_are_not_cut(c, s, a, b):
-    """With ``qid`` partitions are joined at most: a cut might go through a group."""
+    """With ``qid`` partitions are only joined, because a cut might divide a group."""
     Xn = numbers()
     X, y, q = await persisted(
         c,
@@ -308,7 +308,7 @@ async def test_query_groups_are_not_cut(c, s, a, b):
     config={"distributed.worker.memory.pause": False},
 )
 async def test_without_room_it_is_an_error(c, s, a, b):
-    """Old and new partitions do not fit: said with sizes, before anything is cut."""
+    """Old and new partitions do not fit: an error with sizes, before any cut."""
     X = c.persist(da.ones((1000, 2000), chunks=(1000, 2000)))
     y = c.persist(da.ones(1000, chunks=500))
     await wait([X, y])
@@ -321,7 +321,7 @@ async def test_without_room_it_is_an_error(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, timeout=60)
 async def test_a_worker_lost_while_cutting(c, s, a, b, d):
-    """Tasks bound to a worker that is gone run elsewhere: nothing waits for it."""
+    """Tasks bound to a lost worker run on another one."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=700), da.from_array(Xn[:, 0], chunks=1000)
@@ -397,7 +397,7 @@ def test_whatever_the_partitions(rows, data):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_released_inputs_are_freed(c, s, a, b):
-    """Only the new partitions are in memory; the given ones are gone, and say so."""
+    """Only the new partitions are in memory; use of the given ones raises an error."""
     Xn = numbers()
     X, y = await persisted(
         c, da.from_array(Xn, chunks=ROWS), da.from_array(Xn[:, 0], chunks=ROWS)
@@ -420,7 +420,7 @@ async def test_released_inputs_are_freed(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_others_need_is_not_released(c, s, a, b):
-    """Another client's, or a published data set: refused, and nothing is changed."""
+    """Data of another client or a published name is refused; nothing changes."""
     (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
     await c.publish_dataset(X, name="mine")
     with pytest.raises(SharedDataError, match="another client or a published data"):
@@ -430,7 +430,7 @@ async def test_what_others_need_is_not_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_partitions_that_the_same_call_needs_are_not_released(c, s, a, b):
-    """An eval set that is a part of the training data."""
+    """An eval set may be a part of the training data."""
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     (X,) = await persisted(c, dd.from_pandas(frame, npartitions=4))
     some = X.partitions[:2]
@@ -448,7 +448,7 @@ def slow(block):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_stopped_before_anything_is_released(c, s, a, b):
-    """What was given is whole, and nothing is published."""
+    """The given data is complete, and nothing is published."""
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS))
     busy = c.map(slow, range(8), pure=False)  # the cut has to wait for these
@@ -467,7 +467,7 @@ async def test_stopped_before_anything_is_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_stopped_after_inputs_were_released(c, s, a, b):
-    """Memory then has only new partitions, and old ones that are not cut."""
+    """Memory has only new partitions, and old ones that are not cut."""
     Xn = numbers()
     (X,) = await persisted(c, da.from_array(Xn, chunks=ROWS // 8))
     first = X.__dask_keys__()[0][0]
@@ -493,7 +493,7 @@ async def test_stopped_after_inputs_were_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_failed_after_inputs_were_released(c, s, a, b):
-    """Another set of the call cannot be released: the error says where the first is."""
+    """The second data set cannot be released; the error locates the first."""
     Xn = numbers()
     X, valid = await persisted(
         c,
@@ -514,7 +514,7 @@ async def test_failed_after_inputs_were_released(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_partitions_of_other_types_than_they_say(c, s, a, b):
-    """Joined, they have a type that holds the numbers of all; nothing is cut off."""
+    """Joined partitions have a type that holds all numbers; nothing is cut off."""
 
     def odd(block, block_info=None):
         number = block_info[0]["chunk-location"][0]
@@ -535,7 +535,7 @@ async def test_partitions_of_other_types_than_they_say(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_masks_that_the_array_does_not_tell(c, s, a, b):
-    """A part that is copied alone keeps its mask, whatever the array says it is."""
+    """A part that is copied alone keeps its mask, whatever the metadata is."""
 
     def masked(block):
         return np.ma.masked_equal(block, 3)

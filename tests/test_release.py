@@ -1,4 +1,4 @@
-"""Data that is let go on purpose, and never somebody else's by accident."""
+"""Data that is released on request, and never data of another client by mistake."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refusals(steps: Iterable[Step], found: View) -> list[str | None]:
 
 
 def test_what_this_client_alone_wants() -> None:
-    """Without prefixes: that, most bytes first; what others want is not proposed."""
+    """Without prefixes all data of this client is proposed, most bytes first."""
     found = seen(
         holding("a", 1),
         holding("b", 3, scattered=2),
@@ -67,7 +67,7 @@ def test_what_this_client_alone_wants() -> None:
 
 
 def test_what_others_want_stays() -> None:
-    """Of a prefix that several want, what one alone wants goes; the rest is said."""
+    """Keys that only this client holds are released; the report lists the others."""
     found = seen(holding("a", 1), holding("a", 2, others=("other",)))
     (step,) = release.steps(found, ["a"])
     assert step.summary == (
@@ -88,7 +88,7 @@ def test_what_others_want_stays() -> None:
     ],
 )
 def test_what_only_others_want_is_refused(changes: Any, text: str) -> None:
-    """Both for what is released and for what a restart would drop."""
+    """Both a release and a restart that drops data are refused."""
     found = seen(holding("a", 5, **changes))
     for steps in (release.steps(found, ["a"]), drop.steps(found)):
         (no,) = refusals(steps, found)
@@ -100,7 +100,7 @@ def test_what_only_others_want_is_refused(changes: Any, text: str) -> None:
 
 
 def test_what_a_drop_loses_is_listed() -> None:
-    """Keys, bytes, scattered ones, whose they are, and names."""
+    """The list has keys, bytes, scattered keys, owners and names."""
     found = seen(
         holding("a", 1),
         holding(
@@ -126,7 +126,7 @@ def test_a_drop_needs_nannies() -> None:
 
 
 def test_in_memory() -> None:
-    """The cluster in memory forgets as well."""
+    """The cluster in memory releases too."""
     cluster = MemoryCluster(seen(managed=5 * MB, process=90 * MB))
     (step,) = drop.steps(seen())
     asyncio.run(drop.enact(step, cluster, lambda *_: None))
@@ -154,13 +154,13 @@ def test_what_is_no_part(given: Any) -> None:
 
 
 def layout(s: Any) -> dict[str, set[Any]]:
-    """By worker's name, the keys that it holds."""
+    """Return the keys by worker name."""
     return {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_release(c: Any, s: Any, *workers: Any) -> None:
-    """What is kept is kept; what was let go says so; published data stays."""
+    """Kept and published data stays; use of released data raises an error."""
     X = c.persist(da.random.random((100, 4), chunks=10))
     old = c.persist(X + 1)
     names = c.persist(da.ones((100, 4), chunks=10))
@@ -188,7 +188,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
-    """Only with the word for it; then their futures say that they are cancelled."""
+    """Permission is needed; afterwards their futures are cancelled."""
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
         theirs = await other.scatter([1, 2, 3])
         with pytest.raises(RefusedError, match="other clients want"):
@@ -201,7 +201,7 @@ async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_what_is_still_needed_stays(c: Any, s: Any, a: Any) -> None:
-    """What a task that is still to run depends on is there until that has run."""
+    """Inputs of a waiting task stay until it has run."""
     gate = Event("gate")
     X = c.submit(lambda: 7, key="x-1")
     await X
@@ -214,7 +214,7 @@ async def test_what_is_still_needed_stays(c: Any, s: Any, a: Any) -> None:
 
 @gen_cluster(**WORKERS)
 async def test_drop(c: Any, s: Any, *nannies: Any) -> None:
-    """All processes are new, nothing is left, and the cluster works."""
+    """All processes are new, no key is left, and the cluster works."""
     X = c.persist(da.random.random((100, 4), chunks=10))
     await wait(X)
     before = await c.run(os.getpid)
@@ -232,7 +232,7 @@ async def test_drop(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(**WORKERS)
 async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
-    """It is refused with the names; with the word for it it is done."""
+    """The error has the names; with permission the data is dropped."""
     X = c.persist(da.ones((100, 4), chunks=10))
     await c.publish_dataset(X, name="train")
     await wait(X)
@@ -249,7 +249,7 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
-    """The message lists what there is, also if that is nothing; it names no name."""
+    """The message lists the existing prefixes, if there are any."""
     await c.publish_dataset("a text", name="no keys")
     text = r"^prefixes: no data in memory has the prefix nosuch, since no data is in me"
     with pytest.raises(ValueError, match=text):
@@ -263,7 +263,7 @@ async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_published_data_that_is_released(c: Any, s: Any, *workers: Any) -> None:
-    """Its name goes in the same step; other names and their data stay."""
+    """The published name is removed in the same step; other data stays."""
     X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
     z = c.map(np.ones, [5], pure=False, key="zero")
     await wait([X, y, z])
@@ -294,7 +294,7 @@ async def test_published_data_that_is_released(c: Any, s: Any, *workers: Any) ->
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_name_that_got_other_data_meanwhile(c: Any, s: Any, *w: Any) -> None:
-    """The scheduler looks once more: what only the name holds is never lost."""
+    """The scheduler checks again, so data that only the name holds is not lost."""
     X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
     await wait([X, y])
     await c.publish_dataset([X, y], name="both")
@@ -309,7 +309,7 @@ async def test_a_name_that_got_other_data_meanwhile(c: Any, s: Any, *w: Any) -> 
 
 @gen_cluster(**WORKERS)
 async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
-    """Whose they are does not matter; after the deadline it is refused."""
+    """The call waits for tasks of any client, and refuses after the deadline."""
     gate = Event("gate")
     future = c.submit(lambda gate: gate.wait(), gate)
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
@@ -322,7 +322,7 @@ async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(**(WORKERS | {"nthreads": [("127.0.0.1", 1)] * 4}), timeout=90)
 async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
-    """A disruption budget: two workers are away together, and nothing is lost."""
+    """With max_unavailable=2 two workers are away together, and nothing is lost."""
     X = c.persist(da.random.random((400, 4), chunks=10))
     some = await c.scatter(list(range(8)))
     await wait(X)
@@ -350,7 +350,7 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
 
 
 def test_from_the_shell() -> None:
-    """What is there is listed; to let go of it needs the word for it."""
+    """The command lists the data; releasing needs an option."""
     options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         X = da.ones((100, 4), chunks=10).persist()

@@ -1,4 +1,4 @@
-"""A report is short, complete, harmless whoever named the workers, and read again."""
+"""A report is short and complete, escapes names, and is read back from JSON."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LOSSES = (
 
 
 def report_of(*workers: Any, data: Any = None, **how: Any) -> Report:
-    """The report of a real run in memory."""
+    """Return the report of a call on a cluster in memory."""
     data = layout([10] * 4, [0] * 4) if data is None else data
     journal = Journal()
     cluster = MemoryCluster(view(workers or (worker(0), worker(1)), [data]))
@@ -67,7 +67,7 @@ def report_of(*workers: Any, data: Any = None, **how: Any) -> Report:
 
 
 def titles(report: Report) -> list[str]:
-    """The titles of the sections, in order."""
+    """Return the titles of the sections, in order."""
     return [line for line in str(report).splitlines() if line and line[0] != " "]
 
 
@@ -87,7 +87,7 @@ def finding(severity: Severity, message: str, check: str = "uneven_rows") -> Fin
 
 
 def test_a_thousand_steps_are_no_line() -> None:
-    """The first are named, and how many more there are; a table has all of them."""
+    """The first steps are named and the others counted; a table has all of them."""
     steps = [replace(STEP, summary=f"restart worker {i}") for i in range(1000)]
     report = Report(
         status="planned", seconds=9.0, steps=tuple(planned(Plan(steps=tuple(steps))))
@@ -104,7 +104,7 @@ def test_a_thousand_steps_are_no_line() -> None:
 
 
 def test_steps_of_older_reports_are_counted() -> None:
-    """They have neither verb nor number."""
+    """Steps of older reports have neither verb nor number."""
     step = carried_out(Outcome(step=STEP, status="done"))
     old = replace(step, verb="", noun="", total=None)
     report = Report(status="done", seconds=1.0, steps=(old, old))
@@ -126,7 +126,7 @@ def test_steps_of_older_reports_are_counted() -> None:
     ],
 )
 def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
-    """By what became of each; lost keys are always stated."""
+    """They are counted by outcome; lost keys are always listed."""
     steps = tuple(
         carried_out(
             Outcome(
@@ -149,7 +149,7 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
 
 
 def test_nothing_to_do() -> None:
-    """One headline says so, and the report has no cost."""
+    """One headline states it, and the report has no cost."""
     report = report_of(data=layout([10] * 4, [0, 1, 0, 1]))
     assert headlines(report)[0] == "nothing to do (2 s)"
     assert titles(report) == ["Problems", "Actions", "Workers", "Information"]
@@ -287,7 +287,7 @@ def test_no_remedy_is_the_same_call(status: str) -> None:
 
 
 def test_at_most_six_lines() -> None:
-    """However much there is to say, the head of a report has six lines at most."""
+    """The head of a report has at most six lines."""
     hint = finding(Severity.info, "one machine would do", "one_machine")
     bad = finding(Severity.critical, "bad")
     done = tuple(
@@ -310,7 +310,7 @@ def test_at_most_six_lines() -> None:
 
 
 def test_steps_say_what_became_of_them() -> None:
-    """Done, refused and planned steps are told apart, with their reasons."""
+    """Done, refused and planned steps differ, and have reasons."""
     refused = Plan(
         steps=(STEP,), refused=(Refusal(step=STEP, guard="g", reason="why"),)
     )
@@ -366,7 +366,7 @@ def test_a_layout_that_is_not_loaded() -> None:
 
 
 def test_a_layout_of_other_boundaries() -> None:
-    """X and y of other rows have no rows in common, but bytes."""
+    """X and y with different boundaries have bytes but no common rows."""
     data = layout([10, 30], [0, 1])
     other = replace(data.collections[1], rows=np.array([20, 20]))
     data = replace(data, collections=(data.collections[0], other))
@@ -376,7 +376,7 @@ def test_a_layout_of_other_boundaries() -> None:
 
 
 def test_many_workers_make_a_short_table() -> None:
-    """Of 1,000 workers the fullest and the emptiest are shown, and how many are not."""
+    """Of 1,000 workers the fullest and the emptiest are shown, and the rest counted."""
     some = [worker(i) for i in range(1000)]
     data = layout([10] * 999 + [20], list(range(1000)))
     seen = view(some, [data])
@@ -445,7 +445,7 @@ def harmless(text: str) -> bool:
 
 
 def test_hostile_names_of_workers() -> None:
-    """A worker's name can do nothing to a terminal or a notebook."""
+    """A worker's name has no effect on a terminal or a notebook."""
     report = report_of(worker(EVIL, nthreads=64), worker("b", status="paused"))
     assert EVIL in {w.worker for s in report.after for w in s.workers}
     assert harmless(str(report))
@@ -456,7 +456,7 @@ def test_hostile_names_of_workers() -> None:
 
 
 def hostile() -> Report:
-    """A report of which every text is hostile, as a scheduler might hand it out."""
+    """Return a report in which every text is hostile, as from a hostile scheduler."""
     share = WorkerShare(worker=EVIL, partitions=1, rows=1, nbytes=1, share=1.0)
     summary = LayoutSummary(
         label=EVIL,
@@ -501,7 +501,7 @@ def hostile() -> Report:
 
 
 def test_hostile_reports() -> None:
-    """A report read from a scheduler is shown without any harm, whatever is in it."""
+    """A report from a scheduler is shown without harm, whatever it contains."""
     report = Report.from_json(hostile().to_json())
     assert harmless(str(report))
     assert harmless(repr(report))
@@ -518,7 +518,7 @@ def test_hostile_reports() -> None:
 
 
 def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
-    """Every text of a report is data and no markup, as in a notebook."""
+    """Every text of a report is escaped, as in a notebook."""
     file = tmp_path / "report.html"
     file.write_text("of last week")
     report = hostile()
@@ -625,7 +625,7 @@ reports = st.builds(
 
 @given(reports)
 def test_json_round_trip(report: Report) -> None:
-    """What was written is read back equal, types and all."""
+    """JSON that is read back gives an equal report with equal types."""
     again = Report.from_json(report.to_json())
     assert again == report
     assert repr([getattr(again, f.name) for f in fields(again)]) == repr(
@@ -635,14 +635,14 @@ def test_json_round_trip(report: Report) -> None:
 
 @given(reports)
 def test_every_report_can_be_shown(report: Report) -> None:
-    """Whatever is in it, a report has text without control characters, and HTML."""
+    """Every report has text without control characters, and HTML."""
     assert harmless(str(report))
     assert 1 <= len(headlines(report)) <= 6
     assert report._repr_html_().startswith('<div class="clustertune">')
 
 
 def test_a_real_report_comes_back() -> None:
-    """What a run has made, NumPy numbers included, is read back equal."""
+    """A report of a real call, with NumPy numbers, is read back equal."""
     report = report_of()
     assert Report.from_json(report.to_json()) == report
     assert json.loads(report.to_json())["schema_version"] == SCHEMA_VERSION == 1
@@ -680,7 +680,7 @@ def test_numpy_numbers_in_evidence() -> None:
 
 
 def test_fields_of_a_later_release_are_passed_over() -> None:
-    """Within a schema version fields may be added; who does not know them goes on."""
+    """Within a schema version fields may be added; older releases ignore them."""
     report = report_of()
     data = json.loads(report.to_json())
     data["colour"] = data["found"][0]["colour"] = data["steps"][0]["colour"] = "red"
@@ -690,7 +690,7 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
 
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_version(version: object) -> None:
-    """A report of another schema is refused with its version, not half understood."""
+    """A report of another schema version is refused with that version."""
     data = json.loads(report_of().to_json()) | {"schema_version": version}
     with pytest.raises(ValueError, match=f"schema version {version!r} .* reads only 1"):
         Report.from_json(json.dumps(data))
@@ -712,7 +712,7 @@ def test_another_schema_version(version: object) -> None:
     ],
 )
 def test_no_report(text: str) -> None:
-    """What is no report is a ValueError, and no other."""
+    """Other data raises ValueError only."""
     with pytest.raises(
         ValueError, match=r"^schema version|^this is not a report|Expecting value"
     ):
@@ -809,7 +809,7 @@ def test_width(columns: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_text_has_no_colour() -> None:
-    """There is nothing that ``NO_COLOR`` would have to switch off."""
+    """The text contains no colour codes for ``NO_COLOR`` to remove."""
     assert "\x1b" not in str(report_of())
 
 

@@ -1,4 +1,4 @@
-"""Workers of another size, without losing data; what was set outlives a crash."""
+"""Workers get another size without losing data, and keep it after a crash."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def two(local_cluster: Any) -> tuple[LocalCluster, Client]:
 
 
 def test_threads_and_memory(two: Any) -> None:
-    """Asked of the workers themselves, seen by check, and kept after a crash."""
+    """The workers report their size, check finds it, and a crash does not change it."""
     local, client = two
     X = client.persist(da.random.default_rng(0).random((1000, 100), chunks=(50, 100)))
     kept = client.scatter([np.full(9, i) for i in range(4)], hash=False)
@@ -69,7 +69,7 @@ def test_threads_and_memory(two: Any) -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="pools have one thread anyway")
 def test_variables(spawned: None, two: Any) -> None:
-    """Native pools take them; the user's own process has what it had."""
+    """Native pools use them; the user's own process is unchanged."""
     _, client = two
     before = dict(os.environ)
     env = {"OPENBLAS_NUM_THREADS": "2"}
@@ -100,7 +100,7 @@ def test_any_variable(two: Any) -> None:
 
 
 def test_a_limit_that_is_too_low(two: Any) -> None:
-    """Refused before anything is touched."""
+    """It is refused before any change."""
     _, client = two
     first = next(iter(workers_of(client)))
     big = client.submit(np.ones, 200_000_000 // 8, workers=[first])
@@ -112,7 +112,7 @@ def test_a_limit_that_is_too_low(two: Any) -> None:
 
 
 def test_a_restart_that_does_not_come_about(two: Any) -> None:
-    """The nanny of a busy worker keeps its size and starts the worker with it later."""
+    """The nanny of a busy worker keeps its size for later starts."""
     _, client = two
     first, second = workers_of(client)
     name, _ = (w["name"] for w in infos(client))
@@ -139,7 +139,7 @@ def at_gate(name: str) -> None:
 
 
 def test_started_by_hand(tmp_path: Any) -> None:
-    """With an address only, and nannies in other processes."""
+    """The cluster has only an address, and nannies in other processes."""
     with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(2)
         report = clustertune.resize_workers(client, nthreads=2)
@@ -148,18 +148,18 @@ def test_started_by_hand(tmp_path: Any) -> None:
 
 
 def held(dask_scheduler: Any) -> dict[str, set[Any]]:
-    """By worker's name, the keys that it holds."""
+    """Return the keys by worker name."""
     workers = dask_scheduler.workers.values()
     return {str(ws.name): {ts.key for ts in ws.has_what} for ws in workers}
 
 
 def bloat(dask_worker: Any) -> None:
-    """Memory that is no data of Dask's, and goes with the process."""
+    """Allocate unmanaged memory, which ends with the process."""
     dask_worker.bloat = np.ones(350 * 2**20 // 8)
 
 
 def scattered(client: Client, mib: int = 120) -> list[Any]:
-    """On each worker so many MiB that cannot be computed again."""
+    """Scatter so many MiB on each worker."""
     some = [np.full(10 * 2**20 // 8, i) for i in range(mib // 10)]
     found: list[Any] = []
     for address in workers_of(client):
@@ -174,9 +174,9 @@ def assert_equal(client: Client, futures: list[Any], mib: int = 120) -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_lower_limit(local_cluster: Any, alone: bool) -> None:
-    """Its process has more than the new limit, and its nanny must not end it.
+    """Its process exceeds the new limit, but its nanny must not kill it.
 
-    The nanny gets the limit once the worker is empty and has another process.
+    The nanny gets the limit when the worker is empty and has a new process.
     """
     _, client = local_cluster(1 if alone else 3, memory_limit="1 GiB")
     futures = scattered(client)
@@ -203,8 +203,10 @@ def limit(dask_worker: Any) -> int:
 
 @pytest.mark.parametrize("wanted", ["50 MiB", "200 MiB"])
 def test_a_limit_below_a_new_process(two: Any, wanted: str) -> None:
-    """Refused with numbers before anything is touched: its nanny would end it again
-    and again."""
+    """It is refused with figures before any change.
+
+    Otherwise its nanny would kill it repeatedly.
+    """
     _, client = two
     futures = scattered(client)
     pids = client.run(os.getpid)
@@ -222,7 +224,7 @@ def test_a_limit_below_a_new_process(two: Any, wanted: str) -> None:
 
 
 def test_later_workers_are_emptied_below_the_new_limit(two: Any) -> None:
-    """Workers that have the lower limit by then are not filled up to the old one."""
+    """Workers that already have the lower limit are not filled to the old one."""
     _, client = two
     futures = scattered(client, 240)
     report = clustertune.resize_workers(client, memory_limit="620 MiB")
@@ -238,7 +240,7 @@ def spilled(dask_scheduler: Any) -> list[int]:
 
 @gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2, timeout=120)
 async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -> None:
-    """It is restarted once more with what it had, and gets its keys back."""
+    """It restarts again with its former size, and gets its keys back."""
     address, other = a.worker_address, b.worker_address
     future = (await c.scatter([np.arange(9)], workers=[address], hash=False))[0]
     was = a.memory_manager.memory_limit
@@ -279,13 +281,13 @@ async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], error: type[Exception]) -> None:
-    """Before anything is asked."""
+    """Errors are raised before any request."""
     with pytest.raises(error):
         clustertune.resize_workers(Client.__new__(Client), **options)
 
 
 def test_what_later_workers_are_like() -> None:
-    """Like those that are there once all of these have the size, and not before."""
+    """New workers have the size once all existing ones have it."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=2, threads_per_worker=1, **options) as local:
         size = WorkerSize(nthreads=3, memory_limit=2**30, env={"A": "1"})

@@ -1,4 +1,4 @@
-"""Rolling restarts on live clusters: nothing is lost, everything lies where it lay."""
+"""Rolling restarts on real clusters: nothing is lost, keys return to their workers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def statuses(s: Any) -> set[str]:
 
 
 def layout(s: Any) -> dict[str, set[Any]]:
-    """By worker's name, the keys that it holds."""
+    """Return the keys by worker name."""
     return {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
 
 
 async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
-    """Row-aligned partitions, and what nobody could compute again."""
+    """Row-aligned partitions, and scattered values."""
     X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
     X, y = c.persist([X, X[:, 0] * 2])
     await wait([X, y])
@@ -57,7 +57,7 @@ async def data(c: Client) -> tuple[da.Array, da.Array, list[Any]]:
 
 @pytest.mark.parametrize("data", ["computed again", "moved", "copied"])
 def test_another_worker_ends_with_what_was_moved(data: str) -> None:
-    """Where nobody has it any more, nobody says that it came back."""
+    """Keys that were lost with another worker do not count as returned."""
     again = data == "computed again"
 
     @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
@@ -103,7 +103,7 @@ def test_another_worker_ends_with_what_was_moved(data: str) -> None:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
-    """New processes under the old names, with what the old ones held."""
+    """New processes have the old names and the old keys."""
     X, y, scattered = await data(c)
     before = layout(s)
     pids = set((await c.run(os.getpid)).values())
@@ -131,7 +131,7 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
-    """What was sent to all workers is on all of them afterwards."""
+    """Broadcast data is on all workers afterwards."""
     await c.amm.stop()
     everywhere = await c.scatter(np.arange(10), broadcast=True)
     assert len(s.tasks[everywhere.key].who_has) == 3
@@ -143,7 +143,7 @@ async def test_copies_stay(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
-    """By name, as a number or as a shell gives it; a dry run changes nothing."""
+    """Workers are named as numbers or texts; a dry run changes nothing."""
     X, y, _ = await data(c)
     pids = await c.run(os.getpid)
     plan = await clustertune.restart_workers(c, workers=[1], dry_run=True)
@@ -154,8 +154,8 @@ async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
     assert len(report.steps) == 1
     now = set((await c.run(os.getpid)).values())
     assert len(now & set(pids.values())) == 2
-    with pytest.raises(ValueError, match="there is no nobody in this cluster"):
-        await clustertune.restart_workers(c, workers=["nobody"])
+    with pytest.raises(ValueError, match="there is no absent in this cluster"):
+        await clustertune.restart_workers(c, workers=["absent"])
 
 
 def train(seconds: float) -> str:
@@ -167,7 +167,7 @@ def train(seconds: float) -> str:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> None:
-    """Whoever's they are; to a deadline, after which all is as it was."""
+    """Tasks of any client finish; at the deadline the restart is undone."""
     X, y, _ = await data(c)
     before = layout(s)
     address = next(iter(s.workers))
@@ -186,7 +186,7 @@ async def test_running_tasks_are_waited_for(c: Any, s: Any, *nannies: Any) -> No
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
-    """Is bound to its new address: partitions, and a task that is ready meanwhile."""
+    """Partitions and waiting tasks are bound to the new address."""
     a, b = list(s.workers)[:2]
     name = s.workers[a].name
     partition = c.submit(np.arange, 9, workers=[a], key="partition")
@@ -206,13 +206,13 @@ async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_another_worker_leaves_meanwhile(c: Any, s: Any, *nannies: Any) -> None:
-    """It is not waited for: what is restarted is back, and that is all."""
+    """The restart does not wait for it, and reports the restarted worker."""
     X, y, _ = await data(c)
     a, b = list(s.workers)[:2]
     name = s.workers[a].name
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
     await soon(lambda: a not in s.workers, 60)
-    assert await s.retire_workers([b], stimulus_id="somebody")
+    assert await s.retire_workers([b], stimulus_id="other-client")
     report = await asyncio.wait_for(restarting, 60)  # of the minutes that it may take
     assert report.status == "done", str(report)
     assert name in {ws.name for ws in s.workers.values()}
@@ -228,7 +228,7 @@ def at_gate(name: str) -> int:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
-    """Cannot be moved: refused before anything is touched."""
+    """Actors cannot be moved, so the restart is refused before any change."""
     actor = await c.submit(Counter, actor=True)
     before = layout(s)
     with pytest.raises(RefusedError, match="1 actor, which cannot be moved") as caught:
@@ -240,7 +240,7 @@ async def test_actors(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
-    """Nobody would start them again."""
+    """No nanny would start the worker again."""
     with pytest.raises(RefusedError, match="it has no nanny"):
         await clustertune.restart_workers(c)
     assert len(s.workers) == 3
@@ -248,7 +248,7 @@ async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES, **OPTIONS)
 async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
-    """Its nanny keeps what it holds; where there is no room, it is refused."""
+    """Its nanny keeps the keys; without room the restart is refused."""
     X = c.persist(da.ones((100, 10), chunks=10))
     await wait(X)
     with monkeypatch.context() as patch:
@@ -280,7 +280,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 async def test_no_room_on_the_others(
     c: Any, s: Any, *nannies: Any, monkeypatch: Any
 ) -> None:
-    """Below the lines at which they would spill or pause: its nanny keeps the keys."""
+    """Its nanny keeps the keys, because the others would spill or pause."""
     some = [
         c.submit(np.ones, 20_000_000 // 8, workers=[w], pure=False)
         for w in s.workers
@@ -306,7 +306,7 @@ async def test_no_room_on_the_others(
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_keys_that_come_and_go_meanwhile(c: Any, s: Any, *nannies: Any) -> None:
-    """While a worker is emptied others work on; what is new is kept as well."""
+    """Keys that are computed during a restart are kept too."""
     X, y, scattered = await data(c)
     working = True
     made: list[Any] = []
@@ -335,7 +335,7 @@ def _until_told(_i: int) -> bool:
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
-    """What it had done by then is what others learn; one that was refused is not."""
+    """The event log has a call that was interrupted, and none that was refused."""
 
     def stop(text: str, _done: float | None) -> None:
         if text.startswith("restarting worker"):
@@ -353,8 +353,8 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
     report = await clustertune.last_report(c)
     assert (report.status, "interrupted" in report.error) == ("failed", True)
     assert report.steps[0].action == "restart"
-    with pytest.raises(ValueError, match="there is no nobody"):
-        await clustertune.restart_workers(c, workers=["nobody"])
+    with pytest.raises(ValueError, match="there is no absent"):
+        await clustertune.restart_workers(c, workers=["absent"])
     assert await clustertune.last_report(c) == report
 
 
@@ -362,7 +362,7 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
 async def test_one_that_is_undone_after_the_call(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last line states that the scheduler goes on: its outcome is not known yet."""
+    """The last line states that the scheduler continues."""
     monkeypatch.setattr("clustertune.actions.cluster.lease.LANDING", 0.5)
     await clustertune.check(c)
     resident = s.plugins["clustertune"]
@@ -397,7 +397,7 @@ async def test_one_that_is_undone_after_the_call(
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
-    """Before and after, for each worker."""
+    """The report has the memory before and after, for each worker."""
     report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     (step,) = report.steps
@@ -408,7 +408,7 @@ async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(client=True, nthreads=THREE[:2])
 async def test_the_scheduler_hears_of_a_trim_at_once(c: Any, s: Any, *two: Any) -> None:
-    """What is forecast next is not made of what processes had before."""
+    """The next forecast uses the memory after the trim."""
     for worker in two:
         worker.periodic_callbacks["heartbeat"].stop()
     before = {a: ws.metrics["time"] for a, ws in s.workers.items()}
@@ -419,7 +419,7 @@ async def test_the_scheduler_hears_of_a_trim_at_once(c: Any, s: Any, *two: Any) 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
-    """All if that is asked; with "auto" what the next run would fill, once."""
+    """All workers restart on request, or with "auto" workers near their limit."""
     X = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
     X = c.persist(X, workers=[next(iter(s.workers))])
     await wait(X)
@@ -449,7 +449,7 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
 
 @gen_cluster(nthreads=THREE[:1], **NANNIES, **OPTIONS)
 async def test_after_a_restart_no_old_trend_is_found(c: Any, s: Any, a: Any) -> None:
-    """What the process left that is gone says nothing about the new one."""
+    """Runs of the ended process are not part of the trend of the new one."""
     await clustertune.check(c)
     runs = s.plugins["clustertune"].runs
     for i in range(5):
@@ -468,7 +468,7 @@ async def test_after_a_restart_no_old_trend_is_found(c: Any, s: Any, a: Any) -> 
 
 @gen_cluster(client=True, nthreads=THREE[:2])
 async def test_a_copy_of_an_earlier_round(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Is where the key is meanwhile, and no copy that was there before."""
+    """A replica of an earlier round holds the key, and is no replica from before."""
     await c.amm.stop()
     (future,) = await c.scatter([np.arange(9)], workers=[a.address], hash=False)
     work = WorkerRestart(s, None, a.address, {}, {b.address: 0}, 1, 1)
@@ -499,7 +499,7 @@ def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) 
 async def test_the_time_of_the_caller_ends(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: Any
 ) -> None:
-    """While a worker is emptied: all is where it was, and there are no copies."""
+    """The restart is undone: keys are on their workers, without replicas."""
     # slow, so that the time is too short; what was shipped in this process before has
     # given the class functions with other globals
     monkeypatch.setitem(mover.MovePolicy._send.__globals__, "MAX_KEYS", 2)
@@ -519,7 +519,7 @@ async def test_the_time_of_the_caller_ends(
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
-    """Not a constant: a job may take as long as the call."""
+    """A job may take as long as its call, without another constant."""
     await clustertune.restart_workers(c, workers=[0], timeout="20 minutes")
     (job,) = s.plugins["clustertune"].jobs.kept.values()
     assert 900 < job.work.timeout < 1200
@@ -527,7 +527,7 @@ async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> N
 
 @pytest.mark.parametrize("other", [False, True])
 def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
-    """It may be as short as one event."""
+    """The event log may keep a single event."""
 
     @gen_cluster(
         nthreads=THREE,
@@ -562,7 +562,7 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
-    """Count each key once, also keys that the restarted workers never held."""
+    """Each lost key counts once, also keys that the restarted workers never had."""
 
     @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
     async def test(c: Any, s: Any, *nannies: Any) -> None:
@@ -593,7 +593,7 @@ def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
 
 
 def rows(part: int, name: str) -> Any:
-    """A partition; the last one comes when an event is set."""
+    """Return a partition; the last one waits for an event."""
     if part == 7:
         Event(name).wait(60)
     return pd.DataFrame({"a": np.arange(part, part + 100) % 10, "part": part})
@@ -601,7 +601,7 @@ def rows(part: int, name: str) -> Any:
 
 @gen_cluster(nthreads=THREE, **NANNIES, **OPTIONS)
 async def test_a_shuffle_that_runs(c: Any, s: Any, *nannies: Any) -> None:
-    """Its rows are in the process of a worker that runs no task and holds no key."""
+    """Its rows are in the process of a worker without tasks and keys."""
     frame = dd.from_map(rows, range(8), name="gate", meta=rows(0, "gate"))
     shuffled = frame.shuffle("a", shuffle_method="p2p", npartitions=6)
     result = c.compute(shuffled.groupby("part").size())

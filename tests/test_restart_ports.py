@@ -1,4 +1,4 @@
-"""Workers whose new process has the address of an old one: fixed ports, port ranges."""
+"""New processes with former addresses: fixed ports and port ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = {"nthreads": 1, "memory_limit": "1 GiB"}
 
 
 def free_range(count: int) -> str:
-    """Consecutive free ports, as ``--worker-port`` takes them."""
+    """Return consecutive free ports, for ``--worker-port``."""
     while True:
         (first,) = free_ports(1)
         some: list[int] = []
@@ -35,7 +35,7 @@ def free_range(count: int) -> str:
 
 
 async def values(c: Any, count: int = 20) -> list[Any]:
-    """Keys that cannot be computed again."""
+    """Scatter values."""
     return list(await c.scatter([np.full(99, i) for i in range(count)], hash=False))
 
 
@@ -45,14 +45,14 @@ async def assert_equal(c: Any, futures: list[Any]) -> None:
 
 
 def held(s: Any) -> dict[Any, tuple[str, set[Any]]]:
-    """By worker's name its address and its keys."""
+    """Return address and keys by worker name."""
     workers = s.workers.values()
     return {ws.name: (ws.address, {ts.key for ts in ws.has_what}) for ws in workers}
 
 
 @gen_cluster(**NONE)
 async def test_fixed_ports(c: Any, s: Any) -> None:
-    """Each is recognised by its process: all have the addresses that they had."""
+    """New processes are recognized although all have their former addresses."""
     async with AsyncExitStack() as stack:
         for name, port in enumerate(free_ports(2)):
             nanny = Nanny(s.address, worker_port=port, name=name, **LIMIT)
@@ -74,7 +74,7 @@ async def test_fixed_ports(c: Any, s: Any) -> None:
 
 @gen_cluster(**NONE)
 async def test_a_fixed_port_alone(c: Any, s: Any) -> None:
-    """What was parked comes back, and the parking worker is closed."""
+    """Parked keys return, and the parking worker closes."""
     (port,) = free_ports(1)
     async with Nanny(s.address, worker_port=port, **LIMIT):
         futures = await values(c)
@@ -87,7 +87,9 @@ async def test_a_fixed_port_alone(c: Any, s: Any) -> None:
 
 @gen_cluster(**NONE)
 async def test_a_port_range(c: Any, s: Any) -> None:
-    """Two at a time: the new process of one may have the old address of the other."""
+    """Two restart at once, and the new process of one may have the address of the
+    other.
+    """
     ports = free_range(3)
     async with AsyncExitStack() as stack:
         for name in range(3):
@@ -115,7 +117,7 @@ SLOW = "import time; time.sleep(4)"  # a preload: the new process registers late
 
 @gen_cluster(**NONE)
 async def test_a_process_that_comes_too_late(c: Any, s: Any) -> None:
-    """It has the former address, and yet the restart has changed something."""
+    """The process has the former address, but the restart has changed the cluster."""
     async with AsyncExitStack() as stack:
         nannies = []
         for name, port in enumerate(free_ports(2)):
@@ -132,7 +134,7 @@ async def test_a_process_that_comes_too_late(c: Any, s: Any) -> None:
 
 @gen_cluster(**NONE)
 async def test_dropped_and_too_late(c: Any, s: Any) -> None:
-    """All addresses are there again; the data is lost all the same."""
+    """All addresses exist again, but the data is lost."""
     async with AsyncExitStack() as stack:
         for name, port in enumerate(free_ports(2)):
             nanny = Nanny(s.address, worker_port=port, name=name, **LIMIT)

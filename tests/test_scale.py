@@ -1,4 +1,4 @@
-"""More workers, and fewer without losing what they held."""
+"""Scaling up, and down without data loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def burden(nbytes: int) -> HeldData:
 
 
 def test_who_goes() -> None:
-    """Those that alone hold least; to those that stay."""
+    """Workers with the fewest unreplicated bytes leave."""
     some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
     first, second = retire.steps(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
@@ -35,7 +35,7 @@ def test_who_goes() -> None:
 
 
 def test_down_and_up(local_cluster: Any) -> None:
-    """All data is there afterwards, and the cluster object knows how many it has."""
+    """All data exists afterwards, and the cluster object has the right number."""
     local, client = local_cluster(4)
     X = client.persist(da.random.default_rng(0).random((4000, 100), chunks=(100, 100)))
     kept = client.scatter([np.full(9, i) for i in range(8)], hash=False)
@@ -60,7 +60,7 @@ def test_down_and_up(local_cluster: Any) -> None:
 
 
 def test_with_an_address_only(tmp_path: Any) -> None:
-    """Workers can be taken away, and not started."""
+    """Workers can be retired, but not started."""
     with cluster(tmp_path, 3) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(3)
         X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
@@ -78,7 +78,10 @@ def test_with_an_address_only(tmp_path: Any) -> None:
     worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
 )
 async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Can go: nobody has to start them again. Actors keep theirs."""
+    """They can be retired, because they need not start again.
+
+    Workers with actors stay.
+    """
     actor = await c.submit(dict, actor=True, workers=[b.address])
     partitions = await c.scatter([np.arange(10)] * 3, workers=[a.address], hash=False)
     report = await clustertune.scale(c, 1)
@@ -96,7 +99,7 @@ async def test_workers_without_nannies(c: Any, s: Any, a: Any, b: Any) -> None:
     worker_kwargs={"memory_limit": "8 GiB"},  # their process is that of all tests
 )
 async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
-    """Are refused before anything is touched."""
+    """Actors on all workers are refused before any change."""
     actors = [await c.submit(dict, actor=True, workers=[w.address]) for w in (a, b)]
     with pytest.raises(RefusedError, match="1 actor, which cannot be moved"):
         await clustertune.scale(c, 1)
@@ -112,7 +115,7 @@ async def test_actors_everywhere(c: Any, s: Any, a: Any, b: Any) -> None:
 async def test_a_worker_that_is_not_closed(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Works on, with what it held."""
+    """It continues with its keys."""
     partitions = await c.scatter([np.arange(10)] * 3, workers=[b.address], hash=False)
     await c.scatter([np.arange(1000)], workers=[b.address], hash=False)
 

@@ -1,4 +1,4 @@
-"""Clusters that talk over TLS only: every command, and what acts on their workers."""
+"""Clusters with TLS only: every command, and actions on their workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def shown(authority: Authority) -> Security:
-    """A certificate of its own for each kind of process; nothing else is talked to."""
+    """Return certificates for each kind of process; no other one is accepted."""
     files = {role: authority.issue(role) for role in ("scheduler", "worker", "client")}
     named = {f"tls_{role}_cert": cert for role, (cert, _) in files.items()}
     named |= {f"tls_{role}_key": key for role, (_, key) in files.items()}
@@ -62,7 +62,7 @@ def shown(authority: Authority) -> Security:
 
 @pytest.fixture(scope="module")
 def cluster(authority: Authority) -> Iterator[LocalCluster]:
-    """Two workers in processes of their own, which know no certificate but theirs."""
+    """Two worker processes with these certificates."""
     options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": "2 GiB"}
     options |= {"dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
     with LocalCluster(2, security=shown(authority), **options) as cluster:
@@ -71,7 +71,7 @@ def cluster(authority: Authority) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    """Has published X and y, which lie on one worker."""
+    """A client that has published X and y, both on one worker."""
     with Client(cluster) as client:
         first = next(iter(workers_of(client)))
         X = da.from_array(VALUES, chunks=(50, 3))
@@ -86,14 +86,14 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 @pytest.fixture
 def typed(authority: Authority) -> list[str]:
-    """Options by which a command shows its certificate."""
+    """Return the options of a command for its certificate."""
     certificate, key = authority.issue("operator")
     named = ["--tls-ca-file", authority.file]
     return [*named, "--tls-cert", certificate, "--tls-key", key]
 
 
 def is_whole(client: Client) -> None:
-    """Rows and labels are those that were published."""
+    """Assert that rows and labels are the published ones."""
     data = [client.get_dataset("X"), client.get_dataset("y")]
     X, y = client.compute(data, sync=True)
     np.testing.assert_array_equal(X, VALUES)
@@ -101,13 +101,13 @@ def is_whole(client: Client) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    """A new one has to be tried here, too."""
+    """A new command needs a test here."""
     assert TYPED.keys() | ELSEWHERE == COMMANDS.keys() - {"apply"}
 
 
 @pytest.mark.parametrize("command", TYPED)
 def test_a_command(command: str, client: Client, typed: list[str]) -> None:
-    """Does what it does elsewhere; of all that it talks to nothing is in the clear."""
+    """Each command works, and no connection is unencrypted."""
     address = client.scheduler.address
     assert address.startswith("tls://")
     with dask.config.set({"distributed.comm.require-encryption": True}):
@@ -117,7 +117,7 @@ def test_a_command(command: str, client: Client, typed: list[str]) -> None:
 
 
 def test_a_plan(client: Client, typed: list[str], tmp_path: Path) -> None:
-    """Is applied where it was made; no key of a certificate is in its file."""
+    """It is applied on its cluster; its file contains no key of a certificate."""
     file = tmp_path / "plan.json"
     named = (*typed, client.scheduler.address)
     planned = run("plan", "restart", "--worker", "1", "-o", str(file), *named)
@@ -132,10 +132,7 @@ def test_a_plan(client: Client, typed: list[str], tmp_path: Path) -> None:
 
 
 def test_the_page_is_served(client: Client, typed: list[str]) -> None:
-    """By a process that shows its certificate to the scheduler; its readers need none.
-
-    What it is told of the cluster came over TLS.
-    """
+    """Its process has a certificate for the scheduler; readers need none."""
     code = "from clustertune.cli import main; main()"
     options = ["dashboard", "--serve", "--port", "0", *typed, client.scheduler.address]
     with subprocess.Popen(
@@ -152,7 +149,7 @@ def test_the_page_is_served(client: Client, typed: list[str]) -> None:
 
 
 def test_a_certificate_of_somebody_else(client: Client, tmp_path: Path) -> None:
-    """Reaches nothing, and is told so in one line."""
+    """The connection fails with an error of one line."""
     other = Authority(tmp_path)
     certificate, key = other.issue("stranger")
     named = ("--tls-ca-file", other.file, "--tls-cert", certificate, "--tls-key", key)
@@ -164,7 +161,7 @@ def test_a_certificate_of_somebody_else(client: Client, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_alone(authority: Authority) -> None:
-    """Is restarted: what it holds is parked in its nanny, over TLS as well."""
+    """It restarts; its keys are parked in its nanny over TLS."""
     options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": "2 GiB"}
     options |= {"dashboard_address": "127.0.0.1:0", "protocol": "tls://"}
     with (

@@ -57,7 +57,7 @@ Answer = Callable[[socket.socket], object]
 
 
 def ssh(peer: socket.socket) -> None:
-    """What sshd sends before it has read anything."""
+    """Send the greeting of sshd."""
     peer.sendall(b"SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13\r\n")
     peer.recv(2**16)
 
@@ -73,7 +73,7 @@ def zeros(peer: socket.socket) -> None:
 
 
 def huge(peer: socket.socket) -> None:
-    """A length that no array can have."""
+    """Send a length that no array can have."""
     peer.sendall(struct.pack("Q", 2**64 - 1) * 64)
     peer.recv(2**16)
 
@@ -124,7 +124,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("command", CONTACTING)
 def test_the_port_of_an_ssh_server(command: str, plan: str) -> None:
-    """Every command prints one line without a traceback, and ends with 3."""
+    """Every command prints one line without a traceback, and exits with 3."""
     given = [plan if a is PLAN else a for a in ARGUMENTS.get(command, ())]
     with server(ssh) as address:
         result = run(*command.split(), *given, f"tcp://{address}")
@@ -133,7 +133,7 @@ def test_the_port_of_an_ssh_server(command: str, plan: str) -> None:
 
 
 def test_commands_that_contact_a_cluster_are_found() -> None:
-    """The list above is made of the options that name a cluster."""
+    """The list above has all options that name a cluster."""
     assert {"check", "apply", "plan restart", "schedule list"} <= {*CONTACTING}
     assert "explain" not in CONTACTING
     assert ARGUMENTS.keys() <= {*CONTACTING}
@@ -144,7 +144,7 @@ def test_commands_that_contact_a_cluster_are_found() -> None:
 def test_another_server(
     answer: Answer, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a process, so that what Dask logs is seen, too."""
+    """The command runs as a process, so Dask's log lines appear too."""
     named: list[str] = []
     if protocol == "tls":
         authority = Authority(tmp_path)
@@ -160,7 +160,7 @@ def test_another_server(
 
 
 def shell(*arguments: str, connect: float = 10) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
+    """Run a command in a separate process."""
     code = (
         "from clustertune.cli import main, running; "
         f"running.CONNECT = {connect}; main(prog_name='clustertune')"
@@ -175,7 +175,7 @@ def shell(*arguments: str, connect: float = 10) -> subprocess.CompletedProcess[s
 
 
 def test_connecting_takes_no_longer_than_the_command_may() -> None:
-    """``--timeout`` is for everything together."""
+    """``--timeout`` limits the whole command."""
     with server(silent) as address:
         start = monotonic()
         result = run("restart", "--yes", "--timeout", "1s", f"tcp://{address}")
@@ -187,7 +187,7 @@ def test_connecting_takes_no_longer_than_the_command_may() -> None:
 def test_nothing_is_logged_less_while_connected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Only records about the connection are kept away, and only from Dask."""
+    """Only Dask's records about the connection are suppressed."""
     logger = logging.getLogger("distributed.worker")
     with connection.no_connection_logs():
         try:

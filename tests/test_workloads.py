@@ -1,4 +1,4 @@
-"""The workload is the one that was named, else the estimator's, else generic."""
+"""The workload is the named one, else the estimator's, else the generic one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SGD = sklearn.linear_model.SGDClassifier
 
 
 class Mine(xgboost.dask.DaskXGBClassifier):
-    """A user's own subclass."""
+    """A subclass of a user."""
 
     def __init__(self, **parameters: Any) -> None:
         super().__init__(**parameters)
@@ -99,7 +99,7 @@ def name(value: Any) -> str:
 
 
 def claimed(estimator: Any) -> list[str]:
-    """Names of all workloads that say that it is theirs."""
+    """Return the names of all workloads that match an estimator."""
     return [
         name
         for name, workload in libraries.available().items()
@@ -127,7 +127,7 @@ NAMES = sorted(w.profile.name for w in libraries.OWN)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_workload_keeps_the_contract(name: str) -> None:
-    """It has a profile of its name, its figures and their source, and a page."""
+    """It has a profile with its name, figures and source, and a page."""
     workload = libraries.available()[name]
     profile = workload.profile
     assert profile.name == name
@@ -155,7 +155,7 @@ def test_every_workload_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_workloads_are_short_and_import_no_library(name: str) -> None:
-    """A library takes at most 200 lines, and a choice does not import it."""
+    """A library has at most 200 lines, and is imported only when it is used."""
     text = FILES[name].read_text()
     assert len(text.splitlines()) <= 200
     roots = set()
@@ -168,7 +168,7 @@ def test_workloads_are_short_and_import_no_library(name: str) -> None:
 
 
 def test_a_choice_imports_no_library() -> None:
-    """Whoever trains with one library need not have the others."""
+    """Users of one library need not have the others."""
     code = """if True:
         import sys
         from clustertune.integrations import libraries
@@ -204,14 +204,14 @@ def test_by_name() -> None:
 
 
 def test_a_name_does_not_tell_a_classifier() -> None:
-    """Only the estimator does."""
+    """Only the estimator shows whether it classifies."""
     models = ("lightgbm", lightgbm.DaskLGBMClassifier, lightgbm.DaskLGBMRegressor)
     assert [choose(m).needs_all_classes for m in models] == [None, True, False]
 
 
 @pytest.mark.parametrize("name", ["xgb", "", "XGBoost"])
 def test_a_name_that_is_not_known(name: Any) -> None:
-    """The error has what was given and what is known, but for what is refused."""
+    """The error has the value and the known names, without refused ones."""
     with pytest.raises(ValueError, match=r"no known workload; .*xgboost") as error:
         choose(name)
     assert "gridsearch" not in str(error.value)
@@ -219,7 +219,7 @@ def test_a_name_that_is_not_known(name: Any) -> None:
 
 @pytest.mark.parametrize("name", ["gridsearch", "incremental_search"])
 def test_a_name_that_is_refused(name: str) -> None:
-    """No layout helps it: the error has the reason and what to do instead."""
+    """No layout helps; the error has the reason and an alternative."""
     with pytest.raises(ValueError, match=f"estimator='{name}': .*; .*joblib"):
         choose(name)
 
@@ -229,14 +229,14 @@ def test_a_name_that_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(("estimator", "expected"), ESTIMATORS, ids=name)
 def test_by_estimator(estimator: Any, expected: str) -> None:
-    """An instance counts with its parameters, a class with their defaults."""
+    """An instance has its parameters, a class their defaults."""
     assert choose(estimator).name == expected
     if not isinstance(estimator, Pipeline):
         assert claimed(estimator) == [expected]
 
 
 def of_dask_ml() -> list[Any]:
-    """Every estimator that dask-ml exports."""
+    """Return every estimator that dask-ml exports."""
     found: set[Any] = set()
     for info in pkgutil.walk_packages(dask_ml.__path__, "dask_ml."):
         if info.name == "dask_ml.xgboost":  # needs a package that is no more
@@ -273,7 +273,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("estimator", of_dask_ml(), ids=name)
 def test_every_estimator_of_dask_ml(estimator: Any) -> None:
-    """None is taken for one of a single process, whatever name it shares."""
+    """None is taken for a single-process estimator with the same name."""
     expected = TAKEN.get(estimator.__name__, "generic")
     if expected:
         assert choose(estimator).name == expected
@@ -284,7 +284,7 @@ def test_every_estimator_of_dask_ml(estimator: Any) -> None:
 
 
 def test_blockwise_voting_keeps_its_partitions() -> None:
-    """It fits a model to each; a scaler of dask-ml does not care."""
+    """It fits a model for each partition; a scaler of dask-ml does not."""
     voting = dask_ml.ensemble.BlockwiseVotingClassifier
     assert choose(voting).keeps_partitions
     assert not choose(dask_ml.preprocessing.StandardScaler()).keeps_partitions
@@ -292,7 +292,7 @@ def test_blockwise_voting_keeps_its_partitions() -> None:
 
 @pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)
 def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
-    """A search is known, and refused with what to do instead."""
+    """A search is recognized, and refused with an alternative."""
     assert claimed(estimator) == [expected]
     with pytest.raises(ValueError, match=r"estimator=\w+SearchCV: .*; .*joblib"):
         choose(estimator)
@@ -316,7 +316,7 @@ def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
     ids=name,
 )
 def test_an_estimator_without_dask(estimator: Any, there: str) -> None:
-    """One that trains in one process was given by mistake: the error names Dask's."""
+    """A single-process estimator is refused; the error names Dask's."""
     assert claimed(estimator) == []
     with pytest.raises(ValueError, match=f"=.* in one process, .*: {there}"):
         choose(estimator)
@@ -326,14 +326,14 @@ def test_an_estimator_without_dask(estimator: Any, there: str) -> None:
     "estimator", [3, b"xgboost", xgboost.dask.DaskDMatrix, Pipeline([("a", None)])]
 )
 def test_an_estimator_that_is_not_known(estimator: Any) -> None:
-    """The error has its class, and what to give in its place."""
+    """The error has its class, and an alternative."""
     text = r"estimator=\w+.* is not .*its workload instead"
     with pytest.raises(ValueError, match=text):
         choose(estimator)
 
 
 def test_what_counterparts_are_called() -> None:
-    """The classes that errors name are there, and known."""
+    """The classes that errors name exist and are recognized."""
     for kind in (
         xgboost.XGBClassifier,
         xgboost.XGBRegressor,
@@ -353,7 +353,7 @@ def test_what_counterparts_are_called() -> None:
 
 
 def test_torch_and_skorch() -> None:
-    """A module of PyTorch is trained by DDP, a net of skorch too."""
+    """PyTorch modules and skorch nets are trained with DDP."""
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Sequential):
@@ -367,7 +367,7 @@ def test_torch_and_skorch() -> None:
 
 
 def test_keras() -> None:
-    """A model of Keras is trained by mirrors, also with PyTorch below it."""
+    """A Keras model is trained with mirrored workers, also with PyTorch as backend."""
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.layers.Dense(1)])
     assert claimed(model) == claimed(keras.Model) == ["tf_mirrored"]
@@ -394,7 +394,7 @@ def test_keras() -> None:
     ids=name,
 )
 def test_parameters_count(estimator: Any, changes: dict[str, Any]) -> None:
-    """What an estimator needs can be a matter of its class and parameters."""
+    """The needs of an estimator may depend on its class and parameters."""
     profile = choose(estimator)
     assert {name: getattr(profile, name) for name in changes} == changes
 
@@ -415,7 +415,7 @@ def test_parameters_count(estimator: Any, changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_taken(workload: str, given: list[str]) -> None:
-    """What a library's fit takes is let through."""
+    """Arguments that the library's fit takes are accepted."""
     libraries.refuse(choose(workload), given)
 
 
@@ -433,20 +433,20 @@ def test_what_is_taken(workload: str, given: list[str]) -> None:
     ],
 )
 def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:
-    """What it would not take is said before anything is moved for it."""
+    """Other arguments are refused before anything moves."""
     with pytest.raises(ValueError, match=text):
         libraries.refuse(choose(workload), given)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_given_is_nothing_to_pass(name: str) -> None:
-    """Without companions the fit needs no arguments beyond X and y."""
+    """Without companions the fit needs only X and y."""
     profile = libraries.available()[name].profile
     assert libraries.fit_kwargs(profile, FitInputs(training=Rows(X="X", y="y"))) == {}
 
 
 def test_arguments_in_a_pipeline() -> None:
-    """A pipeline hands them on by the names of its steps."""
+    """A pipeline passes them with the names of its steps."""
     model = Pipeline([("a", StandardScaler()), ("b", xgboost.dask.DaskXGBRanker())])
     handed = FitInputs(training=Rows(X="X", y="y", qid="q"), estimator=model)
     profile = choose(model)
@@ -457,7 +457,7 @@ def test_arguments_in_a_pipeline() -> None:
 
 
 def test_multiples() -> None:
-    """Memory is by the size of the numbers; of a size without a figure, the most."""
+    """Memory depends on the item size; an unlisted size has the largest multiple."""
     profile = choose("xgboost")
     assert profile.multiple(4) == profile.memory_multiple[4]
     assert profile.multiple(8) == profile.memory_multiple[8]
@@ -468,7 +468,7 @@ def test_multiples() -> None:
 # --- workloads of other packages ------------------------------------------------------
 
 OTHER = '''
-"""A training library of somebody else."""
+"""A training library of another package."""
 from clustertune.core.profiles import Profile
 PROFILE = Profile(name="boost", title="Boost", memory_multiple={8: 3.0}, source="said")
 def matches(estimator):

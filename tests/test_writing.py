@@ -27,7 +27,7 @@ TEXTS = (".py", ".md", ".yaml", ".rst", ".html", ".js", ".css")
 def _parts() -> Iterator[str]:
     """Return the README, and each folder with texts; a room for the package."""
     yield "README.md"
-    for top in ("clustertune", "docs", "benchmarks", "playbooks"):
+    for top in ("clustertune", "docs", "benchmarks", "playbooks", "tests"):
         yield top
         for folder in sorted((ROOT / top).iterdir()):
             if folder.is_dir() and folder.name not in ("__pycache__", "results"):
@@ -41,7 +41,8 @@ def _files(part: str) -> list[Path]:
         return [path]
     top_level = path.parent == ROOT
     found = path.glob("*") if top_level else path.rglob("*")
-    return sorted(p for p in found if p.suffix in TEXTS and "generated" not in p.parts)
+    texts = (p for p in found if p.suffix in TEXTS and "generated" not in p.parts)
+    return sorted(p for p in texts if p != Path(__file__))
 
 
 def _written(path: Path) -> str:

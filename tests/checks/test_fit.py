@@ -197,7 +197,7 @@ DOUBLE = Profile(name="t", title="T", memory_multiple={8: 2.0})
 
 
 def host(name, **fields):
-    """Make a worker with all 4 CPUs and 1000 bytes of its own host."""
+    """Make a worker with all 4 CPUs and 1000 bytes on a separate host."""
     cpus = {"nthreads": 4, "affinity": frozenset(range(4)), "host_memory": 1000}
     return worker(name, **{"host": name, **cpus, **fields})
 

@@ -228,7 +228,7 @@ def find_large_groups(
     "how",
     [
         pytest.param({}, id="they fit"),
-        pytest.param({"limit": 4 * MIB, "needs": ""}, id="nobody needs them whole"),
+        pytest.param({"limit": 4 * MIB, "needs": ""}, id="groups may be cut"),
         pytest.param({"limit": 4 * MIB, "loaded": False}, id="not loaded"),
     ],
 )

@@ -428,8 +428,8 @@ def test_the_limit_is_for_each_thread_that_may_train():
     assert (
         find_too_many_partitions(partitions(21), workers=[worker(0, nthreads=3)]) == []
     )
-    nobody = [worker(0, status="paused")]
-    assert find_too_many_partitions(partitions(21), workers=nobody) == []
+    paused = [worker(0, status="paused")]
+    assert find_too_many_partitions(partitions(21), workers=paused) == []
     one = [worker(0), worker(1, nthreads=3, status="paused")]
     assert len(find_too_many_partitions(partitions(21), workers=one)) == 1
 

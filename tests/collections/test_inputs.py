@@ -542,7 +542,7 @@ async def test_data_of_another_cluster(c, s, a):
         ("dry_run", 1, "dry_run=1 must be True or False"),
         ("timeout", "soon", "timeout='soon' must be a duration"),
         ("workers", "0", "workers='0' must be a list"),
-        ("workers", ["nobody"], r"workers: there is no nobody .* are 0"),
+        ("workers", ["absent"], r"workers: there is no absent .* are 0"),
     ],
 )
 @gen_cluster(client=True, nthreads=ONE)

@@ -109,15 +109,15 @@ async def test_wrong_input(c, s, a, b):
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.check(c, y=y)
     with pytest.raises(TypeError, match="X is None but other data is given"):
-        await clustertune.check(c, sample_weight=y)  # whose truth nobody may ask for
+        await clustertune.check(c, sample_weight=y)
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.check(c, eval_set=[(y, y)])
     with pytest.raises(TypeError, match="client must be"):
         await clustertune.check("tcp://127.0.0.1:1")
     with pytest.raises(ValueError, match="'x' is no known workload"):
         await clustertune.check(c, estimator="x")
-    with pytest.raises(ValueError, match="there is no nobody in this cluster"):
-        await clustertune.check(c, workers=["nobody"])
+    with pytest.raises(ValueError, match="there is no absent in this cluster"):
+        await clustertune.check(c, workers=["absent"])
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -182,7 +182,7 @@ async def test_deep_sends_code_where_it_may_go(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_clocks_need_not_agree(c, s, a, b, monkeypatch):
     """The scheduler's clock alone measures the silence of a worker."""
-    # the module has no clock of its own; if it gets one, this one is wrong
+    # the module uses no local clock; if it ever does, this one is wrong
     monkeypatch.setattr(monitor, "time", lambda: time() + 10_000, raising=False)
     report = await clustertune.check(c)
     assert "unresponsive_workers" not in names(report)

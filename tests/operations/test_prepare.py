@@ -303,8 +303,8 @@ async def test_no_cluster_object_cannot_scale(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_an_unknown_worker(c, s, a, b):
     """The error names unknown ``workers``, and lists the existing ones."""
-    with pytest.raises(ValueError, match="there is no nobody"):
-        await clustertune.prepare(c, da.ones((10, 2), chunks=2), workers=["nobody"])
+    with pytest.raises(ValueError, match="there is no absent"):
+        await clustertune.prepare(c, da.ones((10, 2), chunks=2), workers=["absent"])
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)

@@ -71,7 +71,7 @@ def test_other_keys_stay() -> None:
 
 
 def test_eval_sets_take_the_same_multiple() -> None:
-    """Each eval set has the multiple of its own item size."""
+    """Each eval set has the multiple of its item size."""
     some = [small(0), small(1)]
     sets = [data(100), data(40, "eval_set[0]", itemsize=4)]
     assert totals(view(some, sets, workload=TRIPLE)) == [100 + 150 + 80] * 2

@@ -71,8 +71,8 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert len(later.instants) == 2
     assert "\x1b" not in str(later)
     assert (await later.cancel()).state == "cancelled"
-    with pytest.raises(LookupError, match="'nobody'; none waits"):
-        await schedule.cancel(c, "nobody")
+    with pytest.raises(LookupError, match="'absent'; none waits"):
+        await schedule.cancel(c, "absent")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
     checked = await clustertune.schedule_restart(
@@ -238,7 +238,7 @@ def test_from_the_shell(local_cluster: Any, monkeypatch: Any) -> None:
     (row,) = json.loads(listed.stdout)["schedules"]
     assert (row["reason"], row["condition"]) == ("why", "memory:critical")
     assert f"schedule cancel {row['id']} tcp:" in done.stderr
-    assert run("schedule", "cancel", "nobody", where).exit_code == 1
+    assert run("schedule", "cancel", "absent", where).exit_code == 1
     ended = run("schedule", "cancel", row["id"], where)
     assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)
     stayed = run(*later, "--idle-for", "200ms", "--stay", "--yes", where)
