@@ -88,6 +88,10 @@ class WorkerChange:
 
 def read(answer: Mapping[str, Any]) -> Iterator[tuple[float, str, WorkerChange]]:
     """Yield time, kind and change of each entry of the plugin's answer."""
+    layouts = [
+        (layout, dict(zip(layout["workers"], layout["held"], strict=True)))
+        for layout in answer["data"]
+    ]
     for raw in answer["changes"]:
         joined = raw["stimulus"] is None
         why = None if joined else reason(raw["stimulus"], raw["recorded"])
@@ -98,7 +102,7 @@ def read(answer: Mapping[str, Any]) -> Iterator[tuple[float, str, WorkerChange]]
             seconds=raw.get("returned"),
             computed=raw.get("computed", 0),
             scattered=raw.get("scattered", 0),
-            data=tuple(_data(raw.get("rows", ()), answer["data"])),
+            data=tuple(_data(raw.get("rows", ()), layouts)),
         )
         if joined:
             kind = "joined"
@@ -110,9 +114,10 @@ def read(answer: Mapping[str, Any]) -> Iterator[tuple[float, str, WorkerChange]]
 
 
 def _data(
-    lost: Sequence[int], layouts: Sequence[Mapping[str, Any]]
+    lost: Sequence[int],
+    layouts: Sequence[tuple[Mapping[str, Any], Mapping[str | int, int]]],
 ) -> Iterator[DataChange]:
-    for i, layout in enumerate(layouts):
+    for i, (layout, held) in enumerate(layouts):
         only_there = lost[i] if i < len(lost) else 0
         if layout["lost"] == layout["rows"] and not only_there:
             continue  # its keys were released
@@ -121,7 +126,7 @@ def _data(
             rows=layout["rows"],
             only_there=only_there,
             lost=layout["lost"],
-            held=dict(zip(layout["workers"], layout["held"], strict=True)),
+            held=held,
         )
 
 
@@ -248,9 +253,14 @@ def _consequence(kind: str, change: WorkerChange, leased: bool) -> tuple[Severit
         now = any(x.only_there for x in lost) or change.scattered
         severity = Severity.critical if now else Severity.warning
         return severity, f"Load {names} again. {PREPARE}."
-    if change.scattered:
-        return Severity.critical, "Scatter the lost data again."
+    remedies = ["Scatter the lost data again."] * bool(change.scattered)
     idle = any(not n for x in change.data for n in x.held.values())
-    if not leased and (idle or any(x.missing for x in change.data)):
-        return Severity.warning, f"{PREPARE}, so that each worker holds its share."
-    return Severity.warning if kind == "died" else Severity.info, ""
+    uneven = not leased and (idle or any(x.missing for x in change.data))
+    if uneven:
+        remedies.append(f"{PREPARE}, so that each worker holds its share.")
+    severity = Severity.info
+    if change.scattered:
+        severity = Severity.critical
+    elif uneven or kind == "died":
+        severity = Severity.warning
+    return severity, " ".join(remedies)

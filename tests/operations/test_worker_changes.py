@@ -125,6 +125,9 @@ def test_rows_that_are_lost() -> None:
     assert "only it had 50 of 100 rows of X and y; 50 rows cannot be" in found.message
     assert found.severity == Severity.critical
     assert found.remedy.startswith("Load X and y again.")
+    _, other = described(gone(scattered=1), {0: 100, 1: 0})
+    assert other.severity == Severity.critical
+    assert other.remedy.startswith("Scatter the lost data again. Run `X, y = ")
 
 
 def test_restarted() -> None:

@@ -161,6 +161,9 @@ class PageData:
 
     async def rows_of(self, keys: Sequence[Any]) -> list[int]:
         """Rows of each layout with one of these keys."""
+        if not keys:
+            return [0] * len(self._layouts())
+        await asyncio.sleep(0)
         found = []
         for layout, members in zip(self._layouts(), list(self.keys), strict=False):
             rows, places = array("q", layout["rows"]), Places(members)
