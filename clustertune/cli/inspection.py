@@ -127,10 +127,12 @@ def watch(
     duration: str | None,
     form: str,
 ) -> None:
-    """Print when a condition begins or ends.
+    """Print when a condition begins or ends, and when a worker joins, leaves or dies.
 
-    The command watches workers, and growth of memory from run to run. Only `clustertune
-    check` and `clustertune prepare` read clients, tasks, names and data.
+    A worker's message has the reason that Dask recorded, the lost keys, and the rows of
+    prepared data that each worker holds now. The command watches workers, and growth of
+    memory from run to run. Only `clustertune check` and `clustertune prepare` read
+    clients, tasks, names and data.
     """
     from clustertune.operations.watch import Monitor
 

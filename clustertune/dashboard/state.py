@@ -19,8 +19,9 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 ``collections``
     For each layout ``label``, ``partitions``, ``rows``, ``apart`` (partitions whose
     companions are on different workers), ``missing`` (partitions in no memory),
-    ``counted`` (when), and ``workers``, columns (:data:`SHARE`): ``id``, ``rows``,
-    ``partitions`` and ``due`` (the even share of rows).
+    ``lost`` (rows that nothing computes again), ``counted`` (when), and ``workers``,
+    columns (:data:`SHARE`): ``id``, ``rows``, ``partitions`` and ``due`` (the even
+    share of rows).
 ``findings``
     None, or the last findings: ``time``, ``command`` that checks again, and ``found``,
     each with ``severity``, ``check``, ``message``, ``evidence``, ``remedy`` and

@@ -60,6 +60,7 @@ REPEATABLE = frozenset(
     (
         "held_data", "holdings", "is_held", "list_schedules", "look", "page",
         "past", "progress", "recall", "survey", "unmet_restrictions", "wanted",
+        "worker_changes",
     )
 )  # fmt: skip
 

@@ -116,6 +116,7 @@ def _cpus(view: View) -> Iterable[tuple[str, float]]:
 def _layout(layout: Layout, view: View) -> dict[str, Any]:
     return {
         "label": layout.label,
+        "names": list(layout.labels),
         "members": [keys.pack(m.keys) for m in layout.collections],
         "rows": layout.rows.tolist(),
         "alike": view.goal.workload.exact_rows,

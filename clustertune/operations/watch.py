@@ -1,4 +1,4 @@
-"""``Monitor``: watch a cluster, and turn findings into events that begin and end.
+"""``Monitor``: watch a cluster, and turn findings and changes of workers into events.
 
 Each look reads the scheduler's identity and asks the scheduler plugin once; only new
 workers are asked themselves. Looks are as frequent as heartbeats. If the scheduler is
@@ -19,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic, time
 
 from distributed import Client
@@ -31,7 +32,9 @@ from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
+from clustertune.operations import worker_changes
 from clustertune.operations.client_context import ClientContext
+from clustertune.operations.worker_changes import WorkerChange
 
 logger = logging.getLogger("clustertune")
 
@@ -48,13 +51,16 @@ Subject = tuple[str, tuple[str | int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A finding that has begun or ended."""
+    """A finding that has begun or ended, or a worker that joined, left, ..."""
 
     time: float  # epoch seconds at which it was first, or last, seen
-    kind: str  # "began" or "ended"
+    kind: str  # "began", "ended"; "joined", "left", "restarted" or "died"
     finding: Finding
+    worker: WorkerChange | None = None  # None: a finding of a check
 
     def __str__(self) -> str:
+        if self.worker is not None:
+            return f"{self.finding.message}. {self.finding.remedy}".rstrip(". ")
         return f"{self.kind}: {self.finding.severity} {self.finding.message}"
 
 
@@ -152,7 +158,8 @@ class Monitor(ClientContext):
     findings : tuple of Finding
         Current findings, worst first.
     events : tuple of Event
-        Findings that have begun or ended, oldest first.
+        Findings that have begun or ended, and workers that joined, left, restarted or
+        died, in the order of reports.
     unknown_since : float or None
         Epoch seconds since which the cluster could not be reached.
     failure : Exception or None
@@ -194,6 +201,7 @@ class Monitor(ClientContext):
         self._watch = Watch()
         self._runs: tuple[Run, ...] = ()
         self._runs_read = -math.inf  # when, monotonic
+        self._last_change: int | None = None  # number of a change of workers
         self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()  # set and replaced at each look
         self._closed = False
@@ -317,9 +325,26 @@ class Monitor(ClientContext):
         found = checks.run(view, settings)
         nearly = checks.run(worse(view), settings)
         events = self._watch.events(snapshot.time, found, nearly)
+        events += await self._worker_events()
         self._events += events
         self._new_events += events
         self._wake()
+
+    async def _worker_events(self) -> list[Event]:
+        """Return an event for each worker that joined, left, restarted or died."""
+        after = self._last_change
+        answer = await monitor.ask(self.client, "worker_changes", after=after)
+        self._last_change = answer["last"]
+        describe = partial(worker_changes.finding, leased=answer["leased"])
+        return [
+            Event(
+                time=at,
+                kind=kind,
+                finding=describe(kind, change),
+                worker=change,
+            )
+            for at, kind, change in worker_changes.read(answer)
+        ]
 
     def _wake(self) -> None:
         """Wake the iterating code."""

@@ -36,8 +36,8 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     ),
     "WorkerState": (
         "actors", "address", "executing", "has_what", "host", "last_seen", "memory",
-        "memory_limit", "metrics", "name", "nanny", "nbytes", "nthreads", "processing",
-        "resources", "status", "time_delay",
+        "memory_limit", "metrics", "name", "nanny", "nbytes", "nthreads", "pid",
+        "processing", "resources", "status", "time_delay",
     ),
     "MemoryState": ("managed", "process", "spilled", "unmanaged"),
     "TaskState": (

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
+import sys
 
 import dask
+import dask.array as da
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker
 from distributed.core import Status
@@ -14,7 +18,7 @@ from distributed.utils_test import gen_cluster, gen_test
 import clustertune
 from clustertune.errors import ConnectionLostError
 from clustertune.operations import watch as watcher
-from tests.processes import soon
+from tests.processes import process, soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -220,3 +224,51 @@ async def test_past_runs_are_asked_now_and_then(c, s, a, b):
         assert asked == []
         monitor._runs_read = -math.inf
         await soon(lambda: asked)
+
+
+def _of(monitor, kind):
+    return [event for event in monitor.events if event.kind == kind]
+
+
+def test_workers_that_die_and_join(local_cluster):
+    """One event for each, with the reason, and the rows of prepared data."""
+    cluster, client = local_cluster(2)
+    X = da.arange(80, chunks=20)[:, None]
+    X, y = clustertune.prepare(client, X, da.arange(80, chunks=20), persist=True)
+    workers = workers_of(client)
+    with clustertune.Monitor(client, interval=0.05) as monitor:
+        killed = next(a for a, entry in workers.items() if entry["name"] == 1)
+        os.kill(client.run(os.getpid, workers=[killed])[killed], signal.SIGKILL)
+        until(lambda: _of(monitor, "restarted"))
+        cluster.scale(3)
+        until(lambda: _of(monitor, "joined"))
+        kinds = [event.kind for event in monitor.events if event.worker]
+        assert kinds == ["restarted", "joined"]
+        (restarted,), (joined,) = _of(monitor, "restarted"), _of(monitor, "joined")
+    assert restarted.worker.worker == 1
+    assert restarted.worker.reason == "killed by signal 9 (SIGKILL)"
+    assert restarted.worker.computed == 4  # two partitions of X, and two of y
+    (data,) = restarted.worker.data
+    assert (data.names, data.rows, data.only_there) == (("X", "y"), 80, 40)
+    assert data.held[1] == 0
+    assert "worker 1 restarted after" in str(restarted)
+    assert "only it had 40 of 80 rows of X and y" in str(restarted)
+    assert joined.worker.worker == 2
+    assert "worker 2 joined (3 workers now); it holds no rows of X and y" in str(joined)
+    assert joined.finding.remedy.startswith("Run `X, y = clustertune.prepare(")
+    del X, y
+
+
+def test_a_worker_without_a_nanny_that_dies(local_cluster):
+    """Dask records no reason."""
+    cluster, client = local_cluster(1)
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny"]
+    name = ["--name", "alone", "--no-dashboard", cluster.scheduler_address]
+    with process(*command, *name) as worker:
+        until(lambda: len(workers_of(client)) == 2)
+        with clustertune.Monitor(client, interval=0.05) as monitor:
+            worker.kill()
+            until(lambda: _of(monitor, "died"))
+            (died,) = _of(monitor, "died")
+    assert died.worker.reason is None
+    assert "worker alone died: reason unknown" in str(died)

@@ -122,18 +122,20 @@ class Jobs:
         if event.get("action") == "remove-worker":
             self.last_event = event
 
-    def worker_removed(self, worker: str, stimulus_id: str) -> tuple[int, int]:
+    def worker_removed(
+        self, worker: str, stimulus_id: str
+    ) -> tuple[set[Any], set[Any]]:
         """Report the keys that were lost with a worker, each key to one restart.
 
         Returns
         -------
         computed, scattered
-            The numbers of these keys.
+            These keys.
         """
         event, self.last_event = self.last_event, {}
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
             logger.error("clustertune cannot count the keys lost with %s", worker)
-            return 0, 0
+            return set(), set()
         restarts = [
             job.work
             for job in self.kept.values()
@@ -141,7 +143,7 @@ class Jobs:
         ]
         computed = event["lost-computed-tasks"]
         scattered = event["lost-scattered-tasks"]
-        lost = len(computed), len(scattered)
+        lost = computed, scattered
         for work in restarts:
             computed, scattered = work.held.worker_removed(worker, computed, scattered)
         if restarts:

@@ -20,9 +20,14 @@ from time import monotonic, time
 from typing import Any
 
 from clustertune.core.wording import bytes_text, seconds_text
-from clustertune.remote.keys import count, unpack
+from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.state import by_name, id_of, training_workers
+from clustertune.remote.scheduler.state import (
+    by_name,
+    id_of,
+    is_gone,
+    training_workers,
+)
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -140,8 +145,37 @@ class PageData:
             self.counted_at = now
             self.counting = asyncio.ensure_future(self._count())
 
+    async def rows_now(self) -> list[dict[str, Any]]:
+        """Names and rows of each layout, in memory now, by worker."""
+        await self._count()
+        return [
+            {
+                "names": layout.get("names", [layout["label"]]),
+                "rows": counted["rows"],
+                "lost": counted["lost"],
+                "workers": counted["workers"]["id"],
+                "held": counted["workers"]["rows"],
+            }
+            for layout, counted in zip(self._layouts(), self.counted, strict=False)
+        ]
+
+    async def rows_of(self, keys: Sequence[Any]) -> list[int]:
+        """Rows of each layout with one of these keys."""
+        if not keys:
+            return [0] * len(self._layouts())
+        await asyncio.sleep(0)
+        found = []
+        for layout, members in zip(self._layouts(), list(self.keys), strict=False):
+            rows, places = array("q", layout["rows"]), Places(members)
+            known = {places.get(key) async for key in in_turns(keys)}
+            found.append(sum(rows[place] for place in known if place is not None))
+        return found
+
+    def _layouts(self) -> list[dict[str, Any]]:
+        return list(self.facts.get("collections") or ())
+
     async def _count(self) -> None:
-        layouts = self.facts["collections"]
+        layouts = self._layouts()
         self.counted = [
             await _count(self.scheduler, layout, members)
             for layout, members in zip(layouts, self.keys, strict=True)
@@ -156,7 +190,7 @@ async def _count(
     index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
     held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
-    apart = missing = 0
+    apart = missing = lost = 0
     tasks = scheduler.tasks
     for partition, keys in enumerate(zip(*map(unpack, members), strict=True)):
         if partition * len(keys) % KEYS_PER_COUNT < len(keys):
@@ -164,6 +198,7 @@ async def _count(
         found = _holders(tasks, keys)
         if found is None:
             missing += 1
+            lost += rows[partition] * any(is_gone(scheduler, key) for key in keys)
             continue
         nbytes, whole = found
         apart += not whole
@@ -183,6 +218,7 @@ async def _count(
         "rows": every,
         "apart": apart,
         "missing": missing,
+        "lost": lost,
         "counted": time(),
         "workers": {
             "id": [id_of(ws) for ws in workers],

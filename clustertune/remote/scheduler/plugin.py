@@ -22,6 +22,7 @@ from clustertune.remote.keys import KEYS_PER_TURN, Places, in_turns, unpack
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
+from clustertune.remote.scheduler.changes import WorkerChanges
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
     Holds,
@@ -43,7 +44,7 @@ from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.state import is_parking, worker_id
 
 NAME = "clustertune"
-PROTOCOL = 17
+PROTOCOL = 18
 STATE = 1  # format of the state that a newer plugin restores
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 UNREADABLE = {
@@ -115,6 +116,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.runs = Runs()
         self.schedules = ScheduleRunner(self)
         self.page_data = PageData(scheduler, self)
+        self.changes = WorkerChanges(scheduler, self.page_data)
         self.metrics = Metrics(self)
         self.report = ""
         self.findings: dict[str, Any] | None = None
@@ -130,6 +132,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "schedule": self.schedules.add,
             "cancel_schedule": self.schedules.cancel,
             "page": self.page_data.look,
+            "worker_changes": self.changes.since,
         }
 
     # --- installation and end ---------------------------------------------------------
@@ -155,6 +158,7 @@ class ClustertunePlugin(SchedulerPlugin):
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.kept.values()]
         tasks += self.schedules.close(handed_over)
         tasks += self.watches
+        tasks += self.changes.close()
         for task in tasks:
             task.cancel()
         tasks += self.bindings.ending
@@ -209,6 +213,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """Forget the memory of the worker's former process."""
         ws = scheduler.workers[worker]
         self.runs.forget(worker_id(ws.address, ws.name, ws.nanny))
+        self.changes.added(ws)
 
     def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
         """Record work, and end the run with the last training task of a fit."""
@@ -219,11 +224,14 @@ class ClustertunePlugin(SchedulerPlugin):
         self.jobs.note_event(topic, msg)
         self.metrics.note_event(topic, msg)
         audit(topic, msg)
+        self.changes.note_event(topic, msg)
 
     def remove_worker(
         self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any
     ) -> None:
-        self.metrics.note_lost(*self.jobs.worker_removed(worker, stimulus_id))
+        lost = self.jobs.worker_removed(worker, stimulus_id)
+        self.metrics.note_lost(*map(len, lost))
+        self.changes.removed(worker, stimulus_id, *lost)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Release the lease and the holds of a client that closes.
