@@ -1,4 +1,4 @@
-"""The monitor on live clusters: it sees, tells, survives, and ends."""
+"""The monitor on real clusters: snapshots, events, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_snapshots_come(c, s, a, b):
-    """By iteration, each once, with a bounded window."""
+    """Iteration yields each snapshot once; a bounded number is kept."""
     seen = []
     async with clustertune.Monitor(c, interval=0.05, window=0.2) as monitor:
         async for snapshot in monitor:
@@ -41,7 +41,7 @@ async def test_snapshots_come(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_no_call_on_workers_after_the_first_look(c, s, a, b):
-    """What does not change is asked once."""
+    """Facts that do not change are read once."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         calls = []
         original = c.run
@@ -63,7 +63,7 @@ def _is_paused(event):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_events(c, s, a, b, monkeypatch):
-    """A worker that pauses is an event once it has lasted; and when it is over."""
+    """A pause of a worker is an event after it has lasted, and at its end."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         monitor._watch.hold = 0.2
         a.memory_manager.memory_pause_fraction = 1e-9
@@ -83,7 +83,7 @@ async def test_events(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_workers_come_and_go(c, s, a, b):
-    """Each snapshot has those that are there."""
+    """Each snapshot has the present workers."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         await a.close()
         await soon(lambda: len(monitor.snapshots[-1].workers) == 1)
@@ -93,7 +93,7 @@ async def test_workers_come_and_go(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_that_does_not_answer(c, s, a, b, monkeypatch):
-    """It is asked again, less often, until it is back."""
+    """It gets fewer requests until it answers again."""
     monkeypatch.setattr(watcher, "MAX_INTERVAL", 0.2)
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         handler = s.handlers.pop("clustertune")
@@ -106,14 +106,14 @@ async def test_a_scheduler_that_does_not_answer(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=[])
 async def test_a_cluster_without_workers(c, s):
-    """Is seen as it is."""
+    """Its snapshots have no workers."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         assert monitor.snapshots[-1].workers == ()
 
 
 @gen_test()
 async def test_a_scheduler_that_is_gone_at_the_beginning():
-    """Whoever begins to watch learns it at once."""
+    """The first iteration raises the error."""
     async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
         client = await Client(s.address, asynchronous=True, timeout="2s")
     with pytest.raises(ConnectionLostError):
@@ -123,7 +123,7 @@ async def test_a_scheduler_that_is_gone_at_the_beginning():
 
 
 def test_with_a_synchronous_client():
-    """In a block, while other code runs."""
+    """The monitor runs in a block while other code runs."""
     options = {"processes": False, "dashboard_address": "127.0.0.1:0", "n_workers": 1}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         with clustertune.Monitor(client, interval=0.05) as monitor:
@@ -146,7 +146,7 @@ def test_with_a_synchronous_client():
     ],
 )
 def test_wrong_arguments(options, error):
-    """Before anything is asked."""
+    """Errors are raised before any request."""
     with pytest.raises(TypeError, match=r"must be a dask\.distributed\.Client"):
         clustertune.Monitor("tcp://127.0.0.1:1")
     client = Client.__new__(Client)
@@ -156,7 +156,7 @@ def test_wrong_arguments(options, error):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_it_ends_with_its_client(c, s, a, b):
-    """Nothing goes on after the block, nor when the client is closed in it."""
+    """Nothing continues after the block, or after the client is closed."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         seen = asyncio.ensure_future(_all(monitor))
         await soon(lambda: len(monitor.snapshots) > 2)
@@ -179,7 +179,7 @@ def _watching():
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_what_ends_the_watch_is_told(c, s, a, b):
-    """To whoever iterates, who would wait for ever; a setting that is wrong, say."""
+    """Iteration raises the error that ends the monitor, such as a wrong setting."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         assert _watching()
         seen = asyncio.ensure_future(_all(monitor))
@@ -193,7 +193,7 @@ async def test_what_ends_the_watch_is_told(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
-    """Is not waited for without an end: since when nothing is known is said."""
+    """The monitor reports since when it has no answer."""
     monkeypatch.setattr(watcher, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr(watcher, "MAX_INTERVAL", 0.2)
     asked = asyncio.Event()
@@ -213,7 +213,7 @@ async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_past_runs_are_asked_now_and_then(c, s, a, b):
-    """Not at each look: on a large cluster they are many numbers."""
+    """They are not read at each look, because they are large."""
     async with clustertune.Monitor(c, interval=0.02) as monitor:
         resident = s.plugins["clustertune"]
         asked = []
