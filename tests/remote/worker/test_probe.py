@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -50,18 +51,64 @@ def test_a_parents_quota_counts(cgroups: Path) -> None:
     assert [n for _, n in probe.memory_limits()] == [2**30]
 
 
+def transfer(start: float, seconds: float, nbytes: int = 10**7, key: Any = "x") -> Any:
+    return {
+        "total": nbytes,
+        "start": start,
+        "stop": start + seconds,
+        "duration": seconds,
+        "keys": {key: nbytes},
+    }
+
+
+def bandwidths(*log: Any) -> list[float | None]:
+    return probe.bandwidths(SimpleNamespace(transfer_incoming_log=log), "parts-")
+
+
 def test_transfers_side_by_side_are_no_slower() -> None:
     """Bytes of what is large, over the time in which any of it was received."""
+    small = transfer(12.0, 1.0, 10**3)
     log = [
-        {"total": 3 * 10**7, "start": 10.0, "stop": 10.2, "duration": 0.2},
-        {"total": 10**7, "start": 10.1, "stop": 10.15, "duration": 0.05},
-        {"total": 10**7, "start": 11.0, "stop": 11.3, "duration": 0.3},
-        {"total": 10**3, "start": 12.0, "stop": 13.0, "duration": 1.0},
+        transfer(10.0, 0.2, 3 * 10**7),
+        transfer(10.1, 0.05),
+        transfer(11.0, 0.1),
+        transfer(11.05, 0.25),
+        small,
     ]
-    worker = SimpleNamespace(transfer_incoming_log=log)
-    assert probe.bandwidth(worker) == pytest.approx(1e8)
-    nothing = SimpleNamespace(transfer_incoming_log=log[3:])
-    assert probe.bandwidth(nothing) == 0.0
+    assert bandwidths(*log) == [pytest.approx(6e7 / 0.5), 0.0]
+    assert bandwidths(small) == [0.0, 0.0]
+
+
+def test_transfers_of_cuts_count_separately() -> None:
+    """They compete with tasks."""
+    cut = transfer(10.0, 0.5, key=("parts-array-1", 0, 0, 1))
+    whole = transfer(11.0, 0.1, key=("array-1", 0, 0))
+    assert bandwidths(cut, whole) == pytest.approx([1e8, 2e7])
+
+
+def test_transfers_that_differ_too_much() -> None:
+    """Their bandwidth is unknown; a quarter of the bytes at each end does not count."""
+
+    def found(*seconds: float) -> float | None:
+        return bandwidths(*(transfer(i, x) for i, x in enumerate(seconds)))[0]
+
+    assert found(0.1, 0.9) is None
+    assert found(0.1, 0.3, 0.3, 0.3, 0.9) == pytest.approx(5e7 / 1.9)
+    assert found(0.1, 0.1, 0.3, 0.3) is None
+    small = [transfer(i, 0.1, 10**6) for i in range(9)]
+    assert bandwidths(*small, transfer(10, 0.1, 10**8))[0] == pytest.approx(1.09e8)
+
+
+def test_copies_that_differ_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of the middle one counts, or none."""
+
+    def found(*seconds: float) -> float:
+        times = iter([t for s in seconds for t in (0.0, s)])
+        monkeypatch.setattr(probe, "perf_counter", lambda: next(times))
+        return probe.copying(None)
+
+    assert found(0.001, 0.0015, 0.002) == pytest.approx(probe.BLOCK / 0.0015)
+    assert found(0.001, 0.0015, 0.0021) == 0.0
 
 
 def test_version_1(cgroups: Path) -> None:
