@@ -392,7 +392,6 @@ async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the bandwidths that each worker measured in its last large transfers.
 
     Workers without such a transfer, or without an answer, get the median of the others.
-    A worker has no bandwidth if its transfers differ too much.
     """
     running = [w for w in snapshot.workers if w.running]
     answers = await ask_workers(
@@ -400,21 +399,24 @@ async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
     )
     read = {a: x for a, x in answers.items() if isinstance(x, list)}
     for i, name in enumerate(("bandwidth", "cut_bandwidth")):
-        unsteady = {a: 0.0 for a, x in read.items() if x[i] is None}
         measured = {a: x[i] for a, x in read.items() if x[i]}
         usual = median(measured.values()) if measured else 0.0
-        snapshot = with_values(snapshot, name, unsteady | measured, usual)
+        snapshot = with_values(snapshot, name, measured, usual)
     return snapshot
 
 
 async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the speed at which each running worker copies; all copy at the same time."""
+    """Add the speed at which each running worker copies; all copy at the same time.
+
+    Workers without an answer get the median of the others.
+    """
     running = [w for w in snapshot.workers if w.running]
     answers = await ask_workers(
         client, running, probe.copying, timeout=SOON, again=False
     )
     found = {a: x for a, x in answers.items() if isinstance(x, float)}
-    return with_values(snapshot, "copying", found, 0.0)
+    usual = median(found.values()) if found else 0.0
+    return with_values(snapshot, "copying", found, usual)
 
 
 async def _snapshot(

@@ -32,18 +32,22 @@ def seconds(flow: Flow, view: View) -> float | None:
     now, cuts = view.now, flow.tasks > 0
     if now.round_trip is None or (cuts and now.overhead is None):
         return None
-    travels = np.maximum(flow.received, flow.sent)
     fixed = flow.cycles * CYCLE + flow.requests * now.round_trip
     fixed += flow.tasks * (now.overhead or 0.0)
-    busy = np.zeros(len(now.workers))
-    for nbytes, speeds in (
-        (travels, [w.cut_bandwidth if cuts else w.bandwidth for w in now.workers]),
-        (flow.produced, [w.copying for w in now.workers]),
-    ):
-        speed = np.array(speeds, dtype=np.float64)
-        if nbytes[speed == 0].any():
-            return None
-        busy += nbytes / np.where(speed == 0, 1.0, speed)
+    speeds = [
+        (w.cut_bandwidth if cuts else w.bandwidth, w.copying) for w in now.workers
+    ]
+    bandwidth, copying = np.array(speeds, dtype=np.float64).reshape(-1, 2).T
+    travels = np.maximum(flow.received, flow.sent)
+    # a worker without a copying speed is on a busy host
+    unknown = ((travels + flow.produced > 0) & (copying == 0)) | (
+        (travels > 0) & (bandwidth == 0)
+    )
+    if unknown.any():
+        return None
+    busy = travels / np.maximum(1.0, bandwidth) + flow.produced / np.maximum(
+        1.0, copying
+    )
     total = fixed + float(busy.max(initial=0.0))
     # the time of a part is not measured: it is less than the overhead of a task
     if flow.parts * (now.overhead or 0.0) > (AIM - 1) * total:

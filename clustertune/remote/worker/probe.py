@@ -11,10 +11,9 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from time import perf_counter, time
 from typing import Any
@@ -29,7 +28,8 @@ RECENT = 50  # transfers of a kind
 SEARCHED = 1000  # transfers
 BLOCK = 4 * 10**6  # bytes of a copy that is timed
 COPIES = 3
-STEADY = 2.0  # largest ratio of two speeds that count as the same
+STEADY = 2.0  # largest ratio of the speeds of copies
+MAX_LOAD = 1.5  # processes per CPU that run or wait, on average of a minute
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -66,13 +66,13 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
     return total
 
 
-def bandwidths(dask_worker: Any, cut: str) -> list[float | None]:
+def bandwidths(dask_worker: Any, cut: str) -> list[float]:
     """Return the bytes per second of the last large transfers to this worker.
 
     The first value is that of whole keys, the second that of keys whose name begins
-    with ``cut``. A value is 0 if there was no transfer, and None if their speeds differ
-    too much. The worker's own ``bandwidth`` is not used: it begins with a configured
-    value, and each transfer changes it by 5 % only.
+    with ``cut``. A value is 0 if there was no transfer. The worker's own ``bandwidth``
+    is not used: it begins with a configured value, and each transfer changes it by 5 %
+    only.
     """
     found: tuple[list[Any], list[Any]] = ([], [])
     for transfer in islice(reversed(dask_worker.transfer_incoming_log), SEARCHED):
@@ -82,24 +82,19 @@ def bandwidths(dask_worker: Any, cut: str) -> list[float | None]:
     return [_bandwidth(some[:RECENT]) for some in found]
 
 
-def _bandwidth(transfers: list[Any]) -> float | None:
+def _bandwidth(transfers: list[Any]) -> float:
     busy = _covered((t["start"], t["stop"]) for t in transfers)
-    if not busy:
-        return 0.0
-    total = sum(t["total"] for t in transfers)
-    speeds = sorted((t["total"] / t["duration"], t["total"]) for t in transfers)
-    sums = list(accumulate(nbytes for _, nbytes in speeds))
-    # the middle half of the bytes decides
-    low, high = (speeds[bisect_left(sums, total * x)][0] for x in (0.25, 0.75))
-    return float(total / busy) if high <= STEADY * low else None
+    return sum(t["total"] for t in transfers) / busy if busy else 0.0
 
 
 def copying(dask_worker: Any) -> float:
     """Return the bytes per second that this process copies into new memory.
 
-    The result is 0 if some copies differ too much, as on a host with other work. New
-    pages are needed, as for a new partition.
+    The result is 0 if other processes make the speeds of this host unsteady. New pages
+    are needed, as for a new partition.
     """
+    if psutil.getloadavg()[0] > MAX_LOAD * (psutil.cpu_count() or 1):
+        return 0.0
     source, speeds = b"1" * BLOCK, []
     for _ in range(COPIES):
         with mmap.mmap(-1, BLOCK) as memory:
