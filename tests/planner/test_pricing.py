@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from dask.sizeof import sizeof
 from distributed import wait
@@ -20,6 +22,7 @@ from clustertune.core.model import Conversion, Flow, WorkerSnapshot
 from clustertune.core.rules import CYCLE
 from clustertune.monitor import monitor
 from clustertune.planner import layouts, pricing
+from clustertune.remote.worker import probe
 from clustertune.testing import collection, snapshot, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -195,7 +198,7 @@ async def test_predicted_bytes_are_those_that_travel(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_bandwidth_is_that_of_real_transfers(
-    c: Any, s: Any, a: Any, b: Any
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is unknown on a new cluster; nothing is sent to measure it."""
     x = da.random.random((250_000, 8), chunks=(250_000, 8))
@@ -213,5 +216,15 @@ async def test_bandwidth_is_that_of_real_transfers(
     # a worker that has received nothing gets the value of the others
     assert found == dict.fromkeys((a.address, b.address), found[b.address])
     assert found[b.address] == pytest.approx(sent["total"] / sent["duration"], rel=0.01)
+    # other processes on this host do not matter here
+    monkeypatch.setattr(probe, "STEADY", float("inf"))
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    now = await monitor.with_copying(c, now)
+    moved = flow([0, 10**6], [10**6, 0])
+    assert pricing.seconds(moved, view(snapshots=[now])) is not None
+    # no cut has sent parts yet
+    cut = replace(moved, tasks=1)
+    now = replace(now, overhead=0.001)
+    assert pricing.seconds(cut, view(snapshots=[now])) is None
     await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
     assert len(b.transfer_incoming_log) == 1
