@@ -15,8 +15,8 @@ import clustertune
 from clustertune import actions, checks
 from clustertune.actions import load, rebalance, scale
 from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
+from clustertune.core.rules import CYCLE
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.planner import pricing
 from clustertune.testing import MemoryCluster, collection, layout, view, worker
 
 MB = 2**20
@@ -221,7 +221,7 @@ def test_rebalance_is_priced_by_what_travels() -> None:
     assert step.price.nbytes == 4 * row * 88
     assert step.price.peak == 2 * row * 88
     # all of it leaves one worker, half of it comes to each of the others
-    assert step.price.seconds == pytest.approx(pricing.MOVE + 1.0, rel=1e-3)
+    assert step.price.seconds == pytest.approx(1.0 + 2 * CYCLE + 3 * 0.01, rel=1e-3)
     assert step.price.at_risk == "nothing"
     assert step.summary == "move 95.4 MiB of training data (8 keys)"
     assert "holds 1.00 times its share of rows instead of 3.00" in step.gain

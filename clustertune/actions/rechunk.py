@@ -439,13 +439,16 @@ def _price(
     recut: Rechunk, changed: list[CollectionInfo], moves: Layout | None, view: View
 ) -> Price:
     flow = pricing.of_recut(recut, changed, view)
-    peak = flow.produced
+    nbytes, peak = int(flow.received.sum()), flow.produced
+    seconds = pricing.seconds(flow, view)
     if moves is not None:
         moved = pricing.of_moves(moves, view, recut.targets)
-        flow, peak = pricing.both(flow, moved), peak + moved.received
+        nbytes, peak = nbytes + int(moved.received.sum()), peak + moved.received
+        then = pricing.seconds(moved, view)
+        seconds = None if seconds is None or then is None else seconds + then
     return Price(
-        nbytes=int(flow.received.sum()),
-        seconds=pricing.seconds(flow, view),
+        nbytes=nbytes,
+        seconds=seconds,
         peak=int(peak.max(initial=0)),
     )
 

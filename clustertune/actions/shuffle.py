@@ -34,9 +34,6 @@ from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import place
 
-OVERHEAD = 0.2  # seconds for two graphs
-COPYING = 2.5e8  # bytes per second of taking rows by index, which happens twice
-
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout whose rows need another order.
@@ -62,7 +59,7 @@ def _partitions(layout: Layout, view: View) -> Step:
     return Step(
         action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
-        price=Price(nbytes=0, seconds=OVERHEAD),
+        price=Price(nbytes=0, seconds=None),
         gain="the order of partitions is random",
         args=Shuffle(
             layout=layout.label,
@@ -86,11 +83,6 @@ def _rows(layout: Layout, view: View) -> Step:
     target = _targets(layout, view, rows)
     nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))
     travels = nbytes * (n_workers - 1) // n_workers
-    speeds = [w.bandwidth for w in view.now.workers]
-    seconds = None
-    if all(speeds):
-        each = nbytes / n_workers
-        seconds = OVERHEAD + each / min(speeds) + 2 * each / COPYING
     what = f"sort {layout.rows.sum():,} rows of the {layout.label} by {by}"
     if not by:
         what = f"shuffle {layout.rows.sum():,} rows of the {layout.label}"
@@ -99,7 +91,7 @@ def _rows(layout: Layout, view: View) -> Step:
         summary=f"{what} into {plural(len(rows), 'partition')}",
         price=Price(
             nbytes=travels,
-            seconds=seconds,
+            seconds=None,  # the speed of taking rows by index is not measured
             peak=2 * _fullest(layout, view, rows, target),
         ),
         gain="groups are whole and in order" if by else "the order of rows is random",

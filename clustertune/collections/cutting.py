@@ -23,7 +23,7 @@ from dask.array.core import concatenate3
 
 from clustertune.collections import conversion as converting
 from clustertune.collections.graphs import Graph, Partitions, collection, nested
-from clustertune.core.model import COPIED, Conversion, Cut, Key, Rechunk
+from clustertune.core.model import COPIED, PARTS, Conversion, Cut, Key, Rechunk
 
 Ends: TypeAlias = tuple[bool, Any, Any]
 """Whether the index of a partition is sorted; its first and last value, if any."""
@@ -158,14 +158,14 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
             if owner != target:
                 views = sent.setdefault(owner, [])
                 views.append(view)
-                bundle = TaskRef((f"parts-{name}", *position, owner))
+                bundle = TaskRef((f"{PARTS}-{name}", *position, owner))
                 view = Task(None, operator.getitem, bundle, len(views) - 1)
             joined.append(view)
         for owner, views in sent.items():
-            bundle_key: Key = (f"parts-{name}", *position, owner)
+            bundle_key: Key = (f"{PARTS}-{name}", *position, owner)
             task = Task(None, list, List(*views))
             graph.add(bundle_key, task, recut.workers[owner], LEAVING)
-            graph.sent.add(f"parts-{name}")
+            graph.sent.add(f"{PARTS}-{name}")
         task = kind.partition(joined, is_sent=bool(sent))
         graph.add(key, task, recut.workers[target], ARRIVING if sent else STAYING)
         graph.partitions[cut.label].append(key)

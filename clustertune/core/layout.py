@@ -18,6 +18,9 @@ ORDER = "row_order"
 COPIED = "copied"
 """Prefix of the names of collections with a replica on every worker."""
 
+PARTS = "parts"
+"""Prefix of the names of keys that cuts send to other workers."""
+
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]

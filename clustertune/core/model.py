@@ -19,6 +19,7 @@ from clustertune.core.findings import Scalar as Scalar
 from clustertune.core.findings import Severity as Severity
 from clustertune.core.layout import COPIED as COPIED
 from clustertune.core.layout import ORDER as ORDER
+from clustertune.core.layout import PARTS as PARTS
 from clustertune.core.layout import Bools as Bools
 from clustertune.core.layout import CollectionInfo as CollectionInfo
 from clustertune.core.layout import Contents as Contents
@@ -166,12 +167,15 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """Bytes of a step by worker, in the order of the snapshot."""
+    """The work of a step; bytes by worker, in the order of the snapshot."""
 
     received: Int64s
     sent: Int64s
     produced: Int64s  # bytes that are copied or computed on the worker
-    seconds: float  # fixed time of the step
+    cycles: int = 0  # cycles of the mover
+    requests: int  # one after the other
+    tasks: int = 0
+    parts: int = 0  # ranges of rows of old partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,8 +457,8 @@ class Cluster(Protocol):
     async def overhead(self, view: View) -> float | None:
         """Seconds of overhead of a task; None: it cannot be measured."""
 
-    async def with_bandwidths(self, view: View) -> View:
-        """Add the bandwidth of each worker, measured in its last transfers."""
+    async def with_speeds(self, view: View) -> View:
+        """Add the speeds that predicted seconds need, measured on this cluster."""
 
     async def load(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""

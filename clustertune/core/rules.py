@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from clustertune.core.wording import bytes_text
 
+CYCLE = 0.02  # seconds between two cycles of the mover
+
 # --- free memory ----------------------------------------------------------------------
 
 

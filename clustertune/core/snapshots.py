@@ -113,8 +113,12 @@ class WorkerSnapshot:
     managed: int  # bytes of managed memory, at most those of the process
     spilled: int  # bytes of keys on disk
     facts: WorkerFacts | Unknown
-    #: bytes per second of the last transfers to it; 0: none was measured
+    #: bytes per second of the last transfers of whole keys to it; 0: unknown
     bandwidth: float = 0.0
+    #: the same of transfers during cuts, which compete with tasks
+    cut_bandwidth: float = 0.0
+    #: bytes per second that it copies into new memory; 0: unknown
+    copying: float = 0.0
     #: sum of the sizes of keys in memory; data that keys share counts for each key
     counted: int = 0
     heartbeat_age: float = 0.0  # seconds since its last heartbeat
@@ -271,6 +275,8 @@ class Snapshot:
     memory_manager: bool | None = None  # whether Dask's AMM runs; None: there is none
     #: seconds per task besides its work; None: not measured
     overhead: float | None = None
+    #: seconds of a request to the scheduler; None: not measured
+    round_trip: float | None = None
     can_scale: str | None = None  # reason why this client cannot scale it; None: it can
     can_restart: str | None = None  # reason against restarts by nannies; None: none
     #: least and most workers of adaptive scaling; None: it is off

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,7 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from clustertune.core.model import (
+    PARTS,
     CollectionInfo,
     Int64s,
     Snapshot,
@@ -346,12 +347,15 @@ async def look(
     ConnectionLostError, VersionMismatchError
         The scheduler has ended; code must not be sent to a new worker.
     """
+    start = perf_counter()
     identity = await identify(client)
+    round_trip = perf_counter() - start
     there = await approve(client, identity["workers"])
     loaded = [m for m in collections if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
     snapshot = await _snapshot(client, identity, found)
+    snapshot = replace(snapshot, round_trip=round_trip)
     if not loaded:
         return snapshot, tuple(collections)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
@@ -386,17 +390,34 @@ def _placed(
 
 
 async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the bandwidth that each worker measured in its last large transfers.
+    """Add the bandwidths that each worker measured in its last large transfers.
 
     Workers without such a transfer, or without an answer, get the median of the others.
     """
     running = [w for w in snapshot.workers if w.running]
     answers = await ask_workers(
-        client, running, probe.bandwidth, timeout=SOON, again=False
+        client, running, probe.bandwidths, timeout=SOON, again=False, cut=f"{PARTS}-"
     )
-    measured = {a: x for a, x in answers.items() if isinstance(x, float) and x > 0}
-    usual = median(measured.values()) if measured else 0.0
-    return with_values(snapshot, "bandwidth", measured, usual)
+    read = {a: x for a, x in answers.items() if isinstance(x, list)}
+    for i, name in enumerate(("bandwidth", "cut_bandwidth")):
+        measured = {a: x[i] for a, x in read.items() if x[i]}
+        usual = median(measured.values()) if measured else 0.0
+        snapshot = with_values(snapshot, name, measured, usual)
+    return snapshot
+
+
+async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the speed at which each running worker copies; all copy at the same time.
+
+    Workers without an answer get the median of the others.
+    """
+    running = [w for w in snapshot.workers if w.running]
+    answers = await ask_workers(
+        client, running, probe.copying, timeout=SOON, again=False
+    )
+    found = {a: x for a, x in answers.items() if isinstance(x, float)}
+    usual = median(found.values()) if found else 0.0
+    return with_values(snapshot, "copying", found, usual)
 
 
 async def _snapshot(

@@ -149,9 +149,9 @@ async def _plan(cluster: Cluster, journal: Journal, settings: Settings | None) -
         view = replace(view, snapshots=(*view.snapshots[:-1], now))
         found = _check(view, settings)
         plan = planner.make_plan(found, view, actions.available())
-    if any(step.price.nbytes for step in plan.steps):
-        # only transfers need bandwidths, which take a request to each worker
-        view = await cluster.with_bandwidths(view)
+    if plan.steps and plan.phase in ("rechunk", "replicate", "rebalance"):
+        # predicted seconds need speeds, which take requests to each worker
+        view = await cluster.with_speeds(view)
         plan = planner.make_plan(found, view, actions.available())
     journal.views[-1], journal.findings[-1] = view, found
     journal.plans.append(plan)

@@ -73,6 +73,8 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
         managed=0,
         spilled=0,
         bandwidth=100e6,
+        cut_bandwidth=100e6,
+        copying=1e9,
         facts=replace(facts, **_take(overrides, WorkerFacts)),
     )
     return replace(built, **{"counted": overrides.get("managed", 0), **overrides})
@@ -142,7 +144,12 @@ def runs(
 
 def snapshot(workers: Sequence[WorkerSnapshot], **overrides: Any) -> Snapshot:
     """Build the cluster at one moment."""
-    built = Snapshot(time=0.0, scheduler="tcp://127.0.0.1:8786", workers=tuple(workers))
+    built = Snapshot(
+        time=0.0,
+        scheduler="tcp://127.0.0.1:8786",
+        workers=tuple(workers),
+        round_trip=0.01,
+    )
     return replace(built, **overrides)
 
 

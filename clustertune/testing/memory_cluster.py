@@ -163,7 +163,7 @@ class MemoryCluster:
     async def overhead(self, view: View) -> float | None:
         return self.task_overhead
 
-    async def with_bandwidths(self, view: View) -> View:
+    async def with_speeds(self, view: View) -> View:
         return view
 
     async def load(self, load: Load, notify: Notify) -> Result:

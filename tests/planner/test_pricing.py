@@ -9,6 +9,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from dask.sizeof import sizeof
 from distributed import wait
@@ -17,20 +18,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune import actions, checks
-from clustertune.core.model import Conversion, Flow
+from clustertune.core.model import Conversion, Flow, WorkerSnapshot
+from clustertune.core.rules import CYCLE
 from clustertune.monitor import monitor
-from clustertune.planner import goals, layouts, pricing
-from clustertune.planner.plan import make_plan
-from clustertune.testing import collection, layout, view, worker
+from clustertune.planner import layouts, pricing
+from clustertune.remote.worker import probe
+from clustertune.testing import collection, snapshot, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000
 
 
-def flow(into: list[int], out: list[int], made: list[int] | None = None) -> Flow:
+def flow(
+    into: list[int], out: list[int], made: list[int] | None = None, **counts: int
+) -> Flow:
     arrays = [np.array(x) for x in (into, out, made or [0] * len(into))]
-    return Flow(received=arrays[0], sent=arrays[1], produced=arrays[2], seconds=0.5)
+    return Flow(
+        received=arrays[0],
+        sent=arrays[1],
+        produced=arrays[2],
+        requests=5,
+        **counts,
+    )
+
+
+def seconds(flow: Flow, *workers: WorkerSnapshot, **values: float | None) -> Any:
+    """Predicted seconds; a request takes 0.1 s unless ``values`` differ."""
+    known = {"round_trip": 0.1, "overhead": 0.01} | values
+    return pricing.seconds(flow, view(snapshots=[snapshot(workers, **known)]))
 
 
 # --- bytes ----------------------------------------------------------------------------
@@ -95,37 +110,46 @@ def test_lists(n: int) -> None:
 
 def test_the_busiest_worker_decides() -> None:
     """What it receives or sends, whichever is more, and what it copies."""
-    some = [worker(0, bandwidth=100.0), worker(1, bandwidth=50.0)]
-    copied = [0, int(2 * pricing.COPYING)]
-    assert pricing.seconds(flow([0, 100], [100, 0]), view(some)) == 0.5 + 2
-    assert pricing.seconds(flow([0, 100], [100, 0], copied), view(some)) == 0.5 + 4
-    unknown = [some[0], replace(some[1], bandwidth=0.0)]
-    assert pricing.seconds(flow([0, 100], [100, 0]), view(unknown)) is None
-    # no bandwidth is needed where nothing travels
-    assert pricing.seconds(flow([0, 0], [0, 0], copied), view(unknown)) == 0.5 + 2
+    slow = worker(1, bandwidth=50.0, cut_bandwidth=25.0, copying=100.0)
+    fast = worker(0, bandwidth=100.0)
+    assert seconds(flow([0, 100], [100, 0]), fast, slow) == 0.5 + 2
+    assert seconds(flow([0, 100], [100, 0], [0, 200]), fast, slow) == 0.5 + 4
+    # transfers of a cut have their own bandwidth
+    cut = flow([0, 100], [100, 0], [0, 200], tasks=10)
+    assert seconds(cut, fast, slow) == pytest.approx(0.5 + 0.1 + 6)
 
 
-def test_many_parts_take_time() -> None:
-    """In addition to their bytes; parts of frames take more."""
+def test_requests_cycles_and_tasks_take_time() -> None:
+    """Each at the time that was measured; a cycle is a setting of the mover."""
+    none = flow([0], [0], cycles=2, tasks=30)
+    assert seconds(none, worker(0)) == pytest.approx(0.5 + 2 * CYCLE + 0.3)
 
-    def priced(n_partitions: int, kind: str) -> float:
-        partitions = layout([1000 // n_partitions] * n_partitions, [0] * n_partitions)
-        collections = tuple(replace(m, kind=kind) for m in partitions.collections)
-        seen = view(
-            [worker(0), worker(1)], [replace(partitions, collections=collections)]
-        )
-        seen = replace(seen, goal=replace(seen.goal, rechunk=2))
-        (step,) = make_plan(
-            (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()
-        ).steps
-        assert (step.action, step.price.seconds is None) == ("rechunk", False)
-        return step.price.seconds or 0.0
 
-    few, many, frames = priced(4, "array"), priced(500, "array"), priced(500, "series")
-    assert many - few > 900 * pricing.ARRAY_PART
-    assert frames - many == pytest.approx(
-        1000 * (pricing.FRAME_PART - pricing.ARRAY_PART)
-    )
+@pytest.mark.parametrize(
+    ("missing", "needed"),
+    [
+        ("bandwidth", flow([0, 9], [9, 0])),
+        ("copying", flow([0, 0], [0, 0], [9, 9])),
+        ("copying", flow([0, 9], [9, 0])),
+        ("overhead", flow([0, 0], [0, 0], tasks=1)),
+        ("round_trip", flow([0, 0], [0, 0])),
+    ],
+)
+def test_a_missing_speed(missing: str, needed: Flow) -> None:
+    """The seconds are unknown, unless the step does not need this speed."""
+    if missing in ("bandwidth", "copying"):
+        some, values = [worker(0), worker(1, **{missing: 0.0})], {}
+    else:
+        some, values = [worker(0), worker(1)], {missing: None}
+    assert seconds(needed, *some, **values) is None
+    if missing != "round_trip":
+        assert seconds(flow([0, 0], [0, 0]), *some, **values) == 0.5
+
+
+def test_many_parts() -> None:
+    """Their time is not measured, so the seconds are unknown if they may matter."""
+    assert seconds(flow([0], [0], parts=20), worker(0)) == 0.5
+    assert seconds(flow([0], [0], parts=30), worker(0)) is None
 
 
 # --- live -----------------------------------------------------------------------------
@@ -174,7 +198,7 @@ async def test_predicted_bytes_are_those_that_travel(
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_bandwidth_is_that_of_real_transfers(
-    c: Any, s: Any, a: Any, b: Any
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is unknown on a new cluster; nothing is sent to measure it."""
     x = da.random.random((250_000, 8), chunks=(250_000, 8))
@@ -192,6 +216,15 @@ async def test_bandwidth_is_that_of_real_transfers(
     # a worker that has received nothing gets the value of the others
     assert found == dict.fromkeys((a.address, b.address), found[b.address])
     assert found[b.address] == pytest.approx(sent["total"] / sent["duration"], rel=0.01)
-    estimate = await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
-    assert estimate.report.steps[0].predicted_seconds is not None
+    # other processes on this host do not matter here
+    monkeypatch.setattr(probe, "STEADY", float("inf"))
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    now = await monitor.with_copying(c, now)
+    moved = flow([0, 10**6], [10**6, 0])
+    assert pricing.seconds(moved, view(snapshots=[now])) is not None
+    # no cut has sent parts yet
+    cut = replace(moved, tasks=1)
+    now = replace(now, overhead=0.001)
+    assert pricing.seconds(cut, view(snapshots=[now])) is None
+    await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
     assert len(b.transfer_incoming_log) == 1

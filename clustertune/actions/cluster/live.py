@@ -176,9 +176,10 @@ class LiveCluster(WorkerActions, DataActions):
         """Seconds of overhead of a task; measured once for all looks."""
         return await overhead.per_task(self.client, view.now)
 
-    async def with_bandwidths(self, view: View) -> View:
-        """Add the bandwidth of each worker, measured in its last transfers."""
+    async def with_speeds(self, view: View) -> View:
+        """Add bandwidths and copying speeds of workers, and the time of a request."""
         now = await monitor.with_bandwidths(self.client, view.now)
+        now = await monitor.with_copying(self.client, now)
         return replace(view, snapshots=(*view.snapshots[:-1], now))
 
     # --- act --------------------------------------------------------------------------

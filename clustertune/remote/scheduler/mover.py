@@ -32,12 +32,11 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
-from clustertune.core.rules import free_bytes
+from clustertune.core.rules import CYCLE, free_bytes
 from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
 
-CYCLE = 0.02  # seconds between two runs of the policy
 EPOCH = 20.0  # seconds in which copies start while the default manager is paused
 DRAIN = 5.0  # further seconds in which copies may arrive
 MAX_KEYS = 2000  # in flight: a cycle with 1,000 suggestions takes 4 ms

@@ -8,13 +8,14 @@ pools are those of the process, because a library may ignore the environment.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from time import time
+from time import perf_counter, time
 from typing import Any
 
 import psutil
@@ -23,7 +24,12 @@ ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 BOOT = "/proc/sys/kernel/random/boot_id"
 LARGE = 10**6  # bytes; Dask measures the bandwidth of such transfers, too
-RECENT = 50  # transfers
+RECENT = 50  # transfers of a kind
+SEARCHED = 1000  # transfers
+BLOCK = 4 * 10**6  # bytes of a copy that is timed
+COPIES = 3
+STEADY = 2.0  # largest ratio of the speeds of copies
+MAX_LOAD = 1.5  # processes per CPU that run or wait, on average of a minute
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -60,16 +66,45 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
     return total
 
 
-def bandwidth(dask_worker: Any) -> float:
+def bandwidths(dask_worker: Any, cut: str) -> list[float]:
     """Return the bytes per second of the last large transfers to this worker.
 
-    The result is 0 if there was none. The worker's own ``bandwidth`` is not used: it
-    begins with a configured value, and each transfer changes it by 5 % only.
+    The first value is that of whole keys, the second that of keys whose name begins
+    with ``cut``. A value is 0 if there was no transfer. The worker's own ``bandwidth``
+    is not used: it begins with a configured value, and each transfer changes it by 5 %
+    only.
     """
-    recent = islice(reversed(dask_worker.transfer_incoming_log), RECENT)
-    large = [t for t in recent if t["total"] >= LARGE]
-    busy = _covered((t["start"], t["stop"]) for t in large)
-    return sum(t["total"] for t in large) / busy if busy else 0.0
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for transfer in islice(reversed(dask_worker.transfer_incoming_log), SEARCHED):
+        if transfer["total"] >= LARGE:
+            names = (k[0] if isinstance(k, tuple) else k for k in transfer["keys"])
+            found[any(str(name).startswith(cut) for name in names)].append(transfer)
+    return [_bandwidth(some[:RECENT]) for some in found]
+
+
+def _bandwidth(transfers: list[Any]) -> float:
+    busy = _covered((t["start"], t["stop"]) for t in transfers)
+    return sum(t["total"] for t in transfers) / busy if busy else 0.0
+
+
+def copying(dask_worker: Any) -> float:
+    """Return the bytes per second that this process copies into new memory.
+
+    The result is 0 if other processes make the speeds of this host unsteady. New pages
+    are needed, as for a new partition.
+    """
+    if psutil.getloadavg()[0] > MAX_LOAD * (psutil.cpu_count() or 1):
+        return 0.0
+    source, speeds = b"1" * BLOCK, []
+    for _ in range(COPIES):
+        with mmap.mmap(-1, BLOCK) as memory:
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # as NumPy does for large arrays
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            start = perf_counter()
+            memory.write(source)
+            speeds.append(BLOCK / (perf_counter() - start))
+    steady = max(speeds) <= STEADY * min(speeds)
+    return sorted(speeds)[COPIES // 2] if steady else 0.0
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -50,18 +51,61 @@ def test_a_parents_quota_counts(cgroups: Path) -> None:
     assert [n for _, n in probe.memory_limits()] == [2**30]
 
 
+def transfer(start: float, seconds: float, nbytes: int = 10**7, key: Any = "x") -> Any:
+    return {
+        "total": nbytes,
+        "start": start,
+        "stop": start + seconds,
+        "duration": seconds,
+        "keys": {key: nbytes},
+    }
+
+
+def bandwidths(*log: Any) -> list[float]:
+    return probe.bandwidths(SimpleNamespace(transfer_incoming_log=log), "parts-")
+
+
 def test_transfers_side_by_side_are_no_slower() -> None:
     """Bytes of what is large, over the time in which any of it was received."""
+    small = transfer(12.0, 1.0, 10**3)
     log = [
-        {"total": 3 * 10**7, "start": 10.0, "stop": 10.2, "duration": 0.2},
-        {"total": 10**7, "start": 10.1, "stop": 10.15, "duration": 0.05},
-        {"total": 10**7, "start": 11.0, "stop": 11.3, "duration": 0.3},
-        {"total": 10**3, "start": 12.0, "stop": 13.0, "duration": 1.0},
+        transfer(10.0, 0.2, 3 * 10**7),
+        transfer(10.1, 0.05),
+        transfer(11.0, 0.1),
+        transfer(11.05, 0.25),
+        small,
     ]
-    worker = SimpleNamespace(transfer_incoming_log=log)
-    assert probe.bandwidth(worker) == pytest.approx(1e8)
-    nothing = SimpleNamespace(transfer_incoming_log=log[3:])
-    assert probe.bandwidth(nothing) == 0.0
+    assert bandwidths(*log) == [pytest.approx(6e7 / 0.5), 0.0]
+    assert bandwidths(small) == [0.0, 0.0]
+
+
+def test_transfers_of_cuts_count_separately() -> None:
+    """They compete with tasks."""
+    cut = transfer(10.0, 0.5, key=("parts-array-1", 0, 0, 1))
+    whole = transfer(11.0, 0.1, key=("array-1", 0, 0))
+    assert bandwidths(cut, whole) == pytest.approx([1e8, 2e7])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "load", "expected"),
+    [
+        ((0.001, 0.0015, 0.002), 1.5, probe.BLOCK / 0.0015),
+        ((0.001, 0.0015, 0.0021), 1.5, 0.0),  # the copies differ too much
+        ((0.001, 0.0015, 0.002), 1.6, 0.0),  # other processes wait for the CPUs
+    ],
+)
+def test_copies(
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: tuple[float, ...],
+    load: float,
+    expected: float,
+) -> None:
+    """The speed of the middle copy counts; on a busy host it is unknown."""
+    times = iter([t for s in seconds for t in (0.0, s)])
+    monkeypatch.setattr(probe, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(probe.psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(probe.psutil, "getloadavg", lambda: (4 * load, 0.0, 0.0))
+    assert probe.copying(None) == pytest.approx(expected)
 
 
 def test_version_1(cgroups: Path) -> None:
