@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,7 +24,7 @@ from clustertune.cli.running import (
     usage_errors,
 )
 from clustertune.core.model import Severity
-from clustertune.core.wording import printable
+from clustertune.core.wording import plural, printable
 from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
 
@@ -140,33 +140,42 @@ def run(
     epilog=examples(
         "clustertune playbooks",
         "clustertune playbooks between-runs > nightly.yaml",
+        "clustertune playbooks --lint nightly.yaml weekly.yaml",
         "clustertune playbooks --schema > playbook-schema.json",
     )
 )
-@click.argument("name", required=False, shell_complete=_complete)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
 @click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Form of the list.",
+    show_default=True, help="Form of the list, and of the problems.",
+)  # fmt: skip
+@click.option(
+    "--lint", is_flag=True, help="Check each NAME without a cluster, and print all "
+    "problems with file and line. Exit with code 1 if there is one."
 )  # fmt: skip
 @click.option(
     "--schema", "as_schema", is_flag=True,
     help="Print the JSON schema of playbooks, for editors.",
 )  # fmt: skip
-def playbooks(name: str | None, form: str, as_schema: bool) -> None:
-    """List the playbooks, or print the text of NAME.
+def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) -> None:
+    """List the playbooks, print the text of NAME, or check playbooks.
 
-    The list has the shipped playbooks, and the *.yaml files in the folder that
-    `clustertune.playbooks` names in Dask's configuration. Your own playbooks override
-    shipped ones with the same name.
+    NAME is a name of the list, or a file. The list has the shipped playbooks, and the
+    *.yaml files in the folder that `clustertune.playbooks` names in Dask's
+    configuration. Your own playbooks override shipped ones with the same name.
     """
     from clustertune.operations.playbooks import library, schema
 
+    if lint:
+        _lint(names, form)
     with _usage_errors():
         if as_schema:
             click.echo(json.dumps(schema.schema(), indent=2))
             return
-        if name is not None:
-            click.echo(library.text_of(name), nl=False)
+        if len(names) > 1:
+            raise click.UsageError("give one NAME, or --lint to check several")
+        if names:
+            click.echo(library.text_of(names[0]), nl=False)
             return
         found = [_described(n, path) for n, path in library.available().items()]
     if form == "json":
@@ -175,6 +184,24 @@ def playbooks(name: str | None, form: str, as_schema: bool) -> None:
     rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 60, None]))
+
+
+def _lint(names: tuple[str, ...], form: str) -> NoReturn:
+    """Print all problems of playbooks, and exit with 1 if there is one."""
+    from clustertune.operations.playbooks import library
+
+    if not names:
+        raise click.UsageError("--lint needs the files to check")
+    found = {name: library.problems(name) for name in names}
+    total = sum(map(len, found.values()))
+    if form == "json":
+        rows = [{"file": name, "problems": lines} for name, lines in found.items()]
+        click.echo(json.dumps({"schema_version": 1, "playbooks": rows}))
+    else:
+        for line in (line for lines in found.values() for line in lines):
+            click.echo(line)
+        click.echo(f"{plural(len(found), 'playbook')}: {plural(total, 'problem')}")
+    sys.exit(1 if total else 0)
 
 
 def _described(name: str, path: Path) -> dict[str, str]:
