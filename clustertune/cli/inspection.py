@@ -21,6 +21,7 @@ from clustertune.cli.options import Target, cluster_options
 from clustertune.cli.running import (
     distinct_names,
     exit_on_error,
+    fail_on_option,
     format_option,
     parse_seconds,
     render,
@@ -28,6 +29,7 @@ from clustertune.cli.running import (
     usage_errors,
     with_usage_errors,
 )
+from clustertune.core.findings import Severity
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
@@ -67,17 +69,13 @@ def _known_workload(name: str | None) -> str | None:
     "runs code of its publisher."
 )  # fmt: skip
 @_workload
-@click.option(
-    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-    default="critical", show_default=True, help="Exit with code 1 if a finding has at "
-    "least this severity."
-)  # fmt: skip
+@fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
 def check(
     target: Target,
     form: str,
     datasets: tuple[str, ...],
     workload: str | None,
-    fail_on: str,
+    fail_on: Severity | None,
 ) -> None:
     """Check this cluster for problems that slow down or break training.
 

@@ -19,6 +19,7 @@ from clustertune.cli.options import Consent, Target, cluster_options, with_conse
 from clustertune.cli.running import (
     carry_out,
     distinct_names,
+    fail_on_option,
     format_option,
     parse_pairs,
     usage_errors,
@@ -85,11 +86,9 @@ def _usage_errors() -> Iterator[None]:
 @click.option(
     "--workload", "estimator", metavar="NAME", help="Name the workload, like xgboost."
 )
-@click.option(
-    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-    default="critical", show_default=True,
-    help="Exit with 1 if the last checks find something at least this bad.",
-)  # fmt: skip
+@fail_on_option(
+    "critical", "Exit with code 1 if the last checks find at least this severity."
+)
 @with_consent
 def run(
     target: Target,
@@ -98,7 +97,7 @@ def run(
     values: Mapping[str, str],
     datasets: tuple[str, ...],
     estimator: str | None,
-    fail_on: str,
+    fail_on: Severity | None,
     consent: Consent,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
@@ -125,14 +124,13 @@ def run(
         consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
-    least = None if fail_on == "never" else Severity[fail_on]
     carry_out(
         target,
         make,
         form,
         consent,
         acts=lambda plan: any(s.status == "planned" for s in plan.steps),
-        code=lambda result: result.exit_status(least),
+        code=lambda result: result.exit_status(fail_on),
     )
 
 
