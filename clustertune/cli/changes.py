@@ -196,8 +196,9 @@ def scale(
 ) -> None:
     """Scale to N_WORKERS workers; leaving workers move their data to the others.
 
-    A command with an address can only remove workers. Give --cluster to start workers,
-    or scale where the cluster was created.
+    A command with an address can only remove workers. If workers are missing, it prints
+    the `dask worker` line that starts them, and exits with code 4. With --cluster the
+    manager of the cluster starts workers.
     """
     options = {"n_workers": n_workers, **_seconds(limits)}
     change(target, "scale", options, form, consent)
