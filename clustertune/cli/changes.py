@@ -11,6 +11,7 @@ import click
 from tabulate import tabulate
 
 from clustertune.cli import examples
+from clustertune.cli.completion import dataset_names, workload_names
 from clustertune.cli.options import (
     Command,
     Consent,
@@ -320,8 +321,8 @@ def _known_workload(_name: str, text: str) -> str:
 # Each option has the name of an argument of prepare.
 _PREPARE = (
     click.option("--workload", "estimator", metavar="NAME",
-        callback=_checked(_known_workload), help="Prepare for this library, like "
-        "xgboost."),
+        callback=_checked(_known_workload), shell_complete=workload_names,
+        help="Prepare for this library, like xgboost."),
     click.option("--n-workers", metavar="N", callback=_checked(_number_or_fit),
         help="Scale to N workers first, or to `fit`: as many as the fit's memory "
         "needs. Requires --cluster."),
@@ -351,6 +352,13 @@ _PREPARE = (
 )  # fmt: skip
 
 
+def _companion(option: str) -> Callable[[Command], Command]:
+    return click.option(
+        option, metavar="NAME", shell_complete=dataset_names,
+        help="Use this published data set.",
+    )  # fmt: skip
+
+
 def _with_prepare_options(command: Command) -> Command:
     for option in reversed(_PREPARE):
         command = option(command)
@@ -368,16 +376,16 @@ def _with_prepare_options(command: Command) -> Command:
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
-    callback=distinct_names, help="Prepare this published data set: first X, then y, "
-    "and so on."
+    callback=distinct_names, shell_complete=dataset_names, help="Prepare this "
+    "published data set: first X, then y, and so on."
 )  # fmt: skip
-@click.option("--sample-weight", metavar="NAME", help="Use this published data set.")
-@click.option("--qid", metavar="NAME", help="Use this published data set.")
-@click.option("--base-margin", metavar="NAME", help="Use this published data set.")
-@click.option("--init-score", metavar="NAME", help="Use this published data set.")
+@_companion("--sample-weight")
+@_companion("--qid")
+@_companion("--base-margin")
+@_companion("--init-score")
 @click.option(
-    "--eval-set", nargs=2, multiple=True, metavar="X y", help="Use these two published "
-    "data sets; may be given several times."
+    "--eval-set", nargs=2, multiple=True, metavar="X y", shell_complete=dataset_names,
+    help="Use these two published data sets; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--keep-old", metavar="NAME", help="Publish the old collections under this name. "

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 from tabulate import tabulate
 
 from clustertune.cli import examples
+from clustertune.cli.completion import (
+    dataset_names,
+    playbook_names,
+    workload_names,
+)
 from clustertune.cli.options import Consent, Target, cluster_options, with_consent
 from clustertune.cli.running import (
     carry_out,
@@ -33,16 +37,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.playbooks.playbook import PlaybookResult
-
-
-def _complete(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Names of playbooks, and files."""
-    from clustertune.operations.playbooks import library
-
-    named = [n for n in library.available() if n.startswith(incomplete)]
-    return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
 
 def _values(
@@ -71,7 +65,7 @@ def _usage_errors() -> Iterator[None]:
         "clustertune run ./nightly.yaml --dry-run -f json",
     ),
 )
-@click.argument("playbook", shell_complete=_complete)
+@click.argument("playbook", shell_complete=playbook_names)
 @cluster_options(manager=True)
 @format_option
 @click.option(
@@ -81,11 +75,13 @@ def _usage_errors() -> Iterator[None]:
 )  # fmt: skip
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    help="Use a published data set: first X, then y, then others.",
+    shell_complete=dataset_names, help="Use a published data set: first X, then y, "
+    "then others.",
 )  # fmt: skip
 @click.option(
-    "--workload", "estimator", metavar="NAME", help="Name the workload, like xgboost."
-)
+    "--workload", "estimator", metavar="NAME", shell_complete=workload_names,
+    help="Name the workload, like xgboost.",
+)  # fmt: skip
 @fail_on_option(
     "critical", "Exit with code 1 if the last checks find at least this severity."
 )
@@ -142,7 +138,7 @@ def run(
         "clustertune playbooks --schema > playbook-schema.json",
     )
 )
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
 @click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
     show_default=True, help="Form of the list, and of the problems.",
@@ -162,7 +158,7 @@ def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) ->
     *.yaml files in the folder that `clustertune.playbooks` names in Dask's
     configuration. Your own playbooks override shipped ones with the same name.
     """
-    from clustertune.operations.playbooks import library, schema
+    from clustertune.operations.playbooks import folders, library, schema
 
     if lint:
         _lint(names, form)
@@ -175,7 +171,7 @@ def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) ->
         if names:
             click.echo(library.text_of(names[0]), nl=False)
             return
-        found = [_described(n, path) for n, path in library.available().items()]
+        found = [_described(n, path) for n, path in folders.available().items()]
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
         return

@@ -120,7 +120,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     with exit_on_error(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
-        return asyncio.run(_connected(target, work, _at_most(2 * CONNECT)))
+        return asyncio.run(connected(target, work, _at_most(2 * CONNECT)))
 
 
 def _at_most(seconds: float) -> float:
@@ -131,9 +131,10 @@ def _at_most(seconds: float) -> float:
     return seconds if limit is None else min(seconds, limit)
 
 
-async def _connected(
+async def connected(
     target: Target, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
+    """Call a function with a client that connects within some seconds."""
     from clustertune.monitor import connection
 
     source = target.source

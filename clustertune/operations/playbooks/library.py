@@ -1,4 +1,4 @@
-"""Read playbooks from files, and find the shipped ones and the user's own.
+"""Read playbooks from files.
 
 A file holds plain data in YAML 1.2: text, numbers, true and false, lists, and mappings.
 Anchors, tags, directives, duplicate keys, and large or deep files are refused.
@@ -13,18 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
-from clustertune import checks
-from clustertune.core import settings
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
 from clustertune.operations.playbooks import schema
+from clustertune.operations.playbooks.folders import available
 from clustertune.operations.playbooks.playbook import Limits, Playbook, Step
 
 MAX_BYTES = 64 * 1024
@@ -36,46 +34,7 @@ _TAG = "tag:yaml.org,2002:"
 _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null"))
 
 
-# --- find files -----------------------------------------------------------------------
-
-
-def available() -> Mapping[str, Path]:
-    """Map names of playbooks to files. The user's own override shipped ones.
-
-    Raises
-    ------
-    ValueError
-        ``clustertune.playbooks`` is not a readable folder.
-    """
-    settings.refuse_unknown(checks.all_settings())
-    own = dask.config.get("clustertune.playbooks", None)
-    folders = [_shipped()] if own is None else [_shipped(), _own_folder(own)]
-    found: dict[str, Path] = {}
-    for folder in folders:
-        try:
-            files = list(folder.iterdir())
-        except OSError as error:
-            raise ValueError(f"playbooks cannot be listed: {error}") from error
-        found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
-    return dict(sorted(found.items()))
-
-
-def _own_folder(name: object) -> Path:
-    try:
-        if isinstance(name, str) and (folder := Path(name).expanduser()).is_dir():
-            return folder
-    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
-        pass
-    raise ValueError(
-        f"clustertune.playbooks={name!r} in Dask's configuration must be a folder"
-    )
-
-
-def _shipped() -> Path:
-    """The wheel has the folder inside the package, a checkout next to it."""
-    package = Path(__file__).parents[2]
-    inside = package / "playbooks"
-    return inside if inside.is_dir() else package.parent / "playbooks"
+# --- find a playbook ------------------------------------------------------------------
 
 
 def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook:
@@ -84,8 +43,8 @@ def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook
     Parameters
     ----------
     which
-        A name of :func:`available`, or the path of a file. A path ends with ``.yaml``
-        or ``.yml``, or contains a folder.
+        A name of :func:`~.folders.available`, or the path of a file. A path ends with
+        ``.yaml`` or ``.yml``, or contains a folder.
     values
         As for :func:`load`.
 
