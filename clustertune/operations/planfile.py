@@ -96,7 +96,7 @@ class PlannedCall:
                 f"its options are {', '.join(known)}"
             )
         needed = NAMED.get(self.verb)
-        if bool(self.names) != bool(needed):
+        if bool(self.names) != bool(needed) and not self.options.get("rows"):
             text = f"give the names of {needed}" if needed else "takes no names"
             raise ValueError(f"names: a plan of {self.verb}: {text}")
         for name, default in known.items():

@@ -370,7 +370,8 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "there")
     code = (
-        "import clustertune; from clustertune.operations.playbooks import library; "
+        "import clustertune; "
+        "from clustertune.operations.playbooks import folders, library; "
         "print(clustertune.__file__); print(*folders.available().values(), sep='\\n'); "
         "library.schema.schema()"
     )
