@@ -333,9 +333,11 @@ def test_the_cluster_of_a_record(file: Path) -> None:
     shown = run("--cluster", "10.0.0.5:8786")
     assert [row.split() for row in shown.stdout.splitlines()[2:]] == [rows[-1].split()]
     assert run("show", "1").stdout.splitlines()[1].split() == ["cluster", "-"]
-    missing = run("--cluster", "10.0.0.5", "--kind", "trim")
+    missing = run("--cluster", "tcp://10.0.0.9:8786", "--kind", "trim")
     assert missing.exit_code == 1
-    assert "is of the cluster '10.0.0.5' (did you mean tcp://" in missing.stderr
+    assert (
+        "is of the cluster 'tcp://10.0.0.9:8786' (did you mean tcp://" in missing.stderr
+    )
 
 
 def test_a_file_that_cannot_be_read(file: Path) -> None:
