@@ -67,6 +67,12 @@ these:
     eval "$(_CLUSTERTUNE_COMPLETE=bash_source clustertune)"         # in ~/.bashrc
     eval "$(_CLUSTERTUNE_COMPLETE=zsh_source clustertune)"          # in ~/.zshrc
     _CLUSTERTUNE_COMPLETE=fish_source clustertune | source          # in config.fish
+
+It also completes names of checks (`explain`, `--if`), playbooks (`run`, `playbooks`)
+and workloads (`--workload`). It completes names of published data (`--dataset`, `--qid`
+and others) if the line has ADDRESS or `--scheduler-file` before them, or if Dask's
+configuration names the cluster. Without an answer of the scheduler within 2 s, it
+completes nothing. Names that a shell would have to quote are left out.
 """
 #: options of many commands, by the title of the section that describes them
 COMMON = {

@@ -24,6 +24,7 @@ their findings. It needs no Python:
 
     clustertune playbooks                              list playbooks
     clustertune playbooks between-runs                 print one
+    clustertune playbooks --lint nightly.yaml          check files without a cluster
     clustertune run between-runs ADDRESS --dry-run     show what it would do now
     clustertune run between-runs ADDRESS               show the plan, ask, run it
     clustertune run before-training --dataset X --dataset y --yes ADDRESS
@@ -120,6 +121,15 @@ The first line of a playbook names the file:
     # yaml-language-server: $schema=playbook-schema.json
 
 `clustertune run` checks playbooks with the same schema.
+
+## Checks in pipelines
+
+`--lint` checks files without a cluster, for example before each commit:
+
+    clustertune playbooks --lint playbooks/*.yaml
+
+It prints all problems of all files with path and line, and exits with code 1 if there
+is one. With `-f json` the problems are listed by file.
 
 ## Actions
 

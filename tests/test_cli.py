@@ -701,9 +701,12 @@ def test_a_wrong_size(options: tuple[str, ...], text: str) -> None:
 
 
 def test_scale(nannies: LocalCluster) -> None:
-    """With an address workers can leave, and none can start."""
+    """With an address workers can leave, and none can start: the line is printed."""
     address = nannies.scheduler_address
-    assert run("scale", "5", "--yes", address).exit_code == 4
+    for how in ("--yes", "--dry-run"):
+        missing = run("scale", "5", how, address)
+        assert (missing.exit_code, missing.stdout) == (4, "")
+        assert f": dask worker {address} --nworkers " in missing.stderr
     done = run("scale", "1", "--yes", address)
     assert done.exit_code == 0, done.stderr
     assert "lost 0" in " ".join(done.stdout.split())

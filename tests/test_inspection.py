@@ -123,7 +123,7 @@ async def test_no_code_goes_to_another_python(c, s, a, monkeypatch):
     assert row["python"].detail.startswith("differs: client 3.")
     assert "clustertune" not in s.plugins
     assert not found.usable
-    assert found.exit_code("never") == 1
+    assert found.exit_code(None) == 1
     assert found.report.status == "failed"
     assert "the scheduler runs Python 3.4.1" in str(found)
 
@@ -309,6 +309,6 @@ def test_as_json() -> None:
 def test_exit_codes() -> None:
     """1 for a finding of the severity, or if prepare would not work."""
     well = replace(SICK, features=SICK.features[:2])
-    codes = {s: well.exit_code(s) for s in ("never", "info", "warning", "critical")}
-    assert codes == {"never": 0, "info": 1, "warning": 1, "critical": 0}
-    assert SICK.exit_code("never") == 1
+    levels = (None, Severity.info, Severity.warning, Severity.critical)
+    assert [well.exit_code(level) for level in levels] == [0, 1, 1, 0]
+    assert SICK.exit_code(None) == 1

@@ -360,6 +360,8 @@ NOT_HERE = {
     "show": "there is no such record here",
     "compare": "there is no such record here",
     "explain": "tests/test_cli.py runs it",
+    "--row": "the id of a row is a placeholder",
+    "--lint": "the files are not here",
     "--tls-ca-file": "the cluster of the test has no TLS",
 }
 #: allowed exit codes of commands that may exit with others than 0

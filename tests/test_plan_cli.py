@@ -117,7 +117,7 @@ def test_plans_that_are_not_carried_out(cluster: LocalCluster, file: str) -> Non
         (["plan", "trim", "--expires", "800 days"], "'800 days' is more than a year"),
         # not the option of a restart between runs
         (["plan", "restart", "--expires", "2h"], "which cluster? give ADDRESS"),
-        (["plan", "release", "a"], "no data is named: give --prefix"),
+        (["plan", "release", "a"], "no data is named: give --row, --client or"),
         (["plan", "trim"], "which cluster? give ADDRESS"),
         (["apply", "/no/such/plan.json"], "does not exist"),
         (["apply", __file__], "this is not JSON"),

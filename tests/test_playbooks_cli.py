@@ -86,6 +86,8 @@ def test_the_schema() -> None:
         (["run", "before-training", "a"], "give X and y, or --dataset NAME"),
         (["run", "between-runs", "a"], "no question can be answered: give --yes"),
         (["playbooks", "x"], "unknown playbook 'x'"),
+        (["playbooks", "observe", "x"], "give one NAME, or --lint to check several"),
+        (["playbooks", "--lint"], "--lint needs the files to check"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
@@ -105,6 +107,31 @@ def test_a_playbook_that_is_wrong(tmp_path: Path) -> None:
     first, second = result.stderr.splitlines()
     assert first.startswith("wrong.yaml:4: steps[0].do: unknown action 'restrat'; ")
     assert second.startswith("wrong.yaml:5: steps[1].check: unknown check 'memroy'")
+
+
+def test_linting(tmp_path: Path) -> None:
+    """All problems of all files, with path and line; 1 if there is one."""
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(HEAD + "steps:\n  - check: all\n")
+    bad.write_text(HEAD + "steps:\n  - do: restrat\n  - check: memroy\nlimit: {}\n")
+    well = run("playbooks", "--lint", str(good), "observe")
+    assert (well.exit_code, well.stdout) == (0, "2 playbooks: 0 problems\n")
+    ill = run("playbooks", "--lint", str(good), str(bad), str(tmp_path / "no.yaml"))
+    assert ill.exit_code == 1
+    assert [line.partition("'")[0] for line in ill.stdout.splitlines()] == [
+        f"{bad}:4: steps[0].do: unknown action ",
+        f"{bad}:5: steps[1].check: unknown check ",
+        f"{bad}:6: limit: unknown key ",
+        f"the playbook {tmp_path}/no.yaml cannot be read: No such file or directory",
+        "3 playbooks: 4 problems",
+    ]
+    as_json = run("playbooks", "--lint", str(good), str(bad), "-f", "json")
+    assert as_json.exit_code == 1
+    found = json.loads(as_json.stdout)["playbooks"]
+    assert [(x["file"], len(x["problems"])) for x in found] == [
+        (str(good), 0),
+        (str(bad), 3),
+    ]
 
 
 # --- with one -------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -22,10 +23,12 @@ from clustertune.cli import main
 from clustertune.core import arguments
 from clustertune.core.model import KeyGroup, Step, View
 from clustertune.errors import RefusedError
+from clustertune.monitor import inquiry
 from clustertune.planner import guards
 from clustertune.remote.scheduler.release import release as release_keys
+from clustertune.remote.scheduler.release import release_rows
 from clustertune.testing import MemoryCluster, view, worker
-from tests.processes import soon
+from tests.processes import soon, until
 
 MB = 2**20
 WORKERS = {"nthreads": [("127.0.0.1", 1)] * 2, "Worker": Nanny, "client": True}
@@ -148,6 +151,31 @@ def test_parts(given: Any, expected: float) -> None:
 def test_what_is_no_part(given: Any) -> None:
     with pytest.raises(ValueError, match="a number of at least 1, or a part"):
         arguments.part("x", given)
+
+
+def test_rows_are_one_step() -> None:
+    """It names the keys, the clients and the names; others stay."""
+    train = (("published", "train"),)
+    found = seen(
+        holding("a", 1, row="1", mine=False, others=("bob",)),
+        holding("a", 2, row="2", mine=False, others=("eve",)),
+        holding("b", 3, row="3", mine=False, others=("bob",), shared=train),
+        holding("c", 4, row="4", mine=False, shared=train),
+    )
+    step = release.row_step(found, ["1"])
+    assert step.summary == (
+        "release 1 key named a (1.0 MiB), which other clients want (bob)"
+    )
+    assert step.args.rows == ("1",)
+    assert refusals([step], found) == [None]
+    step = release.row_step(found, ["1", "3"])
+    assert "4 keys named a and b (4.0 MiB), which other clients want (bob)" in (
+        step.summary
+    )
+    assert step.summary.endswith("; unpublish train")
+    (no,) = refusals([step], found)
+    assert str(no).startswith("the published train also holds row 4 (c), which would")
+    assert refusals([release.row_step(found, ["3", "4"])], found) == [None]
 
 
 # --- live -----------------------------------------------------------------------------
@@ -347,6 +375,193 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
     assert layout(s) == holders
     assert await c.compute(X.sum()) == total
     assert await c.gather(some) == list(range(8))
+
+
+async def listed(c: Any) -> dict[tuple[str, ...], str]:
+    """Ids of rows by prefix and clients."""
+    await clustertune.check(c)  # installs the plugin
+    groups = await inquiry.holdings(c, ())
+    return {(g.prefix, *g.others, *g.published): g.row for g in groups if g.keys}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_row_is_released(c: Any, s: Any, *workers: Any) -> None:
+    """The keys of that prefix and that client, and no other key."""
+    options = {"asynchronous": True, "set_as_default": False}
+    async with (
+        Client(s.address, **options) as bob,
+        Client(s.address, **options) as eve,
+    ):
+        his = await bob.scatter([1, 2, 3])
+        hers = await eve.scatter([4, 5])
+        both = await bob.scatter(6)
+        shared = await eve.scatter(6)  # has the same key
+        await soon(lambda: len(s.tasks[both.key].who_wants) == 2)
+        rows = await listed(c)
+        assert rows == await listed(c)
+        assert len({*rows.values()}) == 3
+        row = rows["int", bob.id]
+        plan = await clustertune.release_data(c, rows=[row], dry_run=True)
+        assert plan.steps[0].summary.startswith("release 3 keys named int (")
+        assert len(s.tasks) == 6
+        report = await clustertune.release_data(c, rows=[row])
+        assert report.steps[0].reason.startswith("3 keys (")
+        await soon(lambda: {f.status for f in his} == {"cancelled"})
+        assert set(s.tasks) == {both.key, *(f.key for f in hers)}
+        assert await eve.gather([*hers, shared]) == [4, 5, 6]
+        with pytest.raises(RefusedError, match=f"no data in memory is row {row}: "):
+            await clustertune.release_data(c, rows=[row])
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_row_that_changed_is_refused(c: Any, s: Any, *workers: Any) -> None:
+    """Another key, another client, or a key less: nothing is released."""
+    options = {"asynchronous": True, "set_as_default": False}
+    async with (
+        Client(s.address, **options) as bob,
+        Client(s.address, **options) as eve,
+    ):
+        his = await bob.scatter([1, 2])
+        old = (await listed(c))["int", bob.id]
+        more = await bob.scatter(3)
+        ids = {old}
+        for change in ("more", "fewer", "eve"):
+            if change == "fewer":
+                del more
+                await soon(lambda: len(s.tasks) == 2)
+                assert (await listed(c))["int", bob.id] == old
+                del his[1]
+                await soon(lambda: len(s.tasks) == 1)
+            elif change == "eve":
+                hers = await eve.scatter(1)  # has the same key
+                await soon(lambda: len(s.tasks[his[0].key].who_wants) == 2)
+            ids |= (now := {*(await listed(c)).values()})
+            assert old not in now
+            with pytest.raises(RefusedError, match="have changed"):
+                await clustertune.release_data(c, rows=[old, *now])
+            assert await release_rows(s, [old, *now]) == (0, 0, [], [old])
+            assert his[0].status == "finished"
+        assert len(ids) == 4
+        assert await eve.gather(hers) == 1
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_a_row_that_changes_after_the_plan(
+    c: Any, s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler compares once more, and the step is skipped."""
+    x = await c.scatter([1, 2])
+    row = (await listed(c))["int",]
+    enact = release.enact
+
+    async def late(*arguments: Any) -> Any:
+        await c.scatter(3, hash=False)
+        y.append(await c.scatter(4))
+        return await enact(*arguments)
+
+    y: list[Any] = []
+    monkeypatch.setattr(release, "enact", late)
+    report = await clustertune.release_data(c, rows=[row])
+    assert [step.status for step in report.steps] == ["skipped"]
+    assert "changed meanwhile; nothing was released" in str(report.steps[0].reason)
+    assert await c.gather([*x, *y]) == [1, 2, 4]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_rows_of_published_data(c: Any, s: Any, *workers: Any) -> None:
+    """A name is removed with all of its rows, and not with some of them."""
+    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
+    await wait([X, y])
+    await c.publish_dataset([X, y], name="both")
+    del X, y
+    await soon(lambda: all(len(ts.who_wants) == 1 for ts in s.tasks.values()))
+    rows = await listed(c)
+    ones, zeros = rows["ones", "both"], rows["zeros", "both"]
+    with pytest.raises(RefusedError, match=f"both also holds row {zeros} .zeros."):
+        await clustertune.release_data(c, rows=[ones])
+    # the scheduler looks once more
+    assert await release_rows(s, [ones]) == (0, 0, [], [])
+    assert len(await c.gather((await c.get_dataset("both"))[0])) == 4
+    await soon(lambda: all(len(ts.who_wants) == 1 for ts in s.tasks.values()))
+    report = await clustertune.release_data(c, rows=[ones, zeros])
+    assert report.status == "done"
+    assert "8 keys" in report.steps[0].reason
+    assert "unpublished both" in report.steps[0].reason
+    await soon(lambda: not s.tasks)
+    assert await c.list_datasets() == ()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_rows_exclude_other_choices(c: Any, s: Any, a: Any) -> None:
+    """A row already names its data and its clients."""
+    for other in ({"include_other_clients": True}, {"keep": [c.submit(int)]}):
+        with pytest.raises(TypeError, match="do not combine with prefixes"):
+            await clustertune.release_data(c, rows=["1"], **other)
+    with pytest.raises(TypeError, match="do not combine with prefixes"):
+        await clustertune.release_data(c, "int", rows=["1"])
+
+
+def test_rows_from_the_shell(tmp_path: Path) -> None:
+    """The list has ids of rows, which the command and a plan take."""
+    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(**options) as cluster,
+        Client(cluster) as bob,
+        Client(cluster, set_as_default=False) as eve,
+    ):
+        address = cluster.scheduler_address
+        his, hers = bob.scatter([1, 2], hash=False), eve.scatter([3, 4.0], hash=False)
+        both, shared = eve.scatter(5), bob.scatter(5)  # have the same key
+        plan = str(tmp_path / "plan.json")
+
+        def run(*arguments: str) -> Any:
+            return CliRunner().invoke(
+                main, ["release", *arguments, address], catch_exceptions=False
+            )
+
+        def rows() -> dict[str, str]:
+            found = json.loads(run("-f", "json").output)["holdings"]
+            return {f"{h['prefix']} {' '.join(h['others'])}": h["row"] for h in found}
+
+        ids = rows()
+        assert len(ids) == 4
+        assert all(row in run().stdout for row in ids.values())
+        row = ids[f"int {bob.id}"]
+        released = run("--row", row, "--yes")
+        assert released.exit_code == 0
+        assert "2 keys" in released.stdout
+        until(lambda: {f.status for f in his} == {"cancelled"})
+        assert eve.gather([*hers, both]) == [3, 4.0, 5]
+        again = run("--row", row, "--yes")
+        assert again.exit_code == 4
+        assert f"no data in memory is row {row}: " in again.stderr
+
+        assert run("--row", "1", "--client", "C").exit_code == 2
+        assert run("--row", "1", "--include-other-clients").exit_code == 2
+        unknown = run("--client", "Client-", "--yes")
+        assert unknown.exit_code == 2
+        assert "several clients with data have an id that" in unknown.stderr
+        unknown = run("--client", "eve", "--yes")
+        assert unknown.exit_code == 2
+        assert "no client with data has an id that begins like this" in (unknown.stderr)
+        alone = run("--client", bob.id, "--yes")
+        assert alone.exit_code == 4
+        assert "1 key of" in alone.stderr
+        assert "alone" in alone.stderr
+
+        made = CliRunner().invoke(
+            main, ["plan", "release", "--client", eve.id[:20], "-o", plan, address]
+        )
+        assert made.exit_code == 0, made.stderr
+        assert "1 key of" in made.stderr
+        late = eve.scatter(6, hash=False)
+        refused = CliRunner().invoke(main, ["apply", plan, "--yes"])
+        assert refused.exit_code == 4, refused.output
+        assert eve.gather([*hers, late]) == [3, 4.0, 6]
+        done = run("--client", eve.id, "--yes")
+        assert done.exit_code == 0
+        until(lambda: {f.status for f in (*hers, late)} == {"cancelled"})
+        assert (both.result(), shared.result()) == (5, 5)
 
 
 def test_from_the_shell() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import dask.array as da
@@ -15,7 +16,7 @@ from clustertune.actions import retire
 from clustertune.core.model import HeldData
 from clustertune.errors import RefusedError, ScaleError
 from clustertune.testing import view, worker
-from tests.processes import cluster, workers_of
+from tests.processes import cluster, process, until, workers_of
 
 
 def burden(nbytes: int) -> HeldData:
@@ -60,13 +61,20 @@ def test_down_and_up(local_cluster: Any) -> None:
 
 
 def test_with_an_address_only(tmp_path: Any) -> None:
-    """Workers can be retired, but not started."""
+    """Workers can be removed. The error has the line that starts more."""
     with cluster(tmp_path, 3) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(3)
         X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
         wait(X)
-        with pytest.raises(ScaleError, match="only the scheduler's address"):
-            clustertune.scale(client, 5)
+        with pytest.raises(ScaleError, match="only the scheduler's address") as error:
+            clustertune.scale(client, 4)
+        line = str(error.value).rpartition(": dask worker ")[2].split()
+        with process(sys.executable, "-m", "dask", "worker", *line):
+            client.wait_for_workers(4)
+            workers = workers_of(client).values()
+            assert len({(w["nthreads"], w["memory_limit"]) for w in workers}) == 1
+            assert all(w["nanny"] for w in workers)
+        until(lambda: len(workers_of(client)) == 3)
         assert clustertune.scale(client, 1).status == "done"
         assert len(workers_of(client)) == 1
         assert float(X.sum().compute()) == 6000.0

@@ -58,10 +58,19 @@ def steps(
             yield _step(args, own, others)
 
 
+def row_step(view: View, rows: Collection[str]) -> Step:
+    """Return one step that releases the keys of these rows, all or none."""
+    groups = [g for g in view.now.key_groups or () if g.row in rows]
+    args = Release(rows=tuple(rows), include_other_clients=True)
+    others = [g for g in groups if not g.alone]
+    return _step(args, [g for g in groups if g.alone], others)
+
+
 def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
     going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # the guard refuses these
-    keys = f"{plural(sum(g.keys for g in shown), 'key')} named {args.prefix}"
+    prefixes = sorted({g.prefix for g in shown})
+    keys = f"{plural(sum(g.keys for g in shown), 'key')} named {names_text(prefixes)}"
     summary = f"release {keys} ({key_bytes_text(shown)})"
     if others and going == own and own:
         staying = sum(g.keys for g in others)

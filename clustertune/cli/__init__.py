@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "playbooks": (
         "playbooks",
-        "List the playbooks, or print the text of NAME.",
+        "List the playbooks, print the text of NAME, or check playbooks.",
     ),
     "prepare": (
         "changes",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 from tabulate import tabulate
 
 from clustertune.cli import examples
+from clustertune.cli.completion import dataset_names, workload_names
 from clustertune.cli.options import (
     Command,
     Consent,
@@ -35,7 +37,8 @@ from clustertune.cli.scheduling import (
     with_schedule_options,
 )
 from clustertune.core import arguments
-from clustertune.core.wording import bytes_text, names_text, printable
+from clustertune.core.wording import bytes_text, names_text, plural, printable
+from clustertune.errors import RefusedError
 from clustertune.integrations import libraries
 
 if TYPE_CHECKING:
@@ -196,8 +199,9 @@ def scale(
 ) -> None:
     """Scale to N_WORKERS workers; leaving workers move their data to the others.
 
-    A command with an address can only remove workers. Give --cluster to start workers,
-    or scale where the cluster was created.
+    A command with an address can only remove workers. If workers are missing, it prints
+    the `dask worker` line that starts them, and exits with code 4. With --cluster the
+    manager of the cluster starts workers.
     """
     options = {"n_workers": n_workers, **_seconds(limits)}
     change(target, "scale", options, form, consent)
@@ -233,6 +237,8 @@ def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[st
 @click.command(
     epilog=examples(
         "clustertune release tcp://10.0.0.5:8786",
+        "clustertune release --row 3f2a91c0",
+        "clustertune release --client Client-5bb0f8d4 --dry-run",
         "clustertune release --prefix random_sample --include-other-clients --dry-run",
     )
 )
@@ -242,27 +248,73 @@ def _on_workers(workers: tuple[str, ...], options: Mapping[str, Any]) -> dict[st
     "--prefix", "prefixes", multiple=True, metavar="NAME", help="Release the keys with "
     "this prefix; may be given several times."
 )  # fmt: skip
+@click.option(
+    "--row", "rows", multiple=True, metavar="ID", callback=distinct_names,
+    help="Release this row of the list, also for its clients; may be given several "
+    "times. If the keys or the clients of a row have changed, nothing is released.",
+)  # fmt: skip
+@click.option(
+    "--client", "user", metavar="ID", help="Release the rows that only this client "
+    "uses. ID is the beginning of its id in the list."
+)  # fmt: skip
 @_others
 @with_consent
 def release(
     target: Target,
     form: str,
     prefixes: tuple[str, ...],
+    rows: tuple[str, ...],
+    user: str | None,
     include_other_clients: bool,
     consent: Consent,
 ) -> None:
-    """Release data in memory, by the prefix of its keys.
+    """Release data in memory, by row of the list, by client, or by prefix of its keys.
 
-    Without --prefix, list the data and the clients that use it. This command's own
+    Without these options, list the data and the clients that use it. This command's own
     client holds no data, so all data belongs to other clients.
     """
-    if not prefixes:
+    choices = (("--prefix", prefixes), ("--row", rows), ("--client", user))
+    given = [option for option, value in choices if value]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]} do not go together")
+    if include_other_clients and (rows or user):
+        raise click.UsageError(f"{given[0]} needs no --include-other-clients")
+    if not given:
         if click.get_current_context().find_object(PlanOnly) is not None:
-            raise click.UsageError("no data is named: give --prefix")
+            raise click.UsageError("no data is named: give --row, --client or --prefix")
         click.echo(_render_holdings(run(target, _holdings), form))
         return
-    options = {"include_other_clients": include_other_clients}
+    options: dict[str, Any] = {"include_other_clients": include_other_clients}
+    if user:
+        rows = run(target, partial(_rows_of, user))
+    if rows:
+        options = {"rows": list(rows)}
     change(target, "release", options, form, consent, names=prefixes)
+
+
+async def _rows_of(user: str, client: Client) -> tuple[str, ...]:
+    """Return the rows that only the client uses whose id begins like this."""
+    found = await _holdings(client)
+    ids = sorted({id for h in found for id in h.others})
+    matching = [id for id in ids if id.startswith(user)]
+    if len(matching) != 1:
+        number = (
+            "several clients with data have" if matching else "no client with data has"
+        )
+        there = names_text(matching or ids, most=20)
+        raise click.UsageError(
+            f"--client {printable(user)}: {number} an id that begins like this"
+            + (f"; give one of {there}" if there else "")
+        )
+    (id,) = matching
+    own = [h for h in found if h.row and h.others == (id,) and not (h.shared or h.mine)]
+    shared = sum(h.keys for h in found if id in h.others and h not in own)
+    if shared:
+        text = f"{plural(shared, 'key')} of {printable(id)} stay, which others use, too"
+        click.echo(f"{text}; --row releases them", err=True)
+    if not own:
+        raise RefusedError(f"no data is used by {printable(id)} alone")
+    return tuple(h.row for h in own)
 
 
 async def _holdings(client: Client) -> tuple[KeyGroup, ...]:
@@ -281,6 +333,7 @@ def _render_holdings(holdings: tuple[KeyGroup, ...], form: str) -> str:
         return "no data is in memory"
     table = [
         [
+            h.row or "-",
             printable(h.prefix or "(others)"),
             h.keys,
             bytes_text(h.nbytes),
@@ -289,7 +342,7 @@ def _render_holdings(holdings: tuple[KeyGroup, ...], form: str) -> str:
         ]
         for h in holdings
     ]
-    headers = ["prefix", "keys", "bytes", "scattered", "used by"]
+    headers = ["row", "prefix", "keys", "bytes", "scattered", "used by"]
     style = "html" if form == "html" else "simple"
     return tabulate(table, headers=headers, tablefmt=style)
 
@@ -319,8 +372,8 @@ def _known_workload(_name: str, text: str) -> str:
 # Each option has the name of an argument of prepare.
 _PREPARE = (
     click.option("--workload", "estimator", metavar="NAME",
-        callback=_checked(_known_workload), help="Prepare for this library, like "
-        "xgboost."),
+        callback=_checked(_known_workload), shell_complete=workload_names,
+        help="Prepare for this library, like xgboost."),
     click.option("--n-workers", metavar="N", callback=_checked(_number_or_fit),
         help="Scale to N workers first, or to `fit`: as many as the fit's memory "
         "needs. Requires --cluster."),
@@ -350,6 +403,13 @@ _PREPARE = (
 )  # fmt: skip
 
 
+def _companion(option: str) -> Callable[[Command], Command]:
+    return click.option(
+        option, metavar="NAME", shell_complete=dataset_names,
+        help="Use this published data set.",
+    )  # fmt: skip
+
+
 def _with_prepare_options(command: Command) -> Command:
     for option in reversed(_PREPARE):
         command = option(command)
@@ -367,16 +427,16 @@ def _with_prepare_options(command: Command) -> Command:
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, required=True, metavar="NAME",
-    callback=distinct_names, help="Prepare this published data set: first X, then y, "
-    "and so on."
+    callback=distinct_names, shell_complete=dataset_names, help="Prepare this "
+    "published data set: first X, then y, and so on."
 )  # fmt: skip
-@click.option("--sample-weight", metavar="NAME", help="Use this published data set.")
-@click.option("--qid", metavar="NAME", help="Use this published data set.")
-@click.option("--base-margin", metavar="NAME", help="Use this published data set.")
-@click.option("--init-score", metavar="NAME", help="Use this published data set.")
+@_companion("--sample-weight")
+@_companion("--qid")
+@_companion("--base-margin")
+@_companion("--init-score")
 @click.option(
-    "--eval-set", nargs=2, multiple=True, metavar="X y", help="Use these two published "
-    "data sets; may be given several times."
+    "--eval-set", nargs=2, multiple=True, metavar="X y", shell_complete=dataset_names,
+    help="Use these two published data sets; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--keep-old", metavar="NAME", help="Publish the old collections under this name. "

@@ -64,13 +64,12 @@ class Inspection:
             f.works is not False for f in self.features if f.subject in _REQUIRED
         )
 
-    def exit_code(self, fail_on: str) -> int:
+    def exit_code(self, fail_on: Severity | None) -> int:
         """Return 1 if ``prepare`` would not work, or for findings of a severity."""
         if not self.usable:
             return 1
-        if fail_on == "never":
-            return 0
-        return int(any(f.severity >= Severity[fail_on] for f in self.report.found))
+        found = (f.severity for f in self.report.found)
+        return int(fail_on is not None and any(s >= fail_on for s in found))
 
     def __str__(self) -> str:
         table = tabulate(self._rows(), maxcolwidths=[24, 4, 66])

@@ -14,7 +14,8 @@ from click.core import ParameterSource
 
 from clustertune.cli import examples
 from clustertune.cli.options import Target, cluster_options
-from clustertune.cli.running import exit_on_error, run, usage_errors
+from clustertune.cli.running import exit_on_error, fail_on_option, run, usage_errors
+from clustertune.core.findings import Severity
 from clustertune.core.wording import plural, printable
 from clustertune.operations.history import query
 
@@ -33,13 +34,17 @@ _kind = click.option(
     "--kind", type=click.Choice(query.KINDS), help="Select one kind of records: "
     "`fit` is a held run, `run` is a run that the scheduler plugin has seen."
 )  # fmt: skip
+_cluster = click.option(
+    "--cluster", metavar="ADDRESS", help="Select records of the cluster whose "
+    "scheduler has this address, like tcp://10.0.0.5:8786."
+)  # fmt: skip
 _last = click.option(
     "--last", type=click.IntRange(1), metavar="N", help="Show the last N records."
 )
 
 
 def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (_form, _path, _last, _kind, _job):
+    for option in (_form, _path, _last, _kind, _cluster, _job):
         command = option(command)
     return command
 
@@ -133,17 +138,35 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
         click.echo(query.differences(found))
 
 
-@history.command(epilog=examples("clustertune history trends --job nightly"))
+@history.command(
+    epilog=examples(
+        "clustertune history trends --job nightly",
+        "clustertune history trends --job nightly --fail-on warning",
+    )
+)
 @_job
+@_cluster
 @_path
 @_form
-def trends(job: str | None, path: str | None, form: str) -> None:
-    """Show memory leaks, regressions, and how many workers would be enough."""
+@fail_on_option("never", "Exit with code 1 if a trend has at least this severity.")
+def trends(
+    job: str | None,
+    cluster: str | None,
+    path: str | None,
+    form: str,
+    fail_on: Severity | None,
+) -> None:
+    """Show memory leaks, regressions, and how many workers would be enough.
+
+    A leak is critical if the next run fills the memory limit of its worker, a warning
+    if one of the next ten runs does, otherwise information. A regression is a warning.
+    """
     with _checked():
-        past = query.history(job, path=path)
+        past = query.history(job, cluster=cluster, path=path)
         _refuse_missing(past)
         found = past.trends()
     click.echo(found.to_json() if form == "json" else str(found))
+    sys.exit(found.exit_status(fail_on))
 
 
 @history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))

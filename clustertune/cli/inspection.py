@@ -17,10 +17,12 @@ from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.cli import examples
+from clustertune.cli.completion import check_names, dataset_names, workload_names
 from clustertune.cli.options import Target, cluster_options
 from clustertune.cli.running import (
     distinct_names,
     exit_on_error,
+    fail_on_option,
     format_option,
     parse_seconds,
     render,
@@ -28,6 +30,7 @@ from clustertune.cli.running import (
     usage_errors,
     with_usage_errors,
 )
+from clustertune.core.findings import Severity
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
 PORT = 8790
 LOOPBACK = "127.0.0.1"
 
-_workload = click.option("--workload", help="Check for this library, like xgboost.")
+_workload = click.option(
+    "--workload", shell_complete=workload_names, help="Check for this library, like "
+    "xgboost."
+)  # fmt: skip
 
 
 def _known_workload(name: str | None) -> str | None:
@@ -63,21 +69,17 @@ def _known_workload(name: str | None) -> str | None:
 @format_option
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    help="Also check this published data set: first X, then y, then others. Reading it "
-    "runs code of its publisher."
+    shell_complete=dataset_names, help="Also check this published data set: first X, "
+    "then y, then others. Reading it runs code of its publisher."
 )  # fmt: skip
 @_workload
-@click.option(
-    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-    default="critical", show_default=True, help="Exit with code 1 if a finding has at "
-    "least this severity."
-)  # fmt: skip
+@fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
 def check(
     target: Target,
     form: str,
     datasets: tuple[str, ...],
     workload: str | None,
-    fail_on: str,
+    fail_on: Severity | None,
 ) -> None:
     """Check this cluster for problems that slow down or break training.
 
@@ -189,7 +191,7 @@ def report(target: Target, form: str) -> None:
 @click.command(
     epilog=examples("clustertune explain", "clustertune explain uneven_rows")
 )
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=check_names)
 def explain(name: str | None) -> None:
     """Describe a check; without NAME, list all checks by symptom."""
     known = checks.available()

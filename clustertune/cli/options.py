@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,20 @@ _CLUSTER = click.option(
 )  # fmt: skip
 
 
+_NAMES = (
+    *("address", "scheduler_file", "cluster"),
+    *("tls_ca_file", "tls_cert", "tls_key"),
+)
+
+
+def target_of(values: Mapping[str, Any]) -> Target:
+    """Return the cluster that the values of arguments and options name."""
+    address, file, cluster, *tls = (values.get(name) for name in _NAMES)
+    return Target(
+        address=address, scheduler_file=file, cluster=cluster, security=_security(*tls)
+    )
+
+
 def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
     """Add the options that name a cluster; the command gets a :class:`Target` first.
 
@@ -123,22 +137,9 @@ def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def call(
-            address: str | None,
-            scheduler_file: str | None,
-            tls_ca_file: str | None,
-            tls_cert: str | None,
-            tls_key: str | None,
-            cluster: tuple[str, str] | None = None,
-            **others: Any,
-        ) -> None:
-            target = Target(
-                address=address,
-                scheduler_file=scheduler_file,
-                cluster=cluster,
-                security=_security(tls_ca_file, tls_cert, tls_key),
-            )
-            command(target, **others)
+        def call(**values: Any) -> None:
+            others = {k: v for k, v in values.items() if k not in _NAMES}
+            command(target_of(values), **others)
 
         return _with_options(call, (*_TARGET, _CLUSTER) if manager else _TARGET)
 

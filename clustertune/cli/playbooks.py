@@ -8,23 +8,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 from tabulate import tabulate
 
 from clustertune.cli import examples
+from clustertune.cli.completion import (
+    dataset_names,
+    playbook_names,
+    workload_names,
+)
 from clustertune.cli.options import Consent, Target, cluster_options, with_consent
 from clustertune.cli.running import (
     carry_out,
     distinct_names,
+    fail_on_option,
     format_option,
     parse_pairs,
     usage_errors,
 )
 from clustertune.core.model import Severity
-from clustertune.core.wording import printable
+from clustertune.core.wording import plural, printable
 from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
 
@@ -32,16 +37,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.playbooks.playbook import PlaybookResult
-
-
-def _complete(
-    _context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Names of playbooks, and files."""
-    from clustertune.operations.playbooks import library
-
-    named = [n for n in library.available() if n.startswith(incomplete)]
-    return [*map(CompletionItem, named), CompletionItem(incomplete, type="file")]
 
 
 def _values(
@@ -70,7 +65,7 @@ def _usage_errors() -> Iterator[None]:
         "clustertune run ./nightly.yaml --dry-run -f json",
     ),
 )
-@click.argument("playbook", shell_complete=_complete)
+@click.argument("playbook", shell_complete=playbook_names)
 @cluster_options(manager=True)
 @format_option
 @click.option(
@@ -80,16 +75,16 @@ def _usage_errors() -> Iterator[None]:
 )  # fmt: skip
 @click.option(
     "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    help="Use a published data set: first X, then y, then others.",
+    shell_complete=dataset_names, help="Use a published data set: first X, then y, "
+    "then others.",
 )  # fmt: skip
 @click.option(
-    "--workload", "estimator", metavar="NAME", help="Name the workload, like xgboost."
+    "--workload", "estimator", metavar="NAME", shell_complete=workload_names,
+    help="Name the workload, like xgboost.",
+)  # fmt: skip
+@fail_on_option(
+    "critical", "Exit with code 1 if the last checks find at least this severity."
 )
-@click.option(
-    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-    default="critical", show_default=True,
-    help="Exit with 1 if the last checks find something at least this bad.",
-)  # fmt: skip
 @with_consent
 def run(
     target: Target,
@@ -98,7 +93,7 @@ def run(
     values: Mapping[str, str],
     datasets: tuple[str, ...],
     estimator: str | None,
-    fail_on: str,
+    fail_on: Severity | None,
     consent: Consent,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
@@ -125,14 +120,13 @@ def run(
         consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
-    least = None if fail_on == "never" else Severity[fail_on]
     carry_out(
         target,
         make,
         form,
         consent,
         acts=lambda plan: any(s.status == "planned" for s in plan.steps),
-        code=lambda result: result.exit_status(least),
+        code=lambda result: result.exit_status(fail_on),
     )
 
 
@@ -140,41 +134,68 @@ def run(
     epilog=examples(
         "clustertune playbooks",
         "clustertune playbooks between-runs > nightly.yaml",
+        "clustertune playbooks --lint nightly.yaml weekly.yaml",
         "clustertune playbooks --schema > playbook-schema.json",
     )
 )
-@click.argument("name", required=False, shell_complete=_complete)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
 @click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Form of the list.",
+    show_default=True, help="Form of the list, and of the problems.",
+)  # fmt: skip
+@click.option(
+    "--lint", is_flag=True, help="Check each NAME without a cluster, and print all "
+    "problems with file and line. Exit with code 1 if there is one."
 )  # fmt: skip
 @click.option(
     "--schema", "as_schema", is_flag=True,
     help="Print the JSON schema of playbooks, for editors.",
 )  # fmt: skip
-def playbooks(name: str | None, form: str, as_schema: bool) -> None:
-    """List the playbooks, or print the text of NAME.
+def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) -> None:
+    """List the playbooks, print the text of NAME, or check playbooks.
 
-    The list has the shipped playbooks, and the *.yaml files in the folder that
-    `clustertune.playbooks` names in Dask's configuration. Your own playbooks override
-    shipped ones with the same name.
+    NAME is a name of the list, or a file. The list has the shipped playbooks, and the
+    *.yaml files in the folder that `clustertune.playbooks` names in Dask's
+    configuration. Your own playbooks override shipped ones with the same name.
     """
-    from clustertune.operations.playbooks import library, schema
+    from clustertune.operations.playbooks import folders, library, schema
 
+    if lint:
+        _lint(names, form)
     with _usage_errors():
         if as_schema:
             click.echo(json.dumps(schema.schema(), indent=2))
             return
-        if name is not None:
-            click.echo(library.text_of(name), nl=False)
+        if len(names) > 1:
+            raise click.UsageError("give one NAME, or --lint to check several")
+        if names:
+            click.echo(library.text_of(names[0]), nl=False)
             return
-        found = [_described(n, path) for n, path in library.available().items()]
+        found = [_described(n, path) for n, path in folders.available().items()]
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
         return
     rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 60, None]))
+
+
+def _lint(names: tuple[str, ...], form: str) -> NoReturn:
+    """Print all problems of playbooks, and exit with 1 if there is one."""
+    from clustertune.operations.playbooks import library
+
+    if not names:
+        raise click.UsageError("--lint needs the files to check")
+    found = {name: library.problems(name) for name in names}
+    total = sum(map(len, found.values()))
+    if form == "json":
+        rows = [{"file": name, "problems": lines} for name, lines in found.items()]
+        click.echo(json.dumps({"schema_version": 1, "playbooks": rows}))
+    else:
+        for line in (line for lines in found.values() for line in lines):
+            click.echo(line)
+        click.echo(f"{plural(len(found), 'playbook')}: {plural(total, 'problem')}")
+    sys.exit(1 if total else 0)
 
 
 def _described(name: str, path: Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments, rendering
+from clustertune.core.findings import Severity
 from clustertune.core.report import acted
 from clustertune.core.wording import printable
 
@@ -41,6 +42,18 @@ format_option = click.option(
     "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
     default="text", show_default=True, help="Form of the output.",
 )  # fmt: skip
+
+
+def fail_on_option(default: str, text: str) -> Callable[[Any], Any]:
+    """Return ``--fail-on``; the command gets a severity, or None for `never`."""
+
+    def severity(_: click.Context, __: click.Parameter, name: str) -> Severity | None:
+        return None if name == "never" else Severity[name]
+
+    return click.option(
+        "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
+        default=default, show_default=True, callback=severity, help=text,
+    )  # fmt: skip
 
 
 def parse_part(option: str, text: str) -> float:
@@ -107,7 +120,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
     with exit_on_error(), no_connection_logs():
         if target.cluster:
             return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
-        return asyncio.run(_connected(target, work, _at_most(2 * CONNECT)))
+        return asyncio.run(connected(target, work, _at_most(2 * CONNECT)))
 
 
 def _at_most(seconds: float) -> float:
@@ -118,9 +131,10 @@ def _at_most(seconds: float) -> float:
     return seconds if limit is None else min(seconds, limit)
 
 
-async def _connected(
+async def connected(
     target: Target, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
+    """Call a function with a client that connects within some seconds."""
     from clustertune.monitor import connection
 
     source = target.source

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from clustertune.cli import FAILED, examples
+from clustertune.cli.completion import conditions
 from clustertune.cli.options import Consent, Target, cluster_options
 from clustertune.cli.running import format_option, run, usage_errors, with_usage_errors
 
@@ -44,8 +45,9 @@ _options = (
         'after each of these times, like "0 3 * * *".'),
     click.option("--tz", metavar="ZONE", help="Between runs: set the time zone of "
         "--cron, like Europe/Berlin. Default: this machine's."),
-    click.option("--if", "condition", metavar="CONDITION", help="Between runs: restart "
-        "only if this is true then: leak, memory:critical, or CHECK[:SEVERITY]."),
+    click.option("--if", "condition", metavar="CONDITION", shell_complete=conditions,
+        help="Between runs: restart only if this is true then: leak, memory:critical, "
+        "or CHECK[:SEVERITY]."),
     click.option("--expires", metavar="TIME", default="12h", show_default=True,
         help="Between runs: give up after this time."),
     click.option("--stay", is_flag=True, help="Between runs: wait until the restart "

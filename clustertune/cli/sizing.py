@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from clustertune.cli import examples
+from clustertune.cli.completion import workload_names
 from clustertune.cli.running import exit_on_error, format_option, render, usage_errors
 
 _count = click.IntRange(1)
@@ -32,8 +33,9 @@ _count = click.IntRange(1)
     "file, folder, pattern or URL of Parquet data."
 )  # fmt: skip
 @click.option(
-    "--workload", "estimator", help="Recommend for this library, like xgboost."
-)
+    "--workload", "estimator", shell_complete=workload_names, help="Recommend for this "
+    "library, like xgboost."
+)  # fmt: skip
 @click.option(
     "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
     help="Add eval sets with this fraction of the rows of the data, like 0.2.",

@@ -10,6 +10,7 @@ Anyone who can start a worker can choose its name. So unprintable characters of 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime, timezone, tzinfo
 
 _MAX_NAME_LENGTH = 60
 
@@ -36,6 +37,26 @@ def seconds_text(s: float) -> str:
     if s < 99.5 * 60:
         return f"{s / 60:.0f} min"
     return f"{s / 3600:.3g} h"
+
+
+def time_text(when: float, tz: tzinfo | None = None, *, unit: str = "seconds") -> str:
+    """Format epoch seconds in a zone (by default the local one) and in UTC.
+
+    ``2026-03-29 03:00:00 CEST (01:00:00 UTC)``. UTC has a date only if it differs.
+    ``unit`` is that of ``datetime.isoformat``.
+    """
+    utc = datetime.fromtimestamp(when, timezone.utc)
+    local = utc.astimezone(tz)
+    shown = f"{local.replace(tzinfo=None).isoformat(' ', unit)} {local:%Z}"
+    if shown.endswith(" UTC"):
+        return shown
+    day, _, time = utc.replace(tzinfo=None).isoformat(" ", unit).partition(" ")
+    return f"{shown} ({time if shown.startswith(day) else f'{day} {time}'} UTC)"
+
+
+def utc_text(when: float) -> str:
+    """Format epoch seconds as ISO 8601 in UTC, for JSON: ``2026-03-29T01:00:00Z``."""
+    return f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def cost_text(nbytes: int | None, seconds: float | None) -> str:

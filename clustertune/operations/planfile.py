@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from inspect import Parameter, signature
@@ -22,7 +21,13 @@ from distributed import Client
 from clustertune.core import arguments, decoding
 from clustertune.core.counts import Done
 from clustertune.core.report import Report
-from clustertune.core.wording import names_text, plural, printable, seconds_text
+from clustertune.core.wording import (
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    time_text,
+)
 from clustertune.errors import RefusedError
 from clustertune.operations import publishing, release, workers
 from clustertune.operations.prepare import prepare
@@ -91,7 +96,7 @@ class PlannedCall:
                 f"its options are {', '.join(known)}"
             )
         needed = NAMED.get(self.verb)
-        if bool(self.names) != bool(needed):
+        if bool(self.names) != bool(needed) and not self.options.get("rows"):
             text = f"give the names of {needed}" if needed else "takes no names"
             raise ValueError(f"names: a plan of {self.verb}: {text}")
         for name, default in known.items():
@@ -208,12 +213,11 @@ class StoredPlan:
         return self.call.refused(self.report)
 
     def __str__(self) -> str:
-        until = datetime.fromtimestamp(self.expires).astimezone()
         return (
             f"plan: {self.call}\n"
             f"for {printable(self.seen.address)}, "
             f"{plural(len(self.seen.workers), 'worker')}; expires at "
-            f"{until:%Y-%m-%d %H:%M:%S %Z}\n\n{self.report}"
+            f"{time_text(self.expires)}\n\n{self.report}"
         )
 
     def refuse_expired(self, now: float) -> None:

@@ -14,12 +14,14 @@ from clustertune.core import arguments
 from clustertune.core.model import Key, Notify, Step, View
 from clustertune.core.report import Report
 from clustertune.core.wording import names_text
+from clustertune.errors import RefusedError
 from clustertune.operations.procedure import Steps, operate
 
 
 def release_data(
     client: Client,
     *prefixes: str,
+    rows: Sequence[str] = (),
     keep: Any = (),
     include_other_clients: bool = False,
     dry_run: bool = False,
@@ -35,6 +37,10 @@ def release_data(
     *prefixes
         Prefixes of keys, as a dry run lists them: ``"random_sample"``. None: all keys
         that only this client holds, except those in ``keep``.
+    rows
+        Ids of rows of the listing of ``clustertune release``: data of one prefix that
+        the same clients use. An id changes with the keys and with the clients. If one
+        has changed, nothing is released.
     keep
         Collections or futures, or a list of them, whose keys stay.
     include_other_clients
@@ -56,7 +62,8 @@ def release_data(
     ValueError
         No keys have such a prefix; the text lists the prefixes in memory.
     RefusedError
-        Only other clients hold keys with the prefix; nothing was changed.
+        Only other clients hold keys with the prefix, or a row has changed; nothing was
+        changed.
     ConnectionLostError, LeaseHeldError, VersionMismatchError, TimedOutError
         As for :func:`clustertune.restart_workers`.
 
@@ -66,9 +73,15 @@ def release_data(
     >>> clustertune.release_data(client, keep=[X, y])                # doctest: +SKIP
     """
     wanted = arguments.texts("prefixes", prefixes)
+    listed = arguments.distinct("rows", arguments.texts("rows", rows))
     kept = tuple(f.key for f in futures_of(keep))
     others = arguments.flag("include_other_clients", include_other_clients)
-    if not wanted and not kept and not arguments.flag("dry_run", dry_run):
+    if listed and (wanted or kept or others):
+        raise TypeError(
+            "rows name the data and its clients, so they do not combine with prefixes, "
+            "keep or include_other_clients"
+        )
+    if not (wanted or listed or kept) and not arguments.flag("dry_run", dry_run):
         raise TypeError(
             "release() would release all data of this client. Give prefixes (a dry run "
             "lists them), or the data to keep: keep=[X, y]"
@@ -80,6 +93,11 @@ def release_data(
 
     def steps(view: View, *_: object) -> Iterator[Step]:
         holdings = view.now.key_groups or ()
+        if listed:
+            ids = Counter(h.row for h in holdings)
+            _refuse_changed([row for row in listed if ids[row] != 1])
+            yield releasing.row_step(view, listed)
+            return
         there = sorted({h.prefix for h in holdings if h.keys and h.prefix})
         unknown = [p for p in wanted if p not in there]
         if unknown:
@@ -87,6 +105,16 @@ def release_data(
         yield from releasing.steps(view, wanted, kept, include_other_clients=others)
 
     return _release(client, steps, kept, dry_run, progress, timeout)
+
+
+def _refuse_changed(rows: Sequence[str]) -> None:
+    """Refuse rows that are not in the listing any more."""
+    if rows:
+        raise RefusedError(
+            f"no data in memory is row {names_text(rows)}: its keys or their clients "
+            "have changed, or the id is wrong, so nothing was released. Run "
+            "`clustertune release`, which lists all rows again"
+        )
 
 
 def _unknown_prefixes(unknown: Sequence[str], there: Sequence[str]) -> str:

@@ -16,11 +16,13 @@ from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
-from clustertune.core.model import Notify, Step, View, WorkerSize
+from clustertune.core.model import Notify, Snapshot, Step, View, WorkerSize
 from clustertune.core.report import Report
+from clustertune.core.wording import plural
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.operations.procedure import operate
+from clustertune.planner import machines
 
 
 def restart_workers(
@@ -266,7 +268,8 @@ def scale(
     Raises
     ------
     ScaleError
-        The cluster cannot have more workers, or they did not start in time.
+        The cluster cannot have more workers, or they did not start in time. If the
+        client has no cluster object, the text ends with the line that starts them.
     RefusedError
         A worker holds actors, or its keys do not fit the remaining workers; nothing was
         changed.
@@ -286,6 +289,8 @@ def scale(
         there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
             reason = managers.obstacle(client.cluster, wanted)
+            if client.cluster is None:
+                reason = _start_by_hand(view.now, wanted - there)
             if reason is not None:
                 raise ScaleError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
@@ -302,6 +307,19 @@ def scale(
         timeout=timeout,
         look=LookOptions(held_data=True),
         needs=(),
+    )
+
+
+def _start_by_hand(snapshot: Snapshot, missing: int) -> str:
+    """Return why an address alone starts no workers, and the line that starts them."""
+    line = machines.start_command(snapshot, missing)
+    how = f" {missing} times" if missing > 1 and "--nworkers" not in line else ""
+    if snapshot.scheduler.startswith("tls:"):
+        how += " with the --tls-... options of the other workers"
+    return (
+        "this client has only the scheduler's address and no cluster object, so it "
+        f"cannot start workers. To start the missing {plural(missing, 'worker')}, run "
+        f"this{how} on a host that reaches the scheduler: {line}"
     )
 
 

@@ -261,6 +261,8 @@ def release_spares_other_clients(step: Step, view: View) -> str | None:
     """Refuse to release data of other clients, unless the caller includes them."""
     if not isinstance(step.args, Release):
         return None
+    if step.args.rows:
+        return _split_name(view, step.args.rows)
     if step.args.include_other_clients:
         return _shared_name(view, step.args.prefix, step.args.all_prefixes)
     found = [h for h in view.now.key_groups or () if h.prefix == step.args.prefix]
@@ -366,6 +368,23 @@ def _shared_name(view: View, prefix: str, released: Collection[str]) -> str | No
             return (
                 f"the published {names_text([name])} also holds {names_text(staying)}, "
                 "which would be lost with the name. Give these prefixes, too, or run "
+                f"client.unpublish_dataset({name!r}) first"
+            )
+    return None
+
+
+def _split_name(view: View, rows: Collection[str]) -> str | None:
+    """Return the published name that alone holds keys of other rows, too, if any."""
+    holdings = [h for h in view.now.key_groups or () if h.keys]
+    names = {n for h in holdings if h.row in rows for n in h.published}
+    for other in holdings:
+        is_alone = len(other.shared) == 1 and not (other.mine or other.others)
+        if other.row not in rows and is_alone and names & {*other.published}:
+            (name,) = other.published
+            return (
+                f"the published {names_text([name])} also holds row {other.row or '-'} "
+                f"({names_text([other.prefix or 'others'])}), which would be lost with "
+                "the name. Give this row, too, or run "
                 f"client.unpublish_dataset({name!r}) first"
             )
     return None

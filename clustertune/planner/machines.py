@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from clustertune.core.model import (
     Details,
@@ -93,6 +94,26 @@ def with_scheduler(host: str, snapshot: Snapshot) -> bool:
         return True
     place = snapshot.scheduler.rpartition("://")[2].lstrip("[")
     return place.startswith((f"{host}:", f"{host}]", f"{host}/"))
+
+
+def start_command(snapshot: Snapshot, n_workers: int) -> str:
+    """Return the `dask worker` line that starts workers like the existing ones.
+
+    Options in which the existing workers differ are left out. Without a nanny, the line
+    starts one worker, because `dask worker` refuses `--nworkers` then.
+    """
+    there = [w for w in snapshot.workers if w.is_counted]
+    words = ["dask worker", quote(printable(snapshot.scheduler))]
+    if there and all(w.nanny is None for w in there):
+        words.append("--no-nanny")
+    elif n_workers > 1:
+        words.append(f"--nworkers {n_workers}")
+    if len(threads := {w.nthreads for w in there}) == 1:
+        words.append(f"--nthreads {threads.pop()}")
+    if len(limits := {w.memory_limit for w in there}) == 1:
+        mib, rest = divmod(limit := limits.pop(), 2**20)
+        words.append(f"--memory-limit {limit if rest or not mib else f'{mib}MiB'}")
+    return " ".join(words)
 
 
 def host_cpus(workers: Workers) -> HostCpus | Unknown:

@@ -1,5 +1,9 @@
 """Formats of numbers and names."""
 
+import time
+from datetime import datetime, timezone
+from zoneinfo import ZoneInfo
+
 import pytest
 
 from clustertune.core.wording import (
@@ -10,7 +14,9 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    time_text,
     times_text,
+    utc_text,
     variable,
     workers_text,
 )
@@ -122,3 +128,38 @@ def test_a_collection_is_typed_by_the_users_name():
     """The label of a collection of an eval set becomes the user's name."""
     assert variable("eval_set[0].X") == "X"
     assert variable("sample_weight") == "sample_weight"
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("when", "tz", "text"),
+    [
+        ("2026-07-01 12:00", BERLIN, "2026-07-01 14:00:00 CEST (12:00:00 UTC)"),
+        ("2026-01-01 12:00", BERLIN, "2026-01-01 13:00:00 CET (12:00:00 UTC)"),
+        (
+            "2026-06-30 23:00",
+            BERLIN,
+            "2026-07-01 01:00:00 CEST (2026-06-30 23:00:00 UTC)",
+        ),
+        ("2026-07-01 12:00", timezone.utc, "2026-07-01 12:00:00 UTC"),
+    ],
+)
+def test_local_times_have_their_zone_and_utc(when, tz, text):
+    """The date in UTC is shown only if it differs; JSON has UTC only."""
+    seconds = datetime.fromisoformat(f"{when}+00:00").timestamp()
+    assert time_text(seconds, tz) == text
+    assert time_text(seconds, tz, unit="minutes") == text.replace(":00 ", " ")
+    assert utc_text(seconds) == f"{when}:00Z".replace(" ", "T")
+
+
+def test_the_local_zone_is_the_default(monkeypatch):
+    """The variable TZ sets it."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert time_text(0) == "1970-01-01 09:00:00 JST (00:00:00 UTC)"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

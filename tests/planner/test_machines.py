@@ -7,6 +7,7 @@ from clustertune.planner.machines import (
     by_host,
     host_cpus,
     host_memory,
+    start_command,
     unknown_findings,
     with_scheduler,
 )
@@ -136,3 +137,26 @@ def test_unknown_facts_are_grouped_by_reason():
     assert finding.message == (
         "usable CPUs of workers 0, 1, 2 and 997 more unknown: no\\x1banswer"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ([{}, {}], "--nworkers 3 --nthreads 1 --memory-limit 1024MiB"),
+        ([{"nthreads": 2}, {}], "--nworkers 3 --memory-limit 1024MiB"),
+        (
+            [{"memory_limit": 10**9 + 1}],
+            "--nworkers 3 --nthreads 1 --memory-limit 1000000001",
+        ),
+        ([{"memory_limit": 0}], "--nworkers 3 --nthreads 1 --memory-limit 0"),
+        ([{"nanny": None}], "--no-nanny --nthreads 1 --memory-limit 1024MiB"),
+        ([{"nanny": None}, {}], "--nworkers 3 --nthreads 1 --memory-limit 1024MiB"),
+        ([{"status": "closed", "nthreads": 9}], "--nworkers 3"),
+        ([], "--nworkers 3"),
+    ],
+)
+def test_the_line_that_starts_workers(changes, options):
+    """It has the options in which all existing workers are equal."""
+    alike = {"nthreads": 1, "memory_limit": 2**30}
+    found = snapshot([worker(i, **(alike | c)) for i, c in enumerate(changes)])
+    assert start_command(found, 3) == f"dask worker {found.scheduler} {options}"

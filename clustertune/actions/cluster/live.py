@@ -213,6 +213,14 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
         """Release keys; the futures of their clients are cancelled."""
+        if release.rows:
+            count, nbytes, names, changed = await self._lease.ask(
+                "release_rows", owner=self.client.id, rows=list(release.rows)
+            )
+            if changed:
+                text = f"{names_text(changed)}: changed meanwhile; nothing was released"
+                return Result(nbytes=0, not_done=f"row {text}", unchanged=True)
+            return _released(count, nbytes, names)
         count, nbytes, names = await self._lease.ask(
             "release_keys",
             owner=self.client.id,
@@ -221,9 +229,7 @@ class LiveCluster(WorkerActions, DataActions):
             others=release.include_other_clients,
             together=list(release.all_prefixes),
         )
-        said = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
-        said += f"; unpublished {names_text(names)}" if names else ""
-        return Result(nbytes=0, details=said, count=count)
+        return _released(count, nbytes, names)
 
     # --- end --------------------------------------------------------------------------
 
@@ -328,3 +334,9 @@ def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
         f"the cluster {printable(identity['address'])} has no running worker "
         f"(workers: {shown}); {fix}"
     )
+
+
+def _released(count: int, nbytes: int, names: list[str]) -> Result:
+    text = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
+    text += f"; unpublished {names_text(names)}" if names else ""
+    return Result(nbytes=0, details=text, count=count)

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,6 +21,7 @@ from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.core import arguments, rules, settings
+from clustertune.core.findings import Severity
 from clustertune.core.snapshots import Unknown
 from clustertune.core.wording import (
     bytes_text,
@@ -29,6 +29,7 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    time_text,
     times_text,
     workers_text,
 )
@@ -67,6 +68,19 @@ class Leak:
         if self.left is not None:
             text += f"; about {plural(round(self.left), 'more run')} fill its limit"
         return f"{text}. Remedy: clustertune.restart_workers(client) between two runs"
+
+    @property
+    def severity(self) -> Severity:
+        """Critical if the next run fills the limit, a warning if one of the next does.
+
+        The number of runs is the setting of the check ``memory_growth``.
+        """
+        if self.left is None:
+            return Severity.info
+        if self.left <= 1:
+            return Severity.critical
+        near = self.left <= checks.setting("memory_growth", "warning_runs")
+        return Severity.warning if near else Severity.info
 
 
 def leaks(records: Records) -> tuple[Leak, ...] | Unknown:
@@ -193,6 +207,10 @@ class Regression:
     @property
     def worse(self) -> bool:
         return self.now > self.line
+
+    @property
+    def severity(self) -> Severity:
+        return Severity.warning if self.worse else Severity.unknown
 
     def __str__(self) -> str:
         return self.text
@@ -332,6 +350,19 @@ class Trends:
     sizing: Usage | Unknown
     regressions: tuple[Regression, ...] | Unknown
 
+    @property
+    def found(self) -> tuple[Leak | Regression, ...]:
+        """Leaks, and measures that are worse."""
+        known = [x for x in (self.leaks, self.regressions) if isinstance(x, tuple)]
+        every: list[Leak | Regression] = [x for found in known for x in found]
+        return tuple(x for x in every if x.severity is not Severity.unknown)
+
+    def exit_status(self, fail_on: Severity | None) -> int:
+        """Return 1 if a leak or regression has at least this severity, else 0."""
+        return int(
+            fail_on is not None and any(x.severity >= fail_on for x in self.found)
+        )
+
     def __str__(self) -> str:
         lines = [f"job {printable(self.job) or '(none)'}"]
         for what, found in (
@@ -340,11 +371,15 @@ class Trends:
             ("change", self.regressions),
         ):
             several = found if isinstance(found, tuple) else (found,)
-            lines += [f"{what}: {x}" for x in several or ("no worker leaks memory",)]
+            for x in several or ("no worker leaks memory",):
+                level = f" ({x.severity})" if x in self.found else ""
+                lines.append(f"{what}{level}: {x}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        return _json(trends=self)
+        """Return the trends as JSON; ``severity`` is the highest one, or null."""
+        worst = max((x.severity for x in self.found), default=None)
+        return _json(trends=self, severity=None if worst is None else str(worst))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +467,7 @@ def history(
     job: str | None = None,
     *,
     kind: str | None = None,
+    cluster: str | None = None,
     last: int | None = None,
     path: str | Path | None = None,
 ) -> History:
@@ -445,6 +481,9 @@ def history(
     kind
         Select ``"prepare"``, ``"plan"``, ``"fit"`` (held runs), ``"run"`` (seen by the
         scheduler plugin), or an operation, like ``"restart"``.
+    cluster
+        Select one cluster by the address of its scheduler, such as
+        ``"tcp://10.0.0.5:8786"`` or ``"10.0.0.5:8786"``.
     last
         Return only so many records, the latest.
     path
@@ -471,39 +510,44 @@ def history(
     settings.refuse_unknown(checks.all_settings())
     file = configured().path if path is None else file_of(str(path))
     store = Store(file)
-    records = store.read(job=job, kind=kind, last=arguments.count("last", last))
-    missing = "" if records else _missing(store, job, kind)
+    count = arguments.count("last", last)
+    records = store.read(job=job, kind=kind, cluster=cluster, last=count)
+    missing = "" if records else _missing(store, job, kind, cluster)
     return History(path=file, records=records, missing=missing)
 
 
-def _missing(store: Store, job: str | None, kind: str | None) -> str:
-    """Explain why no record matches, and list the existing jobs or kinds."""
-    every = store.read()
-    if not every:
+def _missing(
+    store: Store, job: str | None, kind: str | None, cluster: str | None
+) -> str:
+    """Explain why no record matches, and list the existing jobs, clusters or kinds."""
+    left = store.read()
+    if not left:
         return ""
-    shown = printable(repr(job), longest=100)
-    of_job = [r for r in every if job in (None, r.job)]
-    if of_job:
-        which = "" if job is None else f" of the job {shown}"
-        kinds = sorted({printable(r.kind) for r in of_job})
-        return (
-            f"no record{which} is of the kind {kind}; there are "
-            f"{names_text(kinds, most=MAX_SHOWN)}"
-        )
-    jobs = sorted({printable(r.job) for r in every if r.job})
-    near = get_close_matches(str(job), jobs, n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    known = "no record has a job"
-    if jobs:
-        known = f"jobs are {names_text(jobs, most=MAX_SHOWN)}"
-    return f"no record is of the job {shown}{meant}; {known}"
+    selection: dict[str, Any] = {}
+    which = ""
+    for what, wanted in (("job", job), ("cluster", cluster), ("kind", kind)):
+        if wanted is None:
+            continue
+        before, left = left, store.read(**(selection := selection | {what: wanted}))
+        shown = f"of the {what} {printable(repr(wanted), longest=100)}"
+        if left:
+            which += f" {shown}"
+            continue
+        known = sorted({printable(x) for r in before if (x := getattr(r, what))})
+        near = get_close_matches(wanted, known, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        there = f"there are {names_text(known, most=MAX_SHOWN)}"
+        if not known:
+            there = f"no record has a {what}"
+        return f"no record{which} is {shown}{meant}; {there}"
+    return ""  # the record was added meanwhile
 
 
 # --- text and JSON --------------------------------------------------------------------
 
 _COLUMNS = (
-    "id", "when", "kind", "job", "status", "took", "workers", "rows", "peak",
-    "spilled", "CPUs",
+    "id", "when", "cluster", "kind", "job", "status", "took", "workers", "rows",
+    "peak", "spilled", "CPUs",
 )  # fmt: skip
 
 
@@ -514,6 +558,7 @@ def _row(record: Record) -> list[str]:
     return [
         known(record.id),
         _when(record),
+        printable(record.cluster, longest=50) or "-",
         printable(record.kind),
         printable(record.job, longest=30),
         printable(record.status),
@@ -527,12 +572,12 @@ def _row(record: Record) -> list[str]:
 
 
 def _when(record: Record) -> str:
-    return datetime.fromtimestamp(record.began).astimezone().strftime("%Y-%m-%d %H:%M")
+    return time_text(record.began, unit="minutes")
 
 
 def details(record: Record) -> str:
     """Return all values of a record as text."""
-    rows = [("when", _when(record)), ("cluster", printable(record.cluster))]
+    rows = [("when", _when(record)), ("cluster", printable(record.cluster) or "-")]
     rows += [(d.what, d.first) for d in compare(record, record)]
     text = tabulate(rows, tablefmt="plain", disable_numparse=True)
     memory = [

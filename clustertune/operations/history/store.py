@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from shlex import quote as quote_shell
 from typing import Any
@@ -171,6 +172,10 @@ class Record:
     def ended(self) -> float:
         return self.began + self.seconds
 
+    def is_of(self, cluster: str) -> bool:
+        """Whether the scheduler has this address, with or without its protocol."""
+        return cluster in (self.cluster, self.cluster.rpartition("://")[2])
+
     @property
     def peak(self) -> float | None:
         known = [m.peak / m.limit for m in self.memory if m.peak and m.limit]
@@ -293,26 +298,29 @@ class Store:
         *,
         job: str | None = None,
         kind: str | None = None,
+        cluster: str | None = None,
         last: int | None = None,
     ) -> tuple[Record, ...]:
         """Return records in the order in which they were added, or only the latest.
 
-        ``job`` and ``kind`` select records. A file that cannot be written is still
-        read.
+        ``job``, ``kind`` and ``cluster`` select records. A file that cannot be written
+        is still read.
         """
         with self._explained():
             if not self.path.exists():
                 return ()
-        limit = -1 if last is None else min(last, LARGEST)
         with self._explained(), self._open("rw") as file:
             if not self._version(file):
                 return ()
             rows = file.execute(
                 "SELECT id, data FROM records WHERE job = coalesce(?, job) "
-                "AND kind = coalesce(?, kind) ORDER BY id DESC LIMIT ?",
-                (job, kind, limit),
-            ).fetchall()
-        return tuple(self._record(*row) for row in reversed(rows))
+                "AND kind = coalesce(?, kind) ORDER BY id DESC",
+                (job, kind),
+            )
+            records = (self._record(*row) for row in rows)
+            found = (r for r in records if cluster is None or r.is_of(cluster))
+            latest = tuple(islice(found, None if last is None else min(last, LARGEST)))
+        return latest[::-1]
 
     @contextmanager
     def _open(self, mode: str) -> Iterator[sqlite3.Connection]:

@@ -1,4 +1,4 @@
-"""Read playbooks from files, and find the shipped ones and the user's own.
+"""Read playbooks from files.
 
 A file holds plain data in YAML 1.2: text, numbers, true and false, lists, and mappings.
 Anchors, tags, directives, duplicate keys, and large or deep files are refused.
@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
-from clustertune import checks
-from clustertune.core import settings
 from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
 from clustertune.operations.playbooks import schema
+from clustertune.operations.playbooks.folders import available
 from clustertune.operations.playbooks.playbook import Limits, Playbook, Step
 
 MAX_BYTES = 64 * 1024
@@ -36,46 +34,7 @@ _TAG = "tag:yaml.org,2002:"
 _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null"))
 
 
-# --- find files -----------------------------------------------------------------------
-
-
-def available() -> Mapping[str, Path]:
-    """Map names of playbooks to files. The user's own override shipped ones.
-
-    Raises
-    ------
-    ValueError
-        ``clustertune.playbooks`` is not a readable folder.
-    """
-    settings.refuse_unknown(checks.all_settings())
-    own = dask.config.get("clustertune.playbooks", None)
-    folders = [_shipped()] if own is None else [_shipped(), _own_folder(own)]
-    found: dict[str, Path] = {}
-    for folder in folders:
-        try:
-            files = list(folder.iterdir())
-        except OSError as error:
-            raise ValueError(f"playbooks cannot be listed: {error}") from error
-        found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
-    return dict(sorted(found.items()))
-
-
-def _own_folder(name: object) -> Path:
-    try:
-        if isinstance(name, str) and (folder := Path(name).expanduser()).is_dir():
-            return folder
-    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
-        pass
-    raise ValueError(
-        f"clustertune.playbooks={name!r} in Dask's configuration must be a folder"
-    )
-
-
-def _shipped() -> Path:
-    """The wheel has the folder inside the package, a checkout next to it."""
-    package = Path(__file__).parents[2]
-    inside = package / "playbooks"
-    return inside if inside.is_dir() else package.parent / "playbooks"
+# --- find a playbook ------------------------------------------------------------------
 
 
 def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook:
@@ -84,8 +43,8 @@ def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook
     Parameters
     ----------
     which
-        A name of :func:`available`, or the path of a file. A path ends with ``.yaml``
-        or ``.yml``, or contains a folder.
+        A name of :func:`~.folders.available`, or the path of a file. A path ends with
+        ``.yaml`` or ``.yml``, or contains a folder.
     values
         As for :func:`load`.
 
@@ -98,6 +57,19 @@ def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook
     """
     path = _file(which)
     return load(_content(path), printable(path.name), values)
+
+
+def problems(which: str | Path) -> list[str]:
+    """List all problems of a playbook, each with file and line; a valid one has none.
+
+    ``which`` is a name or a path, as for :func:`read`.
+    """
+    try:
+        path = _file(which)
+        load(_content(path), printable(str(path)))
+    except ValueError as error:  # a PlaybookError has a line for each problem
+        return str(error).splitlines()
+    return []
 
 
 def text_of(which: str | Path) -> str:
@@ -160,13 +132,16 @@ def load(
         The text is not a valid playbook. The message has a line for each mistake, with
         the line of the file, the path of the value, and the allowed values.
     """
-    document = parse(text, source)
+    document = _document(text, source)
     for key, value in (values or {}).items():
         _replace(document, str(key), str(value))
-    found = [document.problem(*problem) for problem in schema.problems(document.data)]
+    found = document.problems + [
+        (path, text)
+        for path, text in schema.problems(document.data)
+        if not any(path[: len(p)] == p for p in document.unread)
+    ]
     if found:
-        found.sort(key=lambda problem: problem[0])
-        raise PlaybookError("\n".join(text for _, text in found))
+        raise document.error(found)
     return _playbook(document)
 
 
@@ -174,16 +149,20 @@ def _playbook(document: Document) -> Playbook:
     """Convert the data of a valid playbook."""
     data = document.data
     limits = Limits(**_values(data.get("limits", {})))
-    steps = []
-    for i, given in enumerate(data["steps"]):
-        step = _step(given, document.place(("steps", i)).text)
+    steps = [
+        _step(given, document.place(("steps", i)).text)
+        for i, given in enumerate(data["steps"])
+    ]
+    wrong: list[Problem] = []
+    for i, step in enumerate(steps):
         if step.options.get("n_workers", math.inf) < limits.minimum_workers:
             text = (
                 f"n_workers={step.options['n_workers']} is less than "
                 f"limits.minimum_workers={limits.minimum_workers}"
             )
-            raise PlaybookError(document.problem(("steps", i, "with"), text)[1])
-        steps.append(step)
+            wrong.append((("steps", i, "with"), text))
+    if wrong:
+        raise document.error(wrong)
     return Playbook(
         name=data["name"].strip(),
         description=data.get("description", "").strip(),
@@ -210,6 +189,9 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- YAML -----------------------------------------------------------------------------
+
+
+Problem = tuple[schema.Path, str]  # the path of a bad value, and a message
 
 
 class Place(NamedTuple):
@@ -240,7 +222,8 @@ class Document:
     def __init__(self, text: str, source: str):
         self.source = source
         self.places: dict[schema.Path, Place] = {}
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
+        self.unread: set[schema.Path] = set()  # of values that the schema cannot judge
         yaml = YAML(typ="safe", pure=True)
         yaml.Composer = _Composer
         self._constructor = yaml.constructor
@@ -253,11 +236,15 @@ class Document:
             path = path[:-1]
         return self.places[path]
 
-    def problem(self, path: schema.Path, text: str) -> tuple[int, str]:
-        """The line of a bad value, and a message that names its place and path."""
-        line, where = self.place(path)
-        name = f"{printable(_path_text(path), longest=80)}: " if path else ""
-        return line, f"{where}: {name}{printable(text, longest=1200)}"
+    def error(self, problems: Iterable[Problem]) -> PlaybookError:
+        """An error with a line for each problem: its place, path and text."""
+        found = []
+        for path, text in problems:
+            line, where = self.place(path)
+            name = f"{printable(_path_text(path), longest=80)}: " if path else ""
+            found.append((line, f"{where}: {name}{printable(text, longest=1200)}"))
+        found.sort(key=lambda problem: problem[0])
+        return PlaybookError("\n".join(text for _, text in found))
 
     def _plain(self, node: Any, path: schema.Path, line: int) -> Any:
         self.places[path] = Place(line, f"{self.source}:{line}")
@@ -283,6 +270,7 @@ class Document:
             yield name, self._plain(child, (*path, name), _line(key))
             if not isinstance(key, ScalarNode) or key.anchor is not None:
                 self._note((*path, name), "a key must be text without an anchor")
+                self.unread.add(path)  # which keys the mapping has is unknown
             elif name in seen:
                 self._note((*path, name), "the key is there twice")
             seen.add(name)
@@ -299,7 +287,8 @@ class Document:
         return value
 
     def _note(self, path: schema.Path, text: str) -> None:
-        self.problems.append(self.problem(path, text)[1])
+        self.problems.append((path, text))
+        self.unread.add(path)
 
 
 def _path_text(path: schema.Path) -> str:
@@ -315,6 +304,14 @@ def parse(text: str | bytes, source: str) -> Document:
     PlaybookError
         The text is not such YAML.
     """
+    document = _document(text, source)
+    if document.problems:
+        raise document.error(document.problems)
+    return document
+
+
+def _document(text: str | bytes, source: str) -> Document:
+    """Read YAML; the document has the problems of values that are not plain data."""
     if len(text) > MAX_BYTES:
         raise PlaybookError(
             f"{source}: has {len(text):,} bytes; at most {MAX_BYTES:,} are read"
@@ -336,8 +333,6 @@ def parse(text: str | bytes, source: str) -> Document:
         raise PlaybookError(f"{source}: cannot be read: {shown}") from error
     if not document.places:
         raise PlaybookError(f"{source}: is empty")
-    if document.problems:
-        raise PlaybookError("\n".join(document.problems))
     return document
 
 

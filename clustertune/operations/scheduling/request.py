@@ -26,7 +26,7 @@ from clustertune.actions.cluster.live import (
 from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.model import Goal, Refusal, View
-from clustertune.core.wording import seconds_text
+from clustertune.core.wording import seconds_text, time_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
@@ -35,7 +35,7 @@ from clustertune.operations.call import check_client
 from clustertune.operations.check import Question, diagnose
 from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
-from clustertune.operations.scheduling.triggers import Condition, time_text
+from clustertune.operations.scheduling.triggers import Condition
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.worker import park

@@ -19,11 +19,12 @@ from clustertune.core.wording import (
     plural,
     printable,
     seconds_text,
+    time_text,
+    utc_text,
     workers_text,
 )
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
-from clustertune.operations.scheduling.triggers import time_text
 
 POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
@@ -175,13 +176,13 @@ class Schedule:
         text += f", if {printable(self.condition)}" if self.condition else ""
         return f"{text}; until {time_text(self.expires)}"
 
-    def standing(self) -> str:
-        """Describe its state in one line."""
+    def standing(self, show: Callable[[float], str] = time_text) -> str:
+        """Describe its state in one line; ``show`` formats times."""
         if self.state == "running":
             return f"running: {workers_text(self.left or ())} not restarted yet"
         if self.state != "waiting":
             return printable(self.state)
-        return f"waiting: {printable(_waits_text(self.waits, self.idle_for))}"
+        return f"waiting: {printable(_waits_text(self.waits, self.idle_for, show))}"
 
     def plain(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -189,16 +190,18 @@ class Schedule:
         shown = [
             {name: getattr(a, name) for name in a.__slots__} for a in self.attempts
         ]
-        return values | {"attempts": shown, "waiting_for": self.standing()}
+        return values | {"attempts": shown, "waiting_for": self.standing(utc_text)}
 
 
-def _waits_text(waits: Mapping[str, Any], idle_for: float) -> str:
+def _waits_text(
+    waits: Mapping[str, Any], idle_for: float, show: Callable[[float], str]
+) -> str:
     kind = waits.get("for")
     if kind == "instant":
-        return f"not before {time_text(waits['until'])}"
+        return f"not before {show(waits['until'])}"
     if kind == "held":
         whose = f" (client {waits['client']})" if waits["client"] else ""
-        return f"held by {waits['label']}{whose} since {time_text(waits['since'])}"
+        return f"held by {waits['label']}{whose} since {show(waits['since'])}"
     if kind == "busy":
         queued = f", {waits['queued']:,} queued" if waits["queued"] else ""
         return f"not idle: {plural(waits['tasks'], 'task')} running{queued}"

@@ -97,12 +97,6 @@ def _local_zone() -> tzinfo:
         return ZoneInfo.from_file(file, key="local time")
 
 
-def time_text(when: float, tz: tzinfo | None = None) -> str:
-    """Format epoch seconds: ``2026-03-29 03:00:00 CEST``."""
-    local = datetime.fromtimestamp(when, tz or _local_zone())
-    return f"{local:%Y-%m-%d %H:%M:%S %Z}"
-
-
 # --- conditions -----------------------------------------------------------------------
 
 

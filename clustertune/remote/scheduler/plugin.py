@@ -36,7 +36,12 @@ from clustertune.remote.scheduler.metrics import Metrics
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.published import PublishedNames
-from clustertune.remote.scheduler.release import ClusterRestart, holdings, release
+from clustertune.remote.scheduler.release import (
+    ClusterRestart,
+    holdings,
+    release,
+    release_rows,
+)
 from clustertune.remote.scheduler.replicas import PreparedKeys
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.runs import Runs, measured, settled, watch_runs
@@ -497,6 +502,19 @@ class ClustertunePlugin(SchedulerPlugin):
         self.scheduler.log_event(NAME, event | {"keys": count, "unpublished": names})
         return answer
 
+    async def release_rows(
+        self, token: str, owner: str, rows: Sequence[str]
+    ) -> tuple[int, int, list[str], list[str]]:
+        """Release the keys of rows of ``holdings``, or nothing if a row has changed."""
+        self.lease.check(token)
+        answer = await release_rows(self.scheduler, rows)
+        count, _, names, changed = answer
+        if not changed:
+            event = {"action": "release", "rows": list(rows), "client": owner}
+            counts = {"keys": count, "unpublished": names}
+            self.scheduler.log_event(NAME, event | counts)
+        return answer
+
     async def point_names(
         self, owner: str, new: Sequence[Any], kept: Mapping[str, str]
     ) -> dict[str, Any]:
@@ -570,7 +588,7 @@ def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
 #: requests that methods of the plugin answer
 METHODS = frozenset((
     "look", "past", "acquire", "release", "begin_hold", "end_hold", "move", "stay",
-    "work", "restart_worker", "holdings", "release_keys", "drop", "point_names",
-    "progress", "stop", "pin", "free_stuck", "unpin", "unmet_restrictions",
-    "list_schedules", "keep", "recall", "keep_facts",
+    "work", "restart_worker", "holdings", "release_keys", "release_rows", "drop",
+    "point_names", "progress", "stop", "pin", "free_stuck", "unpin",
+    "unmet_restrictions", "list_schedules", "keep", "recall", "keep_facts",
 ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Release data on request: keys of a prefix, or all data by a restart of all workers.
+"""Release data on request: by prefix, by row of a listing, or by a restart.
 
 The scans take time that grows with all keys, in short turns of the event loop. They run
 only before data is destroyed.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
 from time import monotonic, time
 from typing import Any
 
@@ -52,13 +53,14 @@ async def holdings(
 
     Returns
     -------
-    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared]
+    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared, row]
         ``coming`` are tasks without a result yet, ``others`` clients besides the owner,
         ``shared`` pairs of kind and name. A name without keys in memory has a row of
         its own, without keys.
     """
     names = shared_names(scheduler)
     found = {("", frozenset([client])): [0, 0, 0, 0] for client in names}
+    hashes = Counter[tuple[str, frozenset[str]]]()
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
@@ -71,6 +73,7 @@ async def holdings(
         numbers[1] += ts.nbytes if there else 0
         numbers[2] += there and ts.run_spec is None
         numbers[3] += not there
+        hashes[entry] += hash(ts.key) if there else 0
     return [
         [
             prefix,
@@ -78,9 +81,52 @@ async def holdings(
             owner in wanting,
             sorted(wanting - {owner} - names.keys()),
             sorted(names[c] for c in wanting & names.keys()),
+            row_id(prefix, wanting, hashes[prefix, wanting]) if prefix else "",
         ]
         for (prefix, wanting), numbers in found.items()
     ]
+
+
+def row_id(prefix: str, wanting: frozenset[str], hashes: int) -> str:
+    """Return an id of keys in memory with a prefix, for the clients that want them.
+
+    It changes with the prefix, the clients and the keys, whose hashes are summed. It
+    holds for this process of the scheduler only.
+    """
+    return f"{hash((prefix, wanting, hashes)) & 0xFFFFFFFF:08x}"
+
+
+async def release_rows(
+    scheduler: Any, rows: Collection[str]
+) -> tuple[int, int, list[str], list[str]]:
+    """Release the keys of these rows of :func:`holdings`, or no key at all.
+
+    Returns the number of released keys, their bytes, the removed published names, and
+    the rows that do not exist any more. If there is such a row, nothing is released.
+    """
+    hashes = Counter[tuple[str, frozenset[str]]]()
+    keys: dict[tuple[str, frozenset[str]], dict[Any, int]] = {}
+    async for ts, wanting in wanted_tasks(scheduler, ()):
+        if ts.state == "memory":
+            entry = (str(ts.prefix.name), wanting)
+            hashes[entry] += hash(ts.key)
+            keys.setdefault(entry, {})[ts.key] = ts.nbytes
+    entries: dict[str, list[tuple[str, frozenset[str]]]] = {row: [] for row in rows}
+    for entry in keys:
+        if (row := row_id(*entry, hashes[entry])) in entries:
+            entries[row].append(entry)
+    if changed := [row for row, found in entries.items() if len(found) != 1]:
+        return 0, 0, [], changed
+    sizes: dict[Any, int] = {}
+    going: dict[str, list[Any]] = {}
+    for (entry,) in entries.values():
+        sizes |= keys[entry]
+        for client in entry[1]:
+            going.setdefault(client, []).extend(keys[entry])
+    names, staying = unpublish(scheduler, going, ())
+    await _release_for(scheduler, going)
+    released = [n for key, n in sizes.items() if key not in staying]
+    return len(released), sum(released), names, []
 
 
 async def release(
@@ -109,7 +155,13 @@ async def release(
             for client in wanting:
                 going.setdefault(client, []).append(ts.key)
     names, staying = unpublish(scheduler, going, {prefix, *together})
+    await _release_for(scheduler, going)
     released = [n for key, n in sizes.items() if key not in staying]
+    return len(released), sum(released), names
+
+
+async def _release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
+    """Release keys by client; their futures are cancelled."""
     for client, keys in going.items():
         for start in range(0, len(keys), KEYS_PER_TURN):
             some = keys[start : start + KEYS_PER_TURN]
@@ -121,7 +173,6 @@ async def release(
                 message | {"reason": REASON, "msg": MESSAGE}, client=client
             )
             await asyncio.sleep(0)
-    return len(released), sum(released), names
 
 
 class ClusterRestart:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from clustertune.core.findings import Severity
 from clustertune.core.snapshots import Unknown
 from clustertune.operations.history import query
 from clustertune.operations.history.store import Record, WorkerMemory
@@ -107,6 +109,24 @@ def test_leaks_unknown() -> None:
     assert str(found) == "unknown: too few runs: 2 of the same cluster, 3 are needed"
 
 
+@pytest.mark.parametrize(
+    ("left", "severity"),
+    [(None, "info"), (40, "info"), (10, "warning"), (1.5, "warning"), (1, "critical")],
+)
+def test_the_severity_of_a_leak(left, severity) -> None:
+    """The nearer the limit is, the worse."""
+    leak = query.Leak(worker=0, runs=5, step=1.0, left=left)
+    found = query.Trends(
+        job="", leaks=(leak,), sizing=Unknown("-"), regressions=Unknown("-")
+    )
+    assert str(leak.severity) == severity
+    assert f"memory ({severity}): worker 0 keeps" in str(found)
+    assert json.loads(found.to_json())["severity"] == severity
+    levels = [None, *(s for s in Severity if s is not Severity.unknown)]
+    codes = [found.exit_status(level) for level in levels]
+    assert codes == [0, *(int(leak.severity >= level) for level in levels[1:])]
+
+
 # --- regressions ----------------------------------------------------------------------
 
 
@@ -120,8 +140,10 @@ def test_slower() -> None:
     (found,) = query.regressions(series(*noisy, 120, 121, 119))
     assert (found.measure, found.worse) == ("time", True)
     assert "time of the last 3 fits is worse: 2 min on average" in str(found)
+    assert found.severity is Severity.warning
     (found,) = query.regressions(series(*noisy, 107, 107, 107))
     assert not found.worse
+    assert found.severity is Severity.unknown
 
 
 def test_growth_below_a_unit_is_ignored() -> None:

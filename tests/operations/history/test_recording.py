@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -66,6 +67,15 @@ async def test_calls_and_runs_are_noted(
             pass
         await clustertune.trim_memory(c)
         found = clustertune.history()
+        assert clustertune.history(cluster=s.address).records == found.records
+        host_and_port = s.address.rpartition("/")[2]
+        of_here = clustertune.history(cluster=host_and_port, kind="fit", last=1)
+        missing = clustertune.history(cluster="tcp://x:1").missing
+    assert missing == (
+        f"no record is of the cluster 'tcp://x:1'; there are {s.address}"
+    )
+    assert of_here.records == found.records[4:5]
+    assert str(found).count(f"  {s.address}  ") == 6
     assert found.path == tmp_path / "history.sqlite"
     plan, prepare, fit, failed, mine, trim = found.records
     kinds = [r.kind for r in found.records]
@@ -238,7 +248,7 @@ def test_listing(file: Path, command: tuple[str, ...]) -> None:
     none = run(*command, "--job", "nightly", "--kind", "restart")
     assert (none.exit_code, none.stdout) == (1, "")
     assert (
-        "no record of the job 'nightly' is of the kind restart; there are fit"
+        "no record of the job 'nightly' is of the kind 'restart'; there are fit"
         in none.stderr
     )
     assert "there are no records in" in run(*command, "--path", "/no/such").stdout
@@ -278,6 +288,56 @@ def test_trends(file: Path) -> None:
     found = json.loads(run("trends", "-f", "json").stdout)["trends"]
     assert found["sizing"]["enough"] == 1
     assert "too few" in found["regressions"]["unknown"]
+
+
+def test_trends_in_a_pipeline(file: Path) -> None:
+    """The exit code is 1 if a trend has at least the severity."""
+    assert run("trends", "--fail-on", "info").exit_code == 0  # all are unknown
+    leaking = [
+        Record(
+            kind="run",
+            job="nightly",
+            began=2e9 + n,
+            seconds=1,
+            cluster="tcp://10.0.0.5:8786",
+            memory=(WorkerMemory(worker=3, limit=100, idle=10 * n, peak=99),),
+        )
+        for n in range(5)
+    ]
+    Store(file).add(leaking, keep=100)
+    command = ("trends", "--job", "nightly")
+    shown = run(*command)
+    assert shown.exit_code == 0
+    assert "memory (warning): worker 3 keeps 10 B more after each run" in shown.stdout
+    codes = {
+        level: run(*command, "--fail-on", level).exit_code
+        for level in ("never", "info", "warning", "critical")
+    }
+    assert codes == {"never": 0, "info": 1, "warning": 1, "critical": 0}
+    failed = run(*command, "--fail-on", "warning", "-f", "json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["severity"] == "warning"
+    here = ("--cluster", "10.0.0.5:8786")
+    assert run(*command, *here, "--fail-on", "info").exit_code == 1
+    assert run(*command, "--cluster", "b").exit_code == 1
+
+
+def test_the_cluster_of_a_record(file: Path) -> None:
+    """Records without an address have a dash; a filter leaves them out."""
+    there = Record(kind="trim", began=2e9, seconds=1, cluster="tcp://10.0.0.5:8786")
+    Store(file).add([there], keep=100)
+    rows = run().stdout.splitlines()[2:]
+    column = re.compile(r"  (-|tcp://\S+)  ")
+    shown_clusters = [found[1] for row in rows if (found := column.search(row))]
+    assert shown_clusters == ["-"] * 4 + ["tcp://10.0.0.5:8786"]
+    shown = run("--cluster", "10.0.0.5:8786")
+    assert [row.split() for row in shown.stdout.splitlines()[2:]] == [rows[-1].split()]
+    assert run("show", "1").stdout.splitlines()[1].split() == ["cluster", "-"]
+    missing = run("--cluster", "tcp://10.0.0.9:8786", "--kind", "trim")
+    assert missing.exit_code == 1
+    assert (
+        "is of the cluster 'tcp://10.0.0.9:8786' (did you mean tcp://" in missing.stderr
+    )
 
 
 def test_a_file_that_cannot_be_read(file: Path) -> None:

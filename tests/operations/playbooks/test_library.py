@@ -19,7 +19,7 @@ import clustertune
 from clustertune import checks
 from clustertune.core.model import Severity
 from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import library, playbook
+from clustertune.operations.playbooks import folders, library, playbook
 from clustertune.operations.playbooks.library import MAX_BYTES, load, parse
 from clustertune.operations.playbooks.schema import own_actions
 
@@ -121,7 +121,7 @@ def test_limits_are_set_where_there_are_none() -> None:
     assert read.limits.minimum_workers == 3
 
 
-@pytest.mark.parametrize("name", library.available())
+@pytest.mark.parametrize("name", folders.available())
 def test_shipped_playbooks(name: str) -> None:
     """Each is valid, has the name of its file, and a description."""
     read = library.read(name)
@@ -223,6 +223,23 @@ def test_bad_steps(step: str, text: str) -> None:
     assert line.startswith(("p.yaml:4: ", "p.yaml: "))
 
 
+def test_all_problems_of_a_file() -> None:
+    """A value that is not plain data hides no mistake of others, and causes none."""
+    text = "version: 1\nname: p\nsteps:\n  - do: &x trim\n  - do: tirm\n"
+    text += "    ? [a]\n    : b\nlimits: 3\n"
+    assert [line.partition(",")[0] for line in wrong(text)] == [
+        "p.yaml:4: steps[0].do: anchors and aliases are not allowed",
+        "p.yaml:6: steps[1].?: a key must be text without an anchor",
+        "p.yaml:8: limits: must be a mapping",
+    ]
+    low = "  - do: scale\n    with: {n_workers: 1}\n"
+    text = f"version: 1\nname: p\nsteps:\n{low}{low}limits: {{minimum_workers: 2}}\n"
+    assert [line.partition(": n_w")[0] for line in wrong(text)] == [
+        "p.yaml:5: steps[0].with",
+        "p.yaml:7: steps[1].with",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -309,12 +326,12 @@ def test_own_playbooks(tmp_path: Path) -> None:
     own.write_text(with_step("check: memory"))
     (tmp_path / "odd.yaml").write_text("a: [")
     with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
-        assert library.available()["observe"] == own
-        assert {"odd", "between-runs"} <= set(library.available())
+        assert folders.available()["observe"] == own
+        assert {"odd", "between-runs"} <= set(folders.available())
         assert library.read("observe").steps[0].check == ("memory",)
         with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
             library.read("odd")
-    assert library.available()["observe"] != own
+    assert folders.available()["observe"] != own
     assert library.read(own) == library.read(str(own))
 
 
@@ -323,7 +340,7 @@ def test_a_bad_folder(folder: Any) -> None:
     """A wrong setting is an error."""
     own = dask.config.set({"clustertune.playbooks": folder})
     with own, pytest.raises(ValueError, match="must be a folder"):
-        library.available()
+        folders.available()
 
 
 @pytest.mark.parametrize(
@@ -353,8 +370,9 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "there")
     code = (
-        "import clustertune; from clustertune.operations.playbooks import library; "
-        "print(clustertune.__file__); print(*library.available().values(), sep='\\n'); "
+        "import clustertune; "
+        "from clustertune.operations.playbooks import folders, library; "
+        "print(clustertune.__file__); print(*folders.available().values(), sep='\\n'); "
         "library.schema.schema()"
     )
     done = subprocess.run(

@@ -176,6 +176,13 @@ def test_why_it_waits(waits: Any, text: str) -> None:
     assert "\n" not in it.standing()
 
 
+def test_times_in_json_are_utc() -> None:
+    """They do not depend on the zone of this machine."""
+    waits = {"for": "instant", "until": 0.0}
+    it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, waits=waits)
+    assert it.plain()["waiting_for"] == "waiting: not before 1970-01-01T00:00:00Z"
+
+
 def test_while_it_runs() -> None:
     """It lists the remaining workers."""
     it = Schedule(
