@@ -20,7 +20,7 @@ from time import monotonic, time
 from typing import Any
 
 from clustertune.core.wording import bytes_text, seconds_text
-from clustertune.remote.keys import count, unpack
+from clustertune.remote.keys import count, in_turns, unpack
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.state import by_name, id_of, training_workers
 
@@ -29,7 +29,6 @@ logger = logging.getLogger("distributed.clustertune")
 MAX_FINDINGS = 200
 MAX_EVENTS = 100
 COUNT_INTERVAL = 10.0  # seconds between two counts of holders
-KEYS_PER_COUNT = 1000  # keys between two yields to the event loop
 MAX_AGE = 0.5  # seconds for which readers get the same state
 THRESHOLDS = ("target", "spill", "pause", "terminate")
 FAILED = ("problem", "error")
@@ -158,9 +157,8 @@ async def _count(
     held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
     apart = missing = 0
     tasks = scheduler.tasks
-    for partition, keys in enumerate(zip(*map(unpack, members), strict=True)):
-        if partition * len(keys) % KEYS_PER_COUNT < len(keys):
-            await asyncio.sleep(0)
+    partitions = zip(*map(unpack, members), strict=True)
+    async for partition, keys in in_turns(enumerate(partitions)):
         found = _holders(tasks, keys)
         if found is None:
             missing += 1

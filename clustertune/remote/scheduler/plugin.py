@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import KEYS_PER_TURN, Places, in_turns, unpack
+from clustertune.remote.keys import Places, in_turns, unpack
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
@@ -212,6 +212,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
         """Record work, and end the run with the last training task of a fit."""
+        self.bindings.transition(key, finish)
         if self.runs.transition(key, start, finish, time()):
             self.runs.end("training", measured(self.scheduler))
 
@@ -378,13 +379,10 @@ class ClustertunePlugin(SchedulerPlugin):
         pairs = [_with_targets(packed, targets) for packed, targets in moves]
         wanted = []
         # round robin over the collections: y_i follows X_i
-        for row in zip_longest(*pairs):
-            some = [(key, workers[i]) for key, i in filter(None, row)]
-            wanted += some
-            for key, address in some:
-                self.prepared.put(key, address)
-            if len(wanted) % KEYS_PER_TURN < len(pairs):
-                await asyncio.sleep(0)
+        async for row in in_turns(zip_longest(*pairs)):
+            for key, i in filter(None, row):
+                wanted.append((key, workers[i]))
+                self.prepared.put(key, workers[i])
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
         policy = MovePolicy(wanted, dict(zip(workers, ceilings, strict=True)))
@@ -406,7 +404,7 @@ class ClustertunePlugin(SchedulerPlugin):
                 self.prepared.put(key, workers[i])
         self.prepared.begin()
 
-    def restart_worker(
+    async def restart_worker(
         self,
         token: str,
         address: str,
@@ -426,11 +424,13 @@ class ClustertunePlugin(SchedulerPlugin):
         arguments are those of :class:`WorkerRestart`.
         """
         self.lease.check(token)
+        places = await Places.of(collections)
+        self.lease.check(token)  # it may have ended meanwhile
         work = WorkerRestart(
             self.scheduler,
             self.manager,
             address,
-            Places(collections),
+            places,
             dict(zip(workers, ceilings, strict=True)),
             wait,
             timeout,
@@ -467,7 +467,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
         """Return data in memory and the clients that want it, except packed keys."""
-        return await holdings(self.scheduler, owner, set(unpack(kept)))
+        return await holdings(self.scheduler, owner, await Places.of([kept]))
 
     async def release_keys(
         self,
@@ -481,7 +481,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """Release the keys of a prefix, except packed keys."""
         self.lease.check(token)
         event = {"action": "release", "prefix": prefix, "client": owner}
-        keep = set(unpack(kept))
+        keep = await Places.of([kept])
         answer = await release(
             self.scheduler, owner, prefix, keep, others, frozenset(together)
         )

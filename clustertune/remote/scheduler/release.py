@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Container
 from time import monotonic, time
 from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.keys import KEYS_PER_TURN, in_turns
+from clustertune.remote.keys import batches, in_turns
 from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.published import (
     shared_names,
@@ -37,7 +37,7 @@ MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it 
 
 
 async def wanted_tasks(
-    scheduler: Any, kept: Collection[Any]
+    scheduler: Any, kept: Container[Any]
 ) -> AsyncIterator[tuple[Any, frozenset[str]]]:
     """Yield tasks whose results clients want, and these clients."""
     async for ts in in_turns(list(scheduler.tasks.values())):
@@ -46,7 +46,7 @@ async def wanted_tasks(
 
 
 async def holdings(
-    scheduler: Any, owner: str, kept: Collection[Any] = ()
+    scheduler: Any, owner: str, kept: Container[Any] = ()
 ) -> list[list[Any]]:
     """Return data in memory, by prefix and by the clients that want it.
 
@@ -87,7 +87,7 @@ async def release(
     scheduler: Any,
     owner: str,
     prefix: str,
-    kept: Collection[Any],
+    kept: Container[Any],
     others: bool,
     together: Collection[str] = (),
 ) -> tuple[int, int, list[str]]:
@@ -101,18 +101,21 @@ async def release(
     Returns the number of released keys, their bytes, and the removed names.
     """
     sizes: dict[Any, int] = {}
-    going: dict[str, list[Any]] = {}
+    going: dict[str, set[Any]] = {}
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory" and ts.prefix.name == prefix
         if there and (others or wanting == {owner}):
             sizes[ts.key] = ts.nbytes
             for client in wanting:
-                going.setdefault(client, []).append(ts.key)
-    names, staying = unpublish(scheduler, going, {prefix, *together})
-    released = [n for key, n in sizes.items() if key not in staying]
+                going.setdefault(client, set()).add(ts.key)
+    names, staying = await unpublish(scheduler, going, {prefix, *together})
+    count = nbytes = 0
+    async for key in in_turns(sizes):
+        if key not in staying:
+            count += 1
+            nbytes += sizes[key]
     for client, keys in going.items():
-        for start in range(0, len(keys), KEYS_PER_TURN):
-            some = keys[start : start + KEYS_PER_TURN]
+        async for some in in_turns(batches(keys)):
             scheduler.client_releases_keys(
                 keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
             )
@@ -120,8 +123,7 @@ async def release(
             scheduler.report(
                 message | {"reason": REASON, "msg": MESSAGE}, client=client
             )
-            await asyncio.sleep(0)
-    return len(released), sum(released), names
+    return count, nbytes, names
 
 
 class ClusterRestart:
