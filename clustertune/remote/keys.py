@@ -77,8 +77,8 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self._ranges: dict[Key, list[tuple[int, int, int]]] = {}
-        self._listed: dict[Key, int] = {}
+        self.ranges: dict[Key, list[tuple[int, int, int]]] = {}
+        self.listed: dict[Key, int] = {}
 
     @classmethod
     async def of(cls, collections: Iterable[Sequence[KeyRange]]) -> Places:
@@ -89,11 +89,11 @@ class Places:
             for run in runs:
                 if run[0] == "list":
                     async for i, key in in_turns(enumerate(run[1], place)):
-                        places._listed[key] = i
+                        places.listed[key] = i
                     place += len(run[1])
                 else:
                     _, name, first, count, tail = run
-                    own = places._ranges.setdefault((name, *tail), [])
+                    own = places.ranges.setdefault((name, *tail), [])
                     own.append((first, first + count, place))
                     place += count
         return places
@@ -105,11 +105,11 @@ class Places:
         """The position of a key, or None if no collection has it."""
         if isinstance(key, tuple) and len(key) > 1 and type(key[1]) is int:
             name, number, *tail = key
-            for first, stop, place in self._ranges.get((name, *tail), ()):
+            for first, stop, place in self.ranges.get((name, *tail), ()):
                 if first <= number < stop:
                     found: int = place + number - first
                     return found
-        return self._listed.get(key)
+        return self.listed.get(key)
 
 
 def _end_of_range(keys: Sequence[Key], start: int) -> int:
