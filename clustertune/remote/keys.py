@@ -70,6 +70,12 @@ def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
         yield some
 
 
+def drained(keys: set[Key]) -> Iterator[Key]:
+    """Remove keys one by one; to free a million keys at once takes one long turn."""
+    while keys:
+        yield keys.pop()
+
+
 class Places:
     """Positions of keys in packed collections that have the same rows.
 

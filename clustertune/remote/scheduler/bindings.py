@@ -18,7 +18,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.remote.keys import KeyRange, in_turns, unpack
+from clustertune.remote.keys import KeyRange, drained, in_turns, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -96,12 +96,12 @@ class Bindings:
 
     async def end(self, name: str) -> None:
         """Unbind all tasks of a set."""
-        await self._unbind(self.kept.pop(name, set()))
+        await self._unbind(drained(self.kept.pop(name, set())))
 
     def end_all(self) -> None:
         """Unbind all tasks of all sets, in tasks of the event loop."""
         for keys in self.kept.values():
-            task = asyncio.ensure_future(self._unbind(keys))
+            task = asyncio.ensure_future(self._unbind(drained(keys)))
             self.ending.add(task)
             task.add_done_callback(self.ending.discard)
         self.kept.clear()
@@ -136,7 +136,7 @@ class Bindings:
     async def _unbind(self, keys: Iterable[Any]) -> int:
         """Undo bindings; return how many tasks waited because of them."""
         count = 0
-        async for key in in_turns(list(keys)):
+        async for key in in_turns(keys):
             ts = self.scheduler.tasks.get(key)
             if ts is None:
                 continue

@@ -141,6 +141,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         Workers that drop the keys; None: all except the target.
     parking
         Parking workers, which accept keys although they do not run.
+    total
+        Number of keys, if ``wanted`` has no length. A million keys are read one by one.
     """
 
     def __init__(
@@ -149,8 +151,10 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         process_limits: dict[str, int],
         sources: Collection[str] | None = None,
         parking: Collection[str] = (),
+        total: int | None = None,
     ):
-        self.queued = deque(wanted)  # keys that are not requested yet
+        self.unread = iter(wanted)
+        self.queued: deque[tuple[Any, str]] = deque()  # read, but not requested yet
         self.process_limits = process_limits
         self.sources = sources
         self.parking = parking
@@ -160,7 +164,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
         self.memory: dict[str, tuple[int, int]] = {}  # by target, in this cycle
         self.left: Counter[str] = Counter()  # keys that were given up, by reason
-        self.total = len(self.queued)
+        self.total = len(wanted) if total is None else total  # type: ignore[arg-type]
         self.done = 0
         self.nbytes = 0  # transferred bytes
         self.stopped = False  # True: copies in flight arrive, no more are sent
@@ -174,13 +178,18 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             "done": self.done,
             "nbytes": self.nbytes,
             "left": dict(self.left),
-            "waiting": len(self.queued),
+            "waiting": self.waiting,
         }
 
     @property
+    def waiting(self) -> int:
+        """The number of keys that are not requested yet."""
+        return self.total - self.done - self.left.total() - len(self.requested)
+
+    @property
     def open(self) -> bool:
-        """Whether keys are queued or in flight."""
-        return bool(self.requested) or (not self.stopped and bool(self.queued))
+        """Whether keys wait or are in flight."""
+        return bool(self.requested) or (not self.stopped and self.waiting > 0)
 
     def run(self) -> Generator[Any, Any, None]:
         """Run one cycle: handle arrived keys, then request copies that fit."""
@@ -233,10 +242,10 @@ class MovePolicy(ActiveMemoryManagerPolicy):
 
     def _send(self) -> Iterator[Any]:
         room = min(KEYS_PER_CYCLE, MAX_KEYS - len(self.requested))
-        for _ in range(min(len(self.queued), room)):
+        for _ in range(min(self.waiting, room)):
             if self.in_flight >= MAX_BYTES:
                 break
-            key, address = self.queued.popleft()
+            key, address = next(self.unread, None) or self.queued.popleft()
             if key in self.requested:  # the caller named it twice
                 self._count_done()
                 continue
@@ -313,9 +322,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         for key, transfer in list(self.requested.items()):
             late = "did not arrive" if transfer.travels else "old copy is in use"
             self._finish(key, f"{late} for {STALL_TIMEOUT:g} s or more")
-        while self.queued and not self.stopped:
-            self.queued.popleft()
-            self._give_up("its target has no room below its memory limit")
+        if self.waiting and not self.stopped:
+            self.left["its target has no room below its memory limit"] += self.waiting
+            self.queued.clear()
 
 
 class Transfer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from time import time
@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import Places, in_turns, unpack
+from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
@@ -376,16 +376,15 @@ class ClustertunePlugin(SchedulerPlugin):
         indices into ``workers``. ``deadline`` is in seconds from now.
         """
         self.lease.check(token)
-        pairs = [_with_targets(packed, targets) for packed, targets in moves]
-        wanted = []
-        # round robin over the collections: y_i follows X_i
-        async for row in in_turns(zip_longest(*pairs)):
-            for key, i in filter(None, row):
-                wanted.append((key, workers[i]))
-                self.prepared.put(key, workers[i])
+        async for key, address in in_turns(_round_robin(moves, workers)):
+            self.prepared.put(key, address)
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
-        policy = MovePolicy(wanted, dict(zip(workers, ceilings, strict=True)))
+        policy = MovePolicy(
+            _round_robin(moves, workers),
+            dict(zip(workers, ceilings, strict=True)),
+            total=sum(count(packed) for packed, _ in moves),
+        )
         return self.jobs.move(policy, deadline)
 
     async def stay(
@@ -485,8 +484,8 @@ class ClustertunePlugin(SchedulerPlugin):
         answer = await release(
             self.scheduler, owner, prefix, keep, others, frozenset(together)
         )
-        count, _, names = answer
-        self.scheduler.log_event(NAME, event | {"keys": count, "unpublished": names})
+        released, _, names = answer
+        self.scheduler.log_event(NAME, event | {"keys": released, "unpublished": names})
         return answer
 
     async def point_names(
@@ -557,6 +556,16 @@ def _unfinished_move() -> dict[str, Any]:
 def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
     """Yield pairs of a key and the index of its worker."""
     return zip(unpack(packed), array("q", targets), strict=True)
+
+
+def _round_robin(
+    moves: Sequence[tuple[Sequence[Any], bytes]], workers: Sequence[str]
+) -> Iterator[tuple[Any, str]]:
+    """Yield keys and targets, in turns over the collections: y_i follows X_i."""
+    pairs = [_with_targets(packed, targets) for packed, targets in moves]
+    for row in zip_longest(*pairs):
+        for key, i in filter(None, row):
+            yield key, workers[i]
 
 
 #: requests that methods of the plugin answer

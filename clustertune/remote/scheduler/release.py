@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.keys import batches, in_turns
+from clustertune.remote.keys import batches, drained, in_turns
 from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.published import (
     shared_names,
@@ -100,22 +100,22 @@ async def release(
 
     Returns the number of released keys, their bytes, and the removed names.
     """
-    sizes: dict[Any, int] = {}
+    count = nbytes = 0
     going: dict[str, set[Any]] = {}
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory" and ts.prefix.name == prefix
         if there and (others or wanting == {owner}):
-            sizes[ts.key] = ts.nbytes
+            count += 1
+            nbytes += ts.nbytes
             for client in wanting:
                 going.setdefault(client, set()).add(ts.key)
     names, staying = await unpublish(scheduler, going, {prefix, *together})
-    count = nbytes = 0
-    async for key in in_turns(sizes):
-        if key not in staying:
-            count += 1
-            nbytes += sizes[key]
+    async for key in in_turns(drained(staying)):
+        if (ts := scheduler.tasks.get(key)) is not None:
+            count -= 1
+            nbytes -= ts.nbytes
     for client, keys in going.items():
-        async for some in in_turns(batches(keys)):
+        async for some in in_turns(batches(drained(keys))):
             scheduler.client_releases_keys(
                 keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
             )

@@ -225,7 +225,8 @@ async def test_a_run_is_short(c, s, *workers):
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "KEYS_PER_CYCLE", 2)
         policy = Policy([(f.key, workers[1].address) for f in data], {})
-        assert len(list(policy_steps(s, MovePolicy(policy.queued, {})))) == 2
+        first = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        assert len(list(policy_steps(s, first))) == 2
         await move_keys(s, policy, ManagerHold(s))
     assert policy.done == 30
     assert read == {w.address for w in workers[:2]}
@@ -283,7 +284,7 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
         policy.stopped = True
         await moving
     assert not policy.requested
-    assert policy.queued
+    assert policy.waiting
     assert all(len(places) == 1 for places in holders(s, data))
 
 
