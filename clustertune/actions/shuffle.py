@@ -168,7 +168,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
         before = np.concatenate(([0], np.cumsum(n[order])))
         starts[number, 1:-1] = before[np.searchsorted(own[order], heads)]
         starts[number, -1] = before[-1]
-        exchanges += np.count_nonzero(np.diff(starts[number]))
+        exchanges += int(np.count_nonzero(np.diff(starts[number])))
         _refuse_many(layout, len(rows), exchanges)
     return rows, starts
 
