@@ -142,7 +142,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
     parking
         Parking workers, which accept keys although they do not run.
     total
-        Number of keys, if ``wanted`` has no length. A million keys are read one by one.
+        Number of keys, if ``wanted`` is read during the move; None: it is read now.
     """
 
     def __init__(
@@ -153,6 +153,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         parking: Collection[str] = (),
         total: int | None = None,
     ):
+        if total is None:
+            wanted = list(wanted)
+            total = len(wanted)
         self.unread = iter(wanted)
         self.queued: deque[tuple[Any, str]] = deque()  # read, but not requested yet
         self.process_limits = process_limits
@@ -164,7 +167,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
         self.memory: dict[str, tuple[int, int]] = {}  # by target, in this cycle
         self.left: Counter[str] = Counter()  # keys that were given up, by reason
-        self.total = len(wanted) if total is None else total  # type: ignore[arg-type]
+        self.total = total
         self.done = 0
         self.nbytes = 0  # transferred bytes
         self.stopped = False  # True: copies in flight arrive, no more are sent
