@@ -70,7 +70,7 @@ def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
         yield some
 
 
-def drained(keys: set[Key]) -> Iterator[Key]:
+def drained(keys: set[Key] | list[Key]) -> Iterator[Key]:
     """Remove keys one by one; to free a million keys at once takes one long turn."""
     while keys:
         yield keys.pop()

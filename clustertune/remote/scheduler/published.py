@@ -172,7 +172,7 @@ def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
 
 
 async def unpublish(
-    scheduler: Any, going: dict[str, set[Any]], prefixes: Collection[str]
+    scheduler: Any, going: dict[str, list[Any]], prefixes: Collection[str]
 ) -> tuple[list[str], set[Any]]:
     """Remove the published names of keys before they are released.
 
@@ -188,7 +188,7 @@ async def unpublish(
         client, entry = _client(name), datasets.get(name)
         if entry is None:
             continue
-        keys, rest = going[client], set[Any]()
+        keys, rest = {key async for key in in_turns(going[client])}, set[Any]()
         goes = stays = False
         async for key in in_turns(entry["keys"]):
             if key in keys:
@@ -200,12 +200,13 @@ async def unpublish(
         if datasets.get(name) is not entry:
             todo.append(name)  # another client has published it
         elif goes and stays:
-            staying |= going.pop(client)
+            staying |= keys
+            del going[client]
         elif goes:
             del datasets[name]
             removed.append(str(name))
             # keys in memory without another holder wait for the turn of their prefix
-            keys |= rest
+            going[client] += rest
     return removed, staying
 
 

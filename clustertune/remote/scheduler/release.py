@@ -101,14 +101,14 @@ async def release(
     Returns the number of released keys, their bytes, and the removed names.
     """
     count = nbytes = 0
-    going: dict[str, set[Any]] = {}
+    going: dict[str, list[Any]] = {}
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory" and ts.prefix.name == prefix
         if there and (others or wanting == {owner}):
             count += 1
             nbytes += ts.nbytes
             for client in wanting:
-                going.setdefault(client, set()).add(ts.key)
+                going.setdefault(client, []).append(ts.key)
     names, staying = await unpublish(scheduler, going, {prefix, *together})
     async for key in in_turns(drained(staying)):
         if (ts := scheduler.tasks.get(key)) is not None:
