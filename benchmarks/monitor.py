@@ -2,8 +2,8 @@
 
 Many real workers run in one process. The given data has 100,000 real keys. One million
 keys of another client exist only on the scheduler. A task in the scheduler's event loop
-wakes every 2 ms and measures the longest gap, with and without looks. CPU is measured
-with one look a second and without, in turns.
+wakes every 2 ms and measures the longest turn, with and without looks, in CPU time of
+the scheduler's thread. CPU is measured with one look a second and without, in turns.
 
 Options: `--rounds 1`, `--workers 300` (1,000 workers take about ten minutes).
 """
@@ -146,7 +146,7 @@ def cpu(client, process):
 
 AIMS = {  # by figure: title, largest value, unit
     "live.look": ("look at all workers", 0.5, " s"),
-    "live.block": ("longest gap of the scheduler's event loop with looks", 0.05, " s"),
+    "live.block": ("longest turn of the scheduler's event loop with looks", 0.05, " s"),
     "live.block_partitions": ("the same, with holders of 100,000 keys", 0.05, " s"),
     "live.block_foreign": ("the same, with 1,000,000 other keys", 0.05, " s"),
     "live.cpu": ("fraction of a core for one look a second", 0.01, ""),
@@ -155,7 +155,7 @@ AIMS = {  # by figure: title, largest value, unit
 }
 OTHERS = {
     "live.first": "first look, s",
-    "live.block_idle": "longest gap without looks, s",
+    "live.block_idle": "longest turn without looks, s",
     "live.holders": "holders of 100,000 keys, s",
     "live.holders_foreign": "the same, with 1,000,000 other keys, s",
     "live.identity_mb": "identity of all workers, MB",

@@ -2,7 +2,8 @@
 
 `records` runs checks, plans and reports in the client's process, on simulated clusters
 of up to 10,000 workers and one million partitions. `turns` runs a real scheduler with
-simulated workers and keys, and measures the longest turn of its event loop. `live` has
+simulated workers, sends every request with all of up to one million keys, and measures
+the longest turn of its event loop, and the share of the mover, in CPU time. `live` has
 real workers in one process and the scheduler in another. `restarts` restarts real
 workers with nannies. Growth is the exponent e of seconds ~ size^e between the last two
 sizes: 1 is linear. Memory is what Python and NumPy allocate in a stage.
@@ -12,7 +13,6 @@ of seconds after which a part has no larger size.
 """
 
 import argparse
-import asyncio
 import json
 import math
 import os
@@ -22,16 +22,17 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter, process_time, time
+from time import perf_counter, process_time
 
 import numpy as np
 import psutil
 from crowd import crowd, longest_turn
 from measure import cluster, compare, machine, workers_of
 from tabulate import tabulate
+from turns import turns
 
 EACH = 100  # partitions for each worker
-LIVE_EACH = 20  # partitions for each worker in live and turns
+LIVE_EACH = 20  # partitions for each worker in live
 ON_HOST = 16  # workers on a host
 GIB = 2**30
 SIZES = {
@@ -44,6 +45,7 @@ CHECKED = 100  # most workers of one process that answer a check in time
 FIRST = 0.001  # seconds below which growth is not computed
 LINEAR = 1.25  # exponent that still counts as linear: n log n, and caches
 TURN, AT = 50, 1000  # milliseconds allowed for a turn, number of workers
+SHARE, MOST = 10, 10_000  # percent of the loop allowed for the mover, number of workers
 
 
 # --- records --------------------------------------------------------------------------
@@ -258,154 +260,6 @@ def records(n_workers):
     return figures
 
 
-# --- turns ----------------------------------------------------------------------------
-
-
-async def add_workers_and_keys(scheduler, n_workers):
-    """Add simulated workers and keys to a scheduler."""
-    from distributed.core import Status
-    from distributed.scheduler import WorkerState
-
-    for i in range(n_workers):
-        ws = WorkerState(
-            address=f"tcp://10.0.{i // 250}.{i % 250}:4000",
-            status=Status.running,
-            pid=i,
-            name=f"w-{i}",
-            nthreads=1,
-            memory_limit=16 * GIB,
-            local_directory="/tmp",
-            nanny=f"tcp://10.0.{i // 250}.{i % 250}:5000",
-            server_id=f"id-{i}",
-        )
-        spilled = {"memory": 0, "disk": 0}
-        ws.metrics = {"memory": 4 * GIB, "spilled_bytes": spilled}
-        scheduler.workers[ws.address] = ws
-        scheduler.running.add(ws)
-    addresses = list(scheduler.workers)
-    for name in "Xy":
-        for first in range(0, n_workers * LIVE_EACH, 10_000):
-            some = range(first, min(first + 10_000, n_workers * LIVE_EACH))
-            names = [(name, i) for i in some]
-            where = {k: [addresses[k[1] // LIVE_EACH]] for k in names}
-            scheduler.update_data(
-                who_has=where, nbytes=dict.fromkeys(names, 2**20), client=None
-            )
-            await asyncio.sleep(0)
-
-
-async def turns_of(n_workers):
-    from distributed import Scheduler
-
-    from clustertune.remote.keys import Places, pack
-    from clustertune.remote.scheduler import runs
-    from clustertune.remote.scheduler.plugin import ClustertunePlugin
-    from clustertune.remote.scheduler.restart import WorkerRestart
-    from clustertune.remote.scheduler.schedule import Schedule
-    from clustertune.remote.scheduler.survey import held_data
-
-    figures = {}
-    async with Scheduler(
-        host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0"
-    ) as s:
-        await add_workers_and_keys(s, n_workers)
-        plugin = ClustertunePlugin(s)
-        packed = [
-            pack([(name, i) for i in range(n_workers * LIVE_EACH)]) for name in "Xy"
-        ]
-        addresses = list(s.workers)
-        thresholds = [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
-        facts = {
-            "workers": dict.fromkeys(addresses, thresholds),
-            "hosts": {},
-            "collections": [
-                {"label": "training data", "members": packed, "alike": False,
-                 "rows": [1000] * (n_workers * LIVE_EACH)}
-            ],
-        }  # fmt: skip
-        lines = [(f"w-{i}", {"spill": 0.7, "pause": 0.8}) for i in range(n_workers)]
-        terms = {
-            "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
-            "expires": time() + 900, "workers": None, "collections": packed,
-            "lines": lines, "nannies": [], "parking": b"", "wait": 1.0,
-            "timeout": 1.0, "condition": {"kind": "memory", "severity": 3},
-        }  # fmt: skip
-        one = Schedule("one", terms, time())
-        worker = s.workers[addresses[0]]
-
-        async def now(function, *arguments):
-            return function(*arguments)
-
-        async def emptied():
-            work = WorkerRestart(
-                s, plugin.manager, addresses[0], Places(packed),
-                dict.fromkeys(addresses[1:], int(0.7 * 16 * GIB)), 1, 1,
-            )  # fmt: skip
-            return await work.evacuation.assign(worker)
-
-        schedules = plugin.schedules
-        work = {
-            "look at workers": lambda: plugin.look([]),
-            "look with holders of partitions": lambda: plugin.look(packed),
-            "held data of all workers": lambda: held_data(s, addresses),
-            "targets for the keys of a worker": emptied,
-            "obstacles of a scheduled restart": lambda: schedules._obstacle(  # noqa: SLF001
-                one,
-                schedules._workers(one),  # noqa: SLF001
-            ),
-            "its condition": lambda: now(schedules._is_met, one),  # noqa: SLF001
-            "watch of runs": lambda: now(
-                plugin.runs.note,
-                time(),
-                False,
-                runs.measured(s),
-            ),
-            "store facts for the page": lambda: now(plugin.page_data.keep, facts),
-            "page state": lambda: now(plugin.page_data._make),
-            "count rows for the page": plugin.page_data._count,  # noqa: SLF001
-        }
-        for name, begin in work.items():
-            if name == "count rows for the page" and not plugin.page_data.keys:
-                continue  # no facts for so many partitions
-            figures[name] = await turn(begin)
-            print(f"  {name}: {figures[name]}", file=sys.stderr)
-        await plugin.close()
-        s.running.clear()
-        s.workers.clear()
-    return figures
-
-
-async def turn(begin):
-    """CPU seconds of some work, and of its longest turn of the event loop."""
-    longest, going = 0.0, True
-
-    async def tick():
-        nonlocal longest
-        last = process_time()
-        while going:
-            await asyncio.sleep(0)
-            now = process_time()
-            longest, last = max(longest, now - last), now
-
-    ticking = asyncio.ensure_future(tick())
-    await asyncio.sleep(0)
-    start = process_time()
-    await begin()
-    seconds = process_time() - start
-    await asyncio.sleep(0)
-    going = False
-    await ticking
-    return {"s": seconds, "longest turn, ms": longest * 1e3}
-
-
-def turns(n_workers):
-    import dask
-
-    # work stealing would contact the simulated workers
-    with dask.config.set({"distributed.scheduler.work-stealing": False}):
-        return asyncio.run(turns_of(n_workers))
-
-
 # --- live -----------------------------------------------------------------------------
 
 
@@ -537,6 +391,10 @@ def aims(part, results):
     if turned:
         worst = max(turned, key=turned.__getitem__)
         yield f"longest turn at {AT:,} workers, ms ({worst})", turned[worst], TURN
+    moved = results.get(MOST, {}).get("cycles of the mover")
+    if moved:
+        title = f"percent of the event loop for the mover at {MOST:,} workers"
+        yield title, moved["% of the loop"], SHARE
 
 
 def show(part, results):

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-PARTS = {"__main__", "crowd", "layouts", "libraries", "measure"}  # no benchmarks
+#: no benchmarks
+PARTS = {"__main__", "crowd", "layouts", "libraries", "measure", "turns"}
 
 main = runpy.run_path(str(FOLDER / "__main__.py"))
 

@@ -29,17 +29,21 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
-from clustertune.planner import chunking, grouping, layouts
+from clustertune.planner import chunking, grouping, layouts, remedies
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import place
+
+#: most pairs of an old and a new partition that exchange rows: each pair is a task, and
+#: takes 5 KB and 0.2 ms of the client
+MAX_EXCHANGES = 500_000
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout whose rows need another order.
 
     Raises ``CapacityError`` if new partitions do not fit in memory together with the
-    old ones.
+    old ones, or if more than ``MAX_EXCHANGES`` tasks would exchange rows.
     """
     wanted = {x for f in findings if f.fixed_by == "shuffle" for x in f.subject}
     for layout in view.layouts:
@@ -124,6 +128,7 @@ def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     """Return even partitions, and the random number of rows from every old one."""
     old = layout.rows
     rows = chunking.fresh(layout, view)
+    _refuse_many(layout, len(rows), int(np.minimum(old, len(rows)).sum()))
     rng = np.random.default_rng(view.goal.seed)
     left, taken = rows.copy(), []
     for n in old.tolist():
@@ -148,6 +153,7 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
     rows = chunking.at_edges(ends[:-1], int(ends[-1]), wanted)
     heads = values[np.searchsorted(ends, np.cumsum(rows)[:-1], side="right")]
     starts = np.zeros((len(tables), len(rows) + 1), dtype=np.int64)
+    exchanges = 0
     for number, (own, n) in enumerate(tables):
         if not len(n):
             continue
@@ -155,7 +161,22 @@ def _sorted(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
         before = np.concatenate(([0], np.cumsum(n[order])))
         starts[number, 1:-1] = before[np.searchsorted(own[order], heads)]
         starts[number, -1] = before[-1]
+        exchanges += int(np.count_nonzero(np.diff(starts[number])))
+        _refuse_many(layout, len(rows), exchanges)
     return rows, starts
+
+
+def _refuse_many(layout: Layout, n_new: int, exchanges: int) -> None:
+    """Raise ``CapacityError`` if the scheduler would get too many tasks."""
+    if exchanges <= MAX_EXCHANGES:
+        return
+    fewer = remedies.cut_by_hand(layout, max(1, MAX_EXCHANGES // n_new))
+    raise CapacityError(
+        f"the {layout.label} cannot be sorted or shuffled: its "
+        f"{plural(len(layout.rows), 'partition')} and {n_new:,} new ones would "
+        f"exchange rows in more than {MAX_EXCHANGES:,} tasks. Join its partitions "
+        f"first: `{fewer}`"
+    )
 
 
 def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:

@@ -254,15 +254,8 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
     n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
-    by_hand = "; ".join(_cut(m, total, n_partitions) for m in layout.collections)
+    by_hand = remedies.cut_by_hand(layout, n_partitions)
     return f"{remedy} Or cut them by hand: `{by_hand}`."
-
-
-def _cut(collection: CollectionInfo, total: int, n_partitions: int) -> str:
-    name = variable(collection.label)
-    if collection.kind == "array":
-        return f"{name} = {name}.rechunk({{0: {-(-total // n_partitions)}}})"
-    return f"{name} = {name}.repartition(npartitions={n_partitions})"
 
 
 def too_many_partitions(

@@ -51,6 +51,19 @@ def cut(view: View) -> str:
     return f"Run `{prepare(view)}`{without}"
 
 
+def cut_by_hand(layout: Layout, n_partitions: int) -> str:
+    """Return code that gives all collections of a layout so many partitions."""
+    most = -(-int(layout.rows.sum()) // n_partitions)
+    return "; ".join(_cut(m, most, n_partitions) for m in layout.collections)
+
+
+def _cut(collection: CollectionInfo, most: int, n_partitions: int) -> str:
+    name = variable(collection.label)
+    if collection.kind == "array":
+        return f"{name} = {name}.rechunk({{0: {most}}})"
+    return f"{name} = {name}.repartition(npartitions={n_partitions})"
+
+
 def _variables(view: View) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
     labels = [m.label for m in view.layouts[0].collections] if view.layouts else []

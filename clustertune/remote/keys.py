@@ -1,4 +1,4 @@
-"""Keys of collections as compact ranges, for requests to the scheduler.
+"""Keys of collections as compact ranges, and work on many keys in short turns.
 
 A hundred thousand tuples take 50 ms of the scheduler's event loop to unpickle. The keys
 of a collection are almost always ``(name, 0), (name, 1), ...`` or
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
+from time import perf_counter
 from typing import Any
 
-KEYS_PER_TURN = 2000  # keys that are handled in one turn of the event loop
+TURN = 0.01  # seconds of work in one turn of the event loop
+BATCH = 100  # keys of one call of the scheduler, which takes a few milliseconds
 
 Key = Any
 KeyRange = tuple[Any, ...]
@@ -50,14 +53,27 @@ def count(runs: Sequence[KeyRange]) -> int:
     return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
 
 
-async def in_turns(
-    items: Iterable[Any], size: int = KEYS_PER_TURN
-) -> AsyncIterator[Any]:
-    """Iterate over items, and let the event loop run once every ``size`` items."""
-    for number, item in enumerate(items, 1):
-        if number % size == 0:
-            await asyncio.sleep(0)
+async def in_turns(items: Iterable[Any], seconds: float = TURN) -> AsyncIterator[Any]:
+    """Iterate over items, and let the event loop run each time ``seconds`` passed."""
+    end = perf_counter() + seconds
+    for item in items:
         yield item
+        if perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = perf_counter() + seconds
+
+
+def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
+    """Iterate over lists of up to ``size`` items."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def drained(keys: set[Key] | list[Key]) -> Iterator[Key]:
+    """Remove keys one by one; to free a million keys at once takes one long turn."""
+    while keys:
+        yield keys.pop()
 
 
 class Places:
@@ -66,30 +82,40 @@ class Places:
     Ranges stay packed, because callers look up few of a hundred thousand keys.
     """
 
-    def __init__(self, collections: Iterable[Sequence[KeyRange]]) -> None:
-        self._ranges: dict[Key, list[tuple[int, int, int]]] = {}
-        self._listed: dict[Key, int] = {}
+    def __init__(self) -> None:
+        self.ranges: dict[Key, list[tuple[int, int, int]]] = {}
+        self.listed: dict[Key, int] = {}
+
+    @classmethod
+    async def of(cls, collections: Iterable[Sequence[KeyRange]]) -> Places:
+        """Return the positions of the keys of packed collections."""
+        places = cls()
         for runs in collections:
             place = 0
             for run in runs:
                 if run[0] == "list":
-                    self._listed |= {key: place + i for i, key in enumerate(run[1])}
+                    async for i, key in in_turns(enumerate(run[1], place)):
+                        places.listed[key] = i
                     place += len(run[1])
                 else:
                     _, name, first, count, tail = run
-                    own = self._ranges.setdefault((name, *tail), [])
+                    own = places.ranges.setdefault((name, *tail), [])
                     own.append((first, first + count, place))
                     place += count
+        return places
+
+    def __contains__(self, key: Key) -> bool:
+        return self.get(key) is not None
 
     def get(self, key: Key) -> int | None:
         """The position of a key, or None if no collection has it."""
         if isinstance(key, tuple) and len(key) > 1 and type(key[1]) is int:
             name, number, *tail = key
-            for first, stop, place in self._ranges.get((name, *tail), ()):
+            for first, stop, place in self.ranges.get((name, *tail), ()):
                 if first <= number < stop:
                     found: int = place + number - first
                     return found
-        return self._listed.get(key)
+        return self.listed.get(key)
 
 
 def _end_of_range(keys: Sequence[Key], start: int) -> int:

@@ -215,3 +215,17 @@ def test_without_room(order):
     workers = [worker(i, memory_limit=3000, process=0) for i in range(2)]
     with pytest.raises(CapacityError, match="cannot be sorted or shuffled"):
         list(action.propose((finding,), view(workers, [data], order=order)))
+
+
+@pytest.mark.parametrize("order", ["rows", "sort"])
+def test_too_many_tasks_are_refused(order, monkeypatch):
+    """The fix joins partitions, and then the same request is possible."""
+    old = [1000] * 8
+    groups = np.tile(np.arange(1000), 8) if order == "sort" else None
+    new = len(step_for(old, [0] * 8, 2, groups, order=order).args.rows)
+    monkeypatch.setattr(action, "MAX_EXCHANGES", 2 * new)
+    with pytest.raises(CapacityError, match=f"8 partitions and {new} new") as refused:
+        step_for(old, [0] * 8, 2, groups, order=order)
+    assert "`X = X.rechunk({0: 4000}); " in str(refused.value)
+    joined = step_for([4000, 4000], [0, 0], 2, groups, order=order).args
+    assert len(joined.rows) == new

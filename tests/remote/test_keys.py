@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 
 from hypothesis import example, given
@@ -52,7 +53,7 @@ def test_foreign_keys_are_listed_together() -> None:
 @given(st.lists(st.lists(keys, max_size=30, unique_by=repr), max_size=3))
 def test_places(collections: list[list[object]]) -> None:
     """Keys of the same rows have the same place; others have none."""
-    places = Places([pack(names) for names in collections])
+    places = asyncio.run(Places.of([pack(names) for names in collections]))
     known = {repr(key) for names in collections for key in names}
     for key in ("no such key", ("x", 31), ("x", "y"), ("x",), ()):
         assert (places.get(key) is not None) == (repr(key) in known)
@@ -65,8 +66,7 @@ def test_places(collections: list[list[object]]) -> None:
 
 def test_places_of_a_collection_are_not_unpacked() -> None:
     """However many keys it has."""
-    places = Places(
-        [[("range", "X", 0, 10**12, (0,))], [("range", "y", 0, 10**12, ())]]
-    )
+    packed = [[("range", "X", 0, 10**12, (0,))], [("range", "y", 0, 10**12, ())]]
+    places = asyncio.run(Places.of(packed))
     assert places.get(("X", 10**11, 0)) == places.get(("y", 10**11)) == 10**11
     assert places.get(("X", 10**12, 0)) is None

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import islice
-from operator import attrgetter
 from time import time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.remote.keys import KeyRange, in_turns, unpack
+from clustertune.remote.keys import KeyRange, drained, in_turns, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,20 @@ class Bindings:
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.kept: dict[str, set[Any]] = {}  # keys
+        #: tasks that no worker ran when they became ready, and that a plan has bound or
+        #: that may run elsewhere; they may have started since
+        self.waiting: set[Any] = set()
         self.ending: set[asyncio.Task[int]] = set()
+
+    def transition(self, key: Any, finish: str) -> None:
+        """Record a task that begins to wait for a worker."""
+        if finish == "no-worker":
+            self._note(self.scheduler.tasks[key])
+
+    def _note(self, task: Any) -> None:
+        bound = any(task.key in keys for keys in self.kept.values())
+        if bound or task.loose_restrictions:
+            self.waiting.add(task)
 
     async def unknown(self, runs: Sequence[KeyRange]) -> set[Any]:
         """Return the packed keys that the scheduler does not have.
@@ -62,27 +75,42 @@ class Bindings:
         well.
         """
         ours = self.kept.get(name, set())
-        stuck = [ts.key for ts in self.scheduler.unrunnable if ts.key in ours]
-        for ws in list(self.scheduler.workers.values()):
-            if ws.status.name != "running":
-                waiting = [ts for ts in ws.processing if ts not in ws.executing]
-                stuck += [ts.key for ts in waiting if _leads_to(ts, ours)]
+        stuck = [ts.key async for ts in self._still_waiting() if ts.key in ours]
+        paused = (
+            ts
+            for ws in list(self.scheduler.workers.values())
+            if ws.status.name != "running"
+            for ts in list(ws.processing)
+            if ts not in ws.executing
+        )
+        stuck += [ts.key async for ts in in_turns(paused) if _leads_to(ts, ours)]
         return await self._unbind(stuck)
+
+    async def _still_waiting(self) -> AsyncIterator[Any]:
+        """Yield the recorded tasks that still wait, and forget the others."""
+        async for ts in in_turns(list(self.waiting)):
+            if ts in self.scheduler.unrunnable:
+                yield ts
+            else:
+                self.waiting.discard(ts)
 
     async def end(self, name: str) -> None:
         """Unbind all tasks of a set."""
-        await self._unbind(self.kept.pop(name, set()))
+        await self._unbind(drained(self.kept.pop(name, set())))
 
     def end_all(self) -> None:
         """Unbind all tasks of all sets, in tasks of the event loop."""
         for keys in self.kept.values():
-            task = asyncio.ensure_future(self._unbind(keys))
+            task = asyncio.ensure_future(self._unbind(drained(keys)))
             self.ending.add(task)
             task.add_done_callback(self.ending.discard)
         self.kept.clear()
 
     async def watch(self) -> None:
         """Start waiting tasks that may run elsewhere, every second until cancelled."""
+        # tasks that began to wait before the plugin was installed
+        async for ts in in_turns(list(self.scheduler.unrunnable)):
+            self._note(ts)
         while True:
             try:
                 await self.wake()
@@ -94,12 +122,12 @@ class Bindings:
         """Start tasks that may run elsewhere and wait for workers that are gone."""
         if not self.scheduler.running:
             return
-        waiting = [
+        lost = [
             ts
-            async for ts in in_turns(list(self.scheduler.unrunnable))
+            async for ts in self._still_waiting()
             if ts.loose_restrictions and self._has_lost_all_workers(ts)
         ]
-        start_waiting(self.scheduler, waiting)
+        await start_waiting(self.scheduler, lost)
 
     def _has_lost_all_workers(self, task: Any) -> bool:
         bound = task.worker_restrictions
@@ -107,22 +135,24 @@ class Bindings:
 
     async def _unbind(self, keys: Iterable[Any]) -> int:
         """Undo bindings; return how many tasks waited because of them."""
-        waiting = {}
-        async for key in in_turns(list(keys)):
+        count = 0
+        async for key in in_turns(keys):
             ts = self.scheduler.tasks.get(key)
             if ts is None:
                 continue
             if ts.worker_restrictions:
                 unbind(ts)
             if ts in self.scheduler.unrunnable:
-                waiting[key] = "processing"
+                state = "processing"
             elif ts.processing_on is not None and (
                 ts.processing_on.status.name != "running"
             ):
-                waiting[key] = "released"  # a wanted task then goes to another worker
-        if waiting:
-            self.scheduler.transitions(waiting, f"clustertune-{time()}")
-        return len(waiting)
+                state = "released"  # a wanted task then goes to another worker
+            else:
+                continue
+            self.scheduler.transitions({key: state}, f"clustertune-{time()}")
+            count += 1
+        return count
 
 
 async def bound_to(scheduler: Any, address: str) -> set[Any]:
@@ -153,17 +183,18 @@ async def follow(
         if bound and not gone.isdisjoint(bound):
             ts.worker_restrictions = (bound - gone) | {address}
             waiting.append(ts)
-    start_waiting(scheduler, waiting)
+    await start_waiting(scheduler, waiting)
 
 
-def start_waiting(scheduler: Any, tasks: Collection[Any]) -> None:
-    """Start the tasks that wait for a worker."""
-    # the last recommendation is carried out first
-    order = sorted(tasks, key=attrgetter("priority"), reverse=True)
-    waiting = [ts.key for ts in order if ts in scheduler.unrunnable]
-    if waiting:
-        found = dict.fromkeys(waiting, "processing")
-        scheduler.transitions(found, f"clustertune-{time()}")
+async def start_waiting(scheduler: Any, tasks: Iterable[Any]) -> None:
+    """Start the tasks that wait for a worker, in the order of their priorities."""
+    # a heap, because a sort of many tasks would take one long turn
+    order: list[tuple[Any, int, Any]] = []
+    async for number, ts in in_turns(enumerate(tasks)):
+        heappush(order, (ts.priority, number, ts))
+    async for ts in in_turns(heappop(order)[-1] for _ in range(len(order))):
+        if ts in scheduler.unrunnable:
+            scheduler.transitions({ts.key: "processing"}, f"clustertune-{time()}")
 
 
 def unbind(task: Any) -> None:
@@ -206,13 +237,16 @@ async def unmet_of_keys(scheduler: Any, keys: Iterable[Any]) -> list[list[Any]]:
     """Return unmet restrictions of keys and of their dependencies."""
     if not scheduler.unrunnable:
         return []
-    todo = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
-    seen = set(todo)
+    tasks = scheduler.tasks
+    todo = [tasks[key] async for key in in_turns(keys) if key in tasks]
+    seen, waiting = set(todo), []
     async for ts in in_turns(todo):  # which grows meanwhile
         new = set(ts.waiting_on or ()) - seen
         seen |= new
         todo += new
-    return await _unmet(scheduler, [ts for ts in todo if ts in scheduler.unrunnable])
+        if ts in scheduler.unrunnable:
+            waiting.append(ts)
+    return await _unmet(scheduler, waiting)
 
 
 async def _unmet(scheduler: Any, tasks: list[Any]) -> list[list[Any]]:

@@ -22,7 +22,8 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import asynccontextmanager
-from time import monotonic, time
+from itertools import islice
+from time import monotonic, perf_counter, time
 from typing import Any
 
 from distributed.active_memory_manager import (
@@ -37,9 +38,11 @@ from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
 
+REST = 10  # least time between two runs, in times of the last run
+KEYS_PER_CYCLE = 500  # that a run requests, and whose arrival it checks: about 5 ms
 EPOCH = 20.0  # seconds in which copies start while the default manager is paused
 DRAIN = 5.0  # further seconds in which copies may arrive
-MAX_KEYS = 2000  # in flight: a cycle with 1,000 suggestions takes 4 ms
+MAX_KEYS = 2000  # in flight
 MAX_BYTES = 512 * 2**20  # in flight, to all workers
 STALL_TIMEOUT = 30.0  # seconds without progress after which the mover gives up keys
 SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
@@ -96,6 +99,34 @@ class ManagerHold:
                 self.resume()
 
 
+class WorkersMemory(dict[Any, int]):
+    """The memory of workers as Dask's manager compares it, read when it is needed."""
+
+    def __init__(self, measure: str):
+        self.measure = measure
+
+    def __missing__(self, worker: Any) -> int:
+        self[worker] = getattr(worker.memory, self.measure)
+        return self[worker]
+
+
+class Mover(ActiveMemoryManagerExtension):
+    """A manager that reads the memory of targets and holders only.
+
+    Dask's reads the memory of all workers in each run, which takes 3 us for each.
+    """
+
+    def run_once(self) -> None:
+        self.pending = {}
+        self.workers_memory = WorkersMemory(self.measure)
+        try:
+            self._run_policies()
+            self._enact_suggestions()
+        finally:
+            del self.workers_memory
+            del self.pending
+
+
 class MovePolicy(ActiveMemoryManagerPolicy):
     """Move each key to its target.
 
@@ -109,6 +140,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         Workers that drop the keys; None: all except the target.
     parking
         Parking workers, which accept keys although they do not run.
+    total
+        Number of keys, if ``wanted`` is read during the move; None: it is read now.
     """
 
     def __init__(
@@ -117,8 +150,13 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         process_limits: dict[str, int],
         sources: Collection[str] | None = None,
         parking: Collection[str] = (),
+        total: int | None = None,
     ):
-        self.queued = deque(wanted)  # keys that are not requested yet
+        if total is None:
+            wanted = list(wanted)
+            total = len(wanted)
+        self.unread = iter(wanted)
+        self.queued: deque[tuple[Any, str]] = deque()  # read, but not requested yet
         self.process_limits = process_limits
         self.sources = sources
         self.parking = parking
@@ -126,8 +164,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
         self.in_flight = 0  # bytes, to all targets
         self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
+        self.memory: dict[str, tuple[int, int]] = {}  # by target, in this cycle
         self.left: Counter[str] = Counter()  # keys that were given up, by reason
-        self.total = len(self.queued)
+        self.total = total
         self.done = 0
         self.nbytes = 0  # transferred bytes
         self.stopped = False  # True: copies in flight arrive, no more are sent
@@ -141,18 +180,26 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             "done": self.done,
             "nbytes": self.nbytes,
             "left": dict(self.left),
-            "waiting": len(self.queued),
+            "waiting": self.waiting,
         }
 
     @property
+    def waiting(self) -> int:
+        """The number of keys that are not requested yet."""
+        return self.total - self.done - self.left.total() - len(self.requested)
+
+    @property
     def open(self) -> bool:
-        """Whether keys are queued or in flight."""
-        return bool(self.requested) or (not self.stopped and bool(self.queued))
+        """Whether keys wait or are in flight."""
+        return bool(self.requested) or (not self.stopped and self.waiting > 0)
 
     def run(self) -> Generator[Any, Any, None]:
         """Run one cycle: handle arrived keys, then request copies that fit."""
-        for key in list(self.requested):
+        self.memory.clear()
+        for key in list(islice(self.requested, KEYS_PER_CYCLE)):
             yield from self._check_arrival(key)
+            if key in self.requested:  # the next cycle checks others first
+                self.requested[key] = self.requested.pop(key)
         if self.sending and not self.stopped:
             yield from self._send()
         self._give_up_if_stuck()
@@ -196,8 +243,11 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         return {ws for ws in others if ws.address in self.sources}
 
     def _send(self) -> Iterator[Any]:
-        for _ in range(min(len(self.queued), MAX_KEYS - len(self.requested))):
-            key, address = self.queued.popleft()
+        room = min(KEYS_PER_CYCLE, MAX_KEYS - len(self.requested))
+        for _ in range(min(self.waiting, room)):
+            if self.in_flight >= MAX_BYTES:
+                break
+            key, address = next(self.unread, None) or self.queued.popleft()
             if key in self.requested:  # the caller named it twice
                 self._count_done()
                 continue
@@ -242,14 +292,12 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
             return False
         address = target.address
-        managed, process = counted_bytes(target), target.memory.process
-        unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
-        return nbytes <= free_bytes(
-            self.process_limits.get(address, 0),
-            process,
-            unmanaged + managed,
-            self.inbound[address],
-        )
+        most = self.process_limits.get(address, 0)
+        if address not in self.memory:
+            managed, process = counted_bytes(target), target.memory.process
+            unmanaged = self.unmanaged.setdefault(address, max(0, process - managed))
+            self.memory[address] = process, unmanaged + managed
+        return nbytes <= free_bytes(most, *self.memory[address], self.inbound[address])
 
     def _finish(self, key: Any, reason: str = "") -> None:
         transfer = self.requested.pop(key)
@@ -276,9 +324,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         for key, transfer in list(self.requested.items()):
             late = "did not arrive" if transfer.travels else "old copy is in use"
             self._finish(key, f"{late} for {STALL_TIMEOUT:g} s or more")
-        while self.queued and not self.stopped:
-            self.queued.popleft()
-            self._give_up("its target has no room below its memory limit")
+        if self.waiting and not self.stopped:
+            self.left["its target has no room below its memory limit"] += self.waiting
+            self.queued.clear()
 
 
 class Transfer:
@@ -300,9 +348,7 @@ async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> No
     Copies in flight arrive before an epoch ends. Otherwise the default manager could
     treat the source and its new replica as surplus, and drop either of them.
     """
-    manager = ActiveMemoryManagerExtension(
-        scheduler, policies={policy}, register=False, start=False
-    )
+    manager = Mover(scheduler, policies={policy}, register=False, start=False)
     while policy.open:
         started = monotonic()
         async with hold.epoch():
@@ -324,12 +370,18 @@ async def _run(manager: Any, policy: MovePolicy, seconds: float) -> None:
     """Run cycles until nothing is open, or in flight once launching has ended."""
     end = monotonic() + seconds
     while monotonic() < end and _is_unfinished(policy):
-        done = policy.done
+        done, start = policy.done, perf_counter()
         manager.run_once()
         if _is_unfinished(policy):
+            seconds = pause(perf_counter() - start)
             # if all targets are full, a short wait changes nothing
             busy = policy.requested or policy.done > done
-            await asyncio.sleep(CYCLE if busy else 10 * CYCLE)
+            await asyncio.sleep(seconds if busy else max(seconds, 10 * CYCLE))
+
+
+def pause(seconds: float) -> float:
+    """Return the time between two runs, so that the mover uses little of the loop."""
+    return max(CYCLE, REST * seconds)
 
 
 def _is_unfinished(policy: MovePolicy) -> bool:

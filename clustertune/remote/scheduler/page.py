@@ -34,7 +34,6 @@ logger = logging.getLogger("distributed.clustertune")
 MAX_FINDINGS = 200
 MAX_EVENTS = 100
 COUNT_INTERVAL = 10.0  # seconds between two counts of holders
-KEYS_PER_COUNT = 1000  # keys between two yields to the event loop
 MAX_AGE = 0.5  # seconds for which readers get the same state
 THRESHOLDS = ("target", "spill", "pause", "terminate")
 FAILED = ("problem", "error")
@@ -163,10 +162,9 @@ class PageData:
         """Rows of each layout with one of these keys."""
         if not keys:
             return [0] * len(self._layouts())
-        await asyncio.sleep(0)
         found = []
         for layout, members in zip(self._layouts(), list(self.keys), strict=False):
-            rows, places = array("q", layout["rows"]), Places(members)
+            rows, places = array("q", layout["rows"]), await Places.of(members)
             known = {places.get(key) async for key in in_turns(keys)}
             found.append(sum(rows[place] for place in known if place is not None))
         return found
@@ -192,9 +190,8 @@ async def _count(
     held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
     apart = missing = lost = 0
     tasks = scheduler.tasks
-    for partition, keys in enumerate(zip(*map(unpack, members), strict=True)):
-        if partition * len(keys) % KEYS_PER_COUNT < len(keys):
-            await asyncio.sleep(0)
+    partitions = zip(*map(unpack, members), strict=True)
+    async for partition, keys in in_turns(enumerate(partitions)):
         found = _holders(tasks, keys)
         if found is None:
             missing += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from time import time
@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import KEYS_PER_TURN, Places, in_turns, unpack
+from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
@@ -222,6 +222,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
         """Record work, and end the run with the last training task of a fit."""
+        self.bindings.transition(key, finish)
         if self.runs.transition(key, start, finish, time()):
             self.runs.end("training", measured(self.scheduler))
 
@@ -388,19 +389,15 @@ class ClustertunePlugin(SchedulerPlugin):
         indices into ``workers``. ``deadline`` is in seconds from now.
         """
         self.lease.check(token)
-        pairs = [_with_targets(packed, targets) for packed, targets in moves]
-        wanted = []
-        # round robin over the collections: y_i follows X_i
-        for row in zip_longest(*pairs):
-            some = [(key, workers[i]) for key, i in filter(None, row)]
-            wanted += some
-            for key, address in some:
-                self.prepared.put(key, address)
-            if len(wanted) % KEYS_PER_TURN < len(pairs):
-                await asyncio.sleep(0)
+        async for key, address in in_turns(_round_robin(moves, workers)):
+            self.prepared.put(key, address)
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
-        policy = MovePolicy(wanted, dict(zip(workers, ceilings, strict=True)))
+        policy = MovePolicy(
+            _round_robin(moves, workers),
+            dict(zip(workers, ceilings, strict=True)),
+            total=sum(count(packed) for packed, _ in moves),
+        )
         return self.jobs.move(policy, deadline)
 
     async def stay(
@@ -419,7 +416,7 @@ class ClustertunePlugin(SchedulerPlugin):
                 self.prepared.put(key, workers[i])
         self.prepared.begin()
 
-    def restart_worker(
+    async def restart_worker(
         self,
         token: str,
         address: str,
@@ -439,11 +436,13 @@ class ClustertunePlugin(SchedulerPlugin):
         arguments are those of :class:`WorkerRestart`.
         """
         self.lease.check(token)
+        places = await Places.of(collections)
+        self.lease.check(token)  # it may have ended meanwhile
         work = WorkerRestart(
             self.scheduler,
             self.manager,
             address,
-            Places(collections),
+            places,
             dict(zip(workers, ceilings, strict=True)),
             wait,
             timeout,
@@ -480,7 +479,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     async def holdings(self, owner: str, kept: Sequence[Any]) -> list[list[Any]]:
         """Return data in memory and the clients that want it, except packed keys."""
-        return await holdings(self.scheduler, owner, set(unpack(kept)))
+        return await holdings(self.scheduler, owner, await Places.of([kept]))
 
     async def release_keys(
         self,
@@ -494,12 +493,12 @@ class ClustertunePlugin(SchedulerPlugin):
         """Release the keys of a prefix, except packed keys."""
         self.lease.check(token)
         event = {"action": "release", "prefix": prefix, "client": owner}
-        keep = set(unpack(kept))
+        keep = await Places.of([kept])
         answer = await release(
             self.scheduler, owner, prefix, keep, others, frozenset(together)
         )
-        count, _, names = answer
-        self.scheduler.log_event(NAME, event | {"keys": count, "unpublished": names})
+        released, _, names = answer
+        self.scheduler.log_event(NAME, event | {"keys": released, "unpublished": names})
         return answer
 
     async def release_rows(
@@ -583,6 +582,16 @@ def _unfinished_move() -> dict[str, Any]:
 def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
     """Yield pairs of a key and the index of its worker."""
     return zip(unpack(packed), array("q", targets), strict=True)
+
+
+def _round_robin(
+    moves: Sequence[tuple[Sequence[Any], bytes]], workers: Sequence[str]
+) -> Iterator[tuple[Any, str]]:
+    """Yield keys and targets, in turns over the collections: y_i follows X_i."""
+    pairs = [_with_targets(packed, targets) for packed, targets in moves]
+    for row in zip_longest(*pairs):
+        for key, i in filter(None, row):
+            yield key, workers[i]
 
 
 #: requests that methods of the plugin answer

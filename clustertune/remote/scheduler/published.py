@@ -3,21 +3,35 @@
 Dask replaces one name at a time, without a check of the old data. In between, X would
 be new and y old. Here all names change in one turn of the scheduler's event loop, and
 only if each name still has the data that the client has read. A name wants its new keys
-before the change, and its old keys until the change.
+before the change, and its old keys until the change. That turn looks only at keys whose
+tasks changed meanwhile, because a name may have a million keys.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
+from uuid import uuid4
 
 from dask.utils import stringify
+from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import KeyRange, unpack
+from clustertune.remote.keys import KeyRange, batches, in_turns, unpack
 from clustertune.remote.scheduler.state import is_gone
 
-KEYS_PER_CHANGE = 1000  # keys of which a name wants or releases in one turn
+
+class ChangedKeys(SchedulerPlugin):
+    """Those of some keys whose tasks change while it is among Dask's plugins."""
+
+    def __init__(self, keys: Collection[Any]):
+        self.keys = keys
+        self.found: set[Any] = set()
+
+    def transition(self, key: Any, *_: Any, **__: Any) -> None:
+        if key in self.keys:
+            self.found.add(key)
 
 
 class PublishedNames:
@@ -27,7 +41,7 @@ class PublishedNames:
         self.scheduler = scheduler
         self.noted: dict[str, dict[str, Any]] = {}  # entries, by client and name
 
-    def note(self, owner: str, names: Sequence[str]) -> dict[str, int]:
+    async def note(self, owner: str, names: Sequence[str]) -> dict[str, int]:
         """Record the entries of names until the client leaves.
 
         Returns how many keys of each name are gone.
@@ -35,7 +49,11 @@ class PublishedNames:
         entries = {name: self._datasets().get(name) for name in names}
         if owner in self.scheduler.clients:
             self.noted[owner] = entries
-        return {name: self._gone(entry) for name, entry in entries.items() if entry}
+        return {
+            name: await self._gone(entry["keys"])
+            for name, entry in entries.items()
+            if entry
+        }
 
     def forget(self, client: str) -> None:
         self.noted.pop(client, None)
@@ -53,23 +71,26 @@ class PublishedNames:
         ``changed`` and ``taken`` names, and the number of keys that are ``gone``.
         """
         old = self.noted.get(owner, {})
-        entries = {n: {"data": data, "keys": list(unpack(k))} for n, k, data in new}
+        entries = {}
+        for name, runs, data in new:
+            keys = [key async for key in in_turns(unpack(runs))]
+            entries[name] = {"data": data, "keys": keys}
         entries |= {kept[n]: dict(old[n]) for n in kept if old.get(n)}
-        answer = self._objection(old, entries, kept)
+        named = chain.from_iterable(entry["keys"] for entry in entries.values())
+        with self._watched({key async for key in in_turns(named)}) as suspects:
+            for name, entry in entries.items():
+                await self._hold(name, entry["keys"], suspects)
+            # no await before all names have changed
+            answer = self._objection(old, entries, kept)
+            lost = any(is_gone(self.scheduler, key) for key in suspects)
+            if not lost and not any(answer.values()):
+                self._datasets().update(entries)
+                answer = {}
         if answer:
-            return answer
-        for name, entry in entries.items():
-            for some in _batches(entry["keys"]):
-                # the check below finds keys that a client has released meanwhile
-                there = [key for key in some if key in self.scheduler.tasks]
-                self.scheduler.client_desires_keys(there, _client(name))
-                await asyncio.sleep(0)
-        answer = self._objection(old, entries, kept)
-        if answer:
+            answer["gone"] = await self._gone(suspects)
             for name, entry in entries.items():
                 await self._release(name, entry["keys"])
             return answer
-        self._datasets().update(entries)  # the turn in which all names change
         self.forget(owner)
         for name, entry in old.items():
             if entry and name in entries:
@@ -80,8 +101,11 @@ class PublishedNames:
         found: dict[Any, Any] = self.scheduler.extensions["publish"].datasets
         return found
 
-    def _gone(self, entry: Mapping[str, Any]) -> int:
-        return sum(is_gone(self.scheduler, key) for key in entry["keys"])
+    async def _gone(self, keys: Iterable[Any]) -> int:
+        gone = 0
+        async for key in in_turns(keys):
+            gone += is_gone(self.scheduler, key)
+        return gone
 
     def _objection(
         self,
@@ -89,37 +113,48 @@ class PublishedNames:
         entries: Mapping[str, Any],
         kept: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Return why names must stay; all recorded names form one data set."""
+        """Return names that must stay; all recorded names form one data set."""
         datasets = self._datasets()
-        unchanged = {
-            n for n in old if datasets.get(n) is old[n]
-        }  # or absent, as before
-        answer = {
+        # or absent, as before
+        unchanged = {n for n in old if datasets.get(n) is old[n]}
+        return {
             "changed": sorted({*old, *entries} - {*kept.values()} - unchanged),
             "taken": sorted(name for name in kept.values() if name in datasets),
-            "gone": sum(map(self._gone, entries.values())),
         }
-        return answer if any(answer.values()) else {}
+
+    @contextmanager
+    def _watched(self, keys: Collection[Any]) -> Iterator[set[Any]]:
+        """Yield a set, which receives those of the keys whose tasks change."""
+        changed, name = ChangedKeys(keys), f"clustertune-{uuid4().hex}"
+        self.scheduler.add_plugin(changed, name=name)
+        try:
+            yield changed.found
+        finally:
+            self.scheduler.remove_plugin(name=name)
+
+    async def _hold(self, name: str, keys: Sequence[Any], gone: set[Any]) -> None:
+        """Have a name want keys; add keys that are gone to ``gone``."""
+        async for some in in_turns(batches(keys)):
+            there = [key for key in some if key in self.scheduler.tasks]
+            self.scheduler.client_desires_keys(there, _client(name))
+            gone.update(key for key in some if is_gone(self.scheduler, key))
 
     async def _release(self, name: str, keys: Sequence[Any]) -> None:
-        """Release the keys of a name, except the keys of its new data."""
-        for some in _batches(keys):
-            entry = self._datasets().get(name)
-            there: Collection[Any] = set(entry["keys"]) if entry else ()
-            going = [key for key in some if key not in there]
+        """Release the keys of a name, except the keys of its current data."""
+        entry, staying = None, set[Any]()
+        async for some in in_turns(batches(keys)):
+            # another client may publish this name meanwhile
+            while (now := self._datasets().get(name)) is not entry:
+                entry, known = now, now["keys"] if now else ()
+                staying = {key async for key in in_turns(known)}
+            going = [key for key in some if key not in staying]
             if going and _client(name) in self.scheduler.clients:
                 self.scheduler.client_releases_keys(going, _client(name))
-            await asyncio.sleep(0)
 
 
 def _client(name: Any) -> str:
     """Return the client id by which the scheduler holds the keys of a name."""
     return f"published-{stringify(name)}"
-
-
-def _batches(keys: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(keys), KEYS_PER_CHANGE):
-        yield keys[start : start + KEYS_PER_CHANGE]
 
 
 def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
@@ -136,7 +171,7 @@ def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def unpublish(
+async def unpublish(
     scheduler: Any, going: dict[str, list[Any]], prefixes: Collection[str]
 ) -> tuple[list[str], set[Any]]:
     """Remove the published names of keys before they are released.
@@ -148,20 +183,30 @@ def unpublish(
     removed: list[str] = []
     staying: set[Any] = set()
     datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
-    for name, entry in list(datasets.items()):
-        client = _client(name)
-        keys = set(going.get(client, ()))
-        if keys.isdisjoint(entry["keys"]):
+    todo = [name for name in datasets if going.get(_client(name))]
+    for name in todo:  # which grows meanwhile
+        client, entry = _client(name), datasets.get(name)
+        if entry is None:
             continue
-        rest = [key for key in entry["keys"] if key not in keys]
-        alone = [key for key in rest if _is_only_wanted_by(scheduler, key, client)]
-        if any(scheduler.tasks[key].prefix.name not in prefixes for key in alone):
-            staying.update(going.pop(client))
-            continue
-        del datasets[name]
-        removed.append(str(name))
-        # keys in memory without another holder wait for the turn of their prefix
-        going[client] += set(rest).difference(alone)
+        keys, rest = {key async for key in in_turns(going[client])}, set[Any]()
+        goes = stays = False
+        async for key in in_turns(entry["keys"]):
+            if key in keys:
+                goes = True
+            elif not _is_only_wanted_by(scheduler, key, client):
+                rest.add(key)
+            elif scheduler.tasks[key].prefix.name not in prefixes:
+                stays = True
+        if datasets.get(name) is not entry:
+            todo.append(name)  # another client has published it
+        elif goes and stays:
+            staying |= keys
+            del going[client]
+        elif goes:
+            del datasets[name]
+            removed.append(str(name))
+            # keys in memory without another holder wait for the turn of their prefix
+            going[client] += rest
     return removed, staying
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Container, Mapping
 from time import monotonic, time
 from typing import Any
 
 from distributed.core import Status
 
-from clustertune.remote.keys import KEYS_PER_TURN, in_turns
+from clustertune.remote.keys import batches, drained, in_turns
 from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.published import (
     shared_names,
@@ -38,7 +38,7 @@ MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it 
 
 
 async def wanted_tasks(
-    scheduler: Any, kept: Collection[Any]
+    scheduler: Any, kept: Container[Any]
 ) -> AsyncIterator[tuple[Any, frozenset[str]]]:
     """Yield tasks whose results clients want, and these clients."""
     async for ts in in_turns(list(scheduler.tasks.values())):
@@ -47,7 +47,7 @@ async def wanted_tasks(
 
 
 async def holdings(
-    scheduler: Any, owner: str, kept: Collection[Any] = ()
+    scheduler: Any, owner: str, kept: Container[Any] = ()
 ) -> list[list[Any]]:
     """Return data in memory, by prefix and by the clients that want it.
 
@@ -123,9 +123,9 @@ async def release_rows(
         sizes |= keys[entry]
         for client in entry[1]:
             going.setdefault(client, []).extend(keys[entry])
-    names, staying = unpublish(scheduler, going, ())
-    await _release_for(scheduler, going)
+    names, staying = await unpublish(scheduler, going, ())
     released = [n for key, n in sizes.items() if key not in staying]
+    await _release_for(scheduler, going)
     return len(released), sum(released), names, []
 
 
@@ -133,7 +133,7 @@ async def release(
     scheduler: Any,
     owner: str,
     prefix: str,
-    kept: Collection[Any],
+    kept: Container[Any],
     others: bool,
     together: Collection[str] = (),
 ) -> tuple[int, int, list[str]]:
@@ -146,25 +146,28 @@ async def release(
 
     Returns the number of released keys, their bytes, and the removed names.
     """
-    sizes: dict[Any, int] = {}
+    count = nbytes = 0
     going: dict[str, list[Any]] = {}
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory" and ts.prefix.name == prefix
         if there and (others or wanting == {owner}):
-            sizes[ts.key] = ts.nbytes
+            count += 1
+            nbytes += ts.nbytes
             for client in wanting:
                 going.setdefault(client, []).append(ts.key)
-    names, staying = unpublish(scheduler, going, {prefix, *together})
+    names, staying = await unpublish(scheduler, going, {prefix, *together})
+    async for key in in_turns(drained(staying)):
+        if (ts := scheduler.tasks.get(key)) is not None:
+            count -= 1
+            nbytes -= ts.nbytes
     await _release_for(scheduler, going)
-    released = [n for key, n in sizes.items() if key not in staying]
-    return len(released), sum(released), names
+    return count, nbytes, names
 
 
 async def _release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
-    """Release keys by client; their futures are cancelled."""
+    """Release keys by client, and drain the lists; their futures are cancelled."""
     for client, keys in going.items():
-        for start in range(0, len(keys), KEYS_PER_TURN):
-            some = keys[start : start + KEYS_PER_TURN]
+        async for some in in_turns(batches(drained(keys))):
             scheduler.client_releases_keys(
                 keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
             )
@@ -172,7 +175,6 @@ async def _release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
             scheduler.report(
                 message | {"reason": REASON, "msg": MESSAGE}, client=client
             )
-            await asyncio.sleep(0)
 
 
 class ClusterRestart:

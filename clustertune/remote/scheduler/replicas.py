@@ -111,7 +111,8 @@ class PreparedKeys:
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.workers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        #: by task: the id of its object, and of its worker
+        self.workers: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
 
     def begin(self) -> None:
         begin(self.scheduler, self)
@@ -124,8 +125,12 @@ class PreparedKeys:
         ts, ws = self.scheduler.tasks.get(key), self.scheduler.workers.get(address)
         if ts is None or ws is None:
             return
-        self.workers.pop(ts, None)  # an earlier task of the same name is an equal key
-        self.workers[ts] = id_of(ws)
+        known = self.workers.get(ts)
+        # An earlier task of the same name is an equal key. Other entries stay, because
+        # Python copies a large dictionary after many removals.
+        if known is not None and known[0] != id(ts):
+            del self.workers[ts]
+        self.workers[ts] = id(ts), id_of(ws)
 
     def kept_on(self, task: Any) -> set[Any]:
         """The prepared worker, if it holds the key and will keep it.
@@ -133,9 +138,9 @@ class PreparedKeys:
         While Dask's ``rebalance`` runs, all replicas are kept, because it drops
         replicas without a policy.
         """
-        home = self.workers.get(task)
-        if home is None:
+        if task not in self.workers:
             return set()
+        _, home = self.workers[task]
         if self.scheduler._replica_lock._count:
             return set(task.who_has)
         return {ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home}

@@ -372,7 +372,7 @@ class ScheduleRunner:
             nothing = {"address": "", "keys": 0, "nbytes": 0, "lost": 0, "held": True}
             return nothing | {"problem": f"held by {answer['holder']['label']}"}
         try:
-            name = plugin.restart_worker(
+            name = await plugin.restart_worker(
                 token,
                 worker.address,
                 terms["collections"],

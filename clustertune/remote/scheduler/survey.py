@@ -25,7 +25,6 @@ from clustertune.remote.worker.probe import installed
 
 MOST = 5000  # clients, names and prefixes that are read
 MAX_KEYS = 10_000  # of a published data set that are looked up
-PREFIXES_PER_TURN = 500  # prefixes between two yields to the event loop
 MAX_GROUPS = 20  # of a prefix whose inputs are looked up
 MAX_PREFIXES = 5  # of the tasks of a worker
 
@@ -223,7 +222,7 @@ async def _published(scheduler: Any, datasets: Any) -> list[list[Any]]:
 async def _prefixes(scheduler: Any) -> list[list[Any]]:
     found = []
     prefixes = list(islice(scheduler.task_prefixes.values(), MOST))
-    async for tp in in_turns(prefixes, PREFIXES_PER_TURN):
+    async for tp in in_turns(prefixes):
         states, durations = tp.states, tp.all_durations
         found.append(
             [

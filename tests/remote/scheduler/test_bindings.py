@@ -112,7 +112,7 @@ async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
     assert not lease.bindings.kept
 
 
-@pytest.mark.parametrize("plugin", [False, True], ids=["dask", "clustertune"])
+@pytest.mark.parametrize("plugin", ["", "before", "later"])
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_no_worker_in_the_moment(c, s, a, plugin):
     """What may run elsewhere does so when a worker comes, if none was there at first.
@@ -120,20 +120,24 @@ async def test_no_worker_in_the_moment(c, s, a, plugin):
     By itself Dask goes on waiting for the worker that is gone: if it no longer does,
     ``wake`` has nothing to do.
     """
-    if plugin:
-        ClustertunePlugin(s).attach()
+    ours = ClustertunePlugin(s)
+    if plugin == "before":
+        ours.attach()
     elsewhere = {"workers": [a.address], "allow_other_workers": True}
     future = c.submit(int, 7, **elsewhere, key="lost")
     other = c.submit(int, 8, workers=[a.address], key="bound")
     await wait([future, other])
     await a.close()
     await soon(lambda: len(s.unrunnable) == 2)
+    if plugin == "later":
+        ours.attach()
     async with Worker(s.address, nthreads=1):
         assert await c.submit(int, 9, key="new") == 9
         if plugin:
             assert await future == 7
         waiting = {ts.key for ts in s.unrunnable}
         assert waiting == ({"bound"} if plugin else {"bound", "lost"})
+    assert "bound" not in {ts.key for ts in ours.bindings.waiting}
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -244,7 +248,7 @@ async def test_workers_that_are_paused(c, s, a, b):
 async def test_bounds(c, s, a, b, monkeypatch):
     """So many tasks are looked at, and so many wants told: those of most tasks."""
     monkeypatch.setattr(bindings, "MAX_SHOWN", 1)
-    monkeypatch.setattr(keys.in_turns, "__defaults__", (2,))
+    monkeypatch.setattr(keys.in_turns, "__defaults__", (0.0,))
     some = c.map(float, range(3), workers=GONE)
     more = c.map(int, range(5), workers=["misspelt"])
     await soon(lambda: len(s.unrunnable) == 8)

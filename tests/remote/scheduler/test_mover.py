@@ -212,6 +212,33 @@ async def test_not_too_much_is_in_flight(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_a_run_is_short(c, s, *workers):
+    """It requests and checks few keys, and reads the memory of their workers only."""
+    data = await load(c, [workers[0].address], n=30, size=1000)
+    read = set()
+
+    class Policy(MovePolicy):
+        def run(self) -> Any:
+            yield from super().run()
+            read.update(ws.address for ws in self.manager.workers_memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        bound(patch, "KEYS_PER_CYCLE", 2)
+        policy = Policy([(f.key, workers[1].address) for f in data], {})
+        first = MovePolicy([(f.key, workers[1].address) for f in data], {})
+        assert len(list(policy_steps(s, first))) == 2
+        await move_keys(s, policy, ManagerHold(s))
+    assert policy.done == 30
+    assert read == {w.address for w in workers[:2]}
+
+
+def test_a_pause_grows_with_a_run():
+    """The mover uses less than a tenth of the event loop."""
+    assert mover.pause(0.0) == mover.CYCLE
+    assert 0.5 / (0.5 + mover.pause(0.5)) < 0.1
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
     """A key that its owner releases counts as gone; the others arrive."""
     data = await load(c, [workers[0].address], n=50, size=20_000)
@@ -257,7 +284,7 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
         policy.stopped = True
         await moving
     assert not policy.requested
-    assert policy.queued
+    assert policy.waiting
     assert all(len(places) == 1 for places in holders(s, data))
 
 

@@ -122,7 +122,7 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
     old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
     old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
-    old.names.note(c.id, ["X"])
+    await old.names.note(c.id, ["X"])
     before, listed = await old.past(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
 

@@ -25,7 +25,7 @@ async def noted(
     await wait([old, new])
     await c.publish_dataset(X=old[0], y=old[1])
     found = published.PublishedNames(s)
-    assert found.note(c.id, ["X", "y"]) == {"X": 0, "y": 0}
+    assert await found.note(c.id, ["X", "y"]) == {"X": 0, "y": 0}
     return found, old, new
 
 
@@ -66,9 +66,10 @@ async def in_turns(work: Any, between: Callable[[], Any]) -> Any:
     with pytest.MonkeyPatch.context() as patched:
         turns = Turns(between)
         # of the functions, which a scheduler in this process may have been sent
-        point = published.PublishedNames.replace.__globals__
-        patched.setitem(point, "asyncio", turns)
-        patched.setitem(point["_batches"].__globals__, "KEYS_PER_CHANGE", 1)
+        used = published.PublishedNames.replace.__globals__
+        patched.setitem(used["in_turns"].__globals__, "asyncio", turns)
+        patched.setattr(used["in_turns"], "__defaults__", (0.0,))
+        patched.setattr(used["batches"], "__defaults__", (1,))
         answer = await work
         assert turns.count > 2, answer
         return answer
@@ -146,5 +147,24 @@ async def test_new_partitions_are_gone(c: Client, s: Any, a: Any, b: Any) -> Non
     found.forget(c.id)
     answer = await found.replace(c.id, [("X", keys.pack(list(key_set(old))), "z")], {})
     assert answer["changed"] == ["X"]
-    assert found.note("unknown", ["X"]) == {"X": 0}
+    assert await found.note("unknown", ["X"]) == {"X": 0}
     assert not found.noted
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_data_that_is_lost_after_the_names_want_it(
+    c: Client, s: Any, a: Any, b: Any
+) -> None:
+    """The last turn finds it, and no name changes."""
+    found, old, new = await noted(c, s)
+    lost = await c.scatter({("lost", i): i for i in range(8)}, workers=[b.address])
+    request = [("X", keys.pack(list(lost)), "new X"), requested(new)[1]]
+
+    async def close() -> None:
+        if s.clients[c.id].wants_what and set(lost) <= wanted_by(s, "X"):
+            await b.close()
+
+    answer = await in_turns(found.replace(c.id, request, {}), close)
+    assert answer == {"changed": [], "taken": [], "gone": 8}
+    assert are_new(s) == (False, False)
+    assert not any(isinstance(p, published.ChangedKeys) for p in s.plugins.values())
