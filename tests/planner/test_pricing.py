@@ -1,4 +1,4 @@
-"""What moving and cutting is predicted to take, and what it did take."""
+"""Predicted bytes and seconds of moves and cuts, against the measured ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SLACK = sizeof(pd.RangeIndex(1, 1)) - sizeof(pd.RangeIndex(0, 0))
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
 def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
-    """As Dask counts them, whatever rows of whatever partition."""
+    """Sizes are those of Dask, for any rows of any partition."""
     frame = pd.DataFrame(np.zeros((sum(counts), 3)), columns=list("abc"))
     ends = np.cumsum(counts)
     partitions = [
@@ -80,7 +80,7 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
 
 
 def test_rows_that_become_another_kind() -> None:
-    """What they had besides stays behind; blocks of columns share the new row."""
+    """Other bytes of the partition do not travel; blocks share the new row."""
     numbers = Conversion(kind="array", dtype="float32", row_bytes=12)
     frame = collection("X", [10], [0], 24, fixed=100, conversion=numbers)
     assert layouts.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
@@ -99,7 +99,7 @@ def test_rows_that_become_another_kind() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_lists(n: int) -> None:
-    """A bundle of parts is a list made of a list, as Dask counts it."""
+    """The size of a list of parts is that of Dask."""
     parts = [np.zeros(i) for i in range(n)]
     besides = sizeof(list(list(parts))) - sum(map(sizeof, parts))  # noqa: C414
     assert layouts.list_bytes(np.array([n])).tolist() == [besides]
@@ -109,7 +109,7 @@ def test_lists(n: int) -> None:
 
 
 def test_the_busiest_worker_decides() -> None:
-    """What it receives or sends, whichever is more, and what it copies."""
+    """Its larger sum of received or sent bytes counts, and its copied bytes."""
     slow = worker(1, bandwidth=50.0, cut_bandwidth=25.0, copying=100.0)
     fast = worker(0, bandwidth=100.0)
     assert seconds(flow([0, 100], [100, 0]), fast, slow) == 0.5 + 2
@@ -120,7 +120,7 @@ def test_the_busiest_worker_decides() -> None:
 
 
 def test_requests_cycles_and_tasks_take_time() -> None:
-    """Each at the time that was measured; a cycle is a setting of the mover."""
+    """Their seconds were measured; a cycle is a setting of the mover."""
     none = flow([0], [0], cycles=2, tasks=30)
     assert seconds(none, worker(0)) == pytest.approx(0.5 + 2 * CYCLE + 0.3)
 

@@ -32,13 +32,13 @@ def test_round_trip(given_keys: list[object]) -> None:
 
 
 def test_a_collection_is_one_range() -> None:
-    """The 100,000 keys of a collection travel in under 200 bytes."""
+    """100,000 keys of a collection are packed in under 200 bytes."""
     many = [("random-abc", i, 0) for i in range(100_000)]
     assert len(pickle.dumps(pack(many))) < 200
 
 
 def test_a_gap_begins_another_range() -> None:
-    """Keys that are left out divide a range, they do not make it a list."""
+    """A missing key divides a range in two."""
     assert pack([("x", 0), ("x", 1), ("x", 5), ("x", 6)]) == [
         ("range", "x", 0, 2, ()),
         ("range", "x", 5, 2, ()),
@@ -46,7 +46,7 @@ def test_a_gap_begins_another_range() -> None:
 
 
 def test_foreign_keys_are_listed_together() -> None:
-    """Keys of no collection travel as they are."""
+    """Keys of no collection are not packed."""
     assert pack(["a", "b", ("c", "d")]) == [("list", ["a", "b", ("c", "d")])]
 
 
@@ -65,7 +65,7 @@ def test_places(collections: list[list[object]]) -> None:
 
 
 def test_places_of_a_collection_are_not_unpacked() -> None:
-    """However many keys it has."""
+    """The size does not depend on the number of keys."""
     packed = [[("range", "X", 0, 10**12, (0,))], [("range", "y", 0, 10**12, ())]]
     places = asyncio.run(Places.of(packed))
     assert places.get(("X", 10**11, 0)) == places.get(("y", 10**11)) == 10**11

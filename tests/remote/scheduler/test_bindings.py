@@ -19,7 +19,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 async def bound(c, s, where, count=3):
-    """Tasks that run on one worker only, and the lease of the plan that bound them."""
+    """Return tasks that run on one worker only, and the lease of their plan."""
     lease = ClustertunePlugin(s)
     lease.attach()
     lease.acquire(c.id, "prepare", "t")
@@ -33,7 +33,7 @@ async def bound(c, s, where, count=3):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_are_let_go(c, s, a, b):
-    """After unpin no task is bound, and no task that it is computed from."""
+    """After unpin neither tasks nor their inputs are bound."""
     lease, name, futures = await bound(c, s, a.address)
     await wait(futures)
     tasks = [s.tasks[f.key] for f in futures]
@@ -47,7 +47,7 @@ async def test_tasks_are_let_go(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_stuck_tasks_are_let_go(c, s, a, b):
-    """Tasks that wait for a worker that is gone run elsewhere; others stay bound."""
+    """Tasks of a lost worker run on others; the rest stays bound."""
     lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
     await soon(lambda: len(s.unrunnable) == 3)
     assert await lease.free_stuck("t", name) == 3
@@ -61,7 +61,7 @@ def at_gate(name):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
-    """What it has been given and has not begun runs elsewhere."""
+    """Its tasks that have not begun run on other workers."""
     gate = Event("gate", client=c)
     blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
     await soon(lambda: a.state.executing)
@@ -79,7 +79,7 @@ async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
-    """A paused worker was given it, unbound, and it would wait; others' work stays."""
+    """Unbound inputs on a paused worker run elsewhere; other clients' tasks stay."""
     gate = Event("gate", client=c)
     blocker = c.submit(at_gate, gate.name, workers=[a.address], key="blocker")
     await soon(lambda: a.state.executing)
@@ -105,7 +105,7 @@ async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
-    """Nobody else would: the plan that bound them has gone."""
+    """The plan that bound them has ended."""
     lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
     lease.release("t")
     assert await c.gather(futures) == [0, 1, 2]
@@ -142,7 +142,7 @@ async def test_no_worker_in_the_moment(c, s, a, plugin):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
-    """Those that wait for it run; others stay bound to whom they were bound."""
+    """Waiting tasks run there; other tasks stay bound to their workers."""
     gone = "tcp://127.0.0.1:9"
     graph = {("waits", i): Task(("waits", i), int, i) for i in range(3)}
     with dask.annotate(workers=[gone], allow_other_workers=False):
@@ -158,7 +158,7 @@ async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_two_workers_that_swap_their_addresses(c, s, a, b):
-    """A port range: each is followed by its own tasks, and by no other's."""
+    """Each worker in a port range is followed by its own tasks only."""
     one = c.submit(abs, -1, workers=[a.address], key="one")
     two = c.submit(abs, -2, workers=[b.address], key="two")
     await wait([one, two])
@@ -181,7 +181,7 @@ GONE = ["tcp://127.0.0.1:9"]
 
 @gen_cluster(client=True, nthreads=WITH_GPU)
 async def test_workers_and_hosts(c, s, a, b):
-    """Of all, or of given keys and what they are made of; not what has a choice."""
+    """The list has restrictions of all or given keys and their inputs."""
     here = c.submit(int, 1, workers=[a.address], key="here")
     await wait(here)
     assert (
@@ -206,7 +206,7 @@ async def test_workers_and_hosts(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=WITH_GPU)
 async def test_resources(c, s, a, b):
-    """All of them on one worker that the task may run on."""
+    """One worker that may run the task needs all its resources."""
     futures = c.map(int, range(3), resources={"GPU": 4})
     both = c.submit(int, 7, resources={"GPU": 1, "disk": 1}, key="both")
     other = c.submit(int, 8, resources={"GPU": 1}, workers=[b.address], key="other")
@@ -225,7 +225,7 @@ async def test_resources(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=[])
 async def test_without_workers(c, s):
-    """What any worker could run waits for no worker in particular."""
+    """Unrestricted tasks wait for no particular worker."""
     tasks = c.submit(int, 1, key="any"), c.submit(int, 1, workers=GONE, key="bound")
     await soon(lambda: "bound" in s.tasks and s.unrunnable)
     await soon(lambda: s.tasks["bound"] in s.unrunnable)
@@ -235,7 +235,7 @@ async def test_without_workers(c, s):
 
 @gen_cluster(client=True, nthreads=WITH_GPU)
 async def test_workers_that_are_paused(c, s, a, b):
-    """They will run it later; another check reports that they are paused."""
+    """They will run their tasks later; another check reports the pause."""
     a.memory_manager.memory_pause_fraction = 1e-9
     await soon(lambda: s.workers[a.address].status is Status.paused)
     task = c.submit(int, 1, workers=[a.address], resources={"GPU": 1})
@@ -246,7 +246,7 @@ async def test_workers_that_are_paused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=WITH_GPU)
 async def test_bounds(c, s, a, b, monkeypatch):
-    """So many tasks are looked at, and so many wants told: those of most tasks."""
+    """The number of tasks and of reported restrictions is limited."""
     monkeypatch.setattr(bindings, "MAX_SHOWN", 1)
     monkeypatch.setattr(keys.in_turns, "__defaults__", (0.0,))
     some = c.map(float, range(3), workers=GONE)

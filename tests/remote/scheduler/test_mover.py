@@ -21,7 +21,7 @@ FOUR = [("127.0.0.1", 1)] * 4
 
 
 async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    """Wait for a condition; fail when it does not come."""
+    """Wait for a condition; fail after a time limit."""
     end = monotonic() + seconds
     while not condition():
         assert monotonic() < end, "the condition did not come"
@@ -58,13 +58,13 @@ def holders(s: Any, futures: Iterable[Any]) -> list[set[str]]:
 
 
 def manager_timer(s):
-    """What runs the default memory manager every 2 s; None if it is stopped."""
+    """Return the timer of the default memory manager; None if it is stopped."""
     return s.periodic_callbacks.get(f"amm-{id(s.extensions['amm'])}")
 
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_every_key_ends_on_its_target_alone(c, s, *workers):
-    """Keys go where they should, values and keys stay, the manager runs as before."""
+    """Keys move, values and keys stay, and the memory manager runs as before."""
     data = await load(c, [workers[0].address])
     values = await c.gather(data)
     targets = [workers[i % 4].address for i in range(len(data))]
@@ -95,7 +95,7 @@ async def test_a_stopped_manager_stays_stopped(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_two_holds_end_with_the_last(c, s, *workers):
-    """Of two moves at once, the first to end does not set the manager loose."""
+    """The manager starts after the last of two concurrent moves."""
     hold, timer = ManagerHold(s), manager_timer(s)
     hold.pause()
     hold.pause()
@@ -109,7 +109,7 @@ async def test_two_holds_end_with_the_last(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
-    """The client that stops it while copies are in flight has the last word."""
+    """A client stops it during a move, and it stays stopped."""
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
@@ -124,7 +124,7 @@ async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_manager_started_during_a_move_runs(c, s, *workers):
-    """A client that stops it and starts it again has it running afterwards."""
+    """A client stops and starts it during a move, and it runs afterwards."""
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
@@ -138,7 +138,7 @@ async def test_a_manager_started_during_a_move_runs(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
-    """Keys for a worker that pauses stay where they were, with the reason."""
+    """Keys for a worker that pauses stay, with the reason."""
     data = await load(c, [workers[0].address])
     workers[1].memory_manager.memory_pause_fraction = 1e-9  # pauses at once
     await until(lambda: len(s.running) == 3)
@@ -150,7 +150,7 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_target_that_leaves(c, s, *workers):
-    """A target that is closed in mid-move loses nothing, and the move ends."""
+    """The target closes during the move; nothing is lost, and the move ends."""
     data = await load(c, [workers[0].address], n=100, size=20_000)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +169,7 @@ async def test_a_target_that_leaves(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_the_ceiling_of_a_target_holds(c, s, *workers):
-    """No more is sent to a worker than fits below its ceiling."""
+    """A worker gets no more keys than its limit allows."""
     data = await load(c, [workers[0].address], n=10, size=100_000)
     one = s.tasks[data[0].key].nbytes
     target = s.workers[workers[1].address]
@@ -184,7 +184,7 @@ async def test_the_ceiling_of_a_target_holds(c, s, *workers):
 
 
 def policy_steps(s: Any, policy: MovePolicy) -> Iterable[Any]:
-    """One cycle of a policy, its suggestions taken."""
+    """Run a policy once, and apply its suggestions."""
     manager = mover.ActiveMemoryManagerExtension(
         s, policies={policy}, register=False, start=False
     )
@@ -194,7 +194,7 @@ def policy_steps(s: Any, policy: MovePolicy) -> Iterable[Any]:
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_not_too_much_is_in_flight(c, s, *workers):
-    """The bytes and keys in flight are bounded, whatever there is to move."""
+    """The bytes and keys in flight are limited."""
     data = await load(c, [workers[0].address], n=30, size=1000)
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "MAX_KEYS", 5)
@@ -240,7 +240,7 @@ def test_a_pause_grows_with_a_run():
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_key_that_is_released_in_mid_move(c, s, *workers):
-    """A key that its owner releases counts as gone; the others arrive."""
+    """A key that its owner releases counts as released; the others arrive."""
     data = await load(c, [workers[0].address], n=50, size=20_000)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
@@ -274,7 +274,7 @@ async def test_a_copy_in_use_is_not_dropped(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
-    """A stopped move begins no more; every key is whole, most where they were."""
+    """A stopped move starts no more copies; keys in flight arrive."""
     data = await load(c, [workers[0].address], n=100, size=10_000)
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "MAX_KEYS", 4)
@@ -308,7 +308,7 @@ async def test_epochs_let_the_manager_run(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
-    """A move that is cancelled leaves the default manager running, the lock free."""
+    """After a cancelled move the manager runs, and the lock is free."""
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
@@ -323,7 +323,7 @@ async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
-    """Without room on its target a move ends by itself, some epochs later."""
+    """A move without room on its target ends after some epochs."""
     data = await load(c, [workers[0].address], n=3)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("EPOCH", 0.1), ("DRAIN", 0.05), ("STALL_TIMEOUT", 0.5)):
@@ -338,7 +338,7 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
-    """A move that waits longer than its patience for a rebalance still moves."""
+    """A move that waits long for a rebalance still moves its keys."""
     data = await load(c, [workers[0].address], n=3)
     lock, held = s._replica_lock(("test", object())), asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:

@@ -29,7 +29,7 @@ TWO = [("127.0.0.1", 1)] * 2
 
 
 def noted(handler, heard):
-    """The handler, which keeps how many bytes of code it was given."""
+    """Wrap the handler, and record the bytes of code that it receives."""
 
     async def handle(comm, function, **kwargs):
         heard.append(len(function))
@@ -99,7 +99,7 @@ async def test_an_older_one_at_work_is_left(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_older_one_that_restarts_a_worker_is_left(c, s, a, b):
-    """Also between two workers of a scheduled restart, where nothing has the lease."""
+    """Between two workers of a scheduled restart no lease is held."""
     old = older(s)
     name = old.schedules.add(terms(c.id))["id"]
     old.schedules.task.cancel()  # it would wait for a gap again
@@ -156,7 +156,7 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_one_that_cannot_be_read_is_left(c, s, a, b):
-    """Its schedules and reports would be lost: the error says what to do."""
+    """Its schedules and reports would be lost; the error has a fix."""
     old = older(s)
     old.state_format = plugin.STATE - 1
     with pytest.raises(LeaseHeldError, match=r"cannot read.*restart the scheduler"):
@@ -177,7 +177,7 @@ async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_look_answers_for_given_keys_only(c, s, a, b):
-    """Holders and bytes come in the order asked; unknown keys have no holder."""
+    """Holders and bytes are in the requested order; unknown keys have no holder."""
     await monitor.install_plugin(c, await monitor.identify(c))
     here = c.submit(np.ones, 10, workers=[a.address], key=("x", 0))
     there = c.submit(np.ones, 20, workers=[b.address], key=("x", 1))
@@ -203,7 +203,7 @@ async def test_unknown_requests_are_refused(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_one_lease(c, s, a, b):
-    """A second plan learns who holds the lease; released, it can be taken."""
+    """A second plan gets the holder's name; after its release the lease is free."""
     await monitor.install_plugin(c, await monitor.identify(c))
     first = await monitor.ask(c, "acquire", owner=c.id, label="one", token="1")
     second = await monitor.ask(c, "acquire", owner=c.id, label="two", token="2")
@@ -221,7 +221,7 @@ async def test_one_lease(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_lease_ends_with_its_client(c, s, a, b):
-    """A client that disconnects holds nothing any more."""
+    """The lease of a client that disconnects is free."""
     await monitor.install_plugin(c, await monitor.identify(c))
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     await monitor.ask(other, "acquire", owner=other.id, label="other", token="o")
@@ -231,7 +231,7 @@ async def test_the_lease_ends_with_its_client(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lost_client_has_a_grace_period(c, s, a, b):
-    """Its lease is granted to others only afterwards, and never if it is back."""
+    """Its lease is free after that period, unless it returns."""
     await monitor.install_plugin(c, await monitor.identify(c))
     there = s.plugins[NAME]
     mine = {"owner": c.id, "label": "mine", "token": "m"}
@@ -258,7 +258,7 @@ async def test_a_lost_client_has_a_grace_period(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_an_expected_end_is_no_traceback(c, s, a, b):
-    """Neither for a call whose lease has ended, nor for one whose client is gone."""
+    """The lease of a call, or its client, has ended."""
     await monitor.install_plugin(c, await monitor.identify(c))
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
@@ -315,8 +315,7 @@ async def test_a_move_needs_the_lease(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
-    """A request for the lease that comes after its release is void: no call would end
-    it."""
+    """A late request for a released lease is refused, because no call would end it."""
     await monitor.install_plugin(c, await monitor.identify(c))
     await monitor.ask(c, "release", token="late")
     with pytest.raises(LeaseHeldError, match="released"):
@@ -326,14 +325,14 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_scheduler_without_a_plugin(c, s, a, b):
-    """A scheduler that was started again has no plugin; the error names that."""
+    """A scheduler that was started again has no plugin; the error states it."""
     with pytest.raises(ConnectionLostError, match="started again"):
         await monitor.ask(c, "recall")
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_the_deadline_of_a_move(c, s, a, b):
-    """A move that cannot end ends with its deadline, and gives the manager back."""
+    """A move ends at its deadline, and starts the memory manager again."""
     await monitor.install_plugin(c, await monitor.identify(c))
     future = c.submit(np.ones, 1000, workers=[a.address])
     await wait(future)
@@ -360,7 +359,7 @@ async def test_the_deadline_of_a_move(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_report_is_kept(c, s, a, b):
-    """The last report is handed out to anybody; one that is too long is refused."""
+    """Any client can read the last report; too long reports are refused."""
     await monitor.install_plugin(c, await monitor.identify(c))
     assert await monitor.ask(c, "recall") == ""
     await monitor.ask(c, "keep", report='{"x": 1}')
@@ -371,7 +370,7 @@ async def test_a_report_is_kept(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
-    """Keys that another client wants too are counted, also published ones."""
+    """Keys that other clients or published names hold are counted."""
     wanted = ClustertunePlugin(s).forwarded["wanted"]
     futures = c.map(int, range(4))
     await wait(futures)

@@ -19,7 +19,7 @@ from tests.processes import soon
 async def noted(
     c: Client, s: Any
 ) -> tuple[published.PublishedNames, list[Any], list[Any]]:
-    """What a client has noted, the data, and other data for the same names."""
+    """Return the notes of a client, its data, and new data for the names."""
     old = c.persist([da.ones((8,), chunks=1), da.zeros((8,), chunks=1)])
     new = c.persist([da.ones((8,), chunks=2) + 1, da.zeros((8,), chunks=2) + 1])
     await wait([old, new])
@@ -50,7 +50,7 @@ def key_set(data: Any) -> set[Any]:
 
 
 class Turns:
-    """In place of ``asyncio`` in what is tested: calls back between its turns."""
+    """Replaces ``asyncio`` in the tested module, and calls a function between turns."""
 
     def __init__(self, between: Callable[[], Any]):
         self.between = between
@@ -62,7 +62,7 @@ class Turns:
 
 
 async def in_turns(work: Any, between: Callable[[], Any]) -> Any:
-    """Do work one key after the other, and something else in between."""
+    """Iterate, and call a function between two items."""
     with pytest.MonkeyPatch.context() as patched:
         turns = Turns(between)
         # of the functions, which a scheduler in this process may have been sent
@@ -77,7 +77,7 @@ async def in_turns(work: Any, between: Callable[[], Any]) -> Any:
 
 @gen_cluster(client=True)
 async def test_all_names_change_in_one_turn(c: Client, s: Any, a: Any, b: Any) -> None:
-    """Nobody ever sees a new X and an old y; at any time all keys are wanted."""
+    """No client sees a new X with an old y; all keys are wanted at any time."""
     found, old, new = await noted(c, s)
     seen = []
 
@@ -97,7 +97,7 @@ async def test_all_names_change_in_one_turn(c: Client, s: Any, a: Any, b: Any) -
 async def test_somebody_publishes_between_two_turns(
     c: Client, s: Any, a: Any, b: Any
 ) -> None:
-    """No name is changed, and none keeps what was made for it."""
+    """No name is changed, and the new data is not kept."""
     found, old, new = await noted(c, s)
     theirs = c.persist(da.ones(3, chunks=1))
     did = count()
@@ -119,7 +119,7 @@ async def test_somebody_publishes_between_two_turns(
 async def test_somebody_publishes_old_partitions_again(
     c: Client, s: Any, a: Any, b: Any
 ) -> None:
-    """While these are released: what a name points to is never released."""
+    """Data of a published name is not released."""
     found, old, new = await noted(c, s)
     did = count()
 
@@ -134,7 +134,7 @@ async def test_somebody_publishes_old_partitions_again(
 
 @gen_cluster(client=True)
 async def test_new_partitions_are_gone(c: Client, s: Any, a: Any, b: Any) -> None:
-    """Their client left before they were wanted by the names: nothing is changed."""
+    """Their client closed before, so no name is changed."""
     found, old, new = await noted(c, s)
     request = requested(new)
     gone = key_set(new)

@@ -23,7 +23,7 @@ from clustertune.remote.worker import probe
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cgroup file system of which this process is in ``/jobs/one``."""
+    """A cgroup file system; this process is in ``/jobs/one``."""
     root = tmp_path / "cgroup"
     (root / "jobs/one").mkdir(parents=True)
     membership = tmp_path / "membership"
@@ -34,7 +34,7 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_quota_is_no_quota(cgroups: Path) -> None:
-    """A cgroup without a limit says ``max``, and that is none."""
+    """``max`` in a cgroup means no limit."""
     (cgroups / "jobs/one/cpu.max").write_text("max 100000\n")
     (cgroups / "jobs/one/memory.max").write_text("max\n")
     assert list(probe.cpu_quotas()) == []
@@ -66,7 +66,7 @@ def bandwidths(*log: Any) -> list[float]:
 
 
 def test_transfers_side_by_side_are_no_slower() -> None:
-    """Bytes of what is large, over the time in which any of it was received."""
+    """Bytes of large transfers, over the time with any of them."""
     small = transfer(12.0, 1.0, 10**3)
     log = [
         transfer(10.0, 0.2, 3 * 10**7),
@@ -109,7 +109,7 @@ def test_copies(
 
 
 def test_version_1(cgroups: Path) -> None:
-    """The old hierarchy, one for each controller, is read as well."""
+    """The old hierarchy, with a folder for each controller, is read too."""
     Path(probe.MEMBERSHIP).write_text("4:cpu,cpuacct:/pod\n2:memory:/pod\n1:name=x:/\n")
     for folder, file, text in (
         ("cpu,cpuacct/pod", "cpu.cfs_quota_us", "50000"),
@@ -162,7 +162,7 @@ async def test_no_limit_nothing_spills(c, s, a):
     worker_kwargs={"memory_limit": "8 GiB"},  # its process is that of all tests
 )
 async def test_row_counts_leave_spilled_partitions_on_disk(c, s, a):
-    """Rows are counted of what is in memory; a partition on disk is not read."""
+    """Rows of partitions in memory are counted; spilled ones are not read."""
     here, there = await c.scatter([np.zeros((7, 2)), np.zeros((9, 2))])
     a.data.evict()
     on_disk = next(iter(a.data.disk))
@@ -178,7 +178,7 @@ PACKAGES = ["dask", "distributed", "no-such-distribution"]
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_of_this_process(c, s, a):
-    """The worker is in this process: what it says can be checked."""
+    """The worker is in this process, so its answer can be checked."""
     sleeping = [sys.executable, "-c", "input()"]
     child = await asyncio.create_subprocess_exec(*sleeping, stdin=-1)
     found = probe.worker_details(a, PACKAGES)
@@ -197,7 +197,7 @@ async def test_of_this_process(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"lifetime": "1 hour"})
 async def test_a_lifetime(c, s, a):
-    """Seconds that are left, by which no clocks need agree."""
+    """Remaining seconds do not depend on clocks."""
     left, returns = probe.worker_details(a, [])["lifetime"]
     assert 0 < left < 3600
     assert returns is False
@@ -209,7 +209,7 @@ async def test_a_lifetime(c, s, a):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_thread_pools(c, s, a, monkeypatch):
-    """As threadpoolctl sees them; without it, nothing is known."""
+    """Pools are those of threadpoolctl; without it they are unknown."""
     pools = probe.worker_details(a, [])["pools"]
     assert all(n >= 1 for _, _, n in pools)
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
@@ -218,7 +218,7 @@ async def test_thread_pools(c, s, a, monkeypatch):
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_asked_through_a_client(c, s, a, b):
-    """All workers and the scheduler, in one inquiry; client and scheduler alike."""
+    """All workers and the scheduler answer to both kinds of clients."""
     await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     assert all(w.details is None for w in snapshot.workers)
@@ -231,7 +231,7 @@ async def test_asked_through_a_client(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=ONE)
 async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
-    """Its answer is an error, which is reported; the other answers count."""
+    """Its error is reported; the other answers count."""
     await monitor.install_plugin(c, await monitor.identify(c))
     snapshot, _ = await monitor.look(c, [])
     a.local_directory = "/no/such/folder"
@@ -243,7 +243,7 @@ async def test_a_worker_that_cannot_say(c, s, a, monkeypatch):
 
 @pytest.mark.parametrize("answer", [None, 7, "text", {}, {"pid": 1, "disk": 3}])
 def test_garbage(answer):
-    """It makes values unknown, with a reason."""
+    """Wrong answers make values unknown, with a reason."""
     found = monitor.read_answer(answer, partial(inquiry._details, now=0.0))
     assert isinstance(found, Unknown)
     assert "cannot be read" in found.reason
