@@ -31,14 +31,14 @@ FOLDER = Path(__file__).with_name("recordings")
 def view(client: Client, *collections: Any) -> View:
     """Return the view that ``check`` uses."""
     given = inputs.gather(*collections) if collections else inputs.NOTHING
-    question = diagnosis.Question(
+    request = diagnosis.CheckRequest(
         client=client,
         given=given,
         goal=Goal(workload=libraries.choose(None)),
         workers=None,
         timeout=60,
     )
-    seen: View = client.sync(diagnosis.see, question)
+    seen: View = client.sync(diagnosis.see, request)
     return seen
 
 

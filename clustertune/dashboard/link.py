@@ -15,7 +15,7 @@ from clustertune.dashboard import mount
 from clustertune.errors import RefusedError, VersionMismatchError
 from clustertune.integrations import libraries
 from clustertune.operations.call import check_client
-from clustertune.operations.check import Question, diagnose
+from clustertune.operations.check import CheckRequest, diagnose
 from clustertune.remote import ship
 
 SERVE = "Run `clustertune dashboard --serve` to show the page from this machine"
@@ -95,14 +95,14 @@ def dashboard_page(client: Client) -> Any:
 
 async def run_checks(client: Client) -> None:
     """Run all checks, which send their findings to the scheduler."""
-    question = Question(
+    request = CheckRequest(
         client=client,
         given=inputs.NOTHING,
         goal=Goal(workload=libraries.choose()),
         workers=None,
         timeout=TIMEOUT,
     )
-    await diagnose(question)
+    await diagnose(request)
 
 
 async def add_page(client: Client) -> DashboardPage:

@@ -102,7 +102,7 @@ def check(
     )
     check_client(client, given)
     fractions = settings.fractions()
-    question = Question(
+    request = CheckRequest(
         client=client,
         given=given,
         goal=Goal(
@@ -115,13 +115,13 @@ def check(
         deep=arguments.flag("deep", deep),
         timeout=arguments.duration("timeout", timeout),
     )
-    found: Report = client.sync(diagnose, question)
+    found: Report = client.sync(diagnose, request)
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A call of ``check``, its arguments checked."""
+class CheckRequest:
+    """The checked arguments of a call of ``check``."""
 
     client: Client
     given: inputs.Inputs
@@ -131,21 +131,21 @@ class Question:
     timeout: float
 
 
-async def diagnose(question: Question) -> Report:
+async def diagnose(request: CheckRequest) -> Report:
     """Look, read details, and run all checks."""
     configured, start = checks.configured(), monotonic()
     try:
-        view = await asyncio.wait_for(see(question), question.timeout)
+        view = await asyncio.wait_for(see(request), request.timeout)
     except asyncio.TimeoutError:
         raise TimedOutError(
-            f"the check did not finish within {seconds_text(question.timeout)}; give a "
+            f"the check did not finish within {seconds_text(request.timeout)}; give a "
             "longer timeout, or look for what blocks the scheduler"
         ) from None
     view = suitability.chosen(view)
     found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)
-    await monitor.ask(question.client, "keep_facts", facts=facts, diagnosis=True)
+    await monitor.ask(request.client, "keep_facts", facts=facts, diagnosis=True)
     survey = view.now.survey
     return Report(
         status="checked",
@@ -158,29 +158,29 @@ async def diagnose(question: Question) -> Report:
     )
 
 
-async def see(question: Question) -> View:
+async def see(request: CheckRequest) -> View:
     """The view of a check: one look, details of all processes, past runs."""
-    client, end = question.client, monotonic() + question.timeout
+    client, end = request.client, monotonic() + request.timeout
     cluster = LiveCluster(
-        client, question.given, question.goal, lambda: end - monotonic()
+        client, request.given, request.goal, lambda: end - monotonic()
     )
-    await cluster.open(question.workers, needs=())
+    await cluster.open(request.workers, needs=())
     view = await cluster.look(lambda *_: None)
     snapshot = await inquiry.with_details(client, view.now)
     runs = await inquiry.past_runs(client)
     view = replace(view, snapshots=(snapshot,), runs=runs)
-    return await _read(question, cluster, view) if question.deep else view
+    return await _read(request, cluster, view) if request.deep else view
 
 
-async def _read(question: Question, cluster: LiveCluster, view: View) -> View:
+async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View:
     """The view with a summary of the values of the data."""
     found = await contents.read(
-        question.client,
-        question.given,
+        request.client,
+        request.given,
         await cluster.futures(),
-        contents.of_everything(question.given),
+        contents.of_everything(request.given),
         [w.address for w in view.now.workers],
-        approved=monitor.known(question.client).addresses,
+        approved=monitor.known(request.client).addresses,
     )
     read = tuple(contents.with_contents(x, found) for x in view.layouts)
     return replace(view, layouts=read)

@@ -37,7 +37,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.operations import publishing, release
 from clustertune.operations.call import assigned, check_client, permitted_phases
-from clustertune.operations.check import Question, diagnose
+from clustertune.operations.check import CheckRequest, diagnose
 from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
 from clustertune.operations.playbooks.playbook import (
@@ -372,14 +372,14 @@ class PlaybookRun:
                 given = await self.data.inputs()
             except ValueError as error:  # a data set was unpublished meanwhile
                 raise RefusedError(str(error)) from error
-        question = Question(
+        request = CheckRequest(
             client=self.client,
             given=given,
             goal=Goal(workload=self._profile),
             workers=None,
             timeout=READ_TIMEOUT,
         )
-        return (await diagnose(question)).found
+        return (await diagnose(request)).found
 
     async def _condition(self, step: Step) -> _Condition:
         """Evaluate a condition; ``holds`` keeps subjects that it always names."""

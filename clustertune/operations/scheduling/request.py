@@ -32,7 +32,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.operations import event_log
 from clustertune.operations.call import check_client
-from clustertune.operations.check import Question, diagnose
+from clustertune.operations.check import CheckRequest, diagnose
 from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
 from clustertune.operations.scheduling.triggers import Condition
@@ -327,14 +327,14 @@ def _is_permanent(refusal: Refusal, view: View) -> bool:
 
 async def _check_now(request: _Request, condition: Condition) -> str:
     """Run the checks, which send findings, and return a note about the condition."""
-    question = Question(
+    check_request = CheckRequest(
         client=request.client,
         given=request.given,
         goal=Goal(workload=libraries.choose(None)),
         workers=None,
         timeout=request.timeout,
     )
-    report = await diagnose(question)
+    report = await diagnose(check_request)
     own = [f for f in report.found if f.check == condition.check]
     found = [f for f in own if f.severity >= condition.severity]
     now = f"found now: {found[0].message}" if found else "not found now"
