@@ -95,7 +95,11 @@ class Inspection:
             for f in self.features
             if not f.works
         ]
-        items.append(Item("yes", ", ".join(f.subject for f in working) or "none"))
+        names = [
+            f"{f.subject} ({f.detail})" if f.subject == "workers" else f.subject
+            for f in working
+        ]
+        items.append(Item("yes", ", ".join(names) or "none"))
         if same:
             items.append(Item("same", f"versions of {names_text(same)}"))
         return Section(f"Features of clustertune on {self.address}", tuple(items))

@@ -327,7 +327,12 @@ def _step_row(
 
 def _outcome(step: Done) -> str:
     if step.status == "planned":
-        return step.summary if _alone(step) else f"to be {step.verb}"
+        if not _alone(step):
+            return f"to be {step.verb}"
+        text = step.summary  # the first column has the worker
+        for verb in ("restart", "resize"):
+            text = text.removeprefix(f"{verb} {workers_text(step.workers)}; ")
+        return text
     result = step.verb if step.status == "done" else step.status
     return f"{result}; lost {plural(step.lost, 'key')}" if step.lost else result
 
