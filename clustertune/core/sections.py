@@ -470,7 +470,7 @@ def _problem_lines(results: Results, account: str) -> Iterator[str]:
     found = (*findings.problems, *findings.remaining)
     problems = [f for f in found if f.message in first_look]
     first = problems[0].message if problems else ""
-    if first and first not in results.error:
+    if problems and not (first and first in results.error):
         more = plural(len(problems) - 1, "more problem")
         yield f"problem: {first}{f' (and {more})' if len(problems) > 1 else ''}"
     planned = [f"would {s.summary}" for s in results.steps if s.status == "planned"]
