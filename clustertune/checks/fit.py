@@ -8,6 +8,7 @@ import numpy as np
 
 from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
+from clustertune.core.remedies import Literal, Remedy, join
 from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
 from clustertune.planner import forecast, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions
@@ -39,9 +40,13 @@ def fit_memory(view: View) -> Iterator[Finding]:
     if isinstance(needs, Unknown):
         yield unknown(
             message=f"whether the fit has enough memory is {needs}",
-            remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
-            "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
-            "computes the memory before you load them.",
+            remedy=Remedy(
+                remedies.run(
+                    remedies.load(view), ", which loads the data and checks again"
+                ),
+                " For Parquet files, `clustertune.recommend_size(parquet=path)` "
+                "computes the memory before you load them.",
+            ),
             fixed_by="load" if view.loads_data else "",
         )
         return
@@ -66,7 +71,9 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
         f"memory and may spill, pause or be killed{only}",
         subject=ids,
         evidence=_evidence(view, worst),
-        remedy=f"Do one of these: {'; '.join(way.text for way in forecast.ways(view))}",
+        remedy=Remedy(
+            "Do one of these: ", join([w.text for w in forecast.ways(view)], "; ")
+        ),
     )
 
 
@@ -146,7 +153,7 @@ def missing_estimator(view: View) -> Iterator[Finding]:
     yield Finding(
         severity=Severity.warning if groups else Severity.info,
         message=f"the data is prepared for any library, but {why}",
-        remedy=f"Run `{remedies.prepare(view, estimator='model')}`.",
+        remedy=remedies.run(remedies.prepare(view, model="model")),
     )
 
 
@@ -176,15 +183,19 @@ def changed_partitions(view: View) -> Iterator[Finding]:
 def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
     now, rows = len(layout.rows), int(layout.rows.sum())
     fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
-    call = remedies.prepare(view, **({} if fixed else {"rechunk": str(before)}))
+    number: dict[str, Literal] = {} if fixed else {"rechunk": before}
+    call = remedies.prepare(view, None, **number)
     return warning(
         message=f"the {layout.label} has {plural(now, 'partition')}, and had "
         f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
         "another model",
         subject=layout.labels,
         evidence={"partitions": now, "previous_partitions": before},
-        remedy=f"Run `{call}` for {plural(before, 'partition')} again; then at most "
-        f"{plural(before, 'worker')} will train.",
+        remedy=remedies.run(
+            call,
+            f" for {plural(before, 'partition')} again; then at most "
+            f"{plural(before, 'worker')} will train",
+        ),
         fixed_by=fixed,
     )
 
@@ -196,9 +207,11 @@ def _other_than_given(layout: Layout, view: View) -> Finding:
         f"and has {now:,} now, so {view.goal.workload.title} makes another model",
         subject=layout.labels,
         evidence={"partitions": now, "given_partitions": given},
-        remedy=f"For the model of the given partitions run "
-        f"`{remedies.prepare(view, rechunk=str(given))}`; then at most "
-        f"{plural(given or 0, 'worker')} will train.",
+        remedy=Remedy(
+            "For the model of the given partitions run ",
+            remedies.prepare(view, rechunk=given or 1),
+            f"; then at most {plural(given or 0, 'worker')} will train.",
+        ),
     )
 
 
@@ -232,11 +245,12 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
     if not empty:
         return
     n_workers, rows = int(may.sum()), int(layout.rows.sum())
-    fixed_by, remedy = view.goal.cutting_action, f"{remedies.cut(view)}."
+    fixed_by, remedy = view.goal.cutting_action, remedies.cut(view)
     if (layout.rows > 0).sum() >= n_workers:
-        fixed_by, remedy = "rebalance", f"Run `{remedies.prepare(view)}`."
+        fixed_by, remedy = "rebalance", remedies.run(remedies.prepare(view))
     if rows < n_workers:
-        fixed_by, remedy = "", f"Use an eval set of at least {n_workers:,} rows."
+        fixed_by = ""
+        remedy = Remedy(f"Use an eval set of at least {n_workers:,} rows.")
     yield warning(
         message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
         f"{layout.label}, which has categories, so {view.goal.workload.title} fails "
@@ -280,7 +294,8 @@ def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
                 message=f"{layout.label} is not completely on every worker, so "
                 f"{view.goal.workload.title} would hang with early stopping",
                 subject=layout.labels,
-                remedy=f"Run `{remedies.prepare(view)}`, which copies it to every "
-                "worker.",
+                remedy=remedies.run(
+                    remedies.prepare(view), ", which copies it to every worker"
+                ),
                 fixed_by="replicate",
             )

@@ -62,8 +62,9 @@ def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Findin
         + (f"; {workload.title} would {harm}" if wrong else ""),
         subject=layout.labels,
         evidence={"together": groups.together, "ascending": groups.ascending},
-        remedy=f"Run `{remedies.prepare(view, sort='True')}`, which sorts all rows by "
-        "group.",
+        remedy=remedies.run(
+            remedies.prepare(view, sort=True), ", which sorts all rows by group"
+        ),
         fixed_by="shuffle" if view.goal.order == "sort" or sorts else "",
     )
 
@@ -142,7 +143,7 @@ def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
             "partition ends within it",
             subject=layout.labels,
             evidence={"groups": count},
-            remedy=f"{remedies.cut(view)}, which cuts the data where groups end.",
+            remedy=remedies.cut(view, ", which cuts the data where groups end"),
             fixed_by=view.goal.cutting_action,
         )
 
@@ -161,8 +162,10 @@ def _split(
         message=f"{collection.label} has {what}, which a ranking would split",
         subject=(collection.label,),
         evidence=evidence,
-        remedy=f"Run `{remedies.prepare(view, estimator='ranker', sort='True')}`, with "
-        "your ranking estimator.",
+        remedy=remedies.run(
+            remedies.prepare(view, model="ranker", sort=True),
+            ", with your ranking estimator",
+        ),
     )
 
 

@@ -116,9 +116,9 @@ def _lacking_classes(
 def _spread_classes(view: View, *, needed: bool) -> str:
     """Code after which each worker has rows of each class."""
     if not needed:
-        call = remedies.prepare(view, shuffle='"rows"')
-        return f"Run `{call}`, which puts the rows in random order."
-    return f"{remedies.cut(view)}."
+        call = remedies.prepare(view, shuffle="rows")
+        return remedies.run(call, ", which puts the rows in random order")
+    return remedies.cut(view)
 
 
 # --- order ----------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _differing(
             "standard_deviations": round(float(shift[worst]), 3),
             "workers": len(far),
         },
-        remedy=f"""Run `{remedies.prepare(view, shuffle='"rows"')}`.""",
+        remedy=remedies.run(remedies.prepare(view, shuffle="rows")),
     )
 
 

@@ -17,6 +17,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
+from clustertune.core.remedies import Call, Remedy
 from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,
@@ -244,14 +245,13 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     used, limit = worst.unmanaged, worst.memory_limit
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
-    trim = remedies.on_workers("trim_memory", ids)
     yield warning(
         message=f"{workers_text(ids)} {are(ids)} idle, but {verb(ids, 'holds')} much "
         f"memory that Dask does not manage: {most}{bytes_text(used)} of the limit of "
         f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
         evidence={"unmanaged_bytes": used, "limit_bytes": limit},
-        remedy=f"Run `{trim}`. If the memory stays, {remedies.restart(found)}.",
+        remedy=remedies.trim(found),
         fixed_by="restart" if view.goal.restart else "",
     )
 
@@ -348,7 +348,8 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     remedy = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
     if not any(w.busy for w, _ in found):
         # without a task, a call that ended or failed has left the processes
-        remedy = f"To end them, {remedies.restart([w for w, _ in found])}. {remedy}"
+        ending = remedies.restart([w for w, _ in found], "To end them, ")
+        remedy = Remedy(ending, f" {remedy}")
     yield Finding(
         severity=Severity.warning if total > limit else Severity.info,
         message=f"{plural(count, 'child process', 'child processes')} of "
@@ -411,7 +412,7 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=remedies.sentence(remedies.restart(workers, _when(worst.first))),
+        remedy=remedies.restart(workers, when=_when(worst.first)),
         fixed_by="restart" if view.goal.restart else "",
     )
 
@@ -422,8 +423,10 @@ def _too_few_runs(runs: Sequence[Run]) -> Finding:
     return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=f"Run `clustertune.check(client)` again after "
-        f"{plural(ENOUGH - most, 'more fit')} on these workers.",
+        remedy=remedies.run(
+            Call(function="check"),
+            f" again after {plural(ENOUGH - most, 'more fit')} on these workers",
+        ),
     )
 
 
@@ -482,8 +485,12 @@ def unrelated_keys(
         message=f"{bytes_text(other)} of keys belong to none of the given collections, "
         f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
         evidence={"bytes": other, "limits_bytes": limits},
-        remedy="Delete the variables that hold them with `del`. To release all other "
-        f"data of this client, run `{remedies.release(view)}`.",
+        remedy=Remedy(
+            "Delete the variables that hold them with `del`. To release all other data "
+            "of this client, run ",
+            remedies.release(view),
+            ".",
+        ),
     )
 
 

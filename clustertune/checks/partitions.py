@@ -16,6 +16,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
+from clustertune.core.remedies import Remedy
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -95,14 +96,13 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
 
 def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
     """Code that cuts the second collection where the first one is cut."""
-    remedy = remedies.cut(view)
     if view.goal.cutting_action:
-        return f"{remedy}, which cuts {b.label} where {a.label} is cut."
-    remedy += "."
+        return remedies.cut(view, f", which cuts {b.label} where {a.label} is cut")
+    remedy = remedies.cut(view)
     if b.kind == "array":
         name, lengths = variable(b.label), _lengths(a)
         rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
-        remedy += f" Or cut {b.label} by hand: `{rechunk}`."
+        return Remedy(remedy, f" Or cut {b.label} by hand: `{rechunk}`.")
     return remedy
 
 
@@ -144,7 +144,9 @@ def _unknown_rows(layout: Layout, view: View) -> Finding:
         # prepare could not count the rows of loaded data either
         remedy=""
         if layout.loaded
-        else f"Run `{remedies.load(view)}`, which loads the data and compares it.",
+        else remedies.run(
+            remedies.load(view), ", which loads the data and compares it"
+        ),
         fixed_by="load" if view.loads_data and not layout.loaded else "",
     )
 
@@ -246,16 +248,16 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     if total < n_workers:
         most = plural(total, "worker")
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
-    remedy = f"{remedies.cut(view)}."
+    remedy = remedies.cut(view)
     if any(m.label == "qid" for m in layout.collections):
-        return f"{remedy} Groups are not cut."
+        return Remedy(remedy, " Groups are not cut.")
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
     n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
     by_hand = remedies.cut_by_hand(layout, n_partitions)
-    return f"{remedy} Or cut them by hand: `{by_hand}`."
+    return Remedy(remedy, f" Or cut them by hand: `{by_hand}`.")
 
 
 def too_many_partitions(
@@ -316,13 +318,14 @@ def _too_many(
 def _join(n_partitions: int, view: View, *, wanted: bool) -> str:
     """Code that joins partitions; if their number was set, code without the number."""
     if not wanted:
-        return f"{remedies.cut(view)}, which joins partitions."
-    call = f"`{remedies.prepare(view)}`"
+        return remedies.cut(view, ", which joins partitions")
     if not isinstance(view.goal.rechunk, bool):
-        return f"Run {call} without rechunk={n_partitions}."
+        return remedies.run(remedies.prepare(view), f" without rechunk={n_partitions}")
     threads = sum(w.nthreads for w in view.eligible_workers)
-    call = f"`{remedies.prepare(view, rechunk=str(threads))}`"
-    return f"Run {call} if another model is acceptable: it depends on this number."
+    return remedies.run(
+        remedies.prepare(view, rechunk=threads),
+        " if another model is acceptable: it depends on this number",
+    )
 
 
 def _is_wanted(n_partitions: int, layout: Layout, view: View) -> bool:
@@ -368,8 +371,10 @@ def large_partitions(
                 message=f"the size of the partitions of the {layout.label} is "
                 f"{largest}",
                 subject=labels,
-                remedy=f"Run `{remedies.load(view)}`, which loads the data, and cuts "
-                "partitions that are too large.",
+                remedy=remedies.run(
+                    remedies.load(view),
+                    ", which loads the data, and cuts partitions that are too large",
+                ),
                 fixed_by="load" if view.loads_data else "",
             )
         elif suitability.too_large(layout, view, max_fraction):
@@ -380,7 +385,7 @@ def large_partitions(
                 "moving or cutting it takes twice that memory",
                 subject=labels,
                 evidence={"partition_bytes": largest, "limit_bytes": limit},
-                remedy=f"{remedies.cut(view)}, which cuts large partitions.",
+                remedy=remedies.cut(view, ", which cuts large partitions"),
                 fixed_by=view.goal.cutting_action,
             )
 

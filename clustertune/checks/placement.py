@@ -37,7 +37,7 @@ def _placed(view: View) -> Iterator[Layout]:
 
 
 def _prepare(view: View) -> str:
-    return f"Run `{remedies.prepare(view)}`."
+    return remedies.run(remedies.prepare(view))
 
 
 # --- rows -----------------------------------------------------------------------------

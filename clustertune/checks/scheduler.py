@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import Finding, Severity, Snapshot, View
+from clustertune.core.remedies import Remedy, code
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -60,7 +61,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         "gets these threads",
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
-        remedy=f"If these tasks may be interrupted, {remedies.restart(found)}.",
+        remedy=remedies.restart(found, "If these tasks may be interrupted, "),
         fixed_by="restart" if view.goal.restart else "",
     )
 
@@ -107,8 +108,11 @@ def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Fin
             f"{plural(others, 'worker waits', 'workers wait')}",
             subject=busy,
             evidence={"seconds": seconds, "waiting_workers": others},
-            remedy="Split this step into more partitions. Before a fit, run "
-            f"`{remedies.prepare(view)}`, which spreads the data over all workers.",
+            remedy=Remedy(
+                "Split this step into more partitions. Before a fit, run ",
+                remedies.prepare(view),
+                ", which spreads the data over all workers.",
+            ),
         )
 
 
@@ -188,7 +192,7 @@ def unrunnable_tasks(view: View) -> Iterator[Finding]:
             wanted = ",".join(name.replace(": ", "=") for name in unmet.names)
             remedy = "Start a worker that has them: `dask worker "
             remedy += f"{printable(view.now.scheduler)} --resources "
-            remedy += f"{remedies.text(wanted)}`."
+            remedy += f"{code(wanted)}`."
         yield Finding(
             severity=Severity.critical if gone else Severity.warning,
             message=str(unmet),
@@ -319,7 +323,7 @@ def lost_datasets(view: View) -> Iterator[Finding]:
             "the data fails",
             subject=tuple(p.name for p in gone),
             evidence={"datasets": len(gone), "missing_keys": missing},
-            remedy=f"Run `client.unpublish_dataset({remedies.text(gone[0].name)})`, "
+            remedy=f"Run `client.unpublish_dataset({code(gone[0].name)})`, "
             "load the data, and publish it again.",
         )
 

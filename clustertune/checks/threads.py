@@ -14,6 +14,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.remedies import Remedy
 from clustertune.core.wording import (
     are,
     names_text,
@@ -81,7 +82,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
     remedy = remedies.resize(worst.workers, nthreads=max(1, each))
     if not each:  # fewer CPUs than workers
         surplus = len(worst.workers) - cpus
-        remedy = f"Run `clustertune.scale(client, {len(view.now.workers) - surplus})`."
+        remedy = remedies.run(remedies.scale(len(view.now.workers) - surplus))
         # scale might remove workers of another host
         if len(view.now.workers_per_host) > 1:
             host = names_text([worst.workers[0].host])
@@ -179,9 +180,9 @@ def _smaller_pools(workers: Sequence[WorkerSnapshot], cpus: float) -> str:
         code = f"with threadpool_limits({size}):"
         return f"Run the code of a task inside `{code}` (from threadpoolctl)."
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    env = ", ".join(f'"{name}": "{size}"' for name in names)
+    env = dict.fromkeys(names, str(size))
     ids = [w.id for w in workers]
-    return f"Run `{remedies.on_workers('resize_workers', ids, env=f'{{{env}}}')}`."
+    return remedies.run(remedies.on_workers("resize_workers", ids, env=env))
 
 
 def _pool_below_worker(view: View) -> Iterator[Finding]:
@@ -246,8 +247,8 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
         ids = tuple(w.id for w in blocked)
         remedy = "Look at the CPUs and the memory of the host."
         if worst.executing and worst.nthreads > 1:
-            remedy = "If the tasks hold Python's global lock: "
-            remedy += remedies.resize([w for w in blocked if w.nthreads > 1], 1)
+            fewer = remedies.resize([w for w in blocked if w.nthreads > 1], 1)
+            remedy = Remedy("If the tasks hold Python's global lock: ", fewer)
         yield warning(
             message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
             f"{workers_text(ids)} {are(ids)} blocked for up to "

@@ -13,6 +13,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
+from clustertune.core.remedies import code
 from clustertune.core.wording import bytes_text, names_text, plural, printable, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes
@@ -121,7 +122,7 @@ def differing_categories(view: View) -> Iterator[Finding]:
 def _categorize(collection: CollectionInfo, columns: list[str]) -> str:
     """Code that gives all partitions the same categories, which reads all data."""
     name = variable(collection.label)
-    listed = f"[{', '.join(map(remedies.text, columns))}]"
+    listed = f"[{', '.join(map(code, columns))}]"
     as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
     return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
 
@@ -169,9 +170,9 @@ def _encode(
     name, workload = variable(collection.label), view.goal.workload
     if collection.kind != "dataframe":
         return f"Make numbers of {collection.label} before the fit."
-    columns = f"[{remedies.text(column)}]"
+    columns = f"[{code(column)}]"
     if count > 1:
-        wanted = f"str({name}[c].dtype) == {remedies.text(dtype)}"
+        wanted = f"str({name}[c].dtype) == {code(dtype)}"
         columns = f"[c for c in {name}.columns if {wanted}]"
     option = " Create the model with `enable_categorical=True`."
     option = option if workload.name.startswith("xgboost") else ""
@@ -182,8 +183,8 @@ def _encode(
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:
         return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
-    code = f"{name} = {name}.categorize(columns={columns})"
-    return f"Run `{code}`.{option} Or run {drop}."
+    line = f"{name} = {name}.categorize(columns={columns})"
+    return f"Run `{line}`.{option} Or run {drop}."
 
 
 def mixed_dtypes(view: View) -> Iterator[Finding]:
@@ -214,7 +215,7 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
 
 
 def _to_float32(view: View) -> str:
-    return f"""Run `{remedies.prepare(view, dtype='"float32"')}`."""
+    return remedies.run(remedies.prepare(view, dtype="float32"))
 
 
 def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:

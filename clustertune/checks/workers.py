@@ -16,6 +16,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.remedies import Remedy, code
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -69,7 +70,7 @@ def _start(view: View, missing: int) -> str:
     """Code that starts workers."""
     if not view.now.can_scale:
         n_workers = sum(w.is_counted for w in view.now.workers) + missing
-        return f"Run `clustertune.scale(client, {n_workers})`."
+        return remedies.run(remedies.scale(n_workers))
     return (
         f"Start {plural(missing, 'worker')} with the tool that started the cluster, "
         f"for example `dask worker {printable(view.now.scheduler)}`."
@@ -234,9 +235,11 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
                 "restarting, or did not return from a restart",
                 subject=(worker.id,),
                 evidence={"bytes": worker.counted},
-                remedy="If no restart is in progress, run "
-                "`clustertune.restart_workers(client)`, which first moves the keys to "
-                "a running worker.",
+                remedy=Remedy(
+                    "If no restart is in progress, run ",
+                    remedies.on_workers("restart_workers", ()),
+                    ", which first moves the keys to a running worker.",
+                ),
             )
 
 
@@ -407,8 +410,9 @@ def _on_larger_workers(view: View, largest: float, tolerance: float) -> str:
     """Code that trains only on workers with much memory per thread."""
     enough = (1 - tolerance) * largest
     ids = [w.id for w in view.eligible_workers if w.memory_limit >= enough * w.nthreads]
-    call = remedies.prepare(view, workers=remedies.names(ids))
-    return f"Run `{call}` to train only on the larger workers." if view.layouts else ""
+    call = remedies.prepare(view, workers=remedies.sort_ids(ids))
+    effect = " to train only on the larger workers"
+    return remedies.run(call, effect) if view.layouts else ""
 
 
 def software_versions(view: View) -> Iterator[Finding]:
@@ -444,7 +448,7 @@ def _not_installed(
     """Report workers without the library; the remedy installs the client's release."""
     package = next((name for name in needed if name in client), needed[0])
     pinned = f"{package}=={client[package]}" if package in client else package
-    plugin = f"distributed.PipInstall([{remedies.text(pinned)}])"
+    plugin = f"distributed.PipInstall([{code(pinned)}])"
     return critical(
         message=f"{package} is not installed on {workers_text(ids)}, so the fit cannot "
         "run there",

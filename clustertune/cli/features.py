@@ -7,15 +7,15 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from distributed import Client
-from tabulate import tabulate
 
+from clustertune.core import rendering
 from clustertune.core.model import Severity, Unknown, WorkerSnapshot
+from clustertune.core.rendering import Item, Section
 from clustertune.core.report import Report
-from clustertune.core.wording import names_text, plural, printable
+from clustertune.core.wording import names_text, plural
 from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.integrations import managers
 from clustertune.monitor import monitor
@@ -36,6 +36,7 @@ PACKAGES = (
     "pyarrow",
     "bokeh",
 )
+_PACKAGES = ("python", "dask", "distributed", "cloudpickle", "numpy", *PACKAGES)
 _REQUIRED = frozenset(("workers", "sending code", "placing data"))
 
 
@@ -72,13 +73,10 @@ class Inspection:
         return int(fail_on is not None and any(s >= fail_on for s in found))
 
     def __str__(self) -> str:
-        table = tabulate(self._rows(), maxcolwidths=[24, 4, 66])
-        return f"{self.report}\n\n{self._title()}\n{table}"
+        return f"{self.report}\n\n{rendering.to_text([self._section()])}"
 
     def _repr_html_(self) -> str:
-        table = tabulate(self._rows(), tablefmt="html")
-        title = escape(self._title())
-        return f"{self.report._repr_html_()}<p>{title}</p>{table}"
+        return f"{self.report._repr_html_()}{rendering.to_html([self._section()])}"
 
     def to_json(self) -> str:
         """Return the report as JSON, with ``address`` and ``features``."""
@@ -86,12 +84,24 @@ class Inspection:
         report = json.loads(self.report.to_json())
         return json.dumps(report | {"address": self.address, "features": features})
 
-    def _title(self) -> str:
-        return f"Features of clustertune on {printable(self.address)}"
-
-    def _rows(self) -> list[list[str]]:
-        marks = {True: "yes", False: "NO", None: ""}
-        return [[f.subject, marks[f.works], printable(f.detail)] for f in self.features]
+    def _section(self) -> Section:
+        """Return one line for all working features, and one for each other feature."""
+        versions = [f for f in self.features if f.subject in _PACKAGES]
+        same = [f"{f.subject} {f.detail}" for f in versions if f.works]
+        working = [f for f in self.features if f.works and f not in versions]
+        items = [
+            Item("no" if f.works is False else "note", f"{f.subject}: {f.detail}")
+            for f in self.features
+            if not f.works
+        ]
+        names = [
+            f"{f.subject} ({f.detail})" if f.subject == "workers" else f.subject
+            for f in working
+        ]
+        items.append(Item("yes", ", ".join(names) or "none"))
+        if same:
+            items.append(Item("same", f"versions of {names_text(same)}"))
+        return Section(f"Features of clustertune on {self.address}", tuple(items))
 
 
 async def inspect(
@@ -198,7 +208,7 @@ def _cluster_features(
 
 def _version_features(sides: versions.Sides) -> Iterator[Feature]:
     """Return a feature for each package that some side has."""
-    for name in ("python", "dask", "distributed", "cloudpickle", "numpy", *PACKAGES):
+    for name in _PACKAGES:
         found = {"client": sides.client.get(name)}
         found["scheduler"] = sides.scheduler.get(name)
         counts = Counter(p.get(name) for p in sides.workers.values())
@@ -232,4 +242,5 @@ def _limits(workers: tuple[WorkerSnapshot, ...]) -> Feature:
         detail = f"no memory limit: {names_text(unlimited)}"
     elif kept:
         detail = f"{plural(len(kept), 'worker')} cannot spill to disk"
-    return Feature(subject="memory limits", works=None, detail=detail)
+    works = None if unlimited or kept else True
+    return Feature(subject="memory limits", works=works, detail=detail)

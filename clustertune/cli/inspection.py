@@ -7,7 +7,7 @@ import difflib
 import json
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from clustertune.cli.running import (
     exit_on_error,
     fail_on_option,
     format_option,
+    named_data,
     parse_seconds,
     render,
     run,
@@ -31,6 +32,7 @@ from clustertune.cli.running import (
     with_usage_errors,
 )
 from clustertune.core.findings import Severity
+from clustertune.core.report import in_shell
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
@@ -90,6 +92,8 @@ def check(
 
     inspecting = partial(inspect, datasets=datasets, workload=_known_workload(workload))
     found = run(target, lambda client: with_usage_errors(inspecting(client)))
+    shell = target.shell(named_data(datasets, {"estimator": workload}))
+    found = replace(found, report=in_shell(found.report, shell))
     click.echo(render(found, form))
     if found.datasets and not datasets:
         command = target.command("clustertune check --dataset NAME")
@@ -185,7 +189,7 @@ def report(target: Target, form: str) -> None:
         text = "this cluster has no report since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)
         sys.exit(1)
-    click.echo(render(found, form))
+    click.echo(render(in_shell(found, target.shell()), form))
 
 
 @click.command(

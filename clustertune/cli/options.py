@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 import dask
 
 from clustertune.cli import INTERRUPTED, REFUSED
+from clustertune.core.remedies import Shell
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -38,6 +40,7 @@ class Target:
     scheduler_file: str | None = None  # instead of the address
     cluster: tuple[str, str] | None = None  # kind and name, instead of both
     security: Security | None = None
+    tls: tuple[str, ...] = ()  # the options of ``security``
 
     def __post_init__(self) -> None:
         if self.cluster and (self.address or self.scheduler_file):
@@ -58,12 +61,18 @@ class Target:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
 
-    def command(self, line: str) -> str:
-        """Return a command line for the same cluster."""
+    def shell(self, variables: Mapping[str, tuple[str, ...]] | None = None) -> Shell:
+        """Return the words of commands for the same cluster, and for some data."""
         named = [self.address] if self.address else []
         if self.scheduler_file:
             named = ["--scheduler-file", self.scheduler_file]
-        return " ".join([line, *map(shlex.quote, named)])
+        if self.cluster:
+            named = ["--cluster", ":".join(self.cluster)]
+        return Shell(cluster=(*named, *self.tls), variables=variables or {})
+
+    def command(self, line: str) -> str:
+        """Return a command line for the same cluster."""
+        return " ".join([line, *map(shlex.quote, self.shell().cluster)])
 
     def or_address(self, address: str) -> Target:
         """Return this target, or one with the address if this one names no cluster."""
@@ -124,8 +133,13 @@ _NAMES = (
 def target_of(values: Mapping[str, Any]) -> Target:
     """Return the cluster that the values of arguments and options name."""
     address, file, cluster, *tls = (values.get(name) for name in _NAMES)
+    options = zip(("--tls-ca-file", "--tls-cert", "--tls-key"), tls, strict=True)
     return Target(
-        address=address, scheduler_file=file, cluster=cluster, security=_security(*tls)
+        address=address,
+        scheduler_file=file,
+        cluster=cluster,
+        security=_security(*tls),
+        tls=tuple(chain.from_iterable((o, file) for o, file in options if file)),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,12 @@ from clustertune.cli.running import (
     parse_seconds,
     render,
     run,
+    shell_of,
     usage_errors,
     with_usage_errors,
 )
 from clustertune.cli.scheduling import SCHEDULE_OPTIONS
-from clustertune.core.report import Report, acted
+from clustertune.core.report import Report, acted, in_shell
 from clustertune.errors import ChangedError
 
 if TYPE_CHECKING:
@@ -145,7 +147,10 @@ def _store(
         return with_usage_errors(made)
 
     made = run(target, work)
-    click.echo(render(made, form))
+    # JSON is the plan itself
+    in_words = in_shell(made.report, shell_of(target, call))
+    shown = made if form == "json" else replace(made, report=in_words)
+    click.echo(render(shown, form))
     if made.refused:
         text = "" if output is None else ", so the file was not written"
         click.echo(f"clustertune: apply would refuse this plan{text}", err=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,14 @@ from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments, rendering
 from clustertune.core.findings import Severity
-from clustertune.core.report import acted
+from clustertune.core.progress import Progress
+from clustertune.core.remedies import Shell
+from clustertune.core.report import Report, acted, in_shell, text_after
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.core.report import Report
     from clustertune.operations.planfile import PlannedCall
 
 T = TypeVar("T")
@@ -85,6 +86,31 @@ def parse_pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str
     with usage_errors(ValueError):
         arguments.distinct(option, [name for name, _, _ in pairs])
     return {name: value for name, _, value in pairs}
+
+
+def named_data(
+    datasets: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
+    """Return the options that name data and the workload, by variable in Python."""
+    words = [("--dataset", name) for name in datasets]
+    given: dict[str, tuple[str, ...]] = dict(zip(("X", "y"), words, strict=False))
+    given["*others"] = tuple(word for option in words[2:] for word in option)
+    names = ("sample_weight", "qid", "base_margin", "init_score")
+    options_of = {name: f"--{name.replace('_', '-')}" for name in names}
+    for variable, option in (options_of | {"model": "--workload"}).items():
+        value = options.get("estimator" if variable == "model" else variable)
+        if value:
+            given[variable] = (option, value)
+    if pairs := options.get("eval_set"):
+        each = [("--eval-set", *pair) for pair in pairs]
+        given["eval_set"] = tuple(word for option in each for word in option)
+    return given
+
+
+def shell_of(target: Target, call: PlannedCall) -> Shell:
+    """Return the words of commands for the cluster and the data of a call."""
+    datasets = call.names if call.verb == "prepare" else ()
+    return target.shell(named_data(datasets, call.options))
 
 
 def render(thing: Any, form: str) -> str:
@@ -259,7 +285,10 @@ def carry_out_call(
     def acts(plan: Report) -> bool:
         return bool(plan.steps) and not call.refused(plan)
 
-    carry_out(target, make, form, consent, acts=acts, code=code)
+    async def make_in_shell(client: Client, **how: Any) -> Report:
+        return in_shell(await make(client, **how), shell_of(target, call))
+
+    carry_out(target, make_in_shell, form, consent, acts=acts, code=code)
 
 
 def carry_out(
@@ -284,20 +313,28 @@ def carry_out(
     """
 
     def call(dry: bool) -> T:
-        def work(client: Client) -> Awaitable[T]:
-            return with_usage_errors(
-                make(client, dry_run=dry, progress=consent.progress)
-            )
+        async def work(client: Client) -> T:
+            shown = Progress(consent.progress)
+            making = make(client, dry_run=dry, progress=shown.notify)
+            try:
+                return await with_usage_errors(making)
+            finally:
+                shown.finish(())  # the printed report has the results
 
         return run(target, work)
 
-    def end(result: T) -> None:
-        click.echo(render(result, form))
+    def end(result: T, plan: T | None = None) -> None:
+        below_plan = form == "text" and sys.stdout.isatty()
+        if below_plan and isinstance(result, Report) and isinstance(plan, Report):
+            click.echo(text_after(result, plan))
+        else:
+            click.echo(render(result, form))
         sys.exit(code(result))
 
+    plan = None
     if consent.dry_run or not consent.yes:
         plan = call(dry=True)
         if consent.dry_run or not acts(plan):
             end(plan)
         consent.ask(str(plan))
-    end(call(dry=False))
+    end(call(dry=False), plan)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+
+from clustertune.core.remedies import Call, Remedy, Shell, text_of
 
 Scalar = str | int | float | bool | None
 
@@ -33,6 +35,19 @@ class Finding:
     check: str = ""
     remedy: str = ""
     fixed_by: str = ""  # the action that can fix it in this call, if there is one
+    remedy_parts: tuple[str | Call, ...] = ()  # of the remedy; empty: it has no calls
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remedy, Remedy):
+            object.__setattr__(self, "remedy_parts", self.remedy.parts)
+            object.__setattr__(self, "remedy", str(self.remedy))
+
+    def in_shell(self, shell: Shell) -> Finding:
+        """Return the finding with command lines in its remedy, where there are any."""
+        if not self.remedy_parts:
+            return self
+        parts = shell.translate(self.remedy_parts)
+        return replace(self, remedy=text_of(parts), remedy_parts=parts)
 
 
 unknown = partial(Finding, severity=Severity.unknown)

@@ -1,14 +1,17 @@
 """Show the progress of long work in one line, and at most six lines at its end.
 
-A terminal or a notebook shows it on stderr. Otherwise it is logged.
+A terminal shows it on stderr. A notebook shows one output, which is updated, and at the
+end has the result in one line. Otherwise it is logged.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 from clustertune.core.model import Notify
 from clustertune.core.wording import printable, seconds_text
@@ -25,8 +28,8 @@ class Progress:
     Parameters
     ----------
     wanted
-        None: stderr in a terminal or notebook, else the log. True: stderr. False: the
-        log. A function is called with (text, fraction or None).
+        None: shown in a terminal or notebook, else logged. True: shown. False: logged.
+        A function is called with (text, fraction or None).
     """
 
     def __init__(self, wanted: bool | Notify | None = None):
@@ -36,8 +39,12 @@ class Progress:
                 "terminal or notebook) or a function of a text and a fraction"
             )
         self.function = wanted if callable(wanted) else None
-        shown = _interactive() if wanted is None else wanted is True
-        self.stream = sys.stderr if shown and self.function is None else None
+        notebook = _in_notebook()
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        shown = notebook or terminal if wanted is None else wanted is True
+        self.notebook = shown and notebook
+        self.stream = sys.stderr if shown and not notebook else None
+        self.output: Any = None  # of the notebook, once there is one
         self.start = self.last = monotonic()
         self.width = 0  # of the current line
         self.text = ""  # last logged text
@@ -47,7 +54,7 @@ class Progress:
         if self.function is not None:
             _call(self.function, text, fraction)
             return
-        if self.stream is None:
+        if self.stream is None and not self.notebook:
             if text != self.text:
                 logger.info("%s", printable(text))
             self.text = text
@@ -61,6 +68,10 @@ class Progress:
 
     def finish(self, lines: Sequence[str]) -> None:
         """Clear the line and show the result."""
+        if self.notebook:
+            if lines or self.output is not None:
+                self._write(f"clustertune: {'; '.join(lines)}" if lines else "")
+            return
         if self.stream is None:
             for line in lines:
                 logger.info("%s", line)
@@ -71,11 +82,22 @@ class Progress:
         self.stream.flush()
 
     def _write(self, text: str) -> None:
+        if self.notebook:
+            self._update_output(text)
+            return
         assert self.stream is not None
         if text or self.width:
             self.stream.write("\r" + text.ljust(self.width) + ("" if text else "\r"))
             self.stream.flush()
         self.width = len(text)
+
+    def _update_output(self, text: str) -> None:
+        show: Any = importlib.import_module("IPython.display").display
+        data = {"text/plain": text}
+        if self.output is None:
+            self.output = show(data, raw=True, display_id=True)
+        else:
+            self.output.update(data, raw=True)
 
 
 def _call(function: Notify, text: str, fraction: float | None) -> None:
@@ -86,10 +108,7 @@ def _call(function: Notify, text: str, fraction: float | None) -> None:
         raise RuntimeError(f"the function of progress= raised {error!r}") from error
 
 
-def _interactive() -> bool:
-    if sys.stderr is not None and sys.stderr.isatty():
-        return True
-    # a notebook shows stderr, which is no terminal
+def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

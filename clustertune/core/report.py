@@ -15,6 +15,7 @@ import msgspec
 
 from clustertune.core import decoding, rendering, sections
 from clustertune.core.model import Finding, Severity
+from clustertune.core.remedies import Shell
 from clustertune.core.results import Results
 from clustertune.core.wording import printable
 
@@ -188,6 +189,19 @@ def _plain(value: Any) -> Any:
 def headlines(report: Report) -> list[str]:
     """Return at most six lines: problem, action, cost, remaining, info."""
     return sections.headlines(report)
+
+
+def in_shell(report: Report, shell: Shell) -> Report:
+    """Return the report with command lines in its remedies, where there are any."""
+    found, left = (
+        tuple(f.in_shell(shell) for f in some) for some in (report.found, report.left)
+    )
+    return replace(report, found=found, left=left)
+
+
+def text_after(report: Report, plan: Report) -> str:
+    """Return the text of a report for a reader who has just seen its plan."""
+    return rendering.to_text(sections.sections(report, plan))
 
 
 def acted(report: Report | None) -> bool:

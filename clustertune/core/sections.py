@@ -1,18 +1,19 @@
 """Decide what a report shows: sections for the renderers, and headlines (pure).
 
-The order is: problems, actions, cost, remaining problems, workers, information, and the
-error of a call that failed. Each fact has one place.
+The order is: problems, actions with their cost, remaining problems, workers,
+information, and the error of a call that failed. Each fact has one place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from clustertune.core import counts, tables
 from clustertune.core.counts import EXECUTED, Done
 from clustertune.core.model import Finding, Severity
+from clustertune.core.remedies import Call, Parts, sentences, text_of
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
 from clustertune.core.tables import NONE, bars, compact, predicted, value_text
@@ -42,17 +43,22 @@ _SHOWN = re.compile(
 _TRIMMED = re.compile(r"^[\d.]+ \w+ to [\d.]+ \w+ ?")
 
 
-def sections(results: Results) -> list[Section]:
-    """Return the sections of a report, without empty ones."""
+def sections(results: Results, plan: Results | None = None) -> list[Section]:
+    """Return the sections of a report, without empty ones.
+
+    ``plan`` is the report that the reader has seen just before. Its findings are only
+    named, and its notes are left out.
+    """
     findings = _Findings.of(results)
     by_worker = any(map(_by_worker, results.steps))
+    seen = {f.message for f in plan.found} if plan else frozenset()
+    remaining = [f for f in findings.remaining if f.message not in seen]
     content: dict[str, Sequence[Item | Table]] = {
-        "Problems": list(_problems(results, findings)),
+        "Problems": list(_problems(results, findings, seen)),
         "Actions": list(_actions(results)),
-        "Cost": list(_cost(results)),
-        "Remaining problems": [_item(results, f) for f in findings.remaining],
+        "Remaining problems": list(_items(results, remaining)),
         "Workers": list(tables.of_workers(results, memory=not by_worker)),
-        "Information": list(_information(results, findings)),
+        "Information": list(_information(results, findings, plan, seen)),
         "Error": [Item("failed", results.error)] if results.error else [],
     }
     return [Section(title, tuple(parts)) for title, parts in content.items() if parts]
@@ -60,7 +66,7 @@ def sections(results: Results) -> list[Section]:
 
 def of_findings(title: str, found: Sequence[Finding]) -> Section:
     """Return a section with findings and their remedies."""
-    return Section(title, tuple(_finding_item(f, f.remedy) for f in found))
+    return Section(title, tuple(_items(None, found)))
 
 
 # --- findings -------------------------------------------------------------------------
@@ -82,11 +88,11 @@ class _Findings:
         final = results.status not in ("checked", "planned")
         compared = final and (results.changed or after != before)
         latest = after if compared else before
-        was, now = set(map(_identity, before)), set(map(_identity, after))
+        stays = {_identity(f) for f in before} & {_identity(f) for f in after}
 
         def related(f: Finding) -> bool:
-            changed = compared and _identity(f) not in was & now
-            names_call = f"clustertune.{results.call}" in f.remedy
+            changed = compared and _identity(f) not in stays
+            names_call = any(_is_of(results, part) for part in f.remedy_parts)
             general = results.call in ABOUT_TRAINING
             return general or changed or names_call or f.severity is Severity.critical
 
@@ -101,8 +107,15 @@ class _Findings:
             remaining=remaining,
             information=tuple(f for f in latest if related(f) and not problem(f)),
             unrelated=tuple(f for f in latest if not related(f)),
-            fixed=tuple(f for f in before if compared and _identity(f) not in now),
+            fixed=tuple(
+                f for f in before if compared and not any(_same(f, g) for g in after)
+            ),
         )
+
+
+def _is_of(results: Results, part: str | Call) -> bool:
+    """Return whether a part of a remedy is a call of the report's function."""
+    return isinstance(part, Call) and part.function.startswith(results.call)
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
@@ -110,54 +123,89 @@ def _identity(finding: Finding) -> tuple[object, ...]:
     return finding.check, finding.subject
 
 
-def _problems(results: Results, findings: _Findings) -> Iterator[Item]:
+def _same(a: Finding, b: Finding) -> bool:
+    """Whether two findings are of one check, and about one thing at least."""
+    common = a.subject == b.subject or not {*a.subject}.isdisjoint(b.subject)
+    return a.check == b.check and common
+
+
+def _problems(
+    results: Results, findings: _Findings, seen: Collection[str]
+) -> Iterator[Item]:
+    known = [f for f in findings.problems if f.message in seen]
     for finding in findings.problems:
-        if finding in findings.fixed:
+        if finding in findings.fixed and finding not in known:
             yield _finding_item(finding, "", "; fixed")
-        else:
-            yield _item(results, finding)
+    unfixed = [f for f in findings.problems if f not in findings.fixed]
+    yield from _items(results, [f for f in unfixed if f not in known])
+    remaining = {f.check for f in findings.remaining}
+    named = {
+        "fixed": [f for f in known if f in findings.fixed],
+        "unchanged": [f for f in unfixed if f in known and f.check not in remaining],
+        "remaining": [f for f in findings.remaining if f.message in seen],
+    }
+    for label, some in named.items():
+        if some:
+            yield Item(label, _checks_text(some))
     others = findings.remaining or findings.unrelated or results.error
     if results.call in ABOUT_TRAINING and not (findings.problems or others):
         yield Item("none", "")
 
 
-def _item(results: Results, finding: Finding) -> Item:
-    return _finding_item(finding, _useful_remedy(results, finding))
+def _checks_text(found: Sequence[Finding]) -> str:
+    return names_text(list(dict.fromkeys(f.check for f in found)), most=8)
 
 
-def _finding_item(finding: Finding, remedy: str, state: str = "") -> Item:
+def _items(results: Results | None, found: Sequence[Finding]) -> Iterator[Item]:
+    """Return findings, and each remedy once: at the last finding that has it."""
+    remedies = [_useful_remedy(results, f) for f in found]
+    for number, (finding, remedy) in enumerate(zip(found, remedies, strict=True)):
+        sharing = [f for f, r in zip(found, remedies, strict=True) if r == remedy]
+        last = remedy not in remedies[number + 1 :]
+        of = f" of {_checks_text(sharing)}" if len(sharing) > 1 else ""
+        yield _finding_item(finding, f"Remedy{of}: {remedy}" if remedy and last else "")
+
+
+def _finding_item(finding: Finding, detail: str, state: str = "") -> Item:
     check = f" ({finding.check}{state})" if finding.check else ""
-    return Item(
-        str(finding.severity),
-        f"{finding.message}{check}",
-        (f"Remedy: {remedy}",) if remedy else (),
-    )
+    text = f"{finding.message}{check}"
+    return Item(str(finding.severity), text, (detail,) if detail else ())
 
 
-def _useful_remedy(results: Results, finding: Finding) -> str:
+def _useful_remedy(results: Results | None, finding: Finding) -> str:
     """Return the remedy without sentences that advise to repeat the same call."""
-    if results.status == "checked" or not results.call:
-        return finding.remedy
-    same = re.compile(rf"clustertune\.{re.escape(results.call)}\w*\(client(, X, y)?\)")
-    if results.status == "planned" and same.search(finding.remedy):
+    parts: Parts = finding.remedy_parts or (finding.remedy,)
+    if results is None or results.status == "checked" or not results.call:
+        return text_of(parts)
+
+    def repeats(sentence: Parts) -> bool:
+        calls = (p for p in sentence if isinstance(p, Call) and p.repeats)
+        return any(_is_of(results, call) for call in calls)
+
+    if results.status == "planned" and repeats(parts):
         return ""  # the planned steps are the remedy
-    sentences = re.split(r"(?<=[.;]) ", finding.remedy)
-    return " ".join(text for text in sentences if not same.search(text))
+    return " ".join(text_of(s) for s in sentences(parts) if not repeats(s))
 
 
-def _information(results: Results, findings: _Findings) -> Iterator[Item]:
-    for finding in findings.information:
-        yield _item(results, finding)
-    if findings.unrelated:
-        checks = list(dict.fromkeys(f.check for f in findings.unrelated))
-        others = plural(len(findings.unrelated), "finding")
+def _information(
+    results: Results,
+    findings: _Findings,
+    plan: Results | None,
+    seen: Collection[str],
+) -> Iterator[Item]:
+    new = [f for f in findings.information if f.message not in seen]
+    yield from _items(results, new)
+    unrelated = [f for f in findings.unrelated if f.message not in seen]
+    if unrelated:
+        others = plural(len(unrelated), "finding")
         yield Item(
             "unrelated",
-            f"{others} that this call does not change: {names_text(checks, most=8)} "
+            f"{others} that this call does not change: {_checks_text(unrelated)} "
             "(see `check`)",
         )
     for note in results.notes:
-        yield Item("note", note)
+        if plan is None or note not in plan.notes:
+            yield Item("note", note)
 
 
 # --- steps ----------------------------------------------------------------------------
@@ -182,14 +230,18 @@ def _actions(results: Results) -> Iterator[Item | Table]:
         yield Item("total", total)
     for need in results.needs:
         yield Item("unknown yet", need)
+    yield from _cost(results)
     if by_worker:
         yield from _reason_items(by_worker)
         yield _steps_table(results, by_worker)
+    costs = [s for s in results.steps if not _alone(s) and _has_cost(s)]
+    if len(costs) > 1:
+        yield _cost_table(costs)
 
 
 def _details(step: Done, error: str) -> Iterator[str]:
     known = step.gain.removesuffix(" of memory") in step.summary
-    if step.gain and not known and step.status in ("planned", "done"):
+    if step.gain and not known and step.status == "planned":
         yield f"Gain: {step.gain}"
     reason = _unshown(step.reason)
     if reason and reason not in error:
@@ -216,7 +268,31 @@ def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
         *("bytes\nmoved", "bytes\npredicted", "seconds", "seconds\npredicted"),
         "outcome",
     )
-    return compact(header, rows)
+    return compact(header, _without_repeated(results, steps, rows))
+
+
+def _without_repeated(
+    results: Results, steps: Sequence[Done], rows: Sequence[tuple[Cell, ...]]
+) -> list[tuple[Cell, ...]]:
+    """Empty the columns of a table of workers that repeat what other places show."""
+    texts = [tuple(cell.text for cell in row) for row in rows]
+    _, _, _, _, _, moved, moved_predicted, _, seconds, _ = zip(*texts, strict=True)
+    above = any(
+        m.threshold and value and value > m.threshold
+        for m in results.memory
+        for value in (m.before, m.after_trim, m.after_restart)
+    )
+    empty = {
+        3: not above,
+        6: moved == moved_predicted,
+        8: set(seconds) <= {NONE, "unknown"},
+        9: all(s.status == "done" and not s.lost for s in steps)
+        and len({s.verb for s in steps}) == 1,
+    }
+    return [
+        tuple(Cell(NONE) if empty.get(i) else cell for i, cell in enumerate(row))
+        for row in rows
+    ]
 
 
 def _step_row(
@@ -251,7 +327,12 @@ def _step_row(
 
 def _outcome(step: Done) -> str:
     if step.status == "planned":
-        return step.summary if _alone(step) else f"to be {step.verb}"
+        if not _alone(step):
+            return f"to be {step.verb}"
+        text = step.summary  # the first column has the worker
+        for verb in ("restart", "resize"):
+            text = text.removeprefix(f"{verb} {workers_text(step.workers)}; ")
+        return text
     result = step.verb if step.status == "done" else step.status
     return f"{result}; lost {plural(step.lost, 'key')}" if step.lost else result
 
@@ -283,15 +364,37 @@ def _reason(step: Done, worker: str | int) -> str:
 # --- cost -----------------------------------------------------------------------------
 
 
-def _cost(results: Results) -> Iterator[Item | Table]:
+def _cost(results: Results) -> Iterator[Item]:
+    predicted_cost = _predicted_cost(results.steps)
     if results.changed:
-        yield Item("total", _total_cost(results))
-    yield from _predicted_cost([s for s in results.steps if _alone(s)])
+        known = f" (predicted: {predicted_cost})" if predicted_cost else ""
+        unknown = any(s.nbytes is None for s in results.steps if _has_cost(s))
+        moved = "unknown bytes moved" if unknown and predicted_cost else ""
+        took = f"{seconds_text(results.seconds)}, {moved}"
+        yield Item("cost", f"{took if moved else _total_cost(results)}{known}")
+    elif predicted_cost:
+        yield Item("predicted", predicted_cost)
     if risks := _risks(results):
         yield Item("would lose", risks)
-    steps = [s for s in results.steps if not _alone(s) and _has_cost(s)]
-    if steps:
-        yield _cost_table(steps)
+
+
+def _predicted_cost(steps: Sequence[Done]) -> str:
+    """Return the prediction for all steps that have a cost."""
+    costs = [s for s in steps if _has_cost(s)]
+    nbytes = [s.predicted_bytes for s in costs]
+    peaks = [s.predicted_peak for s in costs if s.predicted_peak]
+    if not (any(n != 0 for n in nbytes) or peaks):
+        return ""
+    seconds = [s.predicted_seconds for s in costs]
+    total = None if None in nbytes else sum(n or 0 for n in nbytes)
+    time = None if None in seconds else sum(n or 0.0 for n in seconds)
+    parts = [
+        f"{predicted(time, seconds_text)}{' time' if time is None else ''}",
+        f"{predicted(total, bytes_text)}{' bytes' if total is None else ''} moved",
+    ]
+    if peaks:
+        parts.append(f"at most {bytes_text(max(peaks))} more memory on a worker")
+    return ", ".join(parts)
 
 
 def _alone(step: Done) -> bool:
@@ -304,18 +407,6 @@ def _has_cost(step: Done) -> bool:
         free = step.predicted_bytes == 0 and not step.predicted_peak
         return not free or step.predicted_seconds is not None
     return step.status in EXECUTED
-
-
-def _predicted_cost(steps: Sequence[Done]) -> Iterator[Item]:
-    """Return the prediction for all steps of a table of workers."""
-    nbytes = [s.predicted_bytes for s in steps if s.predicted_bytes is not None]
-    peaks = [s.predicted_peak for s in steps if s.predicted_peak]
-    parts = [f"{bytes_text(sum(nbytes))} moved"] if len(nbytes) == len(steps) else []
-    if peaks:
-        rise = bytes_text(max(peaks))
-        parts.append(f"the memory of a worker rises by at most {rise} meanwhile")
-    if steps and parts:
-        yield Item("predicted", "; ".join(parts))
 
 
 def _total_cost(results: Results) -> str:
@@ -379,7 +470,7 @@ def _problem_lines(results: Results, account: str) -> Iterator[str]:
     found = (*findings.problems, *findings.remaining)
     problems = [f for f in found if f.message in first_look]
     first = problems[0].message if problems else ""
-    if first and first not in results.error:
+    if problems and not (first and first in results.error):
         more = plural(len(problems) - 1, "more problem")
         yield f"problem: {first}{f' (and {more})' if len(problems) > 1 else ''}"
     planned = [f"would {s.summary}" for s in results.steps if s.status == "planned"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from clustertune.core.rendering import Cell, Table
+from clustertune.core.rendering import Cell, Item, Table
 from clustertune.core.results import LayoutSummary, Results, WorkerShare, WorkerState
-from clustertune.core.wording import bytes_text, names_text
+from clustertune.core.wording import bytes_text, names_text, plural
 
 MAX_ROWS = 12  # of a table of workers: the first and the last
 NONE = "-"  # in a cell
@@ -15,10 +15,10 @@ NONE = "-"  # in a cell
 # --- workers --------------------------------------------------------------------------
 
 
-def of_workers(results: Results, *, memory: bool) -> Iterator[Table]:
+def of_workers(results: Results, *, memory: bool) -> Iterator[Item | Table]:
     """Return what workers hold before and after the call, one table per layout.
 
-    Without layouts, and with ``memory``, return a table of their memory.
+    Without layouts, and with ``memory``, return their memory: a table after changes.
     """
     states = {w.worker: w for w in results.workers}
     after = results.after or results.before
@@ -33,7 +33,8 @@ def of_workers(results: Results, *, memory: bool) -> Iterator[Table]:
                 {} if number else results.forecast,
             )
     if memory and results.workers and not after:
-        yield _memory_table(results.workers)
+        changed = results.changed
+        yield (_memory_table if changed else _memory_item)(results.workers)
 
 
 def _layout_table(
@@ -95,6 +96,19 @@ def _process_cell(state: WorkerState | None) -> Cell:
         return Cell(NONE)
     memory = (state.process_before, state.process_after)
     return Cell(change(*memory, bytes_text), bars(state.limit, *memory))
+
+
+def _memory_item(workers: Sequence[WorkerState]) -> Item:
+    known = [w.process_after or w.process_before or 0 for w in workers]
+    limits = [w.limit for w in workers]
+    used, limit = (
+        " to ".join(dict.fromkeys(bytes_text(n) for n in (min(some), max(some))))
+        for some in (known, limits)
+    )
+    of = f" of {limit} each" if all(limits) else ""
+    return Item(
+        "memory", f"{used}{of} in {plural(len(workers), 'process', 'processes')}"
+    )
 
 
 def _memory_table(workers: Sequence[WorkerState]) -> Table:

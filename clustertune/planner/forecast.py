@@ -31,6 +31,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.remedies import Call, Literal, Remedy, join
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (
@@ -79,7 +80,7 @@ class Way(NamedTuple):
     """A change that gives the fit enough memory, and its description."""
 
     change: Change
-    text: str
+    text: Remedy
 
 
 # --- how much -------------------------------------------------------------------------
@@ -335,33 +336,33 @@ def _releasable_bytes(view: View) -> float:
     return float(_other_keys(view)[weights(view) > 0].sum())
 
 
-def _text(change: Change, view: View) -> str:
-    """Describe the change in code that makes it, and its result."""
-    arguments = {"dtype": '"float32"'} if change.float32 else {}
-    parts = []
+def _text(change: Change, view: View) -> Remedy:
+    """Describe the change in calls that make it, and its result."""
+    arguments: dict[str, Literal] = {"dtype": "float32"} if change.float32 else {}
+    parts: list[str | Call] = []
     if change.frugal:
         frugal = _profile(view, change)
-        arguments["estimator"] = remedies.text(frugal.name)
+        arguments["estimator"] = frugal.name
         parameters = view.goal.workload.frugal_parameters
         parts.append(f"train with {parameters} ({frugal.title})")
     if change.release:
         freed = bytes_text(_releasable_bytes(view))
-        parts.append(f"`{remedies.release(view)}` for {freed}")
+        parts.append(Remedy(remedies.release(view), f" for {freed}"))
     if change.n_workers is not None:
         if view.goal.workers is None and view.now.can_scale is None:
-            arguments["n_workers"] = str(change.n_workers)
+            arguments["n_workers"] = change.n_workers
         else:
             parts.append(f"start {plural(change.n_workers, 'worker')} of this size")
     if change.memory_limit:
         size = bytes_text(change.memory_limit)
         if _hosts_have(change.memory_limit, view):
-            parts.append(f'`clustertune.resize_workers(client, memory_limit="{size}")`')
+            parts.append(remedies.on_workers("resize_workers", (), memory_limit=size))
         else:
             parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
     if arguments:
-        parts.append(f"`{remedies.prepare(view, **arguments)}`")
+        parts.append(remedies.prepare(view, None, **arguments))
     most = bytes_text(fullest(view, change))
-    return f"{' and '.join(parts)} (then at most {most} per worker)"
+    return Remedy(join(parts, " and "), f" (then at most {most} per worker)")
 
 
 def _hosts_have(size: float, view: View) -> bool:

@@ -44,7 +44,7 @@ def unloaded_data(view: View) -> Iterator[Finding]:
             message=f"{names_text(labels)} {are(labels)} not in memory, {what}",
             subject=labels,
             evidence={"collections": len(labels)},
-            remedy=f"Run `{remedies.prepare(view)}`." if view.loads_data else "",
+            remedy=remedies.run(remedies.prepare(view)) if view.loads_data else "",
             fixed_by="load" if view.loads_data else "",
         )
 

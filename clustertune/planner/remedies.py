@@ -1,8 +1,7 @@
-"""Write lines of code for remedies, with the names and numbers of the view (pure)."""
+"""Make remedies with the names and numbers of the view (pure)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 
 from clustertune.core.model import (
@@ -13,42 +12,77 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.wording import names_text, printable, variable
+from clustertune.core.remedies import Call, Literal, Remedy, code
+from clustertune.core.wording import names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 
-#: arguments that ``prepare`` takes by position
-POSITIONAL = ("X", "y")
-MAX_WORKERS = 20  # with more of them, a line of code names none
+#: variables that ``prepare`` takes by position
+POSITIONAL = ("X", "y", "*others")
+MAX_WORKERS = 20  # with more of them, a call names none
+
+# --- calls ----------------------------------------------------------------------------
 
 
-def prepare(view: View, **arguments: str) -> str:
+def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
     """Return a call of ``prepare`` for the given data.
 
     Parameters
     ----------
     view
         The data, the workers and the estimator of the call.
+    model
+        Name of the variable of an estimator. By default the estimator of the call.
     **arguments
-        Code of further arguments, by name.
+        Further arguments.
     """
-    results = _variables(view) or list(POSITIONAL)
-    given = [x if x in (*POSITIONAL, "*others") else f"{x}={x}" for x in results]
-    named = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
-    if estimator := _estimator(view):
-        named["estimator"] = estimator
+    results = _variables(view) or POSITIONAL[:2]
+    variables = {name: name for name in results if name not in POSITIONAL}
+    own: dict[str, Literal] = {}
+    if len(view.layouts) > 1:
+        variables["eval_set"] = "eval_set"
+    profile = view.goal.workload
+    if model or (view.goal.workload_chosen and profile.name != "generic"):
+        # the name of a workload does not have what these profiles know of the model
+        if model or profile.needs_all_classes or profile.stops_early:
+            variables["estimator"] = model or "model"
+        else:
+            own["estimator"] = profile.name
     if view.goal.workers is not None:
-        named["workers"] = names(view.goal.workers)
-    code = [f"{name}={value}" for name, value in (named | arguments).items()]
-    call = f"clustertune.prepare({', '.join(['client', *given, *code])})"
-    if len(results) == 1:
-        return f"{results[0]} = {call}.{results[0]}"
-    return f"{', '.join(results)} = {call}"
+        own["workers"] = sort_ids(view.goal.workers)
+    if "estimator" in arguments:
+        variables.pop("estimator", None)
+    return Call(
+        function="prepare",
+        names=tuple(name for name in results if name in POSITIONAL),
+        variables=variables,
+        arguments=own | arguments,
+        results=tuple(results),
+        repeats=not (model or arguments),
+    )
 
 
-def cut(view: View) -> str:
-    """Return how to cut the data with ``prepare``, without a full stop."""
-    without = "" if view.goal.cutting_action else " without rechunk=False"
-    return f"Run `{prepare(view)}`{without}"
+def load(view: View) -> Call:
+    """Return a call of ``prepare`` that loads lazy data for any workload."""
+    return prepare(view) if view.loads_data else prepare(view, persist=True)
+
+
+def release(view: View) -> Call:
+    """Return a call that releases all data of this client except the given data."""
+    evals = ["eval_set"] if len(view.layouts) > 1 else []
+    kept = ", ".join([*_variables(view), *evals])
+    return Call(function="release_data", variables={"keep": f"[{kept}]"})
+
+
+def on_workers(function: str, ids: Collection[str | int], **arguments: Literal) -> Call:
+    """Return a call for these workers; for all workers if there are many."""
+    named = {"workers": sort_ids(ids)} if 0 < len(ids) <= MAX_WORKERS else {}
+    every = arguments | named
+    return Call(function=function, arguments=every, repeats=not every)
+
+
+def scale(n_workers: int) -> Call:
+    """Return a call that scales the cluster."""
+    return Call(function="scale", arguments={"n_workers": n_workers})
 
 
 def cut_by_hand(layout: Layout, n_partitions: int) -> str:
@@ -71,63 +105,31 @@ def _variables(view: View) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def release(view: View) -> str:
-    """Return a call that releases all data of this client except the given data."""
-    evals = ["eval_set"] if len(view.layouts) > 1 else []
-    kept = ", ".join(_variables(view) + evals)
-    return f"clustertune.release_data(client, keep=[{kept}])"
-
-
-def load(view: View) -> str:
-    """Return a call of ``prepare`` that loads lazy data for any workload."""
-    return prepare(view) if view.loads_data else prepare(view, persist="True")
-
-
-def _estimator(view: View) -> str:
-    """Return the code of ``estimator=``; empty if the call had none."""
-    profile = view.goal.workload
-    if not view.goal.workload_chosen or profile.name == "generic":
-        return ""
-    # the name of a workload does not have what these profiles know of the model
-    if profile.needs_all_classes or profile.stops_early:
-        return "model"
-    return text(profile.name)
-
-
-def on_workers(function: str, ids: Collection[str | int], **arguments: str) -> str:
-    """Return a call for these workers; for all workers if there are many."""
-    named = {"workers": names(ids)} if 0 < len(ids) <= MAX_WORKERS else {}
-    code = ", ".join(f"{name}={value}" for name, value in (arguments | named).items())
-    return f"clustertune.{function}(client{', ' if code else ''}{code})"
-
-
-def names(ids: Collection[str | int]) -> str:
-    """Return the code of a list of workers."""
-    return f"[{', '.join(_name(id) for id in sorted(ids, key=_order))}]"
-
-
-def _order(id: str | int) -> tuple[bool, str | int]:
-    return (True, id) if isinstance(id, str) else (False, id)
-
-
-def _name(id: str | int) -> str:
-    return text(id) if isinstance(id, str) else str(id)
-
-
-def text(value: str) -> str:
-    """Return the code of an untrusted text."""
-    return printable(json.dumps(value))
+def sort_ids(ids: Collection[str | int]) -> tuple[str | int, ...]:
+    """Return ids, numbers first."""
+    return tuple(sorted(ids, key=lambda id: (isinstance(id, str), id)))
 
 
 def limit(nbytes: float) -> str:
-    """Return the code of a memory limit, rounded down to a readable number."""
+    """Return a memory limit, rounded down to a readable number."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if nbytes >= size:
-            return f'"{int(10 * nbytes / size) / 10:g} {unit}"'
+            return f"{int(10 * nbytes / size) / 10:g} {unit}"
     return str(int(nbytes))
 
 
 # --- sentences ------------------------------------------------------------------------
+
+
+def run(call: Call, effect: str = "") -> Remedy:
+    """Return a sentence with a call and its effect."""
+    return Remedy("Run ", call, f"{effect}.")
+
+
+def cut(view: View, effect: str = "") -> Remedy:
+    """Return how to cut the data with ``prepare``."""
+    without = "" if view.goal.cutting_action else " without rechunk=False"
+    return run(prepare(view), f"{without}{effect}")
 
 
 def resize(
@@ -136,27 +138,28 @@ def resize(
     memory_limit: float | None = None,
 ) -> str:
     """Return how to give these workers another size, which needs nannies."""
-    size = {} if nthreads is None else {"nthreads": str(nthreads)}
+    size: dict[str, Literal] = {} if nthreads is None else {"nthreads": nthreads}
     if memory_limit is not None:
         size["memory_limit"] = limit(memory_limit)
     if all(w.nanny for w in workers):
-        call = on_workers("resize_workers", [w.id for w in workers], **size)
-        return f"Run `{call}`."
-    options = (f"--{k.replace('_', '-')} {value}" for k, value in size.items())
+        return run(on_workers("resize_workers", [w.id for w in workers], **size))
+    options = (f"--{k.replace('_', '-')} {code(value)}" for k, value in size.items())
     return f"Start these workers again with `{' '.join(options)}`."
 
 
-def restart(workers: Sequence[WorkerSnapshot], when: str = "") -> str:
-    """Return how to restart these workers without a loss of data."""
+def restart(
+    workers: Sequence[WorkerSnapshot], before: str = "", when: str = ""
+) -> Remedy:
+    """Return how to restart these workers without a loss of data.
+
+    ``before`` begins the sentence; ``when`` is the time of the restart.
+    """
     if all(w.nanny for w in workers):
         call = on_workers("restart_workers", [w.id for w in workers])
-        return f"run `{call}`{when}, which loses no data"
-    return f"restart the workers with the tool that started them{when}"
-
-
-def sentence(text: str) -> str:
-    """Return the text with a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}."
+        verb = "run " if before else "Run "
+        return Remedy(before, verb, call, f"{when}, which loses no data.")
+    verb = "restart" if before else "Restart"
+    return Remedy(f"{before}{verb} the workers with the tool that started them{when}.")
 
 
 def drop_rows(
@@ -178,21 +181,26 @@ def drop_rows(
     return f"Run `keep = {keep}; {', '.join(names)} = {kept}`, which drops these rows."
 
 
-def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> str:
+def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Remedy:
     """Return how to free memory of these workers, by what fills the fullest one."""
     worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
     if worst.unmanaged > worst.managed:
-        trim = on_workers("trim_memory", [w.id for w in workers])
-        return f"Run `{trim}`. If the memory stays, {restart(workers)}."
-    remedy = "Delete collections that you do not need with `del`."
+        return trim(workers)
+    parts: list[str | Call] = ["Delete collections that you do not need with `del`."]
     if view.layouts:
-        remedy += f" `{release(view)}` releases all other data of this client."
+        parts += [" ", release(view), " releases all other data of this client."]
     if more := _more_memory(view):
-        remedy += f" If that is not enough, run `{more}`."
-    return remedy
+        parts += [" If that is not enough, run ", more, "."]
+    return Remedy(*parts)
 
 
-def _more_memory(view: View) -> str:
+def trim(workers: Sequence[WorkerSnapshot]) -> Remedy:
+    """Return how to return unused memory of these workers."""
+    call = on_workers("trim_memory", [w.id for w in workers])
+    return Remedy(run(call), restart(workers, " If the memory stays, "))
+
+
+def _more_memory(view: View) -> Call | None:
     """Return a call for more memory: higher limits if the hosts allow, or a worker."""
     workers = view.now.workers
     share, highest = host_share(workers), max(w.memory_limit for w in workers)
@@ -200,8 +208,8 @@ def _more_memory(view: View) -> str:
     if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share))
     if view.now.can_scale is None:
-        return f"clustertune.scale(client, {len(workers) + 1})"
-    return ""
+        return scale(len(workers) + 1)
+    return None
 
 
 def host_share(workers: Sequence[WorkerSnapshot]) -> float | Unknown:

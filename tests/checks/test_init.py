@@ -18,7 +18,10 @@ MODULES = sorted((PACKAGE / "checks").glob("*.py"))
 NAMES = sorted(check.__name__ for group in checks.CHECKS.values() for check in group)
 PURE = ("planner",)  # folders of modules that a check may use
 #: single modules that a check may use
-SINGLE = ("errors", "core.rules", "core.findings", "core.model", "core.wording")
+SINGLE = (
+    *("errors", "core.rules", "core.findings", "core.model", "core.remedies"),
+    "core.wording",
+)
 STANDARD = {
     "__future__",
     "collections",

@@ -132,20 +132,34 @@ def test_in_a_terminal_it_is_shown(
     assert log.messages == []
 
 
-@pytest.mark.parametrize(
-    ("shell", "shown"),
-    [("ZMQInteractiveShell", True), ("TerminalInteractiveShell", False), ("", False)],
-)
-def test_in_a_notebook_it_is_shown(
-    stderr: Stderr, monkeypatch: pytest.MonkeyPatch, shell: str, shown: bool
+def test_in_ipython_it_is_shown_in_a_terminal_only(
+    stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook shows stderr, which is no terminal."""
+    """The shell of IPython is no notebook."""
     ipython = ModuleType("IPython")
-    instance = type(shell, (), {})() if shell else None
-    ipython.get_ipython = lambda: instance
+    ipython.get_ipython = type("TerminalInteractiveShell", (), {})
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     stderr.progress(wanted=None).finish(["did: it"])
-    assert bool(stderr.getvalue()) is shown
+    assert not stderr.getvalue()
+
+
+def test_a_notebook_keeps_one_line() -> None:
+    """A notebook updates one output, which it stores with the result."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    lines = (
+        "from clustertune.core import progress",
+        "progress.QUIET = progress.OFTEN = -1.0",
+        "shown = progress.Progress(None)",
+        "for i in range(3): shown.notify('moving', i / 3)",
+        "shown.finish(['action: moved 3 keys', 'cost: 1 s'])",
+    )
+    cell = nbformat.v4.new_code_cell("\n".join(lines))
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, timeout=120).execute()
+    (output,) = notebook.cells[0].outputs
+    text = "clustertune: action: moved 3 keys; cost: 1 s"
+    assert output["data"] == {"text/plain": text}
 
 
 def test_no_stderr_at_all(log: pytest.LogCaptureFixture) -> None:
