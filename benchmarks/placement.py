@@ -301,11 +301,11 @@ def planned(kind, number):
         return None
     (step,), (layout,) = plan.steps, view.layouts
     old, weights = layout.collections[0].rows, [w.nthreads for w in view.now.workers]
-    rows, target = old, home_workers(layout, len(weights))
     cuts = isinstance(step.args, Rechunk)
     if cuts:
         rows, target = step.args.rows, step.args.targets
     else:
+        rows, target = old, home_workers(layout, len(weights))
         numbers = {key: i for i, key in enumerate(layout.collections[0].keys)}
         for move in step.args.moves:
             moved = [numbers[key] for key in move.keys if key in numbers]
@@ -333,7 +333,9 @@ def fewest(layout, final, together):
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
         nbytes += np.bincount(cut.new, amount, rows.size)
         held.append(held_parts(cut, collection, amount))
-    partition, worker, kept = (np.concatenate(arrays) for arrays in zip(*held))
+    partition, worker, kept = (
+        np.concatenate(arrays) for arrays in zip(*held, strict=True)
+    )
     shape = rows.size, final.size
     joined = sparse.csr_matrix((kept, (partition, worker)), shape).tocoo()
     each = np.arange(joined.nnz)

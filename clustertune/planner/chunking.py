@@ -139,7 +139,7 @@ def divided(rows: Int64s, home: Int64s, weights: Float64s, slack: float) -> Divi
             put(i, n, worker)
         else:
             leaving.append((n, i))
-    rest = []  # a heap, the largest first
+    rest: list[tuple[int, int]] = []  # a heap, the largest first
     for n, i in leaving:
         worker, stays = int(home[i]), 0
         if worker >= 0 and room[worker] > spare[worker] and part(worker):
