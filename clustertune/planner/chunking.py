@@ -101,14 +101,9 @@ def near(rows: Int64s, most: int, home: Int64s | None = None) -> Int64s:
     return capped(np.array(runs, dtype=np.int64), most)
 
 
-class Division(NamedTuple):
-    """New partitions in the order of rows."""
-
-    rows: Int64s
-    target: Int64s | None = None  # worker of each; None: any
-
-
-def divided(rows: Int64s, home: Int64s, weights: Float64s, slack: float) -> Division:
+def divided(
+    rows: Int64s, home: Int64s, weights: Float64s, slack: float
+) -> tuple[Int64s, Int64s]:
     """Return partitions and targets with which each worker has its share of rows.
 
     A partition stays on its ``home`` (-1: none) while the home's share lasts, the
@@ -158,7 +153,7 @@ def divided(rows: Int64s, home: Int64s, weights: Float64s, slack: float) -> Divi
         put(i, n, worker)
         heapq.heapreplace(most, (-room[worker] - spare[worker], worker))
     new, target = zip(*(part for parts in found for part in parts), strict=True)
-    return Division(np.array(new, np.int64), np.array(target, np.int64))
+    return np.array(new, np.int64), np.array(target, np.int64)
 
 
 def joined(rows: Int64s, most: int) -> Int64s:
@@ -324,6 +319,13 @@ def held_parts(
     return cut.new[part], worker[first[part] + offset], amount[part]
 
 
+class Division(NamedTuple):
+    """New partitions in the order of rows."""
+
+    rows: Int64s
+    target: Int64s | None = None  # worker of each; None: any
+
+
 def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     """Return new partitions for a loaded, counted layout, and targets if known.
 
@@ -364,19 +366,27 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     most = -(-total // n_partitions)
     if layout is not view.layouts[0]:
         return Division(near(old, most))  # only scored, so rows need not be even
-    fewest, weights = _divided(layout, most, view), layouts.weights(view)
+    joins = any(f.check == "too_many_partitions" for f in about)
+    joins |= bool(suitability.too_many(_bare(layout, old), view))
+    weights = layouts.weights(view)
+    rows, target = _divided(layout, most, view, joins=joins)
     share = np.maximum(total * weights / weights.sum(), _ROUNDING)
-    load = np.bincount(fewest.target, fewest.rows, len(weights))
+    load = np.bincount(target, rows, len(weights))
     if not suitability.is_uneven(float((load / share).max()), view):
-        return fewest
-    tries = [fewest.rows, even(total, n_partitions)]  # few rows for each worker
+        return Division(rows, target)
+    tries = [rows, even(total, n_partitions)]  # few rows for each worker
     return Division(_most_even(layout, tries, view))
 
 
-def _divided(layout: Layout, most: int, view: View) -> Division:
-    """Return partitions of up to ``most`` rows that move the fewest bytes."""
+def _divided(
+    layout: Layout, most: int, view: View, *, joins: bool
+) -> tuple[Int64s, Int64s]:
+    """Return partitions of up to ``most`` rows, and targets, that move few bytes.
+
+    ``joins`` joins small partitions first.
+    """
     old, weights = rows_of(layout.collections[0]), layouts.weights(view)
-    if suitability.too_many(_bare(layout, old), view):
+    if joins:
         rows = near(old, most, _homes(layout, old, weights > 0))
     else:
         rows = capped(old, most)

@@ -98,9 +98,10 @@ def test_partitions_of_one_worker_are_joined():
 
 def test_a_share_ends_within_a_partition():
     """Each of two workers with five partitions keeps two and a half."""
-    found = divided(array(*[80] * 10), array(*[0, 1] * 5), np.ones(4), 0.01)
-    assert sorted(found.rows.tolist()) == [40] * 4 + [80] * 8
-    assert np.bincount(found.target, found.rows).tolist() == [200] * 4
+    old, home = array(*[80] * 10), array(*[0, 1] * 5)
+    rows, target = divided(old, home, np.ones(4), 0.01)
+    assert sorted(rows.tolist()) == [40] * 4 + [80] * 8
+    assert np.bincount(target, rows).tolist() == [200] * 4
 
 
 @given(
