@@ -106,7 +106,9 @@ BENCHMARKS = (
         quick=("--library=xgboost", "--layout=tiny", "--pairs=1", "--scale=0.03"),
     ),
     Benchmark("rechunk", "Rechunk", quick=("--rounds=1", "--scale=50")),
-    Benchmark("placement", "Placement", quick=("--layouts=20", "--repeats=1")),
+    Benchmark(
+        "placement", "Placement", quick=("--layouts=20", "--plans=12", "--repeats=1")
+    ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),
     Benchmark("restart_low_memory", "Restart of paused workers", quick=("--rounds=1",)),

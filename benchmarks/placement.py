@@ -5,12 +5,18 @@ by a lower bound: the linear programme in which partitions may be divided. For u
 partitions they are also divided by the optimum for whole partitions. Planning is timed
 for 100,000 partitions on 1,000 workers.
 
-Options: `--layouts 500`, `--repeats 15`.
+Plans have 2 to 64 workers. `prepare` cuts partitions there, or moves them. The bytes of
+its plan are divided by the fewest bytes with which each worker has as many rows as in
+this plan. Any row may stay on any of its holders then, and X and y of a row meet. If
+partitions are joined, the rows of each new partition meet, too.
+
+Options: `--layouts 500`, `--plans 300`, `--repeats 15`.
 """
 
 import argparse
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 from measure import compare, interval, machine
@@ -18,7 +24,12 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, brentq, linprog, milp
 from tabulate import tabulate
 
+from clustertune import actions, checks, testing
+from clustertune.core.model import Rechunk
 from clustertune.errors import CapacityError
+from clustertune.planner import plan as planner
+from clustertune.planner.chunking import held_parts, parts_of
+from clustertune.planner.layouts import home_workers, part_bytes
 from clustertune.planner.placement import place
 
 KINDS = (
@@ -31,6 +42,8 @@ KINDS = (
     "tight budgets",
 )
 FEW = 12  # largest number of partitions whose optimum is computed
+WAYS = ("alternating", "blocked", "skewed")  # to place partitions on their holders
+PLANNED = (*WAYS, "misaligned", "few partitions", "many partitions")
 
 
 def layout(kind, generator):
@@ -236,6 +249,132 @@ def show(groups):
     print(tabulate(rows, headers=headers, disable_numparse=True), end="\n\n")
 
 
+def view_of(kind, generator):
+    """What `prepare` sees: X and y on some of the workers."""
+    workers = int(np.exp(generator.uniform(np.log(2), np.log(65))))
+    on = generator.permutation(workers)[: generator.integers(1, workers + 1)]
+    limits = {"few partitions": (0.5, 3), "many partitions": (20, 400)}
+    low, high = np.log(limits.get(kind, (1, 12)))
+    size = max(2, int(workers * np.exp(generator.uniform(low, high))))
+
+    def homes(way, size):
+        numbers = {
+            "alternating": np.arange(size) % on.size,
+            "blocked": np.arange(size) * on.size // size,
+            "skewed": generator.choice(
+                on.size, size, p=generator.dirichlet(np.ones(on.size))
+            ),
+        }
+        return on[numbers[way]].tolist()
+
+    mean = 1e3 if kind == "many partitions" else 1e5
+    unevenness = generator.choice([0.0, 0.3, 0.8])
+    rows = np.ceil(generator.lognormal(np.log(mean), unevenness, size)).astype(int)
+    where = homes(kind if kind in WAYS else generator.choice(WAYS), size)
+    row_bytes = 8 * int(generator.integers(2, 100))
+    X = testing.collection("X", rows.tolist(), where, row_bytes)
+    y = testing.collection("y", rows.tolist(), where)
+    if kind == "misaligned":
+        others = max(2, int(size * generator.uniform(0.5, 2)))
+        edges = np.sort(generator.integers(0, rows.sum(), others - 1))
+        cut = np.diff(edges, prepend=0, append=rows.sum())
+        where = homes(generator.choice(WAYS), others)
+        y = testing.collection("y", cut.tolist(), where)
+    training = replace(testing.layout([1], [0]), collections=(X, y))
+    same = generator.random() < 0.7
+    threads = [1] * workers if same else generator.choice([1, 2, 4], workers).tolist()
+    some = [
+        testing.worker(i, nthreads=n, memory_limit=2**36) for i, n in enumerate(threads)
+    ]
+    now = testing.snapshot(some, overhead=1e-3)
+    return testing.view(snapshots=[now], layouts=[training])
+
+
+def planned(kind, number):
+    """Whether partitions are cut, and the figures of the plan; None if none is due."""
+    view = view_of(kind, np.random.default_rng(number))
+    found = checks.run(view)
+    start = time.process_time()
+    plan = planner.make_plan(found, view, actions.available())
+    seconds = time.process_time() - start
+    if not plan.steps:
+        return None
+    (step,), (layout,) = plan.steps, view.layouts
+    old, weights = layout.collections[0].rows, [w.nthreads for w in view.now.workers]
+    cuts = isinstance(step.args, Rechunk)
+    if cuts:
+        rows, target = step.args.rows, step.args.targets
+    else:
+        rows, target = old, home_workers(layout, len(weights))
+        numbers = {key: i for i, key in enumerate(layout.collections[0].keys)}
+        for move in step.args.moves:
+            moved = [numbers[key] for key in move.keys if key in numbers]
+            target[moved] = move.targets[: len(moved)]
+    final = np.bincount(target, rows, len(weights))
+    joins = not np.isin(np.cumsum(old), np.cumsum(rows)).all()
+    ratios = ratio(step.price.nbytes, fewest(layout, final, rows if joins else None))
+    share = rows.sum() * np.array(weights) / sum(weights)
+    figures = ratios, (final / share).max(), rows.size / old.size, seconds
+    return "join" if joins else "cut" if cuts else "move", figures
+
+
+def fewest(layout, final, together):
+    """Fewest bytes with which workers have their final rows, by a linear programme.
+
+    Rows may be apart from each other, unless `together` has the rows of partitions.
+    """
+    edges = [np.cumsum(m.rows) for m in layout.collections]
+    rows = together
+    if rows is None:
+        rows = np.diff(np.unique(np.concatenate(edges)), prepend=0)
+    held, nbytes = [], np.zeros(rows.size)
+    for collection in layout.collections:
+        cut = parts_of(collection, rows)
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        nbytes += np.bincount(cut.new, amount, rows.size)
+        held.append(held_parts(cut, collection, amount))
+    partition, worker, kept = (
+        np.concatenate(arrays) for arrays in zip(*held, strict=True)
+    )
+    shape = rows.size, final.size
+    joined = sparse.csr_matrix((kept, (partition, worker)), shape).tocoo()
+    each = np.arange(joined.nnz)
+    stays = sparse.csr_matrix((np.ones(joined.nnz), (joined.row, each)))
+    load = sparse.csr_matrix(
+        (rows[joined.row].astype(float), (joined.col, each)), (final.size, joined.nnz)
+    )
+    result = linprog(
+        -joined.data / nbytes.sum(),
+        A_ub=sparse.vstack([stays, load]),
+        b_ub=np.concatenate([np.ones(stays.shape[0]), final]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    return max(0.0, (1 + result.fun) * nbytes.sum())
+
+
+def plan_all(count):
+    """Print the figures of plans; return the ratios of bytes, by what is done."""
+    by_kind, ratios = defaultdict(list), defaultdict(list)
+    for number in range(count):
+        kind = PLANNED[number % len(PLANNED)]
+        found = planned(kind, number)
+        if found is not None:
+            done, figures = found
+            by_kind[kind, done].append(figures)
+            by_kind["all", done].append(figures)
+            ratios[done].append(figures[0])
+    table = [
+        [kind, done, len(figures), *spread(np.array(figures)[:, 0]),
+         *spread(np.array(figures)[:, 1]), *np.median(figures, 0)[2:].round(3)]
+        for (kind, done), figures in sorted(by_kind.items())
+    ]  # fmt: skip
+    headers = ["plans", "", "n", "bytes/bound", "p95", "max", "rows/share", "p95"]
+    headers += ["max", "new/old partitions", "CPU s"]
+    print(tabulate(table, headers=headers, disable_numparse=True), end="\n\n")
+    return ratios
+
+
 def plan_many(kind, partitions=100_000, workers=1_000):
     """Arguments of `place` for many partitions on many workers."""
     generator = np.random.default_rng(1)
@@ -274,6 +413,7 @@ def time_many(repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layouts", type=int, default=500)
+    parser.add_argument("--plans", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=15)
     chosen = parser.parse_args()
     by_kind, by_size, refused = defaultdict(list), defaultdict(list), 0
@@ -295,11 +435,17 @@ def main():
     )
     print(f"{refused} refused: no placement fits their budgets", end="\n\n")
     show([*by_kind.items(), *sorted(by_size.items()), ("all", every)])
+    ratios = plan_all(chosen.plans)
     times = list(time_many(chosen.repeats))
     rows = [[kind, str(found)] for kind, found in times]
     headers = ["100,000 partitions, 1,000 workers", "seconds, median [95 %]"]
     print(tabulate(rows, headers=headers, disable_numparse=True), end="\n\n")
     judge(np.array(every).T, max(found.high for _, found in times))
+    for done, found in sorted(ratios.items()):
+        what = f"bytes / bound of the same rows on each worker, {done}"
+        compare(f"{what}, median", float(np.median(found)), at_most=1.02)
+        p95 = float(np.percentile(found, 95))
+        compare(f"{what}, 95th percentile", p95, at_most=1.1)
 
 
 def judge(results, slowest):

@@ -84,7 +84,8 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
             weights,
             nbytes=nbytes,
             budget=budget,
-            tolerance=tolerance if even else AIM * tolerance,
+            tolerance=tolerance,
+            aim=1.0 if even else AIM,
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error

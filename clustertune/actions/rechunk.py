@@ -35,6 +35,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import chunking, coverage, layouts, pricing
+from clustertune.planner.chunking import Division
 from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
 from clustertune.planner.memory import free_memory
 from clustertune.planner.placement import AIM, Placement, place
@@ -91,12 +92,13 @@ def _best_step(
     """
     must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
     own = chunking.rows_of(layout.collections[0])
-    rows = chunking.new_rows(layout, view, about)
-    step = _step(layout, view, rows, about, taken)
+    division = chunking.divide(layout, view, about)
+    rows = division.rows
+    step = _step(layout, view, division, about, taken)
     if step is None or not step.args.shortage or not must:  # type: ignore[attr-defined]
         return step
     if not np.array_equal(rows, own) and layout.collections[0].column_blocks == 1:
-        least = _step(layout, view, own, about, taken)
+        least = _step(layout, view, Division(own), about, taken)
         if least is not None and not least.args.shortage:  # type: ignore[attr-defined]
             return least
     raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
@@ -127,8 +129,9 @@ def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
 
 
 def _step(
-    layout: Layout, view: View, rows: Int64s, about: list[Finding], taken: Float64s
+    layout: Layout, view: View, new: Division, about: list[Finding], taken: Float64s
 ) -> Step | None:
+    rows = new.rows
     lacking = any(f.check == "missing_classes" for f in about)
     for alone in (False, True):
         covering = chunking.covering(layout, rows, view, alone=alone)
@@ -139,8 +142,10 @@ def _step(
             if present is not None and lacking:
                 continue  # these partitions cannot give every worker all classes
             return None
-        drafts = [_draft(m, rows, view) for m in changed]
-        target, shortage, found = _targets(layout, view, rows, drafts, taken, present)
+        drafts = [chunking.parts_of(m, rows) for m in changed]
+        target, shortage, found = _targets(
+            layout, view, new._replace(rows=rows), drafts, taken, present
+        )
         if found:
             break
     pairs = zip(drafts, changed, strict=True)
@@ -204,24 +209,6 @@ def _remainder_text(recut: Rechunk) -> str:
     return f", the last {plural(recut.remainder, 'row')} left out as .remainder"
 
 
-def _draft(collection: CollectionInfo, rows: Int64s, view: View) -> Cut:
-    """Return the parts of a collection's new partitions, without their owners."""
-    blocks = collection.column_blocks
-    found = chunking.parts(chunking.rows_of(collection), rows)
-    repeated = chunking.Parts(*(np.repeat(x, blocks) for x in found))
-    key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
-    return Cut(
-        label=collection.label,
-        keys=collection.keys,
-        new=repeated.new,
-        key=key,
-        start=repeated.start,
-        stop=repeated.stop,
-        owner=np.full(len(key), -1, dtype=np.int64),
-        conversion=collection.conversion,
-    )
-
-
 def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
     """Return the bytes of every part after a conversion."""
     return part_bytes(collection, cut.key, cut.stop - cut.start)
@@ -230,7 +217,7 @@ def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
 def _targets(
     layout: Layout,
     view: View,
-    rows: Int64s,
+    new: Division,
     drafts: list[Cut],
     taken: Float64s,
     present: Bools | None,
@@ -240,6 +227,7 @@ def _targets(
     The second is empty if they fit. The third is whether all workers have all classes;
     ``present`` has the classes of partitions.
     """
+    rows, first = new.rows, new.target
     collections = {m.label: m for m in layout.collections}
     held: list[tuple[Int64s, Int64s, Int64s]] = []
     nbytes = np.zeros(len(rows), dtype=np.int64)
@@ -250,7 +238,7 @@ def _targets(
         np.add.at(nbytes, cut.new, amount)
         made = np.bincount(cut.new, amount, minlength=len(rows))
         largest[cut.label] = int(made.max())
-        held.append(_where(cut, collection, amount))
+        held.append(chunking.held_parts(cut, collection, amount))
     for collection in collections.values():  # these are not cut; they move later
         assert collection.holders is not None
         assert collection.nbytes is not None
@@ -262,8 +250,7 @@ def _targets(
     tolerance = view.goal.tolerance
     staying = replace(layout, collections=tuple(collections.values()))
     # if whole partitions are placed evenly, none of them has to move
-    if not (collections and 0 < layouts.imbalance(staying, view) <= 1 + tolerance):
-        tolerance *= AIM
+    even = collections and 0 < layouts.imbalance(staying, view) <= 1 + tolerance
 
     def placed(budget: Float64s | None) -> Placement | None:
         try:
@@ -274,6 +261,8 @@ def _targets(
                 nbytes=nbytes,
                 budget=budget,
                 tolerance=tolerance,
+                aim=1.0 if even else AIM,
+                first=first if first is not None and len(first) == len(rows) else None,
             )
         except CapacityError:
             return None
@@ -299,7 +288,7 @@ def _targets(
             layouts.weights(view),
             nbytes=nbytes,
             budget=budget,
-            tolerance=view.goal.tolerance,
+            tolerance=tolerance,
         )
         target = target if covering is None else covering
     shortage = ""
@@ -341,21 +330,6 @@ def _by_neighbours(
     result = target.copy()
     result[before] = target[after]
     return result
-
-
-def _where(
-    cut: Cut, collection: CollectionInfo, amount: Int64s
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return (new partition, worker, bytes) for every replica of every part."""
-    assert collection.holders is not None
-    key, worker = collection.holders
-    order = np.argsort(key, kind="stable")
-    key, worker = key[order], worker[order]
-    first = np.searchsorted(key, cut.key)
-    count = np.searchsorted(key, cut.key, side="right") - first
-    part = np.repeat(np.arange(len(cut.key)), count)
-    offset = np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
-    return cut.new[part], worker[first[part] + offset], amount[part]
 
 
 def _owned(cut: Cut, collection: CollectionInfo, target: Int64s, view: View) -> Cut:

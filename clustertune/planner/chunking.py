@@ -1,9 +1,9 @@
 """Decide at which rows data is cut into partitions (pure).
 
-Partitions of X stay if they suit the workers. Otherwise they are cut near the old
-boundaries, into as many as :func:`partition_count` returns; or into up to twice as
-many; or evenly. A boundary that stays on an old one saves a copy, and a transfer if
-the parts are on two workers.
+Partitions of X stay if they suit the workers. Otherwise large ones are cut, and small
+ones are joined if there are too many. Then each worker keeps its share of the rows
+where they are, and the rest goes to the other workers. A further cut is made only where
+a share ends, so boundaries and targets are chosen together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from clustertune.core.model import (
     Bools,
     CollectionInfo,
+    Cut,
     Finding,
     Float64s,
     Int64s,
@@ -28,6 +29,8 @@ from clustertune.core.model import (
 )
 from clustertune.planner import coverage, grouping, layouts, suitability
 from clustertune.planner.grouping import Groups
+from clustertune.planner.layouts import part_bytes
+from clustertune.planner.placement import AIM
 
 #: checks whose findings require other partitions
 PARTITIONS = {
@@ -61,17 +64,33 @@ def even(n_rows: int, n_partitions: int) -> Int64s:
     return np.diff(edges)
 
 
-def near(rows: Int64s, most: int) -> Int64s:
+def capped(rows: Int64s, most: int) -> Int64s:
+    """Return rows of partitions, cut into equal parts of up to ``most`` rows.
+
+    Empty partitions are removed.
+    """
+    parts = [even(n, -(-n // most)) for n in rows[rows > 0].tolist()]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def near(rows: Int64s, most: int, home: Int64s | None = None) -> Int64s:
     """Return rows of partitions of up to ``most`` rows, cut near the old boundaries.
 
     A partition is joined with the next one while the sum is at most ``most``, or while
     it has less than half of that. Larger ones are cut into equal parts. Empty ones are
-    removed.
+    removed. With ``home``, the worker of each partition, the partitions of one worker
+    are not joined with the next worker's if either are enough for a new partition.
     """
+    apart = np.zeros(len(rows), dtype=bool)
+    if home is not None:
+        begins = np.diff(home, prepend=-2) != 0
+        in_run = np.cumsum(begins) - 1
+        enough = 2 * np.bincount(in_run, rows) >= most
+        apart = begins & (enough | np.append(False, enough[:-1]))[in_run]
     runs: list[int] = []
     run = 0
-    for n in rows.tolist():
-        if run + n > most and 2 * run >= most:
+    for n, ends in zip(rows.tolist(), apart.tolist(), strict=True):
+        if 2 * run >= most and (ends or run + n > most):
             runs.append(run)
             run = 0
         run += n
@@ -79,8 +98,62 @@ def near(rows: Int64s, most: int) -> Int64s:
         runs[-1] += run
     elif run:
         runs.append(run)
-    cut = [even(n, -(-n // most)) for n in runs]
-    return np.concatenate(cut) if cut else np.zeros(0, dtype=np.int64)
+    return capped(np.array(runs, dtype=np.int64), most)
+
+
+def divided(
+    rows: Int64s, home: Int64s, weights: Float64s, slack: float
+) -> tuple[Int64s, Int64s]:
+    """Return partitions and targets with which each worker has its share of rows.
+
+    A partition stays on its ``home`` (-1: none) while the home's share lasts, the
+    largest first. The others go to the worker with most room. A partition is cut if it
+    exceeds that room, and if only a part of it can stay. So there is at most one cut
+    for each worker that gives rows, and one for each worker that gets some.
+
+    Workers exceed their share by at most the fraction ``slack`` of it, or by one row.
+    A cut fills a share, or half of the slack if less room is left. So no part is
+    smaller than half of the slack.
+    """
+    share = rows.sum() * weights / weights.sum()
+    room, spare = share.tolist(), (share * slack).tolist()
+    found: list[list[tuple[int, int]]] = [[] for _ in rows]  # (rows, target)
+
+    def put(partition: int, n: int, worker: int) -> None:
+        found[partition].append((n, worker))
+        room[worker] -= n
+
+    def part(worker: int) -> int:
+        least = spare[worker] / 2
+        return int(room[worker] + (0 if room[worker] > least else least))
+
+    leaving = []
+    for i in np.argsort(-rows, kind="stable").tolist():
+        n, worker = int(rows[i]), int(home[i])
+        if worker >= 0 and share[worker] and n <= room[worker] + spare[worker]:
+            put(i, n, worker)
+        else:
+            leaving.append((n, i))
+    rest: list[tuple[int, int]] = []  # a heap, the largest first
+    for n, i in leaving:
+        worker, stays = int(home[i]), 0
+        if worker >= 0 and room[worker] > spare[worker] and part(worker):
+            stays = part(worker)
+            put(i, stays, worker)
+        heapq.heappush(rest, (stays - n, i))
+    most = [(-room[w] - spare[w], w) for w in np.flatnonzero(share).tolist()]
+    heapq.heapify(most)
+    while rest:
+        n, i = heapq.heappop(rest)
+        n, worker = -n, most[0][1]
+        if n > room[worker] + spare[worker]:
+            whole, n = n, min(n, max(1, part(worker)))
+            if n < whole:
+                heapq.heappush(rest, (n - whole, i))
+        put(i, n, worker)
+        heapq.heapreplace(most, (-room[worker] - spare[worker], worker))
+    new, target = zip(*(part for parts in found for part in parts), strict=True)
+    return np.array(new, np.int64), np.array(target, np.int64)
 
 
 def joined(rows: Int64s, most: int) -> Int64s:
@@ -213,22 +286,62 @@ def rows_of(collection: CollectionInfo) -> Int64s:
     return collection.rows
 
 
-def new_rows(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
-    """Return rows of new partitions for a loaded, counted layout.
+def parts_of(collection: CollectionInfo, rows: Int64s) -> Cut:
+    """Return the parts of a collection's new partitions, without their owners."""
+    blocks = collection.column_blocks
+    found = parts(rows_of(collection), rows)
+    repeated = Parts(*(np.repeat(x, blocks) for x in found))
+    key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
+    return Cut(
+        label=collection.label,
+        keys=collection.keys,
+        new=repeated.new,
+        key=key,
+        start=repeated.start,
+        stop=repeated.stop,
+        owner=np.full(len(key), -1, dtype=np.int64),
+        conversion=collection.conversion,
+    )
+
+
+def held_parts(
+    cut: Cut, collection: CollectionInfo, amount: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Return (new partition, worker, bytes) for every replica of every part."""
+    assert collection.holders is not None
+    key, worker = collection.holders
+    order = np.argsort(key, kind="stable")
+    key, worker = key[order], worker[order]
+    first = np.searchsorted(key, cut.key)
+    count = np.searchsorted(key, cut.key, side="right") - first
+    part = np.repeat(np.arange(len(cut.key)), count)
+    offset = np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
+    return cut.new[part], worker[first[part] + offset], amount[part]
+
+
+class Division(NamedTuple):
+    """New partitions in the order of rows."""
+
+    rows: Int64s
+    target: Int64s | None = None  # worker of each; None: any
+
+
+def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
+    """Return new partitions for a loaded, counted layout, and targets if known.
 
     They are those of X if these suit. ``about`` are the findings about the layout.
     """
     if view.goal.rechunk is False or layouts.is_copied(layout):
-        return rows_of(layout.collections[0])  # only values are converted
+        return Division(rows_of(layout.collections[0]))  # only values are converted
     groups = grouping.of(layout)
     if groups is not None and view.goal.workload.groups:
-        return _at_groups(layout, groups, view, about)
+        return Division(_at_groups(layout, groups, view, about))
     # A fit that needs equal rows hangs with unequal ones. So this comes before groups
     # that the library does not use.
     if layout is view.layouts[0] and view.goal.workload.exact_rows:
-        return _exact(layout, view, about)
+        return Division(_exact(layout, view, about))
     if any(m.label.rpartition(".")[2] == "qid" for m in layout.collections):
-        return _of_groups(layout, view, about)
+        return Division(_of_groups(layout, view, about))
     return _anywhere(layout, view, about)
 
 
@@ -240,22 +353,61 @@ def fresh(layout: Layout, view: View) -> Int64s:
     return even(total, min(max(1, total), n_partitions))
 
 
-def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
-    """Return rows of partitions that may be cut at any row."""
+def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
+    """Return partitions that may be cut at any row."""
     old = rows_of(layout.collections[0])
     total = int(old.sum())
     wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
     if wanted is not None:
-        return even(total, min(total, wanted))
+        return Division(even(total, min(total, wanted)))
     if _suits(layout, old, view, about):
-        return old
+        return Division(old)
     n_partitions = min(total, _count_for(layout, view))
     most = -(-total // n_partitions)
-    closest = near(old, most)
     if layout is not view.layouts[0]:
-        return closest  # an eval set is only scored, so rows need not be even
-    finer = near(old, max(1, most // 2))
-    return _most_even(layout, [closest, finer, even(total, n_partitions)], view)
+        return Division(near(old, most))  # only scored, so rows need not be even
+    joins = any(f.check == "too_many_partitions" for f in about)
+    joins |= bool(suitability.too_many(_bare(layout, old), view))
+    weights = layouts.weights(view)
+    rows, target = _divided(layout, most, view, joins=joins)
+    share = np.maximum(total * weights / weights.sum(), _ROUNDING)
+    load = np.bincount(target, rows, len(weights))
+    if not suitability.is_uneven(float((load / share).max()), view):
+        return Division(rows, target)
+    tries = [rows, even(total, n_partitions)]  # few rows for each worker
+    return Division(_most_even(layout, tries, view))
+
+
+def _divided(
+    layout: Layout, most: int, view: View, *, joins: bool
+) -> tuple[Int64s, Int64s]:
+    """Return partitions of up to ``most`` rows, and targets, that move few bytes.
+
+    ``joins`` joins small partitions first.
+    """
+    old, weights = rows_of(layout.collections[0]), layouts.weights(view)
+    if joins:
+        rows = near(old, most, _homes(layout, old, weights > 0))
+    else:
+        rows = capped(old, most)
+    home = _homes(layout, rows, weights > 0)
+    return divided(rows, home, weights, AIM * view.goal.tolerance)
+
+
+def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
+    """Return for each new partition the worker with most of its bytes; -1: none.
+
+    Only workers that ``may`` hold training data count.
+    """
+    n_workers, codes, amounts = len(may), [], []
+    for collection in layout.collections:
+        cut = parts_of(collection, rows)
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        new, worker, amount = held_parts(cut, collection, amount)
+        codes.append((new * n_workers + worker)[may[worker]])
+        amounts.append(amount[may[worker]])
+    held = layouts.added(np.concatenate(codes), np.concatenate(amounts), n_workers)
+    return layouts.homes(held, len(rows))
 
 
 def covering(

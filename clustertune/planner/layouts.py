@@ -66,9 +66,14 @@ def held_bytes_by_worker(layout: Layout, n_workers: int) -> HeldBytes:
     if not codes:
         empty = np.zeros(0, dtype=np.int64)
         return HeldBytes(partition=empty, worker=empty, nbytes=empty)
-    code, index = np.unique(np.concatenate(codes), return_inverse=True)
+    return added(np.concatenate(codes), np.concatenate(amounts), n_workers)
+
+
+def added(codes: Int64s, amounts: Int64s, n_workers: int) -> HeldBytes:
+    """Add up amounts with the same code, ``partition * n_workers + worker``."""
+    code, index = np.unique(codes, return_inverse=True)
     nbytes = np.zeros(len(code), dtype=np.int64)
-    np.add.at(nbytes, index.reshape(-1), np.concatenate(amounts))
+    np.add.at(nbytes, index.reshape(-1), amounts)
     return HeldBytes(
         partition=code // n_workers, worker=code % n_workers, nbytes=nbytes
     )
@@ -86,12 +91,17 @@ def replicated(layout: Layout) -> Bools:
 
 def home_workers(layout: Layout, n_workers: int) -> Int64s:
     """Return for every partition the worker that holds most of it; -1 means none."""
-    spread = held_bytes_by_worker(layout, n_workers)
-    home = np.full(layout.collections[0].n_partitions, -1, dtype=np.int64)
+    n_partitions = layout.collections[0].n_partitions
+    return homes(held_bytes_by_worker(layout, n_workers), n_partitions)
+
+
+def homes(held: HeldBytes, n_partitions: int) -> Int64s:
+    """Return for every partition the worker with the largest amount; -1 means none."""
+    home = np.full(n_partitions, -1, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
-    order = np.lexsort((-spread.worker, spread.nbytes))
-    home[spread.partition[order]] = spread.worker[order]
+    order = np.lexsort((-held.worker, held.nbytes))
+    home[held.partition[order]] = held.worker[order]
     return home
 
 

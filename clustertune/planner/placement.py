@@ -8,6 +8,9 @@ while the worker's share lasts; the others go to the worker with most free room.
 search then places a few partitions at a time in the best of all ways. With few
 partitions and workers, it tries all placements at once, so the result is optimal. With
 more, the result is near the bound.
+
+A search for very even rows may exchange many partitions. So ``place`` searches again
+within the whole tolerance if the bytes are far above their lower bound.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from clustertune.errors import CapacityError
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# An uneven layout is brought well within the tolerance. At the edge of the tolerance,
-# the next small change would make it uneven again.
+# An uneven layout is brought well within the tolerance, unless that costs many bytes.
+# At the edge of the tolerance, the next small change would make it uneven again.
 AIM = 0.2  # fraction of the tolerance
+WORTH = 1.05  # bytes within this factor are as good as the fewest
 
 # Limits of the search. They bound its time, and results do not depend on time.
 ALL = 2_000_000  # numbers in the loads of all placements, up to which all are tried
@@ -65,6 +69,7 @@ class _Problem:
     most: Array  # (partitions,) bytes on that worker
     share: Array  # (workers,) rows
     budget: Array  # (workers,) bytes, inf: no bound
+    first: Array | None = None  # (partitions,) targets with which the search begins
 
 
 def place(
@@ -75,6 +80,8 @@ def place(
     nbytes: npt.ArrayLike,
     budget: npt.ArrayLike | None = None,
     tolerance: float = 0.05,
+    aim: float = 1.0,
+    first: npt.NDArray[np.int64] | None = None,
 ) -> Placement:
     """Choose a worker for every partition.
 
@@ -91,6 +98,11 @@ def place(
         Bytes of these partitions that each worker may hold at the end; inf: no bound.
     tolerance : float
         Rows by which a worker may exceed its share, as a fraction of the share.
+    aim : float
+        Fraction of the tolerance to stay within, unless the whole tolerance saves bytes
+        (see ``WORTH``).
+    first : (partitions,) int, optional
+        Targets with which the search begins, if they keep to tolerance and budgets.
 
     Raises
     ------
@@ -104,7 +116,14 @@ def place(
     bound = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
     _check(given, weight, bound, tolerance)
     problem = _problem(given, weight, bound)
-    target, limit = _solve(problem, (1 + tolerance) * EXACT)
+    if first is not None:
+        problem = replace(problem, first=(np.cumsum(weight > 0) - 1)[first])
+    target, limit = _solve(problem, (1 + aim * tolerance) * EXACT)
+    moved = _moved(problem, target)
+    if aim < 1 and moved > WORTH * (problem.nbytes.sum() - _most_kept(problem, limit)):
+        wide = _solve(problem, (1 + tolerance) * EXACT)
+        if moved > WORTH * _moved(problem, wide[0]):
+            target, limit = wide
     return _placement(problem, target, limit, weight)
 
 
@@ -141,7 +160,7 @@ def _placement(
     workers = np.flatnonzero(weight)[target]
     return Placement(
         target=workers,
-        moved=int((nbytes - _kept(problem, target)).sum()),
+        moved=_moved(problem, target),
         rows=np.bincount(workers, problem.rows, weight.size).astype(np.int64),
         imbalance=round(imbalance, 9),
         limit=round(limit, 9),
@@ -225,6 +244,10 @@ def _kept(problem: _Problem, target: Array) -> Array:
     return kept
 
 
+def _moved(problem: _Problem, target: Array) -> int:
+    return int((problem.nbytes - _kept(problem, target)).sum())
+
+
 def _loads(problem: _Problem, target: Array) -> tuple[Array, Array]:
     """Return (workers,) rows and bytes."""
     size = problem.share.size
@@ -284,6 +307,7 @@ def _carried_out(problem: _Problem, target: Array) -> _Problem:
         start=np.searchsorted(partition, np.arange(target.size + 1)),
         home=np.where(problem.nbytes > 0, target, -1),
         most=problem.nbytes,
+        first=None,
     )
 
 
@@ -346,7 +370,12 @@ def _least_by_count(rows: Array, share: Array) -> float:
 
 
 def _first(problem: _Problem, limit: float) -> Array:
-    """Return the most even of: stay if there is room, all stay, ignore holders."""
+    """Return ``first`` if it is even, else the most even of three ways.
+
+    They are: partitions stay if there is room, all stay, and holders are ignored.
+    """
+    if problem.first is not None and _worst(problem, problem.first) <= limit:
+        return problem.first.copy()
     stay = _fill(problem, limit, stay=True)
     if _worst(problem, stay) <= limit:
         return stay

@@ -17,7 +17,7 @@ from clustertune.actions import rechunk
 from clustertune.core.model import Contents, Profile, View
 from clustertune.monitor import monitor, overhead
 from clustertune.planner import chunking
-from clustertune.planner.chunking import even, fullest, joined, near, parts
+from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
 from clustertune.remote.worker import content
 from clustertune.testing import MemoryCluster, layout, snapshot, view, worker
 from tests.test_loop import run
@@ -86,6 +86,51 @@ def test_joined_rows_are_not_cut(old, most):
     assert rows.min() > 0
     single = max(old)
     assert rows.max() <= max(most, single)
+
+
+def test_partitions_of_one_worker_are_joined():
+    """If both workers have enough rows for a new partition."""
+    home = array(0, 0, 0, 0, 1, 1, 1, 1)
+    assert near(array(*[2] * 8), 10, home).tolist() == [8, 8]
+    assert near(array(*[2] * 8), 10).tolist() == [10, 6]
+    assert near(array(2, 2, 2, 2), 8, array(0, 1, 0, 1)).tolist() == [8]
+
+
+def test_a_share_ends_within_a_partition():
+    """Each of two workers with five partitions keeps two and a half."""
+    old, home = array(*[80] * 10), array(*[0, 1] * 5)
+    rows, target = divided(old, home, np.ones(4), 0.01)
+    assert sorted(rows.tolist()) == [40] * 4 + [80] * 8
+    assert np.bincount(target, rows).tolist() == [200] * 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.integers(-1, 4)), min_size=1),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 4.0]), min_size=5, max_size=5).filter(any),
+    st.sampled_from([0.0, 0.01, 0.05]),
+)
+def test_shares_of_any_partitions(partitions, claims, slack):
+    """Old boundaries stay, workers have their share, and the others keep all rows."""
+    old, home = (array(*x) for x in zip(*partitions))
+    weights = np.array(claims)
+    rows, target = divided(old, home, weights, slack)
+    assert set(np.cumsum(old).tolist()) <= set(np.cumsum(rows).tolist())
+    assert rows.sum() == old.sum()
+    assert rows.min() > 0
+    share = old.sum() * weights / weights.sum()
+    load = np.bincount(target, rows, 5)
+    assert (load <= np.maximum(share * (1 + slack), np.ceil(share + 1))).all()
+    assert len(rows) <= len(old) + 2 * np.count_nonzero(weights) + 1
+    held = np.bincount(home[home >= 0], old[home >= 0], 5)
+    whole = np.repeat(home, [len(x) for x in _parts_of(old, rows)])
+    left = held - np.bincount(target[whole == target], rows[whole == target], 5)
+    # a worker gives only the rows above its share; cuts are at whole rows
+    assert (left <= np.maximum(0, held - share) + share * slack + 2).all()
+
+
+def _parts_of(old, rows):
+    """Split the new partitions by the old ones of which they are parts."""
+    return np.split(rows, np.searchsorted(np.cumsum(rows), np.cumsum(old))[:-1] + 1)
 
 
 def test_parts():
@@ -179,7 +224,7 @@ def test_as_many_rows_for_each(rows, workers):
     """Partitions of each worker follow each other; the rest is the last partition."""
     data, total = layout(rows, [0] * len(rows)), sum(rows)
     at = seen(data, workers=workers, needs=EXACT, tolerance=0.0)
-    new, left = chunking.new_rows(data, at, []), chunking.remainder(data, at)
+    new, left = chunking.divide(data, at, []).rows, chunking.remainder(data, at)
     if total < workers:
         assert left == 0
         assert new.tolist() == rows
@@ -198,7 +243,7 @@ def test_partitions_that_suit_stay_boundaries():
     """Each worker can have as many of their rows, in whatever order."""
     data = layout([6, 4, 4, 6], [0, 0, 1, 1])
     at = seen(data, needs=EXACT, tolerance=0.0)
-    assert chunking.new_rows(data, at, []).tolist() == [6, 4, 4, 6]
+    assert chunking.divide(data, at, []).rows.tolist() == [6, 4, 4, 6]
 
 
 def test_exact_rows_where_groups_are_given():
@@ -206,7 +251,7 @@ def test_exact_rows_where_groups_are_given():
     partition alone, and not the last old one."""
     data = layout([1, 1, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1], ("X", "y", "qid"))
     at = seen(data, needs=EXACT, tolerance=0.0)
-    assert chunking.remainder(data, at) == chunking.new_rows(data, at, [])[-1] == 1
+    assert chunking.remainder(data, at) == chunking.divide(data, at, []).rows[-1] == 1
 
 
 def test_nothing_is_set_aside_of_what_is_not_cut():
@@ -214,7 +259,7 @@ def test_nothing_is_set_aside_of_what_is_not_cut():
     data = layout([4, 5], [0, 1])
     at = seen(data, needs=EXACT, tolerance=0.0, rechunk=False)
     assert chunking.remainder(data, at) == 0
-    assert chunking.new_rows(data, at, []).tolist() == [4, 5]
+    assert chunking.divide(data, at, []).rows.tolist() == [4, 5]
 
 
 def test_eval_sets_need_not_be_exact():
@@ -223,7 +268,7 @@ def test_eval_sets_need_not_be_exact():
     at = seen(layout([8, 8], [0, 1]), needs=EXACT)
     at = replace(at, layouts=(*at.layouts, valid))
     assert chunking.remainder(valid, at) == 0
-    assert chunking.new_rows(valid, at, []).sum() == 7
+    assert chunking.divide(valid, at, []).rows.sum() == 7
 
 
 # --- how many -------------------------------------------------------------------------
@@ -270,7 +315,8 @@ def ranked(*partitions, **how):
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     rows = [len(p) for p in partitions]
     data = layout(rows, [0] * len(rows), ("X", "qid"), contents=looked)
-    return chunking.new_rows(data, seen(data, needs={"groups": "together"}, **how), [])
+    at = seen(data, needs={"groups": "together"}, **how)
+    return chunking.divide(data, at, []).rows
 
 
 def test_partitions_end_where_groups_do():
@@ -296,7 +342,7 @@ def test_copies_are_not_cut():
     data = replace(data, collections=tuple(collections))
     at = seen(layout([8, 8], [0, 1]))
     at = replace(at, layouts=(*at.layouts, data))
-    assert chunking.new_rows(data, at, []).tolist() == [7, 7, 0]
+    assert chunking.divide(data, at, []).rows.tolist() == [7, 7, 0]
 
 
 # --- classes --------------------------------------------------------------------------

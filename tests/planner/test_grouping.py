@@ -136,7 +136,7 @@ def test_an_empty_partition_is_none_for_a_worker():
     known = data(np.arange(0), np.arange(2))
     seen = view([worker(0), worker(1)], [known])
     goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
-    rows = chunking.new_rows(known, replace(seen, goal=goal), [])
+    rows = chunking.divide(known, replace(seen, goal=goal), []).rows
     assert rows.tolist() == [1, 1]
 
 
@@ -152,7 +152,7 @@ def test_new_partitions_end_where_groups_do(data_):
     seen = view(workers, [known])
     goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
     seen = replace(seen, goal=goal)
-    rows = chunking.new_rows(known, seen, [])
+    rows = chunking.divide(known, seen, []).rows
     ends = np.cumsum(rows)
     assert ends[-1] == len(qid)
     assert set(ends[rows > 0].tolist()) <= set(np.cumsum(sizes).tolist())

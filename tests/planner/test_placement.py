@@ -29,6 +29,34 @@ def lay(workers, rows, weights, *, nbytes=None, **options):
     return place(rows, on(workers, nbytes), weights, nbytes=nbytes, **options)
 
 
+# --- very even rows, or few bytes -----------------------------------------------------
+
+
+def test_very_even_rows_are_not_worth_many_bytes():
+    """The smallest partition makes rows even within the tolerance, by itself."""
+    workers, rows = [0, 0, 0, 1, 1], [104, 100, 26, 100, 70]
+    very_even = lay(workers, rows, [1, 1], tolerance=0.01)
+    assert (very_even.moved, very_even.rows.tolist()) == (1700, [200, 200])
+    found = lay(workers, rows, [1, 1], tolerance=0.05, aim=0.2)
+    assert (found.moved, found.rows.tolist()) == (260, [204, 196])
+
+
+def test_rows_are_very_even_if_no_partition_is_exchanged():
+    """The moved bytes are the fewest for these rows, so no others are tried."""
+    found = lay([0] * 120 + [1] * 80, [1] * 200, [1, 1], tolerance=0.05, aim=0.2)
+    assert found.rows.tolist() == [101, 99]
+
+
+@pytest.mark.parametrize("start", [[0, 2] * 20, [2, 0, 0, 2] * 10, [0] * 40])
+def test_the_search_begins_with_given_targets(start):
+    """They stay if they are even, and no others move fewer bytes."""
+    first = np.array(start)
+    found = lay([0] * 40, [5] * 40, [1, 0, 1], tolerance=0.0, first=first)
+    assert found.rows.tolist() == [100, 0, 100]
+    assert found.moved == 1000
+    assert (found.target.tolist() == start) == (2 in start)
+
+
 # --- nothing may move -----------------------------------------------------------------
 
 
