@@ -138,17 +138,17 @@ async def requests(scheduler, n_keys):
     await ask("look", collections=[], title="look at workers")
     await ask("look", collections=packed)
     await ask("held_data", workers=addresses)
-    await ask("work", owner="me", workers=addresses)
+    await ask("running_work", owner="me", workers=addresses)
     await ask("survey", owner="me", packages=[])
-    await ask("claims", owner="me", keys=every)
-    await ask("wanted", owner="me", keys=every)
+    await ask("missing_keys", owner="me", keys=every)
+    await ask("wanted_by_others", owner="me", keys=every)
     await ask("holdings", owner="me", kept=every)
     await ask("holdings", owner="me", kept=listed[0] + listed[1],
               title="holdings, listed keys")  # fmt: skip
     await measured("watch of runs", partial(
         now, plugin.runs.note, time(), False, runs.measured(scheduler)
     ))  # fmt: skip
-    await ask("keep_facts", facts=facts_of(scheduler, packed, n_keys))
+    await ask("store_facts", facts=facts_of(scheduler, packed, n_keys))
     await ask("page")
     if plugin.page_data.keys:
         await measured("count rows for the page", plugin.page_data._count)  # noqa: SLF001
@@ -156,7 +156,7 @@ async def requests(scheduler, n_keys):
 
     await ask("acquire", owner="me", label="turns", token="t")
     homes = (np.arange(n_keys) % len(addresses)).astype(np.int64)
-    await ask("stay", token="t", workers=addresses,
+    await ask("keep_placement", token="t", workers=addresses,
               places=[(keys, homes.tobytes()) for keys in packed])  # fmt: skip
     await evacuation(plugin, packed, addresses, measured)
     await ask("restart_worker", token="t", address="none", collections=packed,
@@ -251,8 +251,8 @@ async def names(scheduler, packed, ask):
     datasets["X"] = {"data": to_serialize(0), "keys": keys}
     for first in range(0, len(keys), 1000):
         scheduler.client_desires_keys(keys[first : first + 1000], "published-X")
-    await ask("note_names", owner="me", names=["X"])
-    await ask("point_names", owner="me", new=[("X", packed[1], to_serialize(1))],
+    await ask("record_names", owner="me", names=["X"])
+    await ask("replace_names", owner="me", new=[("X", packed[1], to_serialize(1))],
               kept={"X": "X before"})  # fmt: skip
     assert {*datasets} == {"X", "X before"}
 

@@ -424,7 +424,7 @@ def before_names_change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ask = monitor.ask
 
         async def asking(client: Client, method: str, **arguments: Any) -> Any:
-            if method == "point_names":
+            if method == "replace_names":
                 await asyncio.to_thread(happen)
             return await ask(client, method, **arguments)
 
@@ -508,11 +508,11 @@ main(arguments)
 @pytest.mark.parametrize(
     ("method", "when", "how"),
     [
-        ("point_names", "before", "SIGKILL"),
-        ("point_names", "sent", "SIGKILL"),
-        ("point_names", "after", "SIGKILL"),
+        ("replace_names", "before", "SIGKILL"),
+        ("replace_names", "sent", "SIGKILL"),
+        ("replace_names", "after", "SIGKILL"),
         ("pin", "after", "SIGINT"),  # while partitions are cut
-        ("point_names", "sent", "SIGINT"),
+        ("replace_names", "sent", "SIGINT"),
     ],
 )
 def test_it_ends_in_the_middle(
@@ -536,7 +536,7 @@ def test_it_ends_in_the_middle(
         until(lambda: len(in_memory(client)) in (8 + 8, 6 + 4))
     new = keys_of(client, "X", "y")
     both = [len(some) for some in new]
-    if (method, when) == ("point_names", "after"):
+    if (method, when) == ("replace_names", "after"):
         assert both == [8, 8]
     elif when == "sent":
         assert both == [8, 8] or (new == old and ended.returncode)

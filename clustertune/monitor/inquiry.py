@@ -148,7 +148,9 @@ def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
 async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the tasks that workers run, and the holder of the cluster."""
     addresses = [w.address for w in snapshot.workers]
-    found = await monitor.ask(client, "work", owner=client.id, workers=addresses)
+    found = await monitor.ask(
+        client, "running_work", owner=client.id, workers=addresses
+    )
     tasks = {
         a: tuple((prefix, n) for prefix, n in counts) for a, counts in found["tasks"]
     }
@@ -175,7 +177,7 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
             managed=dict(run.get("managed", ())),
             ended_by=run.get("ended_by", "gap"),
         )
-        for run in await monitor.ask(client, "past")
+        for run in await monitor.ask(client, "past_runs")
     )
 
 
@@ -312,7 +314,7 @@ async def chunk_types(
 async def last_report(client: Client) -> Report | None:
     """Return the report that the plugin keeps; refuse one of another release."""
     await monitor.install_plugin(client, await monitor.identify(client))
-    text = await monitor.ask(client, "recall")
+    text = await monitor.ask(client, "last_report")
     try:
         return Report.from_json(text) if text else None
     except ValueError as error:

@@ -60,8 +60,8 @@ NO_VERSIONS = Unknown("the worker did not report its versions")
 REPEATABLE = frozenset(
     (
         "held_data", "holdings", "is_held", "list_schedules", "look", "page",
-        "past", "progress", "recall", "survey", "unmet_restrictions", "wanted",
-        "worker_changes",
+        "past_runs", "progress", "last_report", "survey",
+        "unmet_restrictions", "wanted_by_others", "worker_changes",
     )
 )  # fmt: skip
 

@@ -145,7 +145,7 @@ async def diagnose(request: CheckRequest) -> Report:
     found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page, and for conditions of scheduled restarts
     facts = page_facts.facts(view, found)
-    await monitor.ask(request.client, "keep_facts", facts=facts, diagnosis=True)
+    await monitor.ask(request.client, "store_facts", facts=facts, diagnosis=True)
     survey = view.now.survey
     return Report(
         status="checked",

@@ -281,7 +281,7 @@ async def _prepare(request: _Request) -> Report:
     # before reading: from here on the scheduler notes changes of these names
     gone = await monitor.ask(
         client,
-        "note_names",
+        "record_names",
         owner=client.id,
         names=[*names.distinct, *extra_names.names],
     )
@@ -350,7 +350,7 @@ async def present(client: Client, names: Sequence[str]) -> list[Any]:
     """Read published collections; raise IncompleteError if partitions are gone."""
     if not names:
         return []
-    gone = await monitor.ask(client, "note_names", owner=client.id, names=[*names])
+    gone = await monitor.ask(client, "record_names", owner=client.id, names=[*names])
     found = await collections(client, names)
     _refuse_gone(gone)
     return found
@@ -458,7 +458,7 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
         for name, data in new.items()
     ]
     asked = monitor.ask(
-        client, "point_names", owner=client.id, new=entries, kept=dict(request.kept)
+        client, "replace_names", owner=client.id, new=entries, kept=dict(request.kept)
     )
     try:
         refused = await asyncio.wait_for(asked, ANSWER_TIMEOUT)
@@ -481,7 +481,7 @@ async def _publish(request: _Request, new: Mapping[str, Any], report: Report) ->
     Progress(request.progress).finish([done.summary])
     lease = Lease(client, lambda: ANSWER_TIMEOUT)
     lease.opened = True
-    await lease.quietly("keep", report=report.to_json())
+    await lease.quietly("store_report", report=report.to_json())
     return report
 
 

@@ -237,7 +237,7 @@ class LiveCluster(WorkerActions, DataActions):
         """Complete the prepared collections, and keep them on their workers."""
         places = await asyncio.to_thread(_places, view)
         workers = [w.address for w in view.now.workers]
-        await self._lease.ask("stay", workers=workers, places=places)
+        await self._lease.ask("keep_placement", workers=workers, places=places)
         if self.goal.workload.group_sizes:
             await self.size_groups(view)
         self.tell_rows(view)
@@ -248,9 +248,9 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
         """Store the report, and the facts of the dashboard page, on the scheduler."""
-        await self._lease.quietly("keep", report=report)
+        await self._lease.quietly("store_report", report=report)
         if facts is not None:
-            await self._lease.quietly("keep_facts", facts=facts)
+            await self._lease.quietly("store_facts", facts=facts)
 
 
 def _moved(state: Mapping[str, Any]) -> Result:

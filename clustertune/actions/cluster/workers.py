@@ -236,7 +236,7 @@ class WorkerActions:
         away = tuple(drop.workers.values())
         with managers.expecting(self.client.cluster, away):
             state = await self._lease.job(
-                "drop",
+                "restart_without_data",
                 lambda state: notify(str(state["doing"]), None),
                 owner=self.client.id,
                 others=drop.include_other_clients,

@@ -130,10 +130,10 @@ class ClustertunePlugin(SchedulerPlugin):
         self.forwarded: Mapping[str, Callable[..., Any]] = {
             "survey": partial(survey.survey, scheduler),
             "held_data": partial(survey.held_data, scheduler),
-            "wanted": partial(survey.wanted_by_others, scheduler),
-            "claims": partial(survey.claims, scheduler),
+            "wanted_by_others": partial(survey.wanted_by_others, scheduler),
+            "missing_keys": partial(survey.missing_keys, scheduler),
             "is_held": self.lease.is_held,
-            "note_names": self.names.note,
+            "record_names": self.names.note,
             "schedule": self.schedules.add,
             "cancel_schedule": self.schedules.cancel,
             "page": self.page_data.look,
@@ -351,7 +351,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "restarts": list(self.jobs.restarts),
         }
 
-    async def work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
+    async def running_work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
         """Return running tasks of workers, and a lease or hold of another client.
 
         ``tasks`` are pairs of an address and a list of (prefix, count). ``holder`` has
@@ -369,7 +369,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """Return restrictions of packed keys that no worker meets, and task counts."""
         return await unmet_of_keys(self.scheduler, unpack(keys))
 
-    async def past(self) -> list[dict[str, Any]]:
+    async def past_runs(self) -> list[dict[str, Any]]:
         """Return the last runs, oldest first."""
         return await settled(self.scheduler, self.runs)
 
@@ -400,7 +400,7 @@ class ClustertunePlugin(SchedulerPlugin):
         )
         return self.jobs.move(policy, deadline)
 
-    async def stay(
+    async def keep_placement(
         self,
         token: str,
         workers: Sequence[str],
@@ -453,7 +453,7 @@ class ClustertunePlugin(SchedulerPlugin):
         )
         return self.jobs.restart(work)
 
-    def drop(
+    def restart_without_data(
         self, token: str, owner: str, others: bool, wait: float, timeout: float
     ) -> str:
         """Start to restart all workers without their data; return the job's name."""
@@ -514,7 +514,7 @@ class ClustertunePlugin(SchedulerPlugin):
             self.scheduler.log_event(NAME, event | counts)
         return answer
 
-    async def point_names(
+    async def replace_names(
         self, owner: str, new: Sequence[Any], kept: Mapping[str, str]
     ) -> dict[str, Any]:
         """Replace the data of all names at once; return obstacles."""
@@ -553,17 +553,17 @@ class ClustertunePlugin(SchedulerPlugin):
         found = self.findings and self.findings["time"]
         return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
 
-    def keep(self, report: str) -> None:
+    def store_report(self, report: str) -> None:
         """Store a report (JSON)."""
         if len(report) > MAX_REPORT:
             raise ValueError(f"a report of {len(report):,} characters is not kept")
         self.report = report
 
-    def recall(self) -> str:
+    def last_report(self) -> str:
         """Return the last report (JSON), or ""."""
         return self.report
 
-    def keep_facts(self, facts: Mapping[str, Any], diagnosis: bool = False) -> None:
+    def store_facts(self, facts: Mapping[str, Any], diagnosis: bool = False) -> None:
         """Store facts for the page that only clients have.
 
         Scheduled restarts use findings of a full diagnosis only.
@@ -596,8 +596,9 @@ def _round_robin(
 
 #: requests that methods of the plugin answer
 METHODS = frozenset((
-    "look", "past", "acquire", "release", "begin_hold", "end_hold", "move", "stay",
-    "work", "restart_worker", "holdings", "release_keys", "release_rows", "drop",
-    "point_names", "progress", "stop", "pin", "free_stuck", "unpin",
-    "unmet_restrictions", "list_schedules", "keep", "recall", "keep_facts",
+    "look", "past_runs", "acquire", "release", "begin_hold", "end_hold", "move",
+    "keep_placement", "running_work", "restart_worker", "holdings", "release_keys",
+    "release_rows", "restart_without_data", "replace_names", "progress", "stop", "pin",
+    "free_stuck", "unpin", "unmet_restrictions", "list_schedules", "store_report",
+    "last_report", "store_facts",
 ))  # fmt: skip

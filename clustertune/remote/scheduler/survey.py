@@ -85,7 +85,7 @@ async def wanted_by_others(scheduler: Any, keys: Sequence[KeyRange], owner: str)
     return count
 
 
-async def claims(
+async def missing_keys(
     scheduler: Any, owner: str, keys: Sequence[KeyRange]
 ) -> dict[str, bytes]:
     """Return packed keys that will not be in memory or that the owner does not want.

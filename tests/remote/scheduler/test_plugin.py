@@ -116,14 +116,14 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
     name = old.schedules.add(terms(c.id))["id"]
     ended = old.schedules.add(terms(c.id))["id"]
     old.schedules.cancel(ended)
-    old.keep('{"x": 1}')
-    old.keep_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
+    old.store_report('{"x": 1}')
+    old.store_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
     now = time()
     old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
     old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
     old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
     await old.names.note(c.id, ["X"])
-    before, listed = await old.past(), old.list_schedules()["schedules"]
+    before, listed = await old.past_runs(), old.list_schedules()["schedules"]
     began = dict(vars(old.schedules.kept[name]))
 
     await monitor.install_plugin(c, await monitor.identify(c))
@@ -141,10 +141,10 @@ async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
         k: began[k] for k in there if k != "waits"
     }
     assert len(before) == 1
-    assert await new.past() == before
+    assert await new.past_runs() == before
     assert (new.runs.began, new.runs.peaks["w"]) == (now - 1, 5)
     assert now - 60 in [row[0] for row in new.runs.totals]
-    assert new.recall() == '{"x": 1}'
+    assert new.last_report() == '{"x": 1}'
     assert new.findings == {"time": 1.0, "found": [], "command": ""}
     assert new.names.noted == {c.id: {"X": None}}
     assert not new.schedules.task.done()
@@ -327,7 +327,7 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
 async def test_a_scheduler_without_a_plugin(c, s, a, b):
     """A scheduler that was started again has no plugin; the error states it."""
     with pytest.raises(ConnectionLostError, match="started again"):
-        await monitor.ask(c, "recall")
+        await monitor.ask(c, "last_report")
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -361,17 +361,17 @@ async def test_the_deadline_of_a_move(c, s, a, b):
 async def test_a_report_is_kept(c, s, a, b):
     """Any client can read the last report; too long reports are refused."""
     await monitor.install_plugin(c, await monitor.identify(c))
-    assert await monitor.ask(c, "recall") == ""
-    await monitor.ask(c, "keep", report='{"x": 1}')
-    assert await monitor.ask(c, "recall") == '{"x": 1}'
+    assert await monitor.ask(c, "last_report") == ""
+    await monitor.ask(c, "store_report", report='{"x": 1}')
+    assert await monitor.ask(c, "last_report") == '{"x": 1}'
     with pytest.raises(VersionMismatchError, match="not kept"):
-        await monitor.ask(c, "keep", report=" " * (plugin.MAX_REPORT + 1))
+        await monitor.ask(c, "store_report", report=" " * (plugin.MAX_REPORT + 1))
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
     """Keys that other clients or published names hold are counted."""
-    wanted = ClustertunePlugin(s).forwarded["wanted"]
+    wanted = ClustertunePlugin(s).forwarded["wanted_by_others"]
     futures = c.map(int, range(4))
     await wait(futures)
     packed = keys.pack([f.key for f in futures])

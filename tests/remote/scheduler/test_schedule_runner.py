@@ -56,7 +56,7 @@ def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
 
 def tell(plugin: ClustertunePlugin, found: list[Any]) -> None:
     facts = {"findings": {"time": time(), "found": found}}
-    plugin.keep_facts(facts, diagnosis=True)
+    plugin.store_facts(facts, diagnosis=True)
 
 
 def waits(it: Any, kind: str) -> Any:
