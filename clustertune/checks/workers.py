@@ -27,7 +27,7 @@ from clustertune.core.wording import (
     verb,
     workers_text,
 )
-from clustertune.planner import remedies
+from clustertune.planner import machines, remedies
 from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
 from clustertune.planner.memory import levels, restart_reason
@@ -73,7 +73,7 @@ def _start(view: View, missing: int) -> str:
         return remedies.run(remedies.scale(n_workers))
     return (
         f"Start {plural(missing, 'worker')} with the tool that started the cluster, "
-        f"for example `dask worker {printable(view.now.scheduler)}`."
+        f"for example `{machines.start_command(view.now, missing)}`."
     )
 
 
