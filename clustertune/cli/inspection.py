@@ -168,7 +168,7 @@ async def _print_events(monitoring: Monitor, form: str) -> None:
                 click.echo(json.dumps({"schema_version": 1} | asdict(event)))
             else:
                 at = datetime.fromtimestamp(event.time).astimezone()
-                click.echo(f"{at:%H:%M:%S} {printable(str(event))}")
+                click.echo(f"{at:%H:%M:%S %Z} {printable(str(event))}")
     raise ConnectionLostError("the scheduler does not answer, so nothing is watched")
 
 
