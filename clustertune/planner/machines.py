@@ -8,7 +8,7 @@ use. A cgroup quota limits the CPU time of all processes in a cgroup and below i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clustertune.core.model import (
@@ -19,9 +19,10 @@ from clustertune.core.model import (
     Unknown,
     View,
     WorkerFacts,
+    WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.wording import printable, workers_text
+from clustertune.core.wording import names_text, printable, workers_text
 
 Workers = tuple[WorkerSnapshot, ...]
 
@@ -114,6 +115,86 @@ def host_memory(workers: Workers) -> int | Unknown:
     """Return the maximum bytes that a process on this host can use."""
     facts = _facts(workers)
     return facts if isinstance(facts, Unknown) else max(f.host_memory for f in facts)
+
+
+# --- one worker in place of several ---------------------------------------------------
+
+
+def shared_hosts(
+    snapshot: Snapshot, ids: Collection[str | int] | None = None
+) -> tuple[Workers, ...]:
+    """Return the workers of each host that has several of these workers."""
+    there = [w for w in snapshot.workers if w.is_counted]
+    some = [w for w in there if ids is None or w.id in ids]
+    return tuple(group for group in by_host(some).values() if len(group) > 1)
+
+
+def merged_size(workers: Workers) -> WorkerSize | None:
+    """Return the size of one worker in place of these; None: their sizes differ.
+
+    An interrupted merge has left one worker with that size; the others are equal.
+    """
+    *others, largest = sorted((w.nthreads, w.memory_limit) for w in workers)
+    (nthreads, limit), several = others[0], len(workers)
+    if set(others) != {others[0]}:
+        return None
+    if largest != others[0]:
+        times = largest[0] / nthreads
+        if times < several or largest[1] != times * limit:
+            return None
+        nthreads, limit = largest
+        several = 1
+    return WorkerSize(nthreads=several * nthreads, memory_limit=several * limit)
+
+
+def merge_obstacle(workers: Workers, snapshot: Snapshot) -> str | None:
+    """Return why one worker cannot replace these workers of a host, with a fix."""
+    nthreads = sum(w.nthreads for w in workers)
+    limit = sum(w.memory_limit for w in workers)
+    who = workers_text([w.id for w in workers])
+    if snapshot.can_merge is not None:
+        line = snapshot.can_merge.format(
+            nthreads=nthreads, memory_limit=f"{limit // 2**20} MiB"
+        )
+        return f"{who}: {line}"
+    reason = _difference(workers)
+    if snapshot.adaptive is not None:
+        reason = "adaptive scaling would start workers of the old size"
+    return reason and (
+        f"{who}: {reason}; start one worker there instead: "
+        f"`{start_line(snapshot, 1, nthreads, limit)}`"
+    )
+
+
+def start_line(snapshot: Snapshot, n_workers: int, nthreads: int, limit: int) -> str:
+    """Return the command that starts workers of this size on their host."""
+    memory = f' --memory-limit "{limit // 2**20} MiB"' if limit else ""
+    return (
+        f"dask worker {printable(snapshot.scheduler)} --nworkers {n_workers} "
+        f"--nthreads {nthreads}{memory}"
+    )
+
+
+def _difference(workers: Workers) -> str | None:
+    """Return why these workers cannot replace each other."""
+    facts = _facts(workers)
+    if isinstance(facts, Unknown):
+        return f"their settings are unknown: {printable(facts.reason)}"
+    if not all(w.nanny for w in workers):
+        return "a worker without a nanny cannot be restarted with another size"
+    setups = [f.setup for f in facts]
+    names = sorted({name for setup in setups for name in setup})
+    differing = [n for n in names if len({setup.get(n) for setup in setups}) > 1]
+    if differing:
+        return f"they have different {names_text(differing)}"
+    if "resources" in names:
+        return f"one worker would not add up their {printable(setups[0]['resources'])}"
+    reason = None
+    if len({(f.affinity, f.quotas, f.host_memory) for f in facts}) > 1:
+        reason = "they may use different CPUs or memory"
+    elif merged_size(workers) is None:
+        reason = "they have different threads or memory limits"
+    return reason
 
 
 def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:
