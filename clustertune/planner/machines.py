@@ -157,9 +157,11 @@ def merge_obstacle(workers: Workers, snapshot: Snapshot) -> str | None:
             nthreads=nthreads, memory_limit=f"{limit // 2**20} MiB"
         )
         return f"{who}: {line}"
-    reason = _difference(workers)
+    reason = difference(workers)
     if snapshot.adaptive is not None:
         reason = "adaptive scaling would start workers of the old size"
+    elif not all(w.nanny for w in workers):
+        reason = "a worker without a nanny cannot be restarted with another size"
     return reason and (
         f"{who}: {reason}; start one worker there instead: "
         f"`{start_line(snapshot, 1, nthreads, limit)}`"
@@ -175,13 +177,11 @@ def start_line(snapshot: Snapshot, n_workers: int, nthreads: int, limit: int) ->
     )
 
 
-def _difference(workers: Workers) -> str | None:
+def difference(workers: Workers) -> str | None:
     """Return why these workers cannot replace each other."""
     facts = _facts(workers)
     if isinstance(facts, Unknown):
         return f"their settings are unknown: {printable(facts.reason)}"
-    if not all(w.nanny for w in workers):
-        return "a worker without a nanny cannot be restarted with another size"
     setups = [f.setup for f in facts]
     names = sorted({name for setup in setups for name in setup})
     differing = [n for n in names if len({setup.get(n) for setup in setups}) > 1]
