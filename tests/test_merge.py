@@ -456,6 +456,7 @@ def test_xgboost(two: Any) -> None:
     assert_whole(client, X, kept, total)
 
 
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
 def test_lightgbm(two: Any) -> None:
     """A dry run changes nothing; then the data is placed on the merged worker."""
     lightgbm = pytest.importorskip("lightgbm")

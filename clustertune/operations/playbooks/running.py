@@ -451,9 +451,9 @@ class PlaybookRun:
             view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
             ids = ids_of(options.get("workers"), view)
             limits = self.playbook.limits
-            options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
             if step.do == "merge":
                 limits.refuse_fewer(snapshot, ids)
+            options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
         if step.do in actions.others():
             return await self._plugin(step.do, **options)
         if step.do in ON_DATA:
