@@ -27,7 +27,6 @@ from clustertune.core.model import (
     HeldData,
     ParkingSpace,
     Profile,
-    Severity,
     Unknown,
     WorkerSize,
 )
@@ -215,40 +214,6 @@ def test_managers(manager: Any, line: str) -> None:
     with pytest.raises(RefusedError) as refused:
         list(merge.steps(view(snapshots=[moment])))
     assert line in str(refused.value)
-
-
-# --- the check ------------------------------------------------------------------------
-
-
-def test_the_finding() -> None:
-    """It has the numbers of the host with the most workers, and a call that works."""
-    found = view(workers(0, 0, 0), workload=THREADS)
-    (finding,) = several_workers_per_host(found)
-    assert finding.severity is Severity.info
-    assert finding.subject == (0, 1, 2)
-    assert finding.evidence == {"hosts": 1, "workers": 3, "threads": 3, "cpus": 8}
-    assert finding.remedy == "Run `clustertune.merge_workers(client)`."
-    others = [*workers(0, 0, 0), worker("away", host="other")]
-    (finding,) = several_workers_per_host(view(others, workload=THREADS))
-    assert "workers=[0, 1, 2]" in finding.remedy
-    assert finding.message.startswith("3 workers on host 127.0.0.1 have 3 threads")
-
-
-def test_no_finding() -> None:
-    """Other libraries, and hosts with one worker."""
-    assert not list(several_workers_per_host(view(workers(0, 0))))
-    pools = replace(THREADS, threads="pools")
-    assert list(several_workers_per_host(view(workers(0, 0), workload=pools)))
-    apart = [worker(0), worker(1, host="other")]
-    assert not list(several_workers_per_host(view(apart, workload=THREADS)))
-
-
-def test_where_it_cannot_be_merged() -> None:
-    """The remedy is the manager's line."""
-    moment = snapshot(workers(0, 0), can_merge=gateway.merge_obstacle(None))
-    (finding,) = several_workers_per_host(view(snapshots=[moment], workload=THREADS))
-    assert "gateway.new_cluster(worker_cores=2" in finding.remedy
-    assert "merge_workers" not in finding.remedy
 
 
 # --- in memory ------------------------------------------------------------------------
