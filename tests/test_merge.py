@@ -31,7 +31,12 @@ from clustertune.core.model import (
     WorkerSize,
 )
 from clustertune.errors import RefusedError
-from clustertune.integrations.managers import gateway, jobqueue, kubernetes
+from clustertune.integrations.managers import (
+    gateway,
+    jobqueue,
+    kubernetes,
+    spec_cluster,
+)
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import guards, machines
@@ -214,6 +219,22 @@ def test_managers(manager: Any, line: str) -> None:
     with pytest.raises(RefusedError) as refused:
         list(merge.steps(view(snapshots=[moment])))
     assert line in str(refused.value)
+
+
+def test_workers_that_start_together() -> None:
+    """A cluster object that starts a group of them would start all again."""
+
+    class Grouped:
+        def __init__(self, **spec: Any) -> None:
+            self.worker_spec = {0: spec}
+
+    together: Any = Grouped(group=["-0", "-1"])
+    reason = spec_cluster.merge_obstacle(together)
+    assert reason is not None
+    line = "`Grouped(..., worker_options={'n_workers': 1, 'nthreads': 2})`"
+    assert reason.format(nthreads=2, memory_limit="1 MiB").endswith(line)
+    alone: Any = Grouped()
+    assert spec_cluster.merge_obstacle(alone) is None
 
 
 # --- in memory ------------------------------------------------------------------------

@@ -89,14 +89,14 @@ def _received(restart: Restart, view: View) -> tuple[WorkerSnapshot, ...]:
     held = view.now.by_address[restart.address].held_data
     left = held.nbytes if held else 0
     workers = []
-    for w in view.now.workers:
-        taken = 0
+    for worker in view.now.workers:
+        w = worker
         if left and w.running and w.id in restart.process_limits:
             free = memory.free_below(w, restart.process_limits[w.id])
             taken = int(min(left, free))
             left -= taken
-        filled = replace(w, process=w.process + taken, counted=w.counted + taken)
-        workers.append(filled if taken else w)
+            w = replace(w, process=w.process + taken, counted=w.counted + taken)
+        workers.append(w)
     return tuple(workers)
 
 
