@@ -111,6 +111,11 @@ BENCHMARKS = (
     ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),
+    Benchmark(
+        "merge",
+        "One worker in place of two",
+        quick=("--rounds=1", "--scale=0.02"),
+    ),
     Benchmark("restart_low_memory", "Restart of paused workers", quick=("--rounds=1",)),
     Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),
     Benchmark("gridsearch", "Grid search", quick=("--rounds=1", "--case=small")),

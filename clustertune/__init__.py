@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from clustertune.operations.sizing import Sizing as Sizing
     from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
+    from clustertune.operations.workers import merge_workers as merge_workers
     from clustertune.operations.workers import resize_workers as resize_workers
     from clustertune.operations.workers import restart_workers as restart_workers
     from clustertune.operations.workers import scale as scale
@@ -63,6 +64,7 @@ _PUBLIC = {
     "dashboard_page": "dashboard.link",
     "DashboardPage": "dashboard.link",
     "make_plan": "operations.planning",
+    "merge_workers": "operations.workers",
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",

@@ -32,9 +32,10 @@ TABLE = """
 #: public calls by action, except ``prepare`` and playbooks
 CALLS = {
     "drop": "`restart_workers(drop_data=True)`",
+    "merge": "`merge_workers`",
     "release": "`release_data`",
     "restart": "`restart_workers`, `resize_workers`, `schedule_restart`",
-    "retire": "`scale`",
+    "retire": "`scale`, `merge_workers(undo=...)`",
     "scale": "`scale`",
     "adapt": "`scale`",
     "trim": "`trim_memory`, `restart_workers(if_needed=True)`",

@@ -78,7 +78,8 @@ keys, and files of more than 64 KiB are refused. Durations and sizes have Dask's
 with its line:
 
     between-runs.yaml:14: steps[3].do: unknown action 'restrat'; choose from: load,
-    rebalance, rechunk, release, resize, restart, scale, trim (did you mean restart?)
+    merge, rebalance, rechunk, release, resize, restart, scale, trim (did you mean
+    restart?)
 
 **A step with `check`** runs checks and reports their findings. It takes names of
 checks, words of their names (`memory` means all below that have this word), or `all`.
@@ -97,7 +98,8 @@ checks, words of their names (`memory` means all below that have this word), or 
 **`limits`** apply to all steps. `disrupted_workers` (1) is the most workers that are
 away at the same time: a number, or a part such as `25%`. `minimum_workers` (0) is the
 least workers that run while others are away; otherwise the step is refused. No playbook
-scales below it. `settle` (5s) is the pause after each step that changed something.
+scales or merges below it. `settle` (5s) is the pause after each step that changed
+something.
 
 **`on_failure`** is `stop` or `continue`. It applies after a step that failed, was
 refused, or was done in part.

@@ -62,7 +62,7 @@ def test_every_action_keeps_the_contract() -> None:
 def test_healthy_data_needs_no_action() -> None:
     """Without problems no action proposes a step."""
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])], n_workers=2)
-    assert [propose(a, seen) for a in actions.available().values()] == [[]] * 12
+    assert [propose(a, seen) for a in actions.available().values()] == [[]] * 13
 
 
 # --- scale ----------------------------------------------------------------------------

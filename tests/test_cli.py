@@ -37,6 +37,7 @@ COMMANDS = (
     "demo",
     "explain",
     "history",
+    "merge",
     "plan",
     "playbooks",
     "prepare",

@@ -30,6 +30,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "check": (),
     "history": ("collect",),
     "dashboard": (),
+    "merge": ("--dry-run",),
     "plan": ("trim",),
     "prepare": ("--dataset", "X", "--dataset", "y", "--yes"),
     "release": (),

@@ -33,6 +33,7 @@ PLAN = "PLAN"  # stands for a file with a plan
 #: arguments that a command requires
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "apply": (PLAN, "--yes"),
+    "merge": ("--yes",),
     "plan scale": ("2",),
     "prepare": ("--dataset", "X", "--yes"),
     "plan prepare": ("--dataset", "X"),

@@ -36,6 +36,13 @@ def steps(view: View, n_workers: int, *, wait: float = restart.WAIT) -> Iterator
     least = sorted(there, key=_weight)
     going = least[: max(0, len(there) - n_workers)]
     leaving = frozenset(w.id for w in going)
+    yield from of(view, leaving, wait=wait)
+
+
+def of(
+    view: View, leaving: frozenset[str | int], *, wait: float = restart.WAIT
+) -> Iterator[Step]:
+    """Return a step for each of these workers."""
     for step in restart.steps(view, leaving, wait=wait):
         yield _retired(step, view, leaving)
 

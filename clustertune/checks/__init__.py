@@ -88,6 +88,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
     "Training is slow": (
         threads.thread_count,
         threads.thread_pools,
+        threads.several_workers_per_host,
         threads.blocked_event_loops,
         partitions.too_many_partitions,
         placement.separated_pairs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.findings import info, unknown, warning
+from clustertune.core.findings import Scalar, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -28,7 +28,10 @@ from clustertune.planner.machines import (
     HostCpus,
     by_host,
     details_of,
+    difference,
     host_cpus,
+    merge_obstacle,
+    shared_hosts,
     unknown_findings,
     with_scheduler,
 )
@@ -223,6 +226,48 @@ def _unseen_pools(view: View) -> Iterator[Finding]:
             remedy="Run `import distributed; client.register_plugin("
             'distributed.PipInstall(["threadpoolctl"]))`.',
         )
+
+
+def several_workers_per_host(view: View) -> Iterator[Finding]:
+    """Find hosts with several workers, for a library that trains with threads.
+
+    XGBoost, LightGBM and PyTorch use all threads of a worker in one training task. One
+    worker per host needs memory for one process only, and its threads exchange no
+    messages. The gain depends on the data, so measure it: it is larger with little data
+    and with many workers per host.
+
+    Remedy: Run ``clustertune.merge_workers(client)``, which loses no data. On a new
+    cluster, start one worker per host, with ``dask worker --nworkers 1 --nthreads 16``.
+    ``clustertune.recommend_size`` has the line for your hosts.
+    """
+    workload = view.goal.workload
+    ids = [w.id for w in view.eligible_workers]
+    # workers that differ, as with a GPU each, are separate on purpose
+    hosts = [g for g in shared_hosts(view.now, ids) if difference(g) is None]
+    if not hosts or not workload.uses_worker_threads:
+        return
+    most = max(hosts, key=len)
+    cpus = host_cpus(most)
+    reasons = [merge_obstacle(group, view.now) for group in hosts]
+    reason = next(filter(None, reasons), None)
+    named = [w.id for group in hosts for w in group]
+    everyone = len(named) == sum(w.is_counted for w in view.now.workers)
+    call = remedies.on_workers("merge_workers", () if everyone else named)
+    threads, shared = sum(w.nthreads for w in most), ""
+    evidence: dict[str, Scalar] = {"hosts": len(hosts)}
+    evidence |= {"workers": len(most), "threads": threads}
+    if not isinstance(cpus, Unknown):
+        shared, evidence["cpus"] = f" on {plural(cpus.usable, 'CPU')}", cpus.usable
+    yield info(
+        message=f"{plural(len(most), 'worker')} on host "
+        f"{names_text([most[0].host])} have {plural(threads, 'thread')}{shared}, and "
+        f"{workload.title} can use all of them in one worker, with less memory",
+        subject=tuple(named),
+        evidence=evidence,
+        remedy=remedies.run(call)
+        if reason is None
+        else f"{reason[:1].upper()}{reason[1:]}.",
+    )
 
 
 def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Finding]:

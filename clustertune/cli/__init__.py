@@ -44,6 +44,10 @@ COMMANDS = {
         "history",
         "Show records of past calls and runs, and trends over them.",
     ),
+    "merge": (
+        "changes",
+        "Replace the workers of each host by one with all their threads and memory.",
+    ),
     "plan": (
         "planning",
         "Plan a change without making it, for `apply`; without VERB plan `prepare`.",

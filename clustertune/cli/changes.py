@@ -126,6 +126,43 @@ def resize(
 
 @click.command(
     epilog=examples(
+        "clustertune merge tcp://10.0.0.5:8786 --dry-run",
+        "clustertune merge --worker 0 --worker 1 --yes",
+    )
+)
+@cluster_options(manager=True)
+@format_option
+@worker_option
+@click.option(
+    "--undo", metavar="N", type=click.IntRange(1), help="Restore N workers in place of "
+    "each worker. Requires --cluster."
+)  # fmt: skip
+@_unavailable
+@_wait
+@_timeout("30 minutes")
+@with_consent
+def merge(
+    target: Target,
+    form: str,
+    workers: tuple[str, ...],
+    undo: int | None,
+    max_unavailable: str,
+    consent: Consent,
+    **limits: str,
+) -> None:
+    """Replace the workers of each host by one with all their threads and memory.
+
+    One worker keeps the data of all. The other workers are retired.
+    """
+    options: dict[str, Any] = _seconds(limits) | {
+        "undo": undo,
+        "max_unavailable": parse_part("--max-unavailable", max_unavailable),
+    }
+    change(target, "merge", _on_workers(workers, options), form, consent)
+
+
+@click.command(
+    epilog=examples(
         "clustertune restart tcp://10.0.0.5:8786",
         'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
         "clustertune restart --max-unavailable 25% --dry-run",
@@ -379,6 +416,8 @@ _PREPARE = (
         "needs. Requires --cluster."),
     click.option("--restart", type=click.Choice(["auto", "all"]), help="First restart "
         "leaking workers, or all workers, without losing data."),
+    click.option("--merge-workers", is_flag=True, help="First replace the workers of "
+        "each host by one, without losing data."),
     click.option("--rechunk", type=click.IntRange(1), metavar="N", help="Rechunk the "
         "training data into N partitions. By default only if needed."),
     click.option("--no-rechunk", is_flag=True, help="Never rechunk. Fail if the fit "

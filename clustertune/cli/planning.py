@@ -96,6 +96,7 @@ def _planned(command: click.Command) -> click.Command:
 
 #: by planned verb the options of an example
 _EXAMPLES = {
+    "merge": "",
     "prepare": " --dataset X --dataset y",
     "release": " --prefix add --include-other-clients",
     "resize": " --nthreads 4",

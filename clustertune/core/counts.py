@@ -20,6 +20,7 @@ from clustertune.core.model import (
     Release,
     Restart,
     Shuffle,
+    Split,
     Step,
     Trim,
 )
@@ -31,6 +32,7 @@ EXECUTED = ("done", "partly", "failed")
 MAX_REASONS = 3
 MAX_REASON = 200  # characters
 VERBS = {
+    "merge": "merged",
     "rechunk": "rechunked",
     "replicate": "copied to all workers",
     "restart": "restarted",
@@ -114,6 +116,7 @@ _MAKERS: Mapping[type, Callable[[Any, str], Count]] = {
     Shuffle: lambda args, _: Count(
         verb="reordered", noun="collection", total=len(args.sources)
     ),
+    Split: lambda args, _: Count(verb="scaled to", noun="worker", total=args.n_workers),
     Bounds: lambda *_: Count(verb="adjusted", noun="adaptive cluster", total=1),
 }
 

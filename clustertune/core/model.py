@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from clustertune.core import environment
@@ -69,6 +69,7 @@ class Goal:
     rechunk: bool | int = True  # where needed; never; or a number of partitions
     #: rows and partitions of the previous fit
     previous_shape: tuple[int, int] | None = None
+    merge_workers: bool = False  # replace the workers of each host by one
     order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
@@ -299,6 +300,12 @@ class WorkerSize:
         parts += environment.text(self.env)
         return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
+    def given_to(self, worker: WorkerSnapshot) -> WorkerSnapshot:
+        """Return the worker with this size."""
+        nthreads = worker.nthreads if self.nthreads is None else self.nthreads
+        limit = worker.memory_limit if self.memory_limit is None else self.memory_limit
+        return replace(worker, nthreads=nthreads, memory_limit=limit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
@@ -318,6 +325,18 @@ class Restart:
     parking: bool = False  # the nanny may keep the keys meanwhile
     #: restart only while needed, with this growth in bytes per run; None: always
     growth: int | None = None
+    #: the worker that replaces a retired one, and the size that it must have by then
+    replaced_by: tuple[str | int, WorkerSize] | None = None
+    undo: str = ""  # the line that restores the previous workers, for the report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """New workers that share the threads and memory of merged workers."""
+
+    n_workers: int  # workers of the cluster that run then
+    size: WorkerSize  # of each new worker
+    replaced: tuple[str | int, ...]  # ids of the merged workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,8 +483,13 @@ class Cluster(Protocol):
     async def load(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""
 
-    async def scale(self, n_workers: int, notify: Notify) -> Result:
-        """Scale the cluster to ``n_workers`` and wait until they run."""
+    async def scale(
+        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
+    ) -> Result:
+        """Scale the cluster to ``n_workers`` and wait until they run.
+
+        New workers have the given size, or by default that of the cluster object.
+        """
 
     async def adapt(self, bounds: Bounds, notify: Notify) -> Result:
         """Change the bounds of adaptive scaling."""

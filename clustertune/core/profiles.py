@@ -94,6 +94,11 @@ class Profile:
     #: companions and "eval_set" that its fit takes besides X and y; None: any
     takes: tuple[str, ...] | None = None
 
+    @property
+    def uses_worker_threads(self) -> bool:
+        """Whether one training task can use all threads of its worker."""
+        return bool(self.threads)
+
     def multiple(self, itemsize: int | None) -> float:
         """Return the multiple for an item size; for an unknown one, the largest."""
         return _multiple(self.memory_multiple, itemsize)

@@ -20,6 +20,7 @@ Literal = str | int | bool | tuple[str | int, ...] | dict[str, str]
 #: the commands of public functions; other functions have none
 VERBS = {
     "check": "check",
+    "merge_workers": "merge",
     "prepare": "prepare",
     "resize_workers": "resize",
     "restart_workers": "restart",

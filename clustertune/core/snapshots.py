@@ -45,6 +45,9 @@ class WorkerFacts:
     affinity: frozenset[int]  # CPUs on which this process may run
     quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs) of each level with a quota
     host_memory: int  # most bytes that this process can use: RAM or cgroup limit
+    #: resources, preloads, variables and container, by name; equal in workers that can
+    #: replace each other
+    setup: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +284,9 @@ class Snapshot:
     round_trip: float | None = None
     can_scale: str | None = None  # reason why this client cannot scale it; None: it can
     can_restart: str | None = None  # reason against restarts by nannies; None: none
+    #: reason against one worker in place of several on a host, with a fix; the fix may
+    #: have the fields ``{nthreads}`` and ``{memory_limit}``; None: none
+    can_merge: str | None = None
     #: least and most workers of adaptive scaling; None: it is off
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read

@@ -431,6 +431,7 @@ async def _snapshot(
         memory_manager=found["manager"],
         can_scale=managers.obstacle(client.cluster, len(workers) + 1),
         can_restart=managers.restart_obstacle(client.cluster),
+        can_merge=managers.merge_obstacle(client.cluster),
         adaptive=await managers.bounds(client.cluster),
         restarts=tuple(found["restarts"]),
     )
@@ -531,4 +532,5 @@ def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:
         affinity=frozenset(answer["affinity"]),
         quotas=tuple((name, float(cpus)) for name, cpus in answer["quotas"]),
         host_memory=answer["host_memory"],
+        setup=dict(answer["setup"]),
     )

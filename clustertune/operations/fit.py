@@ -214,6 +214,7 @@ def fit(
     n_workers: int | str | None = None,
     workers: Sequence[str | int] | None = None,
     restart: bool | str = False,
+    merge_workers: bool = False,
     rechunk: bool | int = True,
     dtype: Any = None,
     shuffle: bool | str = False,
@@ -243,8 +244,8 @@ def fit(
         model without a client keeps this client.
     X, y, sample_weight, qid, group, base_margin, init_score, eval_set
         The data, as of :func:`clustertune.prepare`.
-    n_workers, workers, restart, rechunk, dtype, shuffle, sort, random_state, \
-on_low_memory, progress
+    n_workers, workers, restart, merge_workers, rechunk, dtype, shuffle, sort, \
+random_state, on_low_memory, progress
         Options of :func:`clustertune.prepare`.
     timeout
         Seconds, or a duration such as ``"10 minutes"``, for the preparation. The fit
@@ -302,6 +303,7 @@ on_low_memory, progress
         n_workers=n_workers,
         workers=workers,
         restart=restart,
+        merge_workers=merge_workers,
         rechunk=rechunk,
         dtype=dtype,
         shuffle=shuffle,

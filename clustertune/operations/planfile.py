@@ -38,6 +38,7 @@ LONGEST = 366 * 86400.0  # seconds until a plan expires, at most
 _AROUND = ("schema_version", "digest")  # fields that the digest does not cover
 
 VERBS: Mapping[str, Any] = {
+    "merge": workers.merge_workers,
     "prepare": publishing.prepare_datasets,
     "release": release.release_data,
     "resize": workers.resize_workers,

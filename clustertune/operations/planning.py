@@ -52,8 +52,8 @@ def make_plan(
     client, progress
         As for :func:`clustertune.prepare`.
     verb
-        The call to plan: ``"prepare"``, ``"restart"``, ``"resize"``, ``"scale"``,
-        ``"trim"`` or ``"release"``.
+        The call to plan: ``"prepare"``, ``"restart"``, ``"resize"``, ``"merge"``,
+        ``"scale"``, ``"trim"`` or ``"release"``.
     *names
         For ``"prepare"`` the names of published data sets: X, y, others. For
         ``"release"`` prefixes of keys.

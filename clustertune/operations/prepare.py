@@ -141,7 +141,7 @@ async def _plan(cluster: Cluster, journal: Journal, settings: Settings | None) -
     if not view.goal.restart or any(w.running for w in view.now.workers):
         _refuse(unfixable)
     plan = planner.make_plan(found, view, actions.available())
-    if not plan.steps or plan.phase not in ("trim", "restart"):
+    if not plan.steps or plan.phase not in ("merge", "trim", "restart"):
         _refuse(unfixable)
     if plan.steps and plan.phase == "rechunk":
         # the best number of partitions depends on the overhead of a task
@@ -250,6 +250,7 @@ def prepare(
     n_workers: int | str | None = None,
     workers: Sequence[str | int] | None = None,
     restart: bool | str = False,
+    merge_workers: bool = False,
     rechunk: bool | int = True,
     to: str | None = None,
     dtype: Any = None,
@@ -307,6 +308,10 @@ def prepare(
         threshold, or will be after the next run, one at a time and keeping their data.
         True: all.
         See :func:`clustertune.restart_workers`.
+    merge_workers
+        First replace the workers of each host by one with all their threads and
+        memory, keeping their data; see :func:`clustertune.merge_workers`. Not with
+        ``n_workers``.
     rechunk
         True: cut and join partitions where their rows do not match each other or the
         workers; y and companions are cut where X is. False: never, which is an error
@@ -414,6 +419,12 @@ LeaseHeldError
     profile = libraries.choose(estimator)
     inputs.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
+    merges = arguments.flag("merge_workers", merge_workers)
+    if merges and n_workers is not None:
+        raise TypeError(
+            "merge_workers=True decides the number of workers, so it does not combine "
+            "with n_workers; call clustertune.scale(client, ...) before or afterwards"
+        )
     fractions = settings.fractions()
     goal = Goal(
         workload=profile,
@@ -421,6 +432,7 @@ LeaseHeldError
         imported=frozenset(PACKAGES & sys.modules.keys()),
         n_workers=arguments.workers_wanted("n_workers", n_workers),
         restart=arguments.restarting("restart", restart),
+        merge_workers=merges,
         rechunk=arguments.cutting("rechunk", rechunk),
         release_inputs=arguments.flag("release_inputs", release_inputs),
         to=arguments.kind("to", to),
@@ -450,8 +462,8 @@ LeaseHeldError
             dry_run=arguments.flag("dry_run", dry_run),
             progress=progress,
             look=LookOptions(
-                held_data=bool(goal.restart),
-                least_memory=bool(goal.restart),
+                held_data=bool(goal.restart or merges),
+                least_memory=bool(goal.restart or merges),
                 values=True,
             ),
             # a restart lets paused workers run again

@@ -1,4 +1,4 @@
-"""Calls that act on workers by name, or release data: restart, resize, scale, trim.
+"""Calls that act on workers by name, or release data, such as restart and scale.
 
 Each looks, plans, refuses what cannot be done safely before anything changes, acts step
 by step, looks again, and reports what was done and left.
@@ -54,6 +54,8 @@ class Procedure(Call):
 
     steps: Steps
     then: Steps | None = None  # the steps that follow, from another look
+    #: describes these steps before that look
+    known_later: Callable[[Collection[Step]], str] = planner.known_after_trim
     needs: tuple[str, ...] = RESTARTABLE
 
 
@@ -137,7 +139,7 @@ def _plan(
         phase=procedure.name,
         steps=steps,
         refused=tuple(no for _, no in proposed if no is not None),
-        needs=() if then is None else (planner.known_after_trim(later),),
+        needs=() if then is None else (procedure.known_later(later),),
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)

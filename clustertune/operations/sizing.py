@@ -368,7 +368,7 @@ def decide(
 def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
     """Yield the ways to use all CPUs of a host; the first suits the library best."""
     counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
-    for n in counts[:1] if profile.threads == "worker" else reversed(counts):
+    for n in counts[:1] if profile.uses_worker_threads else reversed(counts):
         limit = _rounded((host.memory - host.reserved) / n)
         if limit > 0:
             yield Shape(workers=n, threads=host.cpus // n, limit=limit)
@@ -461,9 +461,12 @@ def _of_shape(profile: Profile, shape: Shape, host: Host) -> Iterator[str]:
     if profile.threads == "worker":
         why = "one training task takes all threads of its worker"
     elif profile.threads == "pools":
-        why = "the library's thread pools have one thread in Dask"
+        why = (
+            "one training task takes all threads of its worker, as soon as its thread "
+            "pools have them: training.run_roles sets torch.set_num_threads"
+        )
     instead = ""
-    if shape.threads > 1 and profile.threads != "worker":
+    if shape.threads > 1 and not profile.uses_worker_threads:
         instead = "; but with more and smaller workers, more hosts would be needed"
     yield (
         f"threads: {plural(shape.workers, 'worker')} of "

@@ -1,4 +1,4 @@
-"""Public calls that act on workers: ``restart``, ``resize``, ``scale``, ``trim``."""
+"""Public calls on workers: ``restart``, ``resize``, ``merge``, ``scale``, ``trim``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from distributed import Client
 
 from clustertune.actions import adapt as adapting
 from clustertune.actions import drop as dropping
+from clustertune.actions import merge as merging
 from clustertune.actions import restart as restarting
 from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
-from clustertune.core.model import Notify, Snapshot, Step, View, WorkerSize
+from clustertune.core.model import Notify, Snapshot, Split, Step, View, WorkerSize
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import ScaleError
@@ -231,6 +232,92 @@ TimedOutError
             limit=size.memory_limit,
             read_spilled=False,
         ),
+    )
+
+
+def merge_workers(
+    client: Client,
+    *collections: Any,
+    undo: int | None = None,
+    workers: Sequence[str | int] | None = None,
+    max_unavailable: float | str = 1,
+    wait: str | float = "1 minute",
+    dry_run: bool = False,
+    progress: bool | Notify | None = None,
+    timeout: str | float = "30 minutes",
+) -> Report:
+    """Replace the workers of each host by one with all their threads and memory.
+
+    XGBoost, LightGBM and PyTorch train with all threads of a worker, so one process per
+    host can train with less communication and memory. On each host the worker with the
+    most unreplicated data is resized to the threads and memory limits of all workers
+    there, as by :func:`clustertune.resize_workers`. The others move their keys to it
+    and are retired, as by :func:`clustertune.scale`. The client's cluster object does
+    not start them again, and gives new workers the new size.
+
+    Parameters
+    ----------
+    client, *collections, max_unavailable, wait, dry_run, progress, timeout
+        As for :func:`clustertune.restart_workers`.
+    undo
+        Restore so many workers per merged worker: the cluster object starts them with
+        equal shares of its threads and memory, and it is retired. The report of a merge
+        has the line.
+    workers
+        Names or addresses of the workers that may become one; all by default. With
+        ``undo`` the merged workers.
+
+    Returns
+    -------
+    Report
+        As of :func:`clustertune.restart_workers`.
+
+    Raises
+    ------
+    RefusedError
+        A cluster manager or adaptive scaling would start the workers again, the workers
+        of a host differ, or a worker cannot be restarted or retired without loss. The
+        text has the line that starts one worker. Nothing was changed.
+    ScaleError
+        With ``undo``: the workers did not start in time.
+    ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
+TimedOutError
+        As for :func:`clustertune.restart_workers`. The next call completes a merge that
+        was interrupted.
+
+    Examples
+    --------
+    >>> print(clustertune.merge_workers(client))                       # doctest: +SKIP
+    """
+    seconds = arguments.duration("wait", wait)
+    most = arguments.part("max_unavailable", max_unavailable)
+    n_workers = arguments.count("undo", undo)
+    merged: set[str | int] = set()
+
+    def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
+        if n_workers is None:
+            yield from merging.steps(view, ids, wait=seconds, most=most)
+            return
+        step = merging.split(view, ids, n_workers)
+        assert isinstance(step.args, Split)
+        merged.update(step.args.replaced)
+        yield step
+
+    def retirements(view: View, *_: object) -> Iterator[Step]:
+        yield from retiring.of(view, frozenset(merged), wait=seconds)
+
+    return operate(
+        client,
+        "merge",
+        steps,
+        *collections,
+        then=None if n_workers is None else retirements,
+        known_later=merging.known_later,
+        workers=workers,
+        dry_run=dry_run,
+        progress=progress,
+        timeout=timeout,
+        look=LookOptions(held_data=True, least_memory=True, read_spilled=False),
     )
 
 

@@ -28,6 +28,7 @@ from clustertune.core.model import (
     Step,
     Unknown,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
 from clustertune.core.wording import (
@@ -66,19 +67,42 @@ def sort_out(
 def after(step: Step, view: View) -> View:
     """Return the view after a step, as far as the next steps need it.
 
-    A restarted worker runs in a process that has its keys and no leak.
+    A restarted worker runs in a process that has its keys and no leak. The keys of a
+    retired worker fill the others.
     """
     restart = step.args
-    if not isinstance(restart, Restart) or restart.retire:
+    if not isinstance(restart, Restart) or restart.address not in view.now.by_address:
         return view
-    workers = tuple(
-        _restarted(w) if w.address == restart.address else w for w in view.now.workers
-    )
+    if restart.retire:
+        workers = _received(restart, view)
+    else:
+        workers = tuple(
+            _restarted(w, restart.size) if w.address == restart.address else w
+            for w in view.now.workers
+        )
     now = replace(view.now, workers=workers)
     return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
-def _restarted(worker: WorkerSnapshot) -> WorkerSnapshot:
+def _received(restart: Restart, view: View) -> tuple[WorkerSnapshot, ...]:
+    """Return the workers after the keys of a retired one have moved to them."""
+    held = view.now.by_address[restart.address].held_data
+    left = held.nbytes if held else 0
+    workers = []
+    for worker in view.now.workers:
+        w = worker
+        if left and w.running and w.id in restart.process_limits:
+            free = memory.free_below(w, restart.process_limits[w.id])
+            taken = int(min(left, free))
+            left -= taken
+            w = replace(w, process=w.process + taken, counted=w.counted + taken)
+        workers.append(w)
+    return tuple(workers)
+
+
+def _restarted(worker: WorkerSnapshot, size: WorkerSize | None) -> WorkerSnapshot:
+    if size is not None:
+        worker = size.given_to(worker)
     # the memory of a new process is known only if the worker reported it
     process, data = worker.process, worker.counted + worker.spilled
     if worker.least_memory is not None:
@@ -216,6 +240,19 @@ def _no_space(
     return f"{why}: {instead}" if why else None
 
 
+def replacement_has_its_size(step: Step, view: View) -> str | None:
+    """Refuse to retire a worker whose replacement is not larger yet."""
+    if not isinstance(step.args, Restart) or step.args.replaced_by is None:
+        return None
+    id, size = step.args.replaced_by
+    worker = next((w for w in view.now.workers if w.id == id), None)
+    if worker is None:
+        return f"{names_text([id])}, which would replace it, has left"
+    if (worker.nthreads, worker.memory_limit) != (size.nthreads, size.memory_limit):
+        return f"{names_text([id])}, which would replace it, was not resized"
+    return None
+
+
 def limit_fits_data(step: Step, view: View) -> str | None:
     """Refuse a memory limit that is too low for a new process and the worker's data.
 
@@ -297,6 +334,7 @@ GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
     release_spares_other_clients,
     memory_is_enough,
     manager_allows_restarts,
+    replacement_has_its_size,
     restart_loses_nothing,
     limit_fits_data,
     targets_still_run,

@@ -8,7 +8,7 @@ use. A cgroup quota limits the CPU time of all processes in a cgroup and below i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
@@ -20,9 +20,10 @@ from clustertune.core.model import (
     Unknown,
     View,
     WorkerFacts,
+    WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.wording import printable, workers_text
+from clustertune.core.wording import names_text, printable, workers_text
 
 Workers = tuple[WorkerSnapshot, ...]
 
@@ -96,21 +97,25 @@ def with_scheduler(host: str, snapshot: Snapshot) -> bool:
     return place.startswith((f"{host}:", f"{host}]", f"{host}/"))
 
 
-def start_command(snapshot: Snapshot, n_workers: int) -> str:
-    """Return the `dask worker` line that starts workers like the existing ones.
+def start_command(
+    snapshot: Snapshot, n_workers: int, size: tuple[int, int] | None = None
+) -> str:
+    """Return the `dask worker` line that starts workers, by default like the others.
 
-    Options in which the existing workers differ are left out. Without a nanny, the line
-    starts one worker, because `dask worker` refuses `--nworkers` then.
+    ``size`` has threads and memory limit (0: none). Without it, options in which the
+    existing workers differ are left out. Without a nanny, the line starts one worker,
+    because `dask worker` refuses `--nworkers` then.
     """
     there = [w for w in snapshot.workers if w.is_counted]
+    sizes = [size] if size else [(w.nthreads, w.memory_limit) for w in there]
     words = ["dask worker", quote(printable(snapshot.scheduler))]
     if there and all(w.nanny is None for w in there):
         words.append("--no-nanny")
     elif n_workers > 1:
         words.append(f"--nworkers {n_workers}")
-    if len(threads := {w.nthreads for w in there}) == 1:
+    if len(threads := {nthreads for nthreads, _ in sizes}) == 1:
         words.append(f"--nthreads {threads.pop()}")
-    if len(limits := {w.memory_limit for w in there}) == 1:
+    if len(limits := {limit for _, limit in sizes}) == 1:
         mib, rest = divmod(limit := limits.pop(), 2**20)
         words.append(f"--memory-limit {limit if rest or not mib else f'{mib}MiB'}")
     return " ".join(words)
@@ -135,6 +140,77 @@ def host_memory(workers: Workers) -> int | Unknown:
     """Return the maximum bytes that a process on this host can use."""
     facts = _facts(workers)
     return facts if isinstance(facts, Unknown) else max(f.host_memory for f in facts)
+
+
+# --- one worker in place of several ---------------------------------------------------
+
+
+def shared_hosts(
+    snapshot: Snapshot, ids: Collection[str | int] | None = None
+) -> tuple[Workers, ...]:
+    """Return the workers of each host that has several of these workers."""
+    there = [w for w in snapshot.workers if w.is_counted]
+    some = [w for w in there if ids is None or w.id in ids]
+    return tuple(group for group in by_host(some).values() if len(group) > 1)
+
+
+def merged_size(workers: Workers) -> WorkerSize | None:
+    """Return the size of one worker in place of these; None: their sizes differ.
+
+    An interrupted merge has left one worker with that size; the others are equal.
+    """
+    *others, largest = sorted((w.nthreads, w.memory_limit) for w in workers)
+    (nthreads, limit), several = others[0], len(workers)
+    if set(others) != {others[0]}:
+        return None
+    if largest != others[0]:
+        times = largest[0] / nthreads
+        if times < several or largest[1] != times * limit:
+            return None
+        nthreads, limit = largest
+        several = 1
+    return WorkerSize(nthreads=several * nthreads, memory_limit=several * limit)
+
+
+def merge_obstacle(workers: Workers, snapshot: Snapshot) -> str | None:
+    """Return why one worker cannot replace these workers of a host, with a fix."""
+    nthreads = sum(w.nthreads for w in workers)
+    limit = sum(w.memory_limit for w in workers)
+    who = workers_text([w.id for w in workers])
+    if snapshot.can_merge is not None:
+        line = snapshot.can_merge.format(
+            nthreads=nthreads, memory_limit=f"{limit // 2**20} MiB"
+        )
+        return f"{who}: {line}"
+    reason = difference(workers)
+    if snapshot.adaptive is not None:
+        reason = "adaptive scaling would start workers of the old size"
+    elif not all(w.nanny for w in workers):
+        reason = "a worker without a nanny cannot be restarted with another size"
+    return reason and (
+        f"{who}: {reason}; start one worker there instead: "
+        f"`{start_command(snapshot, 1, (nthreads, limit))}`"
+    )
+
+
+def difference(workers: Workers) -> str | None:
+    """Return why these workers cannot replace each other."""
+    facts = _facts(workers)
+    if isinstance(facts, Unknown):
+        return f"their settings are unknown: {printable(facts.reason)}"
+    setups = [f.setup for f in facts]
+    names = sorted({name for setup in setups for name in setup})
+    differing = [n for n in names if len({setup.get(n) for setup in setups}) > 1]
+    if differing:
+        return f"they have different {names_text(differing)}"
+    if "resources" in names:
+        return f"one worker would not add up their {printable(setups[0]['resources'])}"
+    reason = None
+    if len({(f.affinity, f.quotas, f.host_memory) for f in facts}) > 1:
+        reason = "they may use different CPUs or memory"
+    elif merged_size(workers) is None:
+        reason = "they have different threads or memory limits"
+    return reason
 
 
 def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:

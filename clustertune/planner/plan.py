@@ -15,6 +15,8 @@ from clustertune.planner import guards
 
 #: phases in their order; each is named after its action
 PHASES = (
+    # later phases depend on the number of workers and their memory
+    "merge",
     # only after a trim is it known which processes need a restart
     "trim",
     # workers are restarted before they receive data

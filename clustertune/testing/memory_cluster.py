@@ -40,6 +40,7 @@ from clustertune.core.model import (
     Snapshot,
     Trim,
     View,
+    WorkerSize,
     WorkerSnapshot,
 )
 from clustertune.errors import ScaleError
@@ -190,13 +191,15 @@ class MemoryCluster:
         for there, nbytes in enumerate(taken.tolist(), 1):
             refuse_overfull(labels, load.free_memory, len(taken), there, nbytes)
 
-    async def scale(self, n_workers: int, notify: Notify) -> Result:
+    async def scale(
+        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
+    ) -> Result:
         self.calls.append(f"scale {n_workers}")
         if n_workers > self.most:
             raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
         free = (w for w in map(worker, count()) if w.address not in self.workers)
         while len(self.workers) < n_workers:
-            new = next(free)
+            new = next(free) if size is None else size.given_to(next(free))
             self.workers[new.address] = new
         return Result(nbytes=0, count=len(self.workers))
 
@@ -257,7 +260,9 @@ class MemoryCluster:
             return Result(nbytes=self.moved - before, not_done="it is gone")
         if not restart.retire:
             new = f"{old.address}'"
-            self.workers[new] = replace(old, address=new, process=old.managed + FRESH)
+            fresh = replace(old, address=new, process=old.managed + FRESH)
+            size = restart.size
+            self.workers[new] = fresh if size is None else size.given_to(fresh)
             self._other_bytes[new] = self._other_bytes.pop(old.address, 0)
             self._return_keys(away, old.address, new)
         elif any({old.address} == h for places in self.homes.values() for h in places):

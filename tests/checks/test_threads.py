@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from clustertune.checks.threads import blocked_event_loops, thread_count, thread_pools
+from clustertune.checks.threads import (
+    blocked_event_loops,
+    several_workers_per_host,
+    thread_count,
+    thread_pools,
+)
 from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
 from clustertune.testing import details, snapshot, survey, view, worker
 
@@ -212,6 +219,51 @@ def test_a_library_that_trains_in_its_pools():
     assert "torch.set_num_threads" in finding.remedy
     assert find_thread_pools(2, kind="pools") == []
     assert find_thread_pools(1, nthreads=4) == []
+
+
+# --- several_workers_per_host ---------------------------------------------------------
+
+
+THREADS = Profile(name="t", title="T", memory_multiple={8: 2.0}, threads="worker")
+GATEWAY = "a gateway starts them again; run `new_cluster(cores={nthreads})`"
+
+
+def find_several(*workers, workload=THREADS, **moment):
+    """Findings for these workers."""
+    snapshots = [snapshot(workers, **moment)]
+    return list(several_workers_per_host(view(snapshots=snapshots, workload=workload)))
+
+
+def test_several_workers():
+    """The finding has the numbers of the host with the most workers, and a call."""
+    some = [worker(i, affinity=ALL) for i in range(3)]
+    (finding,) = find_several(*some)
+    assert finding.severity is Severity.info
+    assert finding.subject == (0, 1, 2)
+    assert finding.evidence == {"hosts": 1, "workers": 3, "threads": 3, "cpus": 8}
+    assert finding.remedy == "Run `clustertune.merge_workers(client)`."
+    (finding,) = find_several(*some, worker("away", host="other"))
+    assert "workers=[0, 1, 2]" in finding.remedy
+    assert finding.message.startswith("3 workers on host 127.0.0.1 have 3 threads on")
+
+
+def test_one_worker_suits():
+    """Other libraries, hosts with one worker, and workers with a GPU each."""
+    some = [worker(i, affinity=ALL) for i in range(2)]
+    assert find_several(*some, workload=replace(THREADS, threads="pools"))
+    assert not find_several(*some, workload=replace(THREADS, threads=""))
+    assert not find_several(worker(0), worker(1, host="other"))
+    gpus = [{"CUDA_VISIBLE_DEVICES": f"{i}"} for i in range(2)]
+    own = [worker(i, affinity=ALL, setup=setup) for i, setup in enumerate(gpus)]
+    assert not find_several(*own)
+
+
+def test_several_workers_that_a_manager_starts_again():
+    """The remedy is the manager's line."""
+    some = [worker(i, affinity=ALL) for i in range(2)]
+    (finding,) = find_several(*some, can_merge=GATEWAY)
+    assert "`new_cluster(cores=2)`" in finding.remedy
+    assert "merge_workers" not in finding.remedy
 
 
 # --- blocked_event_loops --------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_as_text() -> None:
         ("schema_version", 2, "schema_version: 2 is unknown; this clustertune reads 1"),
         ("schema_version", True, "schema_version: true is unknown"),
         ("schema_version", ..., "this is not a plan; `clustertune plan -o plan.json"),
-        ("call.verb", "reset", "verb: 'reset' cannot be planned; choose from prepare"),
+        ("call.verb", "reset", "verb: 'reset' cannot be planned; choose from merge"),
         ("call.options.dry_run", True, "a plan of restart cannot have dry_run"),
         ("call.names", ["X"], "a plan of restart: takes no names"),
         ("call.names", [5], "call.names[0]: Expected str, got int"),

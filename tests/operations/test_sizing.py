@@ -173,10 +173,16 @@ def test_a_library_that_takes_all_threads_has_one_worker_a_host() -> None:
     assert any("takes all threads of its worker" in r for r in found.reasons)
 
 
-@pytest.mark.parametrize("profile", [POOLS, SERIAL], ids=lambda p: p.name)
-def test_others_have_a_worker_for_each_cpu(profile: Profile) -> None:
+def test_thread_pools_use_a_whole_worker() -> None:
+    """PyTorch trains in the threads of one worker, if its pool has them."""
+    found = sized(rows_of(1), POOLS)
+    assert (found.workers_per_host, found.threads) == (1, 16)
+    assert any("torch.set_num_threads" in r for r in found.reasons)
+
+
+def test_others_have_a_worker_for_each_cpu() -> None:
     """Other libraries get one worker per CPU."""
-    found = sized(rows_of(1), profile)
+    found = sized(rows_of(1), SERIAL)
     assert (found.workers_per_host, found.threads) == (16, 1)
 
 

@@ -73,7 +73,9 @@ class WorkerActions:
         if reason is not None:
             raise ScaleError(f"n_workers={wanted}: {reason}")
 
-    async def scale(self, n_workers: int, notify: Notify) -> Result:
+    async def scale(
+        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
+    ) -> Result:
         """Request workers from the cluster object and wait until they run.
 
         Raises ``ScaleError`` if the cluster cannot scale, or workers did not start in
@@ -84,6 +86,8 @@ class WorkerActions:
         reason = managers.obstacle(cluster, n_workers)
         if adapter is None or reason is not None:
             raise ScaleError(f"n_workers={n_workers}: {reason}")
+        if size is not None:
+            managers.start_with(cluster, size)
         await adapter.scale(cluster, n_workers, await self._there())
         while (there := await self._there()) < n_workers:
             notify(f"{there} of {n_workers} workers run", there / n_workers)

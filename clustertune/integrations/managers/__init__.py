@@ -41,10 +41,12 @@ __all__ = [
     "bounds",
     "expecting",
     "find",
+    "merge_obstacle",
     "obstacle",
     "resized",
     "restart_obstacle",
     "retired",
+    "start_with",
 ]
 
 #: packages to install for clusters that are reached by name
@@ -125,6 +127,15 @@ def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
         own(cluster, id, size)
 
 
+def start_with(cluster: Any, size: WorkerSize) -> None:
+    """Give new workers this size; raise ScaleError if the cluster object cannot."""
+    own = getattr(find(cluster), "start_with", None)
+    if own is None:
+        kind = type(cluster).__name__
+        raise ScaleError(f"{kind} starts workers of the size that it was made with")
+    own(cluster, size)
+
+
 async def retired(cluster: Any, id: str | int) -> None:
     """Remove a retired worker from the cluster object."""
     adapter = find(cluster)
@@ -143,6 +154,21 @@ def restart_obstacle(cluster: Any) -> str | None:
     """Return why nannies must not restart workers; None: they may, or unknown."""
     own = getattr(find(cluster), "restart_obstacle", None)
     return None if own is None else str(own(cluster))
+
+
+def merge_obstacle(cluster: Any) -> str | None:
+    """Return why one worker cannot replace several; see ``Snapshot.can_merge``."""
+    adapter: Any = find(cluster)
+    if hasattr(adapter, "merge_obstacle"):
+        reason: str | None = adapter.merge_obstacle(cluster)
+        return reason
+    if adapter is None or hasattr(adapter, "resized"):
+        return None
+    kind = type(cluster).__name__
+    return (
+        f"{kind} starts workers again in the size that it was made with; make the "
+        "cluster with one worker per host, {nthreads} threads and {memory_limit} each"
+    )
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

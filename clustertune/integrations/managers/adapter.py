@@ -14,6 +14,11 @@ An adapter may also have these functions:
     A context in which the manager does not replace workers that restart.
 ``restart_obstacle(cluster)``
     Why nannies must not restart workers.
+``merge_obstacle(cluster)``
+    Why one worker cannot replace several on a host, as of ``Snapshot.can_merge``.
+    Without the function, an adapter with ``resized`` allows it.
+``start_with(cluster, size)``
+    Give all new workers this size.
 ``attach(name, stack)``
     Return a client of the running cluster with this name. The stack closes the client
     and the cluster object; the cluster keeps running.

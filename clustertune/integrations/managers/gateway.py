@@ -43,6 +43,15 @@ def restart_obstacle(cluster: Any) -> str:
     )
 
 
+def merge_obstacle(cluster: Any) -> str:
+    """Return that the gateway replaces workers by others of the original size."""
+    return (
+        "a gateway starts workers of the size that the cluster was made with; run "
+        "`gateway.new_cluster(worker_cores={nthreads}, worker_memory=...)` with the "
+        "options of your gateway"
+    )
+
+
 async def bounds(cluster: Any) -> Unknown:
     """Return Unknown: a client cannot read the bounds."""
     return Unknown(

@@ -70,6 +70,16 @@ def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
         options["job_script_prologue"] = kept + exports
 
 
+def merge_obstacle(cluster: Any) -> str:
+    """Return that jobs start several workers again."""
+    kind = type(cluster).__name__
+    return (
+        "the batch system starts jobs with the number of workers that the cluster was "
+        f"made with; run `{kind}(cores={{nthreads}}, processes=1, "
+        'memory="{memory_limit}")`'
+    )
+
+
 async def retired(cluster: Any, id: str | int) -> None:
     """Cancel the job if this was its last worker."""
     job = next((j for j, mine in _workers(cluster).items() if id in mine), None)

@@ -43,6 +43,15 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
     return None
 
 
+def merge_obstacle(cluster: Any) -> str:
+    """Return that the operator starts workers again in their original size."""
+    return (
+        "the operator starts workers again in the size that their group was made "
+        'with; run `KubeCluster(worker_command=["dask", "worker", "--nworkers", "1", '
+        '"--nthreads", "{nthreads}"])`, with resources of {memory_limit}'
+    )
+
+
 async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
     """Return the bounds in the autoscaler's resource, if there is one."""
     import httpx

@@ -13,6 +13,7 @@ from clustertune.errors import ScaleError
 from clustertune.integrations.managers.adapter import await_if_needed
 
 MAX_NAMES = 10_000  # of new workers that are compared with a retired one
+SIZE = ("nthreads", "memory_limit", "env")  # options of a worker
 MARK = "clustertune://restarting/"  # stands for an address, before a name
 
 
@@ -87,6 +88,22 @@ def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
         cluster.new_spec = _resized_spec(cluster.new_spec, size)
 
 
+def merge_obstacle(cluster: SpecCluster) -> str | None:
+    """Return that workers of a group are started together, if there is a group."""
+    if not any("group" in spec for spec in cluster.worker_spec.values()):
+        return None
+    return (
+        f"{type(cluster).__name__} starts the workers of a host together; run "
+        f"`{type(cluster).__name__}(..., worker_options={{{{'n_workers': 1, "
+        "'nthreads': {nthreads}}})`"
+    )
+
+
+def start_with(cluster: SpecCluster, size: WorkerSize) -> None:
+    """Give all new workers this size."""
+    cluster.new_spec = _resized_spec(cluster.new_spec, size)
+
+
 def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
@@ -125,7 +142,18 @@ async def retired(cluster: SpecCluster, id: str | int) -> None:
     """Remove the worker, or the next ``scale`` would start it again."""
     if cluster.worker_spec.pop(id, None) is not None:
         _skip_name(cluster, id)
+        _use_common_size(cluster)
         await await_if_needed(cluster.scale(len(cluster.worker_spec)))
+
+
+def _use_common_size(cluster: SpecCluster) -> None:
+    """Give new workers the size of the remaining ones, if all have the same."""
+    given = [spec.get("options") or {} for spec in cluster.worker_spec.values()]
+    sizes = [{name: own[name] for name in SIZE if name in own} for own in given]
+    new = cluster.new_spec
+    if new and sizes and all(size == sizes[0] for size in sizes):
+        options = {**(new.get("options") or {}), **sizes[0]}
+        cluster.new_spec = {**new, "options": options}
 
 
 def _skip_name(cluster: SpecCluster, id: str | int) -> None:

@@ -38,7 +38,7 @@ from clustertune.operations.history.store import Record, Store, configured, file
 SCHEMA_VERSION = 1
 KINDS = (
     "prepare", "plan", "fit", "run",
-    "restart", "resize", "scale", "trim", "release", "recreate",
+    "restart", "resize", "merge", "scale", "trim", "release", "recreate",
 )  # fmt: skip
 MAX_SHOWN = 50  # records
 

@@ -29,6 +29,7 @@ from clustertune.core.wording import (
 from clustertune.errors import RefusedError
 from clustertune.operations import planfile
 from clustertune.operations.prepared import Prepared
+from clustertune.planner.machines import shared_hosts
 
 SCHEMA_VERSION = 1  # of the JSON of a result
 NAMED = "named"  # ``workers``: the workers that the condition names
@@ -122,6 +123,22 @@ class Limits:
                 "touched"
             )
         return min(most, spare)
+
+    def refuse_fewer(self, snapshot: Snapshot, ids: Collection[Id]) -> None:
+        """Refuse a merge of these workers if too few would remain.
+
+        Raises
+        ------
+        RefusedError
+            Fewer than ``minimum_workers`` would remain.
+        """
+        retired = sum(len(group) - 1 for group in shared_hosts(snapshot, ids))
+        left = sum(w.is_counted for w in snapshot.workers) - retired
+        if retired and left < self.minimum_workers:
+            raise RefusedError(
+                f"limits.minimum_workers={self.minimum_workers}, and "
+                f"{plural(left, 'worker')} would remain; nothing was touched"
+            )
 
     def refuse_beyond(self, snapshot: Snapshot, steps: Collection[model.Step]) -> None:
         """Refuse steps of another package's action that exceed the limits.

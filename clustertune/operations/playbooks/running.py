@@ -446,11 +446,13 @@ class PlaybookRun:
         options: dict[str, Any] = dict(step.options)
         if options.get("workers") == NAMED:
             options["workers"] = await self._workers(step, names)
-        if step.do in ("restart", "resize"):
+        if step.do in ("restart", "resize", "merge"):
             snapshot = await self._snapshot()
             view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
             ids = ids_of(options.get("workers"), view)
             limits = self.playbook.limits
+            if step.do == "merge":
+                limits.refuse_fewer(snapshot, ids)
             options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
         if step.do in actions.others():
             return await self._plugin(step.do, **options)

@@ -23,12 +23,12 @@ logger = logging.getLogger("distributed.clustertune")
 
 OTHER = "other"  # the label of names that are not in the sets below
 OPERATIONS = frozenset((
-    "apply", "fit", "prepare", "recreate", "release", "resize", "restart", "save",
-    "scale", "trim",
+    "apply", "fit", "merge", "prepare", "recreate", "release", "resize", "restart",
+    "save", "scale", "trim",
 ))  # fmt: skip
 ACTIONS = frozenset((
-    "adapt", "drop", "load", "rebalance", "rechunk", "release", "replicate", "resize",
-    "restart", "retire", "save", "scale", "shuffle", "trim",
+    "adapt", "drop", "load", "merge", "rebalance", "rechunk", "release", "replicate",
+    "resize", "restart", "retire", "save", "scale", "shuffle", "trim",
 ))  # fmt: skip
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
 OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))

@@ -37,6 +37,8 @@ VARIABLES = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+#: ends of variables that assign threads, CPUs or GPUs to a process
+SPECIFIC = ("_NUM_THREADS", "_AFFINITY", "_AFFINITY_MASK", "_VISIBLE_DEVICES")
 
 
 def worker_facts(dask_worker: Any) -> dict[str, Any]:
@@ -50,7 +52,31 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
         "affinity": sorted(_affinity()),
         "quotas": list(cpu_quotas()),
         "host_memory": host_memory(),
+        "setup": _setup(dask_worker),
     }
+
+
+def _setup(dask_worker: Any) -> dict[str, str]:
+    """Settings that differ between workers that cannot replace each other."""
+    resources = dask_worker.state.total_resources
+    found = {
+        "resources": ", ".join(f"{k}={v:g}" for k, v in sorted(resources.items())),
+        "preload modules": ", ".join(p.name for p in dask_worker.preloads),
+        "memory limits of control groups": ", ".join(
+            f"{name}: {limit}" for name, limit in memory_limits()
+        ),
+        "containers": _mount_namespace(),
+    }
+    found |= {k: v for k, v in os.environ.items() if k.endswith(SPECIFIC)}
+    return {name: text for name, text in found.items() if text}
+
+
+def _mount_namespace() -> str:
+    """Identify the container of this process; empty where there is none."""
+    try:
+        return str(Path("/proc/self/ns/mnt").readlink())
+    except OSError:
+        return ""
 
 
 def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:

@@ -152,8 +152,8 @@ def test_all_mistakes_are_reported() -> None:
     )
     assert second == (
         "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: load, "
-        "rebalance, rechunk, release, resize, restart, scale, trim (did you mean "
-        "restart?)"
+        "merge, rebalance, rechunk, release, resize, restart, scale, trim (did you "
+        "mean restart?)"
     )
     assert third.startswith("p.yaml:15: on_fail: unknown key 'on_fail'; choose from: ")
     assert third.endswith("(did you mean on_failure?)")

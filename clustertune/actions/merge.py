@@ -1,0 +1,243 @@
+"""Replace the workers of each host by one with all their threads and memory.
+
+On each host the worker with the most bytes of unreplicated keys is resized to the
+threads and memory limits of all workers there. Then the other workers move their keys
+to it, and are retired. If it lacks memory, they also move keys to other hosts. At any
+moment of an interruption all data is in memory, and the next merge goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from clustertune.actions import restart, retire
+from clustertune.core.model import (
+    Cluster,
+    Finding,
+    Notify,
+    Price,
+    Restart,
+    Result,
+    Snapshot,
+    Split,
+    Step,
+    View,
+    WorkerSize,
+    WorkerSnapshot,
+)
+from clustertune.core.remedies import code
+from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.errors import RefusedError
+from clustertune.planner import guards, remedies
+from clustertune.planner.machines import (
+    Workers,
+    merge_obstacle,
+    merged_size,
+    shared_hosts,
+    start_command,
+)
+from clustertune.planner.memory import free_below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """The workers of a host that become one."""
+
+    kept: WorkerSnapshot
+    others: Workers
+    size: WorkerSize  # of the kept worker
+
+
+def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """Propose the steps of :func:`steps` if the goal requests them."""
+    if view.goal.merge_workers:
+        yield from steps(view, view.goal.workers)
+
+
+def steps(
+    view: View,
+    ids: Collection[str | int] | None = None,
+    *,
+    wait: float = restart.WAIT,
+    most: float = 1,
+) -> Iterator[Step]:
+    """Return the resizes of the kept workers, then the retirements of the others.
+
+    ``ids`` are of the workers that may become one; None means all. At most ``most``
+    workers are resized at the same time.
+
+    Raises
+    ------
+    RefusedError
+        One worker cannot replace those of a host; the text has a fix.
+    """
+    merges = _merges(view, ids)
+    sizes: list[WorkerSize] = []
+    for one in merges:
+        if one.size not in sizes:
+            sizes.append(one.size)
+    for size in sizes:
+        some = {m.kept.id: m for m in merges if m.size == size}
+        for step in restart.steps(view, some.keys(), wait=wait, size=size, most=most):
+            assert isinstance(step.args, Restart)
+            merge = some.get(step.args.id)
+            if merge is None:  # keys of an earlier restart are brought back
+                yield step
+                continue
+            args = replace(step.args, undo=_undo_text(merge, view.now))
+            yield replace(step, action="merge", args=args)
+    yield from _retirements(merges, view, wait)
+
+
+def _merges(view: View, ids: Collection[str | int] | None) -> list[Merge]:
+    """Return the merge of each host with several of these workers."""
+    merges = []
+    for workers in shared_hosts(view.now, ids):
+        reason = merge_obstacle(workers, view.now)
+        size = merged_size(workers)
+        if reason is not None or size is None:
+            raise RefusedError(f"refused, and nothing was changed: {reason}")
+        kept = min(workers, key=lambda w: _rank(w, size))
+        others = tuple(w for w in workers if w is not kept)
+        merges.append(Merge(kept=kept, others=others, size=size))
+    return merges
+
+
+def _rank(worker: WorkerSnapshot, size: WorkerSize) -> tuple[bool, int, bool, int, str]:
+    """Sort key of the workers of a host; the first one is kept."""
+    whole = size.given_to(worker) == worker  # left by an interrupted merge
+    data = worker.held_data
+    number = worker.id if isinstance(worker.id, int) else 0
+    named = isinstance(worker.id, str)
+    return not whole, -data.nbytes if data else 0, named, number, str(worker.id)
+
+
+def _retirements(merges: list[Merge], view: View, wait: float) -> Iterator[Step]:
+    """Return the retirement of each worker that is not kept, after the resizes."""
+    sizes = {m.kept.id: m.size for m in merges}
+    workers = tuple(
+        sizes[w.id].given_to(w) if w.id in sizes else w for w in view.now.workers
+    )
+    now = replace(view.now, workers=workers)
+    later = replace(view, snapshots=(*view.snapshots[:-1], now))
+    by_id = {w.id: m for m in merges for w in m.others}
+    for step in retire.of(later, frozenset(by_id), wait=wait):
+        assert isinstance(step.args, Restart)
+        merge = by_id.get(step.args.id)
+        if merge is not None:
+            yield _merged(step, merge)
+
+
+def _merged(step: Step, merge: Merge) -> Step:
+    """Return the retirement, with the kept worker as the target of the keys."""
+    assert isinstance(step.args, Restart)
+    args, id = step.args, merge.kept.id
+    limits = args.process_limits
+    if id in limits:
+        needed = sum(w.held_data.nbytes for w in merge.others if w.held_data)
+        kept = merge.size.given_to(merge.kept)
+        if free_below(kept, limits[id]) >= needed:
+            limits = {id: limits[id]}
+    where = f"worker {id}" if len(limits) == 1 else "the other workers"
+    return replace(
+        step,
+        action="merge",
+        summary=step.summary.replace("the other workers", where),
+        gain=f"{workers_text([id])} has its threads and its memory limit",
+        args=replace(args, process_limits=limits, replaced_by=(id, merge.size)),
+    )
+
+
+# --- undo -----------------------------------------------------------------------------
+
+
+def _undo_text(merge: Merge, now: Snapshot) -> str:
+    """Return how to restore the previous workers of a host, for the report."""
+    former = merge.others[0]
+    assert merge.size.nthreads is not None
+    several, id = merge.size.nthreads // former.nthreads, merge.kept.id
+    if now.can_scale is None:
+        call = remedies.on_workers("merge_workers", [id], undo=several)
+        return f"`{call}` restores {several} workers"
+    line = start_command(now, several, (former.nthreads, former.memory_limit))
+    return f"to restore {several} workers {_by_hand(line, [id])}"
+
+
+def _by_hand(line: str, ids: Collection[str | int]) -> str:
+    retired = f"client.retire_workers(names={code(remedies.sort_ids(ids))})"
+    return f"run `{line}` there, wait for the workers, then run `{retired}`"
+
+
+def split(view: View, ids: Collection[str | int], n_workers: int) -> Step:
+    """Return the step that starts ``n_workers`` workers in place of each of these.
+
+    Raises
+    ------
+    RefusedError
+        The workers cannot be started, or they have too little memory for the data.
+    """
+    unchanged = "refused, and nothing was changed"
+    merged = [w for w in view.now.workers if w.is_counted and w.id in ids]
+    ids = [w.id for w in merged]
+    who = workers_text(ids)
+    nthreads, limit = merged[0].nthreads, merged[0].memory_limit
+    if any((w.nthreads, w.memory_limit) != (nthreads, limit) for w in merged):
+        raise RefusedError(f"{unchanged}: {who} have different sizes; give workers=")
+    if nthreads % n_workers:
+        raise RefusedError(
+            f"{unchanged}: {n_workers} workers cannot share the "
+            f"{plural(nthreads, 'thread')} of {who} evenly"
+        )
+    size = WorkerSize(nthreads=nthreads // n_workers, memory_limit=limit // n_workers)
+    reason = view.now.can_scale
+    if view.now.adaptive is not None:
+        reason = "adaptive scaling decides the number of workers"
+    if reason is not None:
+        each = (nthreads // n_workers, limit // n_workers)
+        by_hand = _by_hand(start_command(view.now, n_workers, each), ids)
+        raise RefusedError(f"{unchanged}: {reason}. Or {by_hand}")
+    started = n_workers * len(merged)
+    _refuse_too_small(view, merged, size, started)
+    there = sum(w.is_counted for w in view.now.workers)
+    return Step(
+        action="merge",
+        summary=f"start {plural(started, 'worker')} with {size} in place of {who}",
+        price=Price(nbytes=0, seconds=None),
+        gain=f"now {plural(nthreads, 'thread')}, {bytes_text(limit)}",
+        args=Split(n_workers=there + started, size=size, replaced=tuple(ids)),
+    )
+
+
+def _refuse_too_small(
+    view: View, merged: list[WorkerSnapshot], size: WorkerSize, count: int
+) -> None:
+    """Refuse new workers that have too little memory for the keys of merged ones."""
+    worker = size.given_to(replace(merged[0], managed=0, counted=0, spilled=0))
+    worker = replace(worker, process=merged[0].least_memory or 0, held_data=None)
+    new = tuple(replace(worker, id=f"new-{i}", address=f"{i}") for i in range(count))
+    now = replace(view.now, workers=(*view.now.workers, *new))
+    later = replace(view, snapshots=(*view.snapshots[:-1], now))
+    leaving = retire.of(later, frozenset(w.id for w in merged))
+    for step, refusal in guards.sort_out(leaving, later):
+        if refusal is not None:
+            raise RefusedError(
+                f"refused, and nothing was changed: {step.summary}: {refusal.reason}"
+            )
+
+
+def known_later(retirements: Collection[Step]) -> str:
+    """Describe the retirements that follow :func:`split`."""
+    texts = "; ".join(step.summary for step in retirements)
+    return f"the new workers, to plan what follows: {texts}"
+
+
+async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+    """Resize or retire a worker, or start the workers that replace it."""
+    if isinstance(step.args, Split):
+        return await cluster.scale(step.args.n_workers, notify, size=step.args.size)
+    assert isinstance(step.args, Restart)
+    result = await cluster.restart(step.args, notify)
+    if not step.args.undo or result.not_done:
+        return result
+    return replace(result, details=f"{result.details}; {step.args.undo}")

@@ -1,0 +1,543 @@
+"""One worker per host in place of several: no data is lost, and undo restores them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from distributed import Client, LocalCluster, wait
+
+import clustertune
+from clustertune import checks
+from clustertune.actions import merge
+from clustertune.checks.threads import several_workers_per_host
+from clustertune.cli import main
+from clustertune.core.model import (
+    HeldData,
+    ParkingSpace,
+    Profile,
+    Unknown,
+    WorkerSize,
+)
+from clustertune.errors import RefusedError
+from clustertune.integrations.managers import (
+    gateway,
+    jobqueue,
+    kubernetes,
+    spec_cluster,
+)
+from clustertune.operations.journal import Journal
+from clustertune.operations.prepare import tune
+from clustertune.planner import guards, machines
+from clustertune.testing import MemoryCluster, layout, snapshot, verify, view, worker
+from tests.processes import cluster, until, workers_of
+
+GIB = 2**30
+ALL = frozenset(range(8))  # CPUs
+THREADS = Profile(
+    name="t", title="T", memory_multiple={8: 2.0}, threads="worker", packages=()
+)
+
+
+def held(nbytes: int, actors: int = 0) -> HeldData:
+    return HeldData(keys=1, unique=1, nbytes=nbytes, scattered=0, actors=actors)
+
+
+def workers(*nbytes: int, **overrides: Any) -> list[Any]:
+    """Equal workers of one host that hold so many bytes."""
+    return [
+        worker(i, affinity=ALL, held_data=held(n), managed=n, **overrides)
+        for i, n in enumerate(nbytes)
+    ]
+
+
+# --- decisions (pure) -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [
+        ([(1, 4), (1, 4)], (2, 8)),
+        ([(2, 0), (2, 0), (2, 0)], (6, 0)),
+        ([(4, 16), (1, 4), (1, 4), (1, 4)], (4, 16)),
+        ([(4, 16), (1, 4)], (4, 16)),
+        ([(2, 4), (1, 4)], None),
+        ([(3, 12), (2, 8)], None),
+        ([(1, 4), (2, 8), (2, 8)], None),
+    ],
+    ids=[
+        "two",
+        "without limits",
+        "an interrupted merge",
+        "one left of four",
+        "more threads only",
+        "less than both",
+        "two large ones",
+    ],
+)
+def test_merged_size(sizes: Any, merged: Any) -> None:
+    """It is the sum, or the size of the worker that was resized already."""
+    some = tuple(
+        worker(i, nthreads=n, memory_limit=limit) for i, (n, limit) in enumerate(sizes)
+    )
+    found = machines.merged_size(some)
+    assert (found and (found.nthreads, found.memory_limit)) == merged
+
+
+def test_steps() -> None:
+    """The worker with the most data is resized, then the others move theirs to it."""
+    found = view(workers(10, 30, 20))
+    first, *others = merge.steps(found)
+    assert first.args.id == 1
+    assert (first.args.size.nthreads, first.args.size.memory_limit) == (3, 12 * GIB)
+    assert "undo=3, workers=[1]" in first.args.undo
+    assert [s.args.id for s in others] == [0, 2]
+    for step in others:
+        assert step.args.retire
+        assert step.args.process_limits == {1: int(0.7 * 12 * GIB)}
+        assert step.action == "merge"
+        assert "move to worker 1" in step.summary
+    assert all(no is None for _, no in guards.sort_out([first, *others], found))
+    assert list(merge.propose((), found)) == []
+    requested = view(workers(10, 30), merge_workers=True)
+    assert len(list(merge.propose((), requested))) == 2
+
+
+def test_equal_workers() -> None:
+    """Without data the first worker is kept; each host has its own."""
+    some = workers(0, 0) + [
+        replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
+    ]
+    steps = list(merge.steps(view(some)))
+    assert [s.args.id for s in steps if not s.args.retire] == [0, 2]
+    assert [s.args.size.nthreads for s in steps if not s.args.retire] == [2, 4]
+    assert list(merge.steps(view(some), {0, 2})) == []
+    assert len(list(merge.steps(view(some), {0, 1}))) == 2
+
+
+def test_an_interrupted_merge() -> None:
+    """It goes on: the worker that has the size is kept."""
+    first, second, third = workers(1, 9, 9)
+    first = replace(first, nthreads=3, memory_limit=12 * GIB)
+    steps = list(merge.steps(view([first, second, third])))
+    assert [(s.args.id, s.args.retire) for s in steps] == [(1, True), (2, True)]
+    assert steps[0].args.process_limits.keys() == {0}
+
+
+def test_a_worker_that_was_not_resized() -> None:
+    """Nothing moves to it: its limit is not that of the plan."""
+    found = view(workers(10, 30))
+    _, retirement = merge.steps(found)
+    refused = guards.refusal(retirement, found)
+    assert refused is not None
+    assert refused.guard == "replacement_has_its_size"
+    alone = view(workers(10))
+    assert "has left" in str(guards.replacement_has_its_size(retirement, alone))
+
+
+def test_too_little_memory() -> None:
+    """The keys of all retired workers are counted before anything changes."""
+    space = ParkingSpace(memory=64 * GIB, disk=0)
+    some = workers(*[int(3.5 * GIB)] * 4, process=int(3.6 * GIB), parking_space=space)
+    found = list(guards.sort_out(merge.steps(view(some)), view(some)))
+    assert [no is None for _, no in found] == [True, True, True, False]
+    refused = found[-1][1]
+    assert refused is not None
+    assert refused.guard == "restart_loses_nothing"
+
+
+def test_keys_that_fit_only_with_other_hosts() -> None:
+    """Then other hosts get some."""
+    some = workers(GIB, 3 * GIB, process=3 * GIB)
+    some[1] = replace(some[1], process=7 * GIB)
+    away = worker("away", host="other", memory_limit=64 * GIB)
+    _, retirement = merge.steps(view([*some, away]))
+    assert retirement.args.process_limits.keys() == {1, "away"}
+    assert "move to the other workers" in retirement.summary
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"setup": {"resources": "GPU=1"}}, "would not add up their GPU=1"),
+        ({"affinity": frozenset({0})}, "different CPUs"),
+        ({"memory_limit": GIB}, "different threads or memory limits"),
+        ({"nanny": None}, "without a nanny"),
+        ({"facts": Unknown("it is silent")}, "unknown: it is silent"),
+        ({"setup": {"CUDA_VISIBLE_DEVICES": "1"}}, "different CUDA_VISIBLE_DEVICES"),
+        ({"setup": {"preload modules": "a.py"}}, "different preload modules"),
+    ],
+)
+def test_workers_that_differ(change: dict[str, Any], reason: str) -> None:
+    """They are not merged, and unless a nanny is missing, there is no finding."""
+    first, _ = workers(0, 0)
+    if "resources" in change.get("setup", {}):
+        first = worker(0, affinity=ALL, **change)
+    second = worker(1, **({"affinity": ALL} | change))
+    found = view([first, second], workload=THREADS)
+    with pytest.raises(RefusedError, match=reason) as refused:
+        list(merge.steps(found))
+    assert "dask worker tcp://127.0.0.1:8786 --nworkers 1 --nthreads 2" in str(
+        refused.value
+    )
+    assert bool(list(several_workers_per_host(found))) == ("nanny" in change)
+
+
+@pytest.mark.parametrize(
+    "adaptive", [(0, 4), (0, math.inf), Unknown("the server knows")]
+)
+def test_adaptive_scaling(adaptive: Any) -> None:
+    """It would start the workers again."""
+    moment = snapshot(workers(0, 0), adaptive=adaptive)
+    with pytest.raises(RefusedError, match="--nthreads 2 --memory-limit"):
+        list(merge.steps(view(snapshots=[moment])))
+
+
+@pytest.mark.parametrize(
+    ("manager", "line"),
+    [
+        (gateway, "gateway.new_cluster(worker_cores=2"),
+        (jobqueue, 'object(cores=2, processes=1, memory="8192 MiB")'),
+        (kubernetes, '"--nthreads", "2"'),
+    ],
+)
+def test_managers(manager: Any, line: str) -> None:
+    """They would start the workers again, too; the text has their line."""
+    reason = manager.merge_obstacle(object())
+    moment = snapshot(workers(0, 0), can_merge=reason)
+    with pytest.raises(RefusedError) as refused:
+        list(merge.steps(view(snapshots=[moment])))
+    assert line in str(refused.value)
+
+
+def test_workers_that_start_together() -> None:
+    """A cluster object that starts a group of them would start all again."""
+
+    class Grouped:
+        def __init__(self, **spec: Any) -> None:
+            self.worker_spec = {0: spec}
+
+    together: Any = Grouped(group=["-0", "-1"])
+    reason = spec_cluster.merge_obstacle(together)
+    assert reason is not None
+    line = "`Grouped(..., worker_options={'n_workers': 1, 'nthreads': 2})`"
+    assert reason.format(nthreads=2, memory_limit="1 MiB").endswith(line)
+    alone: Any = Grouped()
+    assert spec_cluster.merge_obstacle(alone) is None
+
+
+# --- in memory ------------------------------------------------------------------------
+
+
+def test_prepare_in_memory() -> None:
+    """The workers are merged before any other phase."""
+    start = view(workers(0, 0, 0), [layout([10, 20, 30], [0, 1, 2])])
+    start = replace(start, goal=replace(start.goal, merge_workers=True))
+    memory = MemoryCluster(start)
+    journal = Journal(call="prepare")
+    asyncio.run(tune(memory, journal, notify=lambda *_: None))
+    (left,) = memory.workers.values()
+    assert (left.nthreads, left.memory_limit) == (3, 12 * GIB)
+    verify(start, journal.views[-1])
+    assert {o.step.action for o in journal.outcomes} == {"merge"}
+    assert journal.status(dry_run=False) == "done"
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+def load(client: Client) -> tuple[da.Array, da.Array, list[Any], float]:
+    """Persisted and scattered data, and a sum of it."""
+    X = da.random.default_rng(0).random((40_000, 20), chunks=(2_000, 20))
+    X, y = client.persist([X, (X[:, 0] > 0.5).astype("i4")])
+    kept = client.scatter([np.full(9, i) for i in range(8)], hash=False)
+    wait([X, y])
+    return X, y, kept, float(X.sum().compute())
+
+
+def assert_whole(client: Client, X: Any, kept: list[Any], total: float) -> None:
+    assert all(client.who_has(X).values())
+    assert float(X.sum().compute()) == total
+    assert [int(v[0]) for v in client.gather(kept)] == list(range(8))
+
+
+def sizes(client: Client) -> list[tuple[int, int]]:
+    found = [(w["nthreads"], w["memory_limit"]) for w in workers_of(client).values()]
+    return sorted(found)
+
+
+def actual(dask_worker: Any) -> tuple[int, int]:
+    return dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
+
+
+@pytest.mark.parametrize("n_workers", [2, 4])
+def test_merge_and_undo(local_cluster: Any, n_workers: int) -> None:
+    """All data is kept, also what is scattered; so is the shape of later workers."""
+    local, client = local_cluster(n_workers, memory_limit="1 GiB")
+    X, y, kept, total = load(client)
+    plan = clustertune.merge_workers(client, X, y, dry_run=True)
+    assert len(plan.steps) == n_workers
+    assert sizes(client) == [(1, GIB)] * n_workers
+    report = clustertune.merge_workers(client, X, y)
+    assert report.status == "done", str(report)
+    assert sum(step.lost for step in report.steps) == 0
+    whole = (n_workers, n_workers * GIB)
+    assert list(client.run(actual).values()) == [whole]
+    assert_whole(client, X, kept, total)
+    (name,) = local.worker_spec
+    line = f"clustertune.merge_workers(client, undo={n_workers}, workers=[{name}])"
+    assert line in " ".join(str(report).split())
+    assert clustertune.merge_workers(client).status == "fine"
+    undo = {"undo": n_workers, "workers": [name]}
+    assert len(clustertune.merge_workers(client, **undo, dry_run=True).steps) == 1
+    assert sizes(client) == [whole]
+    report = clustertune.merge_workers(client, **undo)
+    assert report.status == "done", str(report)
+    assert sizes(client) == [(1, GIB)] * n_workers
+    assert len(local.worker_spec) == n_workers
+    assert_whole(client, X, kept, total)
+
+
+def test_later_workers(local_cluster: Any) -> None:
+    """The cluster object starts none again, and new workers have the new size."""
+    local, client = local_cluster(2, memory_limit="1 GiB")
+    assert clustertune.merge_workers(client).status == "done"
+    assert len(local.worker_spec) == 1
+    local.scale(2)
+    client.wait_for_workers(2)
+    assert sizes(client) == [(2, 2 * GIB)] * 2
+
+
+def test_adaptive_local_cluster(local_cluster: Any) -> None:
+    """It is refused, and nothing is changed."""
+    local, client = local_cluster(2)
+    local.adapt(minimum=2, maximum=2)
+    with pytest.raises(RefusedError, match="adaptive scaling would start"):
+        clustertune.merge_workers(client)
+    assert len(workers_of(client)) == 2
+
+
+def on(text: str, act: Callable[[], None]) -> Callable[[str, float | None], None]:
+    """Return a progress function that acts once, at the first text like this."""
+    left = [act]
+
+    def progress(shown: str, _fraction: float | None) -> None:
+        if left and shown.startswith(text):
+            left.pop()()
+
+    return progress
+
+
+@pytest.mark.parametrize("moment", ["restarting worker", "retire"])
+def test_interrupted(local_cluster: Any, moment: str) -> None:
+    """After ^C all data is there, and another call completes the merge."""
+    _, client = local_cluster(4, memory_limit="1 GiB")
+    X, y, kept, total = load(client)
+    thread = threading.main_thread().ident
+    assert thread is not None
+    stop = on(moment, lambda: signal.pthread_kill(thread, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        clustertune.merge_workers(client, X, y, progress=stop)
+    assert_whole(client, X, kept, total)
+    report = clustertune.merge_workers(client, X, y)
+    assert report.status in ("done", "fine"), str(report)
+    assert sizes(client) == [(4, 4 * GIB)]
+    assert_whole(client, X, kept, total)
+
+
+def test_a_killed_worker(local_cluster: Any) -> None:
+    """Its keys are computed again, and those of the others are there."""
+    _, client = local_cluster(3, memory_limit="1 GiB")
+    X, _, _, total = load(client)
+    pids = {w["name"]: w["pid"] for w in _details(client)}
+
+    def kill() -> None:
+        os.kill(pids[2], signal.SIGKILL)
+
+    report = clustertune.merge_workers(client, X, progress=on("retire worker 2", kill))
+    assert report.status in ("done", "left"), str(report)
+
+    def is_merged() -> bool:
+        """Merge again: the nanny may have started the killed worker once more."""
+        status = clustertune.merge_workers(client).status
+        return status in ("done", "fine") and sizes(client) == [(3, 3 * GIB)]
+
+    until(is_merged)
+    wait(X)
+    assert float(X.sum().compute()) == total
+
+
+def _details(client: Client) -> list[dict[str, Any]]:
+    pids = client.run(os.getpid)
+    return [w | {"pid": pids[a]} for a, w in workers_of(client).items()]
+
+
+def test_spilled_data_that_does_not_fit(local_cluster: Any) -> None:
+    """It is refused before anything is changed."""
+    _, client = local_cluster(2, memory_limit="400 MiB")
+    big = [
+        client.submit(np.ones, 5_000_000, workers=[address], pure=False)
+        for address in workers_of(client)
+        for _ in range(12)
+    ]
+    wait(big)
+    with pytest.raises(RefusedError, match="the others have room for"):
+        clustertune.merge_workers(client)
+    assert sizes(client) == [(1, 400 * 2**20)] * 2
+
+
+def test_with_an_address_only(tmp_path: Any) -> None:
+    """Nannies suffice to merge; to undo it, the text has the lines to run."""
+    with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(2)
+        X, y, kept, total = load(client)
+        report = clustertune.merge_workers(client, X, y)
+        assert report.status == "done", str(report)
+        assert "client.retire_workers(names=[" in " ".join(str(report).split())
+        assert len(workers_of(client)) == 1
+        assert_whole(client, X, kept, total)
+        with pytest.raises(RefusedError, match="--nworkers 2 --nthreads 1"):
+            clustertune.merge_workers(client, undo=2)
+
+
+def test_undo_that_is_impossible(local_cluster: Any) -> None:
+    """Threads cannot be shared, or the data would not fit."""
+    _, client = local_cluster(1, threads_per_worker=2, memory_limit="600 MiB")
+    with pytest.raises(RefusedError, match="3 workers cannot share the 2 threads"):
+        clustertune.merge_workers(client, undo=3)
+    wait(client.submit(np.ones, 30_000_000, pure=False))
+    (address,) = workers_of(client)
+    big = client.submit(np.ones, 30_000_000, workers=[address], pure=False)
+    wait(big)
+    with pytest.raises(RefusedError, match="and nothing was changed: retire worker 0"):
+        clustertune.merge_workers(client, undo=2)
+    assert len(workers_of(client)) == 1
+
+
+# --- fits -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(local_cluster: Any) -> tuple[LocalCluster, Client]:
+    found: tuple[LocalCluster, Client] = local_cluster(2, memory_limit="2 GiB")
+    return found
+
+
+def test_xgboost(two: Any) -> None:
+    """One call merges, prepares and fits, on all threads of the worker."""
+    dxgb = pytest.importorskip("xgboost.dask")
+    _, client = two
+    X, y, kept, total = load(client)
+    model = dxgb.DaskXGBClassifier(n_estimators=5, tree_method="hist")
+    model = clustertune.fit(client, model, X, y, merge_workers=True)
+    assert sizes(client) == [(2, 4 * GIB)]
+    assert "resized 1 of 1 worker" in str(model.clustertune_report_)
+    assert float((model.predict(X) == y).mean().compute()) > 0.99
+    assert_whole(client, X, kept, total)
+
+
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
+def test_lightgbm(two: Any) -> None:
+    """A dry run changes nothing; then the data is placed on the merged worker."""
+    lightgbm = pytest.importorskip("lightgbm")
+    _, client = two
+    X, y, kept, total = load(client)
+    model = lightgbm.DaskLGBMClassifier(client=client, n_estimators=5, verbose=-1)
+    plan = clustertune.prepare(
+        client, X, y, estimator=model, merge_workers=True, dry_run=True
+    )
+    assert [s.action for s in plan.report.steps] == ["merge", "merge"]
+    assert len(workers_of(client)) == 2
+    found = clustertune.prepare(client, X, y, estimator=model, merge_workers=True)
+    assert len(workers_of(client)) == 1
+    X2, y2 = found
+    model.fit(X2, y2, **found.fit_kwargs)
+    assert float((model.predict(X2) == y2).mean().compute()) > 0.99
+    assert_whole(client, X, kept, total)
+    with pytest.raises(TypeError, match="does not combine with n_workers"):
+        clustertune.prepare(client, X, y, merge_workers=True, n_workers=2)
+
+
+# --- commands and playbooks -----------------------------------------------------------
+
+
+def test_command(two: Any) -> None:
+    """It plans, asks, and acts; an address cannot start workers."""
+    _, client = two
+    address = client.scheduler.address
+    done = CliRunner().invoke(main, ["merge", "--dry-run", address])
+    assert done.exit_code == 0, done.output
+    assert "retire worker 1" in done.output
+    assert len(workers_of(client)) == 2
+    done = CliRunner().invoke(main, ["merge", "--yes", "--quiet", address])
+    assert done.exit_code == 0, done.output
+    assert sizes(client) == [(2, 4 * GIB)]
+    done = CliRunner().invoke(main, ["merge", "--undo", "2", "--yes", address])
+    assert done.exit_code == 4, done.output
+    assert "only the scheduler's address" in done.output
+
+
+PLAYBOOK = """
+version: 1
+name: one-worker
+steps:
+  - when: several_workers_per_host
+    at_least: info
+    do: merge
+    with: {workers: named}
+limits: {minimum_workers: %s, settle: 0}
+"""
+
+
+def test_playbook(two: Any, tmp_path: Path) -> None:
+    """Its condition is the check; its limits apply."""
+    _, client = two
+    file = tmp_path / "merge.yaml"
+    file.write_text(PLAYBOOK % 2)
+    (step,) = clustertune.run_playbook(client, file, estimator="xgboost").steps
+    assert step.status == "refused"
+    assert "1 worker would remain" in step.reason
+    file.write_text(PLAYBOOK % 0)
+    (step,) = clustertune.run_playbook(client, file, estimator="generic").steps
+    assert step.status == "skipped"
+    (step,) = clustertune.run_playbook(client, file, estimator="xgboost").steps
+    assert step.status == "done", str(step)
+    assert sizes(client) == [(2, 4 * GIB)]
+
+
+def test_plan_file(two: Any) -> None:
+    """A stored plan is carried out like the call."""
+    _, client = two
+    plan = clustertune.make_plan(client, "merge")
+    assert clustertune.apply_plan(client, plan).status == "done"
+    assert sizes(client) == [(2, 4 * GIB)]
+
+
+def test_checks_of_a_live_cluster(two: Any) -> None:
+    """The check has the finding before the merge, and none afterwards."""
+    _, client = two
+    name = several_workers_per_host.__name__
+    assert name in checks.available()
+    found = clustertune.check(client, estimator="xgboost").found
+    (finding,) = [f for f in found if f.check == name]
+    assert finding.remedy == "Run `clustertune.merge_workers(client)`."
+    clustertune.merge_workers(client)
+    found = clustertune.check(client, estimator="xgboost").found
+    assert name not in {f.check for f in found}
+
+
+def test_a_size_is_given_to_a_worker() -> None:
+    """Unknown parts of it stay as they are."""
+    given = WorkerSize(nthreads=3).given_to(worker(0))
+    assert (given.nthreads, given.memory_limit) == (3, 4 * GIB)
