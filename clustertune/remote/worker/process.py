@@ -12,13 +12,12 @@ import asyncio
 import ctypes
 import gc
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
 from distributed.core import Status
 from distributed.nanny import Nanny, WorkerProcess
-from distributed.utils import parse_ports
 
 from clustertune.remote.worker.probe import pools
 
@@ -105,13 +104,22 @@ class SecondProcess:
 
     def __init__(self, process: Any):
         self.process = process
+        self.ending: asyncio.Task[None] | None = None
 
-    async def teardown(self, nanny: Any) -> None:  # noqa: ARG002, Dask passes it
+    async def teardown(self, nanny: Any) -> None:
         await self.kill()
 
     async def kill(self) -> None:
         if self.process.process is not None:
             await self.process.process.kill()
+
+    async def close(self, nanny: Any) -> None:
+        """End the process as the nanny would; it is killed if it takes too long."""
+        try:
+            await self.process.kill()
+        finally:
+            if nanny.plugins.get(SECOND) is self:
+                del nanny.plugins[SECOND]
 
 
 async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> None:
@@ -122,7 +130,10 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> N
     be filled with keys.
     """
     nanny, former = dask_worker, dask_worker.process
-    why = _no_second(nanny, nbytes, free)
+    second = nanny.plugins.get(SECOND)
+    if second is not None and second.ending is not None:
+        await asyncio.wait([second.ending])
+    why = next(_obstacles(nanny, nbytes, free), "")
     if why:
         raise RuntimeError(why)
     new = WorkerProcess(
@@ -138,9 +149,7 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> N
     # two processes cannot have the same name, so the nanny must not start a third one
     callback, former.on_exit = former.on_exit, None
     try:
-        status = await asyncio.wait_for(new.start(), timeout)
-        if status is not Status.running or nanny.status is not Status.running:
-            raise RuntimeError("its next process ended at once, or its nanny closes")
+        await _start(new, nanny, timeout)
     except BaseException:
         nanny.plugins.pop(SECOND, None)
         former.on_exit = callback
@@ -151,29 +160,38 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> N
     new.on_exit, nanny.process, second.process = callback, new, former
 
 
-def _no_second(nanny: Any, nbytes: int, free: int) -> str:
-    """Return why a nanny cannot run two processes of its worker, or nothing."""
+async def _start(process: Any, nanny: Any, timeout: float) -> None:
+    status = await asyncio.wait_for(process.start(), timeout)
+    if status is not Status.running:
+        raise RuntimeError("its next process ended at once")
+    if nanny.status is not Status.running:
+        raise RuntimeError(f"its nanny is {nanny.status.name}")
+
+
+def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
+    """Yield why a nanny cannot run two processes of its worker."""
     process = nanny.process
     own = type(nanny).instantiate is Nanny.instantiate
     if not own or type(process) is not WorkerProcess:
-        return f"its nanny is a {type(nanny).__name__}"
+        yield f"its nanny is a {type(nanny).__name__}"
+        return
     if nanny.status is not Status.running or process.status is not Status.running:
-        return "its nanny has no running process"
+        yield "its nanny has no running process"
+        return
     if SECOND in nanny.plugins:
-        return "its nanny still has an earlier process"
+        yield "its nanny still has an earlier process"
     given = process.worker_kwargs
-    ports = parse_ports(given.get("port"))
     page = str(given.get("dashboard_address")).rpartition(":")[2]
-    if given.get("contact_address") or (len(ports) == 1 and ports[0]):
-        return "its address is fixed"
+    # the last port of a range may belong to a worker that starts now
+    if given.get("contact_address") or given.get("port"):
+        yield "it may not use any free port"
     if page.isdigit() and int(page) and given.get("dashboard", True):
-        return "the port of its dashboard is fixed"
+        yield "its dashboard may not use any free port"
     if given.get("data") is not None:
-        return "it does not keep its data in Dask's own buffer"
+        yield "it does not keep its data in Dask's own buffer"
     needed = nbytes + min(psutil.Process(process.pid).memory_info().rss, NEW_PROCESS)
     if needed > free:
-        return f"a second process may need {needed:,} bytes, and may fill {free:,}"
-    return ""
+        yield f"a second process may need {needed:,} bytes, and may fill {free:,}"
 
 
 def detach(dask_worker: Any) -> None:
@@ -182,10 +200,10 @@ def detach(dask_worker: Any) -> None:
 
 
 async def end(dask_worker: Any) -> None:
-    """End the former process of a nanny."""
-    second = dask_worker.plugins.pop(SECOND, None)
-    if second is not None:
-        await second.process.kill()
+    """Begin to end the former process of a nanny, which takes some time."""
+    second = dask_worker.plugins.get(SECOND)
+    if second is not None and second.ending is None:
+        second.ending = asyncio.ensure_future(second.close(dask_worker))
 
 
 # --- memory ---------------------------------------------------------------------------
