@@ -538,7 +538,7 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
         **(DETOUR if other else OPTIONS),
     )
     async def test(c: Any, s: Any, *nannies: Any) -> None:
-        name, gone = nannies[0].worker_address, nannies[1].worker_address
+        name = nannies[0].worker_address
         some = [np.full(100, i) for i in range(40)]
         values = await c.scatter(some, hash=False, workers=[name])
         restarting = asyncio.ensure_future(
@@ -546,8 +546,11 @@ def test_losses_do_not_depend_on_the_event_log(other: bool) -> None:
         )
         if other:  # it has taken some of them
             await soon(lambda: name not in s.workers)
-            taken = [ts.key for ts in s.workers[gone].has_what]
-            os.kill(nannies[1].pid, signal.SIGKILL)
+            gone = max(
+                nannies[1:], key=lambda n: len(s.workers[n.worker_address].has_what)
+            )
+            taken = [ts.key for ts in s.workers[gone.worker_address].has_what]
+            os.kill(gone.pid, signal.SIGKILL)
         else:
             await soon(lambda: s.workers[name].status.name == "closing_gracefully")
             taken = [ts.key for ts in s.workers[name].has_what if len(ts.who_has) == 1]

@@ -90,29 +90,32 @@ class Parking:
             return f"its nanny opened no parking worker: {why or 'it did not register'}"
         return ""
 
-    async def replace(self, worker: Any, nbytes: int, seconds: float) -> str:
+    async def replace(
+        self, worker: Any, nbytes: int, seconds: float
+    ) -> tuple[str, str]:
         """Start the next process of a worker; the former one keeps its keys.
 
-        Return a problem, after which nothing has changed, or nothing. The former
-        process gets the name of a parking worker, because names are unique.
+        Return why the nanny cannot run two processes, and why the next one did not
+        start; nothing has changed then. The former process gets the name of a parking
+        worker, because names are unique.
         """
         name, nanny = worker.name, worker.nanny
         self._rename(worker, f"{PARKING_PREFIX}{uuid4().hex[:8]}")
         wanted = {"what": "replace", "nbytes": nbytes, "timeout": seconds}
-        why = "cancelled"
+        obstacle, failure = "", "cancelled"
         try:
             # the nanny decides whether the time is over
-            _, why = await call(
+            obstacle, failure = await call(
                 self.scheduler, nanny, self.code, wanted, seconds + GRACE
             )
         finally:
             # the answer may be lost although the next process runs
-            if why and name not in self.scheduler.aliases:
+            if (obstacle or failure) and name not in self.scheduler.aliases:
                 self._rename(worker, name)
             else:
                 self.worker, self.nanny, worker.nanny = worker, nanny, None
         if self.worker is None:
-            return why
+            return obstacle or "", failure
         _, lost = await call(
             self.scheduler,
             worker.address,
@@ -122,7 +125,7 @@ class Parking:
         )
         if lost:
             logger.warning("clustertune: a former process did not answer: %s", lost)
-        return ""
+        return "", ""
 
     def _rename(self, worker: Any, name: Any) -> None:
         """Change the name of a registered worker on the scheduler."""

@@ -335,7 +335,9 @@ class WorkerRestart:
         nbytes = sum(counted_bytes(w) for w in (worker, *kept))
         self.restarted_at = monotonic()
         seconds = max(0.0, self.end - self.restarted_at)
-        self.detour = await self.parking.replace(worker, nbytes, seconds)
+        self.detour, failure = await self.parking.replace(worker, nbytes, seconds)
+        if failure:
+            raise Refused(f"its next process did not start: {failure}")
         if self.detour:
             if self.resizing is not None:
                 await self.resizing.settle(nanny, keep=False)

@@ -122,12 +122,13 @@ class SecondProcess:
                 del nanny.plugins[SECOND]
 
 
-async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> None:
+async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> str:
     """Start the next process of a nanny; the former one keeps its keys until `end`.
 
-    The nanny watches the new process only, and starts it again if it ends. If the new
-    process does not start, nothing changes. ``nbytes`` of ``free`` bytes of memory will
-    be filled with keys.
+    The nanny watches the new process only, and starts it again if it ends. ``nbytes``
+    of ``free`` bytes of memory will be filled with keys. Return why the nanny cannot
+    run two processes, or nothing. If the process fails to start, raise its error.
+    Nothing has changed in both cases.
     """
     nanny, former = dask_worker, dask_worker.process
     second = nanny.plugins.get(SECOND)
@@ -135,7 +136,7 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> N
         await asyncio.wait([second.ending])
     why = next(_obstacles(nanny, nbytes, free), "")
     if why:
-        raise RuntimeError(why)
+        return why
     new = WorkerProcess(
         worker_kwargs=former.worker_kwargs,
         silence_logs=former.silence_logs,
@@ -158,6 +159,7 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> N
             callback(1)
         raise
     new.on_exit, nanny.process, second.process = callback, new, former
+    return ""
 
 
 async def _start(process: Any, nanny: Any, timeout: float) -> None:
