@@ -170,6 +170,8 @@ def test_a_process_of_a_worker_alone_is_killed(local_cluster: Any, victim: str) 
     assert_computable(client, X)
     assert_alone(client)
     assert lost(kept) <= gone
+    (step,) = clustertune.restart_workers(client).steps  # two processes can run again
+    assert "moved to its new process" in step.reason
 
 
 @WAYS

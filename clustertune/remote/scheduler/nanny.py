@@ -116,6 +116,8 @@ class Parking:
                 self.worker, self.nanny, worker.nanny = worker, nanny, None
         if self.worker is None:
             return obstacle or "", failure
+        if not self.is_open():
+            return "", ""
         _, lost = await call(
             self.scheduler,
             worker.address,

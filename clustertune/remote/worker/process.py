@@ -113,14 +113,6 @@ class SecondProcess:
         if self.process.process is not None:
             await self.process.process.kill()
 
-    async def close(self, nanny: Any) -> None:
-        """End the process as the nanny would; it is killed if it takes too long."""
-        try:
-            await self.process.kill()
-        finally:
-            if nanny.plugins.get(SECOND) is self:
-                del nanny.plugins[SECOND]
-
 
 async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> str:
     """Start the next process of a nanny; the former one keeps its keys until `end`.
@@ -159,6 +151,9 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> s
             callback(1)
         raise
     new.on_exit, nanny.process, second.process = callback, new, former
+    former.on_exit = lambda _: nanny.plugins.pop(SECOND, None)
+    if former.status is Status.stopped:
+        former.on_exit(None)
     return ""
 
 
@@ -205,7 +200,7 @@ async def end(dask_worker: Any) -> None:
     """Begin to end the former process of a nanny, which takes some time."""
     second = dask_worker.plugins.get(SECOND)
     if second is not None and second.ending is None:
-        second.ending = asyncio.ensure_future(second.close(dask_worker))
+        second.ending = asyncio.ensure_future(second.process.kill())
 
 
 # --- memory ---------------------------------------------------------------------------
