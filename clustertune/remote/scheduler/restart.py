@@ -18,14 +18,13 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from time import monotonic, time
-from types import MappingProxyType
 from typing import Any
 
 from distributed.core import Status
 
 from clustertune.core.rules import is_parked_first
 from clustertune.remote.keys import Places, in_turns
-from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
@@ -270,7 +269,7 @@ class WorkerRestart:
             shuffling = bool(shuffles(self.scheduler, worker))
             if not shuffling:
                 self._block_tasks(worker)
-                self._take_tasks_back(worker)
+                take_tasks_back(self.scheduler, worker, self.requested_tasks)
             elif worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
             if not shuffling and not worker.processing:
@@ -280,21 +279,6 @@ class WorkerRestart:
             if monotonic() > end:
                 raise Refused(self._still_busy(worker))
             await asyncio.sleep(POLL_INTERVAL)
-
-    def _take_tasks_back(self, worker: Any) -> None:
-        """Request the tasks that the worker has not begun, by work stealing.
-
-        The worker confirms that it has released a task, or answers that the task runs.
-        The target ``NO_WORKER`` does not exist, so the scheduler assigns a released
-        task to any worker.
-        """
-        stealing = self.scheduler.extensions.get("stealing")
-        if stealing is None:
-            return
-        for ts in list(worker.processing):
-            if ts.key not in self.requested_tasks:
-                self.requested_tasks.add(ts.key)
-                stealing.move_task_request(ts, worker, NO_WORKER)
 
     def _still_busy(self, worker: Any) -> str:
         some = shuffles(self.scheduler, worker)
@@ -603,18 +587,6 @@ class WorkerRestart:
 def _reasons(left: Mapping[str, int]) -> str:
     """Return why keys did not move, as text."""
     return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
-
-
-class NoWorker:
-    """A closed worker: the target of stolen tasks that any worker may run."""
-
-    address = "clustertune-no-worker"
-    status = Status.closed
-    has_what: Mapping[Any, Any] = MappingProxyType({})
-    occupancy = 0.0
-
-
-NO_WORKER = NoWorker()
 
 
 def shuffles(scheduler: Any, worker: Any) -> list[str]:
