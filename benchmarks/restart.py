@@ -2,8 +2,9 @@
 
 Four workers hold persisted data, and 40 scattered values that no task can compute
 again. Ours is `clustertune.restart_workers(client, X)`; `pairs` is the same with
-`max_unavailable=2`. `reload` is `client.restart()`, after which the data is loaded
-again. `workers` calls `client.restart_workers` for one worker after the other.
+`max_unavailable=2`. `detour` is the same with workers that have resources, so the keys
+move to other workers and back. `reload` is `client.restart()`, after which the data is
+loaded again. `workers` calls `client.restart_workers` for one worker after the other.
 `lifetime` uses Dask's `--lifetime-restart`. Each variant ends when all workers are new
 and the data is complete, except for lost scattered values.
 
@@ -60,6 +61,8 @@ def variant(name, mb):
     }
     if name == "lifetime":
         options |= {"lifetime": f"{LIFETIME} s", "lifetime_restart": True}
+    if name == "detour":
+        options |= {"resources": {"a": 1}}
     dask.config.set({"distributed.logging.distributed": "critical"})
     with measure.cluster(WORKERS, **options) as client:
         X = client.persist(source(mb))
@@ -70,12 +73,16 @@ def variant(name, mb):
         before = set(client.run(os.getpid).values())
         traffic = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         since, start = time.time(), perf_counter()
-        if name in ("ours", "pairs"):
-            unavailable = {"max_unavailable": 1 if name == "ours" else 2}
+        moved = None
+        if name in ("ours", "pairs", "detour"):
+            unavailable = {"max_unavailable": 2 if name == "pairs" else 1}
             report = clustertune.restart_workers(
                 client, X, progress=False, **unavailable
             )
             assert report.status == "done", str(report)
+            moved = sum(step.nbytes for step in report.steps) / (
+                X.nbytes + sum(value.nbytes for value in values)
+            )
         elif name == "reload":
             client.restart()
             X = client.persist(source(mb))
@@ -94,6 +101,7 @@ def variant(name, mb):
     return {
         "seconds": seconds,
         "mb": traffic / 1e6,
+        **({} if moved is None else {"moved": moved}),
         "computed": computed if name != "reload" else 80,
         "scattered": max(scattered, SCATTERED - there),
     }
@@ -108,18 +116,32 @@ def main():
     if given.variant:
         print(json.dumps(variant(given.variant, given.mb)))
         return
-    names = ["ours", "pairs", "reload", "workers", "lifetime"]
+    names = ["ours", "pairs", "detour", "reload", "workers", "lifetime"]
     rounds = measure.run(__file__, names, given.rounds, "--mb", str(given.mb))
     print(measure.machine())
     figures = {"seconds": "s", "mb": "MB sent", "computed": "lost keys, computed again",
                "scattered": "lost keys, gone"}  # fmt: skip
     measure.show(
         rounds,
-        {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()},
+        {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()}
+        | {
+            f"{n}.moved": f"{n}: bytes moved / data"
+            for n in ("ours", "pairs", "detour")
+        },
+    )
+    measure.compare(
+        "bytes moved / data",
+        measure.interval([r["ours.moved"] for r in rounds]),
+        at_most=1.01,
     )
     for name in names[1:]:
         ratio = measure.ratios(rounds, "ours.seconds", f"{name}.seconds")
-        measure.compare(f"seconds, ours / {name}", ratio, headline=name == "reload")
+        measure.compare(
+            f"seconds, ours / {name}",
+            ratio,
+            at_most=0.6 if name == "detour" else None,
+            headline=name == "reload",
+        )
     for name in names:
         lost_keys = measure.interval([r[f"{name}.scattered"] for r in rounds])
         measure.compare(

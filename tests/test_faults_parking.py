@@ -23,6 +23,8 @@ from tests.processes import blocking, process, until, workers_of
 from tests.test_faults import quickly, slowly
 from tests.test_faults_restart import (
     CLIENT,
+    DETOUR,
+    WAYS,
     Restarting,
     assert_whole,
     doing,
@@ -77,7 +79,7 @@ def lost(values: list[Future]) -> int:
 
 
 @contextmanager
-def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
+def workers(folder: Path, n: int, *arguments: str, **environment: str) -> Iterator[Any]:
     """A scheduler and workers, each nanny a separate process: client, processes."""
     file = folder / "scheduler.json"
     dask = (sys.executable, "-m", "dask")
@@ -91,7 +93,7 @@ def workers(folder: Path, n: int, **environment: str) -> Iterator[Any]:
         worker = (
             *dask, "worker", "--scheduler-file", str(file), "--nthreads", "1",
             "--memory-limit", "1GiB", "--host", "127.0.0.1", "--no-dashboard",
-            "--local-directory", str(folder),
+            "--local-directory", str(folder), *arguments,
         )  # fmt: skip
         nannies = [
             stack.enter_context(process(*worker, "--name", f"w{i}", **environment))
@@ -109,8 +111,8 @@ def test_a_worker_alone(tmp_path: Path) -> None:
         (pid,) = client.run(os.getpid).values()
         report = clustertune.resize_workers(client, X, nthreads=2)
         assert report.status == "done", str(report)
-        assert "are parked in its nanny" in report.steps[0].summary
-        assert "101 keys moved away and back; lost 0" in report.steps[0].reason
+        assert "move to its new process" in report.steps[0].summary
+        assert "101 keys moved to its new process; lost 0" in report.steps[0].reason
         assert pid not in client.run(os.getpid).values()
         assert list(client.nthreads().values()) == [2]
         assert_alone(client)
@@ -121,10 +123,10 @@ def test_a_worker_alone(tmp_path: Path) -> None:
         until(lambda: not list((tmp_path / "dask-scratch-space").glob("parking-*")))
 
 
-@pytest.mark.parametrize("when", ["moving away", "bringing back"])
+@pytest.mark.parametrize("when", ["moving away", "moving its"])
 def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
     """Its nanny starts it again, and the parked keys return to it."""
-    _, client = local_cluster(1)
+    _, client = local_cluster(1, **DETOUR)
     X, kept = data(client)
     restarting = Restarting(client, timeout="2 minutes")
     restarting.start()
@@ -145,16 +147,44 @@ def test_the_worker_is_killed(local_cluster: Any, when: str) -> None:
     assert lost(kept) <= gone
 
 
-def test_the_client_is_killed(local_cluster: Any) -> None:
-    """The scheduler completes the restart: nothing is lost or left over."""
+@pytest.mark.parametrize("victim", ["former", "new"])
+def test_a_process_of_a_worker_alone_is_killed(local_cluster: Any, victim: str) -> None:
+    """The new process gets the keys that only the former one had left."""
     _, client = local_cluster(1)
+    X, kept = data(client)
+    restarting = Restarting(client, timeout="2 minutes")
+    restarting.start()
+    until(lambda: client.run_on_scheduler(doing).startswith("moving its"))
+    workers = workers_of(client).items()
+    (address,) = [
+        a for a, w in workers if ("parking" in str(w["name"])) == (victim == "former")
+    ]
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+    restarting.join(100)
+    assert isinstance(restarting.result, clustertune.Report), restarting.result
+    (step,) = restarting.result.steps
+    gone = client.run_on_scheduler(events)[-1]["lost"]
+    assert step.status == ("partly" if gone else "done")
+    assert (f"lost {gone:,} keys" in step.reason) == (gone > 0)
+    assert_computable(client, X)
+    assert_alone(client)
+    assert lost(kept) <= gone
+    (step,) = clustertune.restart_workers(client).steps  # two processes can run again
+    assert "moved to its new process" in step.reason
+
+
+@WAYS
+def test_the_client_is_killed(local_cluster: Any, options: Any, when: str) -> None:
+    """The scheduler completes the restart: nothing is lost or left over."""
+    _, client = local_cluster(1, **options)
     X, kept = data(client)
     (pid,) = client.run(os.getpid).values()
     command = [sys.executable, "-c", CLIENT, client.scheduler.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
-        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        until(lambda: client.run_on_scheduler(doing).startswith(when))
         other.kill()
         until(lambda: client.run_on_scheduler(is_free), 60)
     ended = client.run_on_scheduler(events)[-1]
@@ -164,13 +194,14 @@ def test_the_client_is_killed(local_cluster: Any) -> None:
     assert_alone(client)
 
 
-def test_its_nanny_is_killed(tmp_path: Path) -> None:
-    """The parked keys are lost with it, and the report states it."""
-    with workers(tmp_path, 1) as (client, (nanny,)):
+@WAYS
+def test_its_nanny_is_killed(tmp_path: Path, options: Any, when: str) -> None:
+    """The keys in its processes are lost, and the report states it."""
+    with workers(tmp_path, 1, *resources(options)) as (client, (nanny,)):
         X, kept = data(client)
         restarting = Restarting(client, timeout="2 minutes")
         restarting.start()
-        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        until(lambda: client.run_on_scheduler(doing).startswith(when))
         nanny.kill()
         restarting.join(100)
         assert not restarting.is_alive()
@@ -182,12 +213,17 @@ def test_its_nanny_is_killed(tmp_path: Path) -> None:
         until(lambda: not client.run_on_scheduler(names))
 
 
-def test_a_nanny_of_three_is_killed(tmp_path: Path) -> None:
-    """The nanny is killed while its worker is emptied.
+def resources(options: Any) -> list[str]:
+    return ["--resources", "a=1"] if options else []
+
+
+@WAYS
+def test_a_nanny_of_three_is_killed(tmp_path: Path, options: Any, when: str) -> None:
+    """The nanny is killed while its worker restarts.
 
     Moved keys stay, the others are recomputed, and the report names the lost worker.
     """
-    with workers(tmp_path, 3) as (client, nannies):
+    with workers(tmp_path, 3, *resources(options)) as (client, nannies):
         addresses = client.run_on_scheduler(addresses_by_name)
         first = {"workers": [addresses["w0"]]}
         X, kept = data(client, first)
@@ -196,7 +232,7 @@ def test_a_nanny_of_three_is_killed(tmp_path: Path) -> None:
         )
         restarting = Restarting(client, workers=["w0"], timeout="2 minutes")
         restarting.start()
-        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        until(lambda: client.run_on_scheduler(doing).startswith(when))
         nannies[0].kill()
         restarting.join(100)
         assert isinstance(restarting.result, clustertune.Report), restarting.result
@@ -220,7 +256,7 @@ def fill(dask_worker: Any) -> None:
 
 def test_a_receiver_pauses(local_cluster: Any, request: pytest.FixtureRequest) -> None:
     """A target of keys pauses, and another one gets them."""
-    cluster, client = local_cluster(3, memory_limit="1GiB")
+    cluster, client = local_cluster(3, memory_limit="1GiB", **DETOUR)
     addresses = [cluster.workers[i].worker_address for i in range(3)]
     X, kept = data(client, {"workers": [addresses[0]]})
     # some may have been computed elsewhere: that was allowed

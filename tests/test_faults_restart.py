@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -17,6 +18,8 @@ from distributed import Client, wait
 import clustertune
 from tests.processes import until
 
+# two processes would count the resources twice, so the keys move to other workers
+DETOUR = {"resources": {"a": 1}}
 ROWS, COLUMNS = 240_000, 100
 SEED = 5
 
@@ -72,8 +75,10 @@ def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
     assert [int(v[0]) for v in client.gather(kept)] == list(range(len(kept)))
 
 
-def start(local_cluster: Any) -> tuple[Client, da.Array, list[int], list[str]]:
-    cluster, client = local_cluster(3)
+def start(
+    local_cluster: Any, **options: Any
+) -> tuple[Client, da.Array, list[int], list[str]]:
+    cluster, client = local_cluster(3, **options)
     clustertune.check(client)  # the resident is there
     X = client.persist(source())
     wait(X)
@@ -84,11 +89,11 @@ def start(local_cluster: Any) -> tuple[Client, da.Array, list[int], list[str]]:
 
 @pytest.mark.parametrize(
     ("when", "victim"),
-    [("moving away", 0), ("moving away", 1), ("restarting", 1), ("bringing back", 0)],
+    [("moving away", 0), ("moving away", 1), ("restarting", 1), ("moving its", 0)],
 )
 def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
     """The emptied worker is killed, or a target, or the restarted process."""
-    client, X, pids, addresses = start(local_cluster)
+    client, X, pids, addresses = start(local_cluster, **DETOUR)
     # scattered, so lost with the only worker that has it: on one that is not killed
     kept = client.scatter(
         [np.full(10, i) for i in range(5)], hash=False, workers=[addresses[2]]
@@ -96,7 +101,7 @@ def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
     restarting = Restarting(client, workers=[0], timeout="2 minutes")
     restarting.start()
     until(lambda: client.run_on_scheduler(doing).startswith(when))
-    if victim == 0 and when == "bringing back":  # it has another process by now
+    if victim == 0 and when == "moving its":  # it has another process by now
         (pids[0],) = client.run(os.getpid, workers=[_named(client, 0)]).values()
     assert restarting.is_alive()
     os.kill(pids[victim], signal.SIGKILL)
@@ -104,6 +109,41 @@ def test_a_worker_is_killed(local_cluster: Any, when: str, victim: int) -> None:
     assert not restarting.is_alive()
     assert isinstance(restarting.result, clustertune.Report), restarting.result
     assert_whole(client, X, kept)
+
+
+@pytest.mark.parametrize(
+    ("when", "victim"),
+    [
+        ("starting", "former"),
+        ("moving its", "former"),
+        ("moving its", "new"),
+        ("moving its", "other"),
+    ],
+)
+def test_a_process_is_killed(local_cluster: Any, when: str, victim: str) -> None:
+    """While two processes of one worker run: the other one continues."""
+    client, X, pids, addresses = start(local_cluster)
+    kept = client.scatter(
+        [np.full(10, i) for i in range(5)],
+        hash=False,
+        workers=[addresses[2 if victim == "other" else 1]],
+    )
+    restarting = Restarting(client, workers=[0], timeout="2 minutes")
+    restarting.start()
+    until(lambda: client.run_on_scheduler(doing).startswith(when))
+    pid = {"former": pids[0], "other": pids[1]}.get(victim)
+    if pid is None:
+        (pid,) = client.run(os.getpid, workers=[_named(client, 0)]).values()
+    assert pid not in (pids[0], pids[1]) or victim != "new"
+    os.kill(pid, signal.SIGKILL)
+    restarting.join(150)
+    assert not restarting.is_alive()
+    assert isinstance(restarting.result, clustertune.Report), restarting.result
+    assert_whole(client, X, kept)
+    until(lambda: set(client.run_on_scheduler(addresses_by_name)) == {0, 1, 2})
+    assert pids[0] not in client.run(os.getpid).values() or when == "starting"
+    # its nanny can run a second process again
+    assert clustertune.restart_workers(client, workers=[0]).status == "done"
 
 
 def _named(client: Client, name: int) -> str:
@@ -124,31 +164,40 @@ clustertune.restart_workers(client)
 """
 
 
+WAYS = pytest.mark.parametrize(
+    ("options", "when"), [({}, "moving its"), (DETOUR, "moving away")]
+)
+
+
+@WAYS
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_client_dies_or_freezes(local_cluster: Any, fate: int) -> None:
+def test_the_client_dies_or_freezes(
+    local_cluster: Any, options: Any, when: str, fate: int
+) -> None:
     """The scheduler finishes the current worker, and then frees the cluster."""
-    client, X, _, _ = start(local_cluster)
+    client, X, _, _ = start(local_cluster, **options)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     address = client.scheduler.address
     command = [sys.executable, "-c", CLIENT, address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
-        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        until(lambda: client.run_on_scheduler(doing).startswith(when))
         other.send_signal(fate)
         assert_whole(client, X, kept)
         other.kill()
 
 
-def test_interrupted(local_cluster: Any) -> None:
-    """^C undoes the restart."""
-    client, X, pids, _ = start(local_cluster)
+@WAYS
+def test_interrupted(local_cluster: Any, options: Any, when: str) -> None:
+    """^C undoes the restart, or the keys arrive in the new process."""
+    client, X, _, _ = start(local_cluster, **options)
     kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
-        until(lambda: client.run_on_scheduler(doing).startswith("moving away"))
+        until(lambda: client.run_on_scheduler(doing).startswith(when))
         signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -156,6 +205,25 @@ def test_interrupted(local_cluster: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         clustertune.restart_workers(client)
     thread.join()
+    assert_whole(client, X, kept)
+
+
+def test_a_process_that_does_not_start(local_cluster: Any, tmp_path: Path) -> None:
+    """The former process keeps the keys and its name, and runs tasks."""
+    broken, preload = tmp_path / "broken", tmp_path / "preload.py"
+    preload.write_text(f"import os; assert not os.path.exists({str(broken)!r})")
+    client, X, pids, _ = start(local_cluster, preload=[str(preload)])
+    kept = client.scatter([np.full(10, i) for i in range(5)], hash=False)
+    before = client.run_on_scheduler(addresses_by_name)
+    broken.touch()
+    report = clustertune.restart_workers(client, workers=[0])
+    assert report.status == "left"
+    assert "its next process did not start" in report.steps[0].reason
+    assert client.run_on_scheduler(addresses_by_name) == before
+    assert sorted(client.run(os.getpid).values()) == sorted(pids)
+    broken.unlink()
+    assert_whole(client, X, kept)
+    assert clustertune.restart_workers(client, workers=[0]).status == "done"
     assert_whole(client, X, kept)
 
 

@@ -229,7 +229,7 @@ def test_later_workers_are_emptied_below_the_new_limit(two: Any) -> None:
     futures = scattered(client, 240)
     report = clustertune.resize_workers(client, memory_limit="620 MiB")
     assert report.status == "done", str(report)
-    assert "are parked in its nanny" in report.steps[1].summary
+    assert "move to its new process" in report.steps[1].summary
     assert not any(client.run_on_scheduler(spilled))
     assert_equal(client, futures, 240)
 

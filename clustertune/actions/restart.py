@@ -1,10 +1,10 @@
 """Restart workers one at a time, through their nannies, without losing their keys.
 
-The worker finishes its running tasks. Its keys, of all clients, move to the other
-workers, and back after the restart. Leaked and fragmented memory ends with the process.
-A restart that could lose data is refused before anything changes. The worker's nanny
-parks the keys, in memory and on disk, if the other workers lack memory, or if the
-worker is paused or has spilled keys.
+The worker finishes its running tasks. Its nanny starts the next process, and the keys
+of all clients move there. Leaked and fragmented memory ends with the former process. If
+the nanny cannot run two processes of the worker, the keys move to other workers and
+back, or the nanny parks them. A restart that could lose data is refused before anything
+changes: other workers or the nanny must have room for the keys.
 """
 
 from __future__ import annotations
@@ -29,19 +29,13 @@ from clustertune.core.model import (
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.rules import is_parked_first, needed_elsewhere
+from clustertune.core.rules import needed_elsewhere
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.planner import memory
-from clustertune.planner.memory import (
-    free_below,
-    lower_limit,
-    lowered_limits,
-    process_limit,
-)
+from clustertune.planner.memory import lower_limit, lowered_limits, process_limit
 
 WAIT = 60.0  # seconds to wait for running tasks
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
-UNLIMITED = 2.0**62  # bytes: the free memory of a worker without a limit
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -117,12 +111,6 @@ def steps(
         # a paused worker may run when another one needs its memory
         if w.is_counted and not isinstance(w.thresholds, Unknown)
     }
-    free = {
-        w.id: min(UNLIMITED, free_below(w, limits[w.id]))
-        for w in view.now.workers
-        if w.running and w.id in limits
-    }
-    total = sum(free.values())
     for worker in view.now.workers:
         if worker.parking and worker.held_data is not None:
             yield _brought_back(worker, limits, groups, wait, view.now)
@@ -135,17 +123,12 @@ def steps(
     for number, batch in enumerate(going[i : i + n_away] for i in starts):
         away = frozenset(w.id for w in batch)
         ceilings = Others(limits, away, resized, number)
-        room = total - sum(free.get(id, 0.0) for id in away)
         for worker in batch:
-            step = _step(worker, ceilings, groups, batch, wait, view.now, room)
+            step = _step(worker, ceilings, groups, batch, wait, view.now)
             yield step if size is None else _resized(step, worker, size)
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit
             resized |= {w.id: (number, process_limit(w, limit)) for w in batch}
-            for worker in batch:
-                now = min(UNLIMITED, free_below(worker, process_limit(worker, limit)))
-                total += now - free.get(worker.id, 0.0)
-                free[worker.id] = now
 
 
 def _needed(worker: WorkerSnapshot) -> int:
@@ -222,18 +205,14 @@ def _step(
     batch: list[WorkerSnapshot],
     wait: float,
     now: Snapshot,
-    room: float = math.inf,
 ) -> Step:
     data = worker.held_data
-    nbytes = None if data is None else 2 * data.nbytes
+    nbytes = None if data is None else data.nbytes
     what = ""
     if data is not None and data.unique:
-        full = is_parked_first(worker.status, worker.spilled)
-        parked = full or data.nbytes > room
-        where = "are parked in its nanny" if parked else "move to the other workers"
         what = (
             f"; {plural(data.unique, 'unreplicated key')} "
-            f"({bytes_text(data.nbytes)}) {where} and return"
+            f"({bytes_text(data.nbytes)}) move to its new process"
         )
     return Step(
         action="restart",

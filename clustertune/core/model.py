@@ -412,7 +412,7 @@ class MeasuredMemory:
     worker: str | int  # id
     before: int | None  # None: not known
     after: int | None
-    keys: int | None = None  # that a restart moved away and back
+    keys: int | None = None  # that a restart moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class WorkerMemory:
     after_trim: int | None
     after_restart: int | None
     threshold: int | None  # the worker spills or pauses above it
-    keys: int | None  # that its restart moved away and back
+    keys: int | None  # that its restart moved
     seconds: float | None  # duration of its restart
 
 

@@ -41,10 +41,10 @@ def restart_workers(
 ) -> Report:
     """Restart workers one at a time without losing their data.
 
-    Each worker in turn gets no new tasks, finishes its running tasks, and moves its
-    keys to the other workers. Its nanny restarts it, and the keys return. The scheduler
-    carries this out. If this process ends, the scheduler still finishes the current
-    worker.
+    Each worker in turn gets no new tasks and finishes its running tasks. Its nanny
+    starts the next process, and its keys move there, or to other workers and back. The
+    scheduler carries this out. If this process ends, the scheduler still finishes the
+    current worker.
 
     With ``drop_data`` all workers restart at once and all data in memory is lost, as
     with ``client.restart()``. The report lists the lost data first.
@@ -81,8 +81,8 @@ def restart_workers(
     Returns
     -------
     Report
-        ``steps`` has for each worker the number of keys that were moved away and back,
-        and the number of lost keys by the scheduler's count. Moved keys have one
+        ``steps`` has for each worker the number of keys that were moved, how they
+        moved, and the number of lost keys by the scheduler's count. Moved keys have one
         replica. If the worker that holds it dies meanwhile, the key is lost unless it
         can be computed again. Status ``left``: not all steps were done, or keys were
         lost. ``memory`` has a row for each worker: process memory before, after a trim

@@ -8,8 +8,9 @@ of a collection are almost always ``(name, 0), (name, 1), ...`` or
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -51,6 +52,21 @@ def unpack(runs: Sequence[KeyRange]) -> Iterator[Key]:
 def count(runs: Sequence[KeyRange]) -> int:
     """Count the keys of packed ranges."""
     return sum(len(run[1]) if run[0] == "list" else run[3] for run in runs)
+
+
+def with_targets(packed: Sequence[KeyRange], targets: bytes) -> Iterator[Any]:
+    """Iterate over pairs of a key and the index of its worker."""
+    return zip(unpack(packed), array("q", targets), strict=True)
+
+
+def in_rotation(
+    moves: Sequence[tuple[Sequence[KeyRange], bytes]], workers: Sequence[str]
+) -> Iterator[tuple[Key, str]]:
+    """Iterate over keys and targets, in turns over the collections: y_i follows X_i."""
+    pairs = [with_targets(packed, targets) for packed, targets in moves]
+    for row in zip_longest(*pairs):
+        for key, i in filter(None, row):
+            yield key, workers[i]
 
 
 async def in_turns(items: Iterable[Any], seconds: float = TURN) -> AsyncIterator[Any]:

@@ -244,7 +244,7 @@ def test_a_worker_alone(room: Any, reason: str | None) -> None:
     (step,) = restart.steps(seen, {0})
     assert isinstance(step.args, Restart)
     assert step.args.parking
-    assert "are parked in its nanny and return" in step.summary
+    assert "move to its new process" in step.summary
     found = guards.refusal(step, seen)
     if reason is None:
         assert found is None

@@ -213,6 +213,10 @@ class WorkerActions:
             continues = f"the scheduler continues after this call: {state['doing']}"
             return Result(nbytes=state["nbytes"], not_done=continues, count=0)
         way = "away" if restart.retire else "away and back"
+        if state["direct"]:
+            way = "to its new process"
+        elif state["detour"]:
+            way += f" ({printable(state['detour'], longest=200)})"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])

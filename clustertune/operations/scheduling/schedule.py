@@ -53,7 +53,7 @@ class Attempt:
     restarted, left
         Ids of restarted workers, and of workers that are not restarted yet.
     keys, nbytes
-        Keys and bytes that were moved away and back.
+        Keys and bytes that were moved.
     lost
         Lost keys, as the scheduler counts.
     problem

@@ -11,12 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from heapq import heappop, heappush
 from itertools import islice
 from time import time
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
+
+from distributed.core import Status
 
 from clustertune.remote.keys import KeyRange, drained, in_turns, unpack
 
@@ -302,3 +312,31 @@ def _has(there: Any, needs: Iterable[tuple[Any, Any]]) -> bool:
         isinstance(amount, int | float) and there.get(name, 0) >= amount
         for name, amount in needs
     )
+
+
+class NoWorker:
+    """A closed worker: the target of stolen tasks that any worker may run."""
+
+    address = "clustertune-no-worker"
+    status = Status.closed
+    has_what: Mapping[Any, Any] = MappingProxyType({})
+    occupancy = 0.0
+
+
+NO_WORKER = NoWorker()
+
+
+def take_tasks_back(scheduler: Any, worker: Any, requested: set[Any]) -> None:
+    """Request the tasks that a worker has not begun, by work stealing.
+
+    The worker confirms that it has released a task, or answers that the task runs. The
+    target ``NO_WORKER`` does not exist, so the scheduler assigns a released task to any
+    worker. ``requested`` keys are not requested again.
+    """
+    stealing = scheduler.extensions.get("stealing")
+    if stealing is None:
+        return
+    for ts in list(worker.processing):
+        if ts.key not in requested:
+            requested.add(ts.key)
+            stealing.move_task_request(ts, worker, NO_WORKER)

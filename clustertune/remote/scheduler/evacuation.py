@@ -150,10 +150,22 @@ class Evacuation:
         """Return another worker that has a key and may keep it, or None."""
         running = self.scheduler.running
         for ws in ts.who_has or ():
-            other = ws.address in self.process_limits and ws.address != self.address
-            if ws is self.parking.worker or (other and ws in running):
+            if ws.address == self.address:
+                continue
+            other = ws.address in self.process_limits and ws in running
+            if ws is self.parking.worker or other:
                 return ws
         return None
+
+    async def note_kept(self, worker: Any) -> None:
+        """Record the keys that a former process keeps for the next one."""
+        async for ts in in_turns(list(worker.has_what)):
+            if ts.key in self.held:
+                continue
+            if self.copy(ts) is None:
+                self.held.note_away({ts.key: worker.address})
+            else:
+                self.held.copied.add(ts.key)
 
     def _free_memory(self, worker: Any) -> dict[str, float]:
         """Return the free bytes of each of the other workers."""

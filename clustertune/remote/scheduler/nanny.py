@@ -55,12 +55,17 @@ def set_status(scheduler: Any, worker: Any, status: Status) -> None:
 
 
 class Parking:
-    """The parking worker of one restart; ``code`` is the pickled ``park.act``."""
+    """The worker that keeps the keys during one restart.
+
+    It is the former process of the restarted worker, or a parking worker. ``code`` is
+    the pickled ``park.act``.
+    """
 
     def __init__(self, scheduler: Any, code: bytes):
         self.scheduler = scheduler
         self.code = code
         self.worker: Any = None
+        self.nanny = ""  # of a former process
 
     def is_open(self) -> bool:
         """Whether the parking worker is still registered."""
@@ -84,6 +89,53 @@ class Parking:
         if self.worker is None:
             return f"its nanny opened no parking worker: {why or 'it did not register'}"
         return ""
+
+    async def replace(
+        self, worker: Any, nbytes: int, seconds: float
+    ) -> tuple[str, str]:
+        """Start the next process of a worker; the former one keeps its keys.
+
+        Return why the nanny cannot run two processes, and why the next one did not
+        start; nothing has changed then. The former process gets the name of a parking
+        worker, because names are unique.
+        """
+        name, nanny = worker.name, worker.nanny
+        self._rename(worker, f"{PARKING_PREFIX}{uuid4().hex[:8]}")
+        wanted = {"what": "replace", "nbytes": nbytes, "timeout": seconds}
+        obstacle, failure = "", "cancelled"
+        try:
+            # the nanny decides whether the time is over
+            obstacle, failure = await call(
+                self.scheduler, nanny, self.code, wanted, seconds + GRACE
+            )
+        finally:
+            # the answer may be lost although the next process runs
+            if (obstacle or failure) and name not in self.scheduler.aliases:
+                self._rename(worker, name)
+            else:
+                self.worker, self.nanny, worker.nanny = worker, nanny, None
+        if self.worker is None:
+            return obstacle or "", failure
+        if not self.is_open():
+            return "", ""
+        _, lost = await call(
+            self.scheduler,
+            worker.address,
+            self.code,
+            {"what": "detach"},
+            ANSWER_TIMEOUT,
+        )
+        if lost:
+            logger.warning("clustertune: a former process did not answer: %s", lost)
+        return "", ""
+
+    def _rename(self, worker: Any, name: Any) -> None:
+        """Change the name of a registered worker on the scheduler."""
+        aliases = self.scheduler.aliases
+        if aliases.get(worker.name) == worker.address:
+            del aliases[worker.name]
+            worker.name = name
+            aliases[name] = worker.address
 
     async def spilled_files(self, worker: Any) -> list[Any]:
         """Files of a worker's spilled keys; none if the worker does not answer."""
@@ -125,6 +177,8 @@ class Parking:
             stimulus_id=f"clustertune-unpark-{time()}",
             expected=True,
         )
+        if self.nanny:
+            await call(self.scheduler, self.nanny, self.code, {"what": "end"}, GRACE)
         return ""
 
 

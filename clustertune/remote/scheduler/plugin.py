@@ -9,16 +9,21 @@ msgpack. After the installation they send no code.
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from time import time
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import Places, count, in_turns, unpack
+from clustertune.remote.keys import (
+    Places,
+    count,
+    in_rotation,
+    in_turns,
+    unpack,
+    with_targets,
+)
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
@@ -389,12 +394,12 @@ class ClustertunePlugin(SchedulerPlugin):
         indices into ``workers``. ``deadline`` is in seconds from now.
         """
         self.lease.check(token)
-        async for key, address in in_turns(_round_robin(moves, workers)):
+        async for key, address in in_turns(in_rotation(moves, workers)):
             self.prepared.put(key, address)
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
         policy = MovePolicy(
-            _round_robin(moves, workers),
+            in_rotation(moves, workers),
             dict(zip(workers, ceilings, strict=True)),
             total=sum(count(packed) for packed, _ in moves),
         )
@@ -412,7 +417,7 @@ class ClustertunePlugin(SchedulerPlugin):
         """
         self.lease.check(token)
         for packed, homes in places:
-            async for key, i in in_turns(_with_targets(packed, homes)):
+            async for key, i in in_turns(with_targets(packed, homes)):
                 self.prepared.put(key, workers[i])
         self.prepared.begin()
 
@@ -577,21 +582,6 @@ def _unfinished_move() -> dict[str, Any]:
     """Return a holder for the moves of a plan whose lease has ended."""
     label = "a plan that has ended still moves partitions"
     return {"client": "", "label": label, "since": time()}
-
-
-def _with_targets(packed: Sequence[Any], targets: bytes) -> Any:
-    """Yield pairs of a key and the index of its worker."""
-    return zip(unpack(packed), array("q", targets), strict=True)
-
-
-def _round_robin(
-    moves: Sequence[tuple[Sequence[Any], bytes]], workers: Sequence[str]
-) -> Iterator[tuple[Any, str]]:
-    """Yield keys and targets, in turns over the collections: y_i follows X_i."""
-    pairs = [_with_targets(packed, targets) for packed, targets in moves]
-    for row in zip_longest(*pairs):
-        for key, i in filter(None, row):
-            yield key, workers[i]
 
 
 #: requests that methods of the plugin answer

@@ -1,12 +1,14 @@
 """Restart or retire a worker without losing its data. Runs on the scheduler.
 
 The worker gets no new tasks. It returns tasks that it has not begun, and finishes the
-others. The mover moves its keys to other workers. Its nanny restarts it, and the mover
-moves the keys back. A failure before the restart is undone, even without the client.
+others. Its nanny starts the next process while the former one keeps its keys. The mover
+moves them to the next process on the same host, and the former process ends.
 
-If the other workers have too little memory, a parking worker in the nanny holds the
-keys during the restart. It also holds the keys of a paused or spilling worker, which
-would have to read them into memory to send them.
+If the nanny cannot run two processes of the worker, the mover moves the keys to other
+workers. The nanny restarts the worker, and the mover moves the keys back. A failure
+before the restart is undone, even without the client. If the other workers have too
+little memory, a parking worker in the nanny holds the keys. It also holds the keys of a
+paused or spilling worker, which would have to read them into memory to send them.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from time import monotonic, time
-from types import MappingProxyType
 from typing import Any
 
 from distributed.core import Status
 
 from clustertune.core.rules import is_parked_first
 from clustertune.remote.keys import Places, in_turns
-from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
@@ -38,7 +39,12 @@ from clustertune.remote.scheduler.nanny import (
     Resizing,
     set_status,
 )
-from clustertune.remote.scheduler.state import identity, is_parking, still_running
+from clustertune.remote.scheduler.state import (
+    counted_bytes,
+    identity,
+    is_parking,
+    still_running,
+)
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -74,8 +80,8 @@ class WorkerRestart:
     retire
         Close the worker instead of restarting it. Its keys stay on the others.
     parking
-        The pickled ``park.act``, which opens a parking worker in the nanny. Empty: no
-        parking worker.
+        The pickled ``park.act``, which starts a second process or a parking worker in
+        the nanny. Empty: the keys move to other workers.
     turn
         Lock that prevents two restarts from using the same free memory.
     resizing
@@ -123,7 +129,9 @@ class WorkerRestart:
         self.lost = 0
         self.recomputed = 0
         self.new_address = ""
-        self.seconds: float | None = None  # from the end of its process to the next
+        self.detour = ""  # why the keys could not move directly to the next process
+        self.restarted_at = 0.0  # when its nanny got the request
+        self.seconds: float | None = None  # from that request to the next process
         #: fields of the logged events
         self.event = {"action": "retire" if retire else "restart", "worker": address}
 
@@ -137,6 +145,8 @@ class WorkerRestart:
             "again": self.recomputed,
             "ended": sorted(self.held.ended),
             "address": self.new_address,
+            "direct": self._keeps_keys(self.old_process),
+            "detour": self.detour,
             "unchanged": self._is_unchanged(),
             "resized": self.resizing is not None and self.resizing.kept,
         }
@@ -144,7 +154,8 @@ class WorkerRestart:
     def _is_unchanged(self) -> bool:
         """Whether nothing was changed, or all changes were undone."""
         # an address does not identify a process, because the port may be fixed
-        if self.old_process is None or not self._is_registered(self.old_process):
+        old = self.old_process
+        if old is None or self._keeps_keys(old) or not self._is_registered(old):
             return not self.touched
         return self.lost == self.held.lost_with_others
 
@@ -174,10 +185,11 @@ class WorkerRestart:
             await self._wait_for_tasks(worker)
             self.bound = await bound_to(self.scheduler, self.address)
             async with self.turn:
-                await self._empty(worker)
-                if self.resizing is not None:
-                    await self._change_size(worker.nanny)
-                    await self._empty(worker)  # keys may have arrived meanwhile
+                if not await self._replace(worker):
+                    await self._empty(worker)
+                    if self.resizing is not None:
+                        await self._change_size(worker.nanny)
+                        await self._empty(worker)  # keys may have arrived meanwhile
         except BaseException as error:
             # also if the job is cancelled: no change of state may remain
             self.doing = "undoing what it has begun"
@@ -196,13 +208,13 @@ class WorkerRestart:
             problem, note = await self._settle_size(who, problem)
         if problem:
             return problem
-        self.doing = "bringing back its keys"
+        self.doing = "moving its keys to its new process"
         return "; ".join(filter(None, [note, await self._bring_back(who)]))
 
     async def _undo(self, worker: Any, who: Any = None) -> None:
         if self.parking.worker is not None and not self.parking.is_open():
             await self._wait_for_end(worker)
-        if self._is_registered(worker):
+        if self._is_registered(worker) and not self._keeps_keys(worker):
             if worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
             await self._bring_home(self.address)
@@ -223,6 +235,10 @@ class WorkerRestart:
 
     def _is_registered(self, worker: Any) -> bool:
         return self.scheduler.workers.get(worker.address) is worker
+
+    def _keeps_keys(self, worker: Any) -> bool:
+        """Whether a worker is the former process, which keeps the keys for the next."""
+        return worker is not None and worker is self.parking.worker
 
     # --- tasks ------------------------------------------------------------------------
 
@@ -253,7 +269,7 @@ class WorkerRestart:
             shuffling = bool(shuffles(self.scheduler, worker))
             if not shuffling:
                 self._block_tasks(worker)
-                self._take_tasks_back(worker)
+                take_tasks_back(self.scheduler, worker, self.requested_tasks)
             elif worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
             if not shuffling and not worker.processing:
@@ -263,21 +279,6 @@ class WorkerRestart:
             if monotonic() > end:
                 raise Refused(self._still_busy(worker))
             await asyncio.sleep(POLL_INTERVAL)
-
-    def _take_tasks_back(self, worker: Any) -> None:
-        """Request the tasks that the worker has not begun, by work stealing.
-
-        The worker confirms that it has released a task, or answers that the task runs.
-        The target ``NO_WORKER`` does not exist, so the scheduler assigns a released
-        task to any worker.
-        """
-        stealing = self.scheduler.extensions.get("stealing")
-        if stealing is None:
-            return
-        for ts in list(worker.processing):
-            if ts.key not in self.requested_tasks:
-                self.requested_tasks.add(ts.key)
-                stealing.move_task_request(ts, worker, NO_WORKER)
 
     def _still_busy(self, worker: Any) -> str:
         some = shuffles(self.scheduler, worker)
@@ -292,6 +293,41 @@ class WorkerRestart:
             f"{still_running(len(worker.processing), self.wait)}, such as "
             f"{', '.join(keys)[:200]}"
         )
+
+    # --- the next process, while the former one keeps its keys ------------------------
+
+    async def _replace(self, worker: Any) -> bool:
+        """Start the next process; return whether the former one keeps the keys for it.
+
+        Other restarts on the same host may still fill memory there.
+        """
+        if self.retire or not self.parking.may_open() or not worker.has_what:
+            return False
+        if worker.resources:
+            self.detour = "two processes would count its resources twice"
+            return False
+        self._refuse_late(worker)
+        self._block_tasks(worker)
+        if worker.processing or shuffles(self.scheduler, worker):
+            raise Refused("tasks have begun there meanwhile")
+        nanny = worker.nanny
+        if self.resizing is not None:
+            await self._change_size(nanny)
+        self.doing = "starting its next process"
+        others = self.scheduler.workers.values()
+        kept = [w for w in others if w.host == worker.host and is_parking(w.name)]
+        nbytes = sum(counted_bytes(w) for w in (worker, *kept))
+        self.restarted_at = monotonic()
+        seconds = max(0.0, self.end - self.restarted_at)
+        self.detour, failure = await self.parking.replace(worker, nbytes, seconds)
+        if failure:
+            raise Refused(f"its next process did not start: {failure}")
+        if self.detour:
+            if self.resizing is not None:
+                await self.resizing.settle(nanny, keep=False)
+            return False
+        self.touched = True
+        return True
 
     # --- emptying ---------------------------------------------------------------------
 
@@ -400,11 +436,12 @@ class WorkerRestart:
 
     async def _restart(self, who: Any, end: float) -> str:
         """Have the nanny end the process, and wait for the next one."""
-        answer, old, start = "", self.process, monotonic()
-        if self._is_registered(old):
+        answer, old = "", self.process
+        if self._is_registered(old) and not self._keeps_keys(old):
+            self.restarted_at = monotonic()
             answer = await self._end_process(old.address, max(0.0, end - monotonic()))
         if await self._returns(who, end):
-            self.seconds = monotonic() - start
+            self.seconds = monotonic() - self.restarted_at
             return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
@@ -511,6 +548,8 @@ class WorkerRestart:
 
     async def _bring_home(self, address: str) -> str:
         """Move existing keys back; copy the keys that had other replicas."""
+        if self.parking.is_open() and self._keeps_keys(self.old_process):
+            await self.evacuation.note_kept(self.old_process)
         target = self.scheduler.workers.get(address)
         if target is not None and self.parking.is_open():
             files = await self.evacuation.spilled_files(self.parking.worker)
@@ -548,18 +587,6 @@ class WorkerRestart:
 def _reasons(left: Mapping[str, int]) -> str:
     """Return why keys did not move, as text."""
     return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
-
-
-class NoWorker:
-    """A closed worker: the target of stolen tasks that any worker may run."""
-
-    address = "clustertune-no-worker"
-    status = Status.closed
-    has_what: Mapping[Any, Any] = MappingProxyType({})
-    occupancy = 0.0
-
-
-NO_WORKER = NoWorker()
 
 
 def shuffles(scheduler: Any, worker: Any) -> list[str]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from inspect import isawaitable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,6 +29,7 @@ from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import unpack_frames
 from distributed.spill import SpillBuffer, SpilledSize
 
+from clustertune.remote.worker import process
 from clustertune.remote.worker.probe import available_memory, disk
 
 logger = logging.getLogger("distributed.clustertune")
@@ -40,16 +42,15 @@ SEND_SHARE = 0.25  # of the memory below the nanny's limit, which sending may us
 
 
 async def act(dask_worker: Any, what: str, **arguments: Any) -> bytes:
-    """Do one step of parking, on a worker or its nanny.
+    """Do one step of a restart, on a worker or its nanny.
 
     All steps are one function, so that the client sends their code once. The answer is
     plain data, so that the scheduler need not unpickle it.
     """
-    if what == "open":
-        await open_parking(dask_worker, **arguments)
-        return b""
-    steps: dict[str, Any] = {"room": room, "spilled": spilled, "adopt": adopt}
-    answer: bytes = msgpack.packb(steps[what](dask_worker, **arguments))
+    if what == "replace":
+        arguments["free"] = room(dask_worker)["memory"]
+    found = STEPS[what](dask_worker, **arguments)
+    answer: bytes = msgpack.packb(await found if isawaitable(found) else found)
     return answer
 
 
@@ -234,11 +235,11 @@ def _room_below_limit(nanny: Any) -> float:
     if not manager.memory_limit or not manager.memory_terminate_fraction:
         return 2.0**40
     try:
-        process = psutil.Process(nanny.process.process.pid).memory_info().rss
+        nbytes = psutil.Process(nanny.process.process.pid).memory_info().rss
     except (AttributeError, psutil.Error):
         return 0.0
     line = manager.memory_terminate_fraction * manager.memory_limit
-    return max(0.0, float(line - process))
+    return max(0.0, float(line - nbytes))
 
 
 def _buffer(worker_local_directory: str, target: int) -> SpillBuffer:
@@ -328,3 +329,14 @@ class Parking(Worker):
         if monotonic() > self.end and not self.data:
             self.loop.add_callback(self.close, reason="clustertune-parking-forgotten")
         await super().heartbeat()
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "replace": process.replace,
+    "detach": process.detach,
+    "end": process.end,
+    "room": room,
+    "open": open_parking,
+    "spilled": spilled,
+    "adopt": adopt,
+}

@@ -1,21 +1,30 @@
-"""Changes a worker's process: its memory now, and its size at the next start.
+"""Changes a worker's process: its memory, its size at the next start, and the process.
 
 A nanny starts its worker with threads, a memory limit and an environment. A change
 takes effect at the next start of the worker, and holds for every later start, also
-after a crash.
+after a crash. A nanny can also start the next process while the former one keeps its
+keys.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
+from distributed.core import Status
+from distributed.nanny import Nanny, WorkerProcess
 
 from clustertune.remote.worker.probe import pools
+
+SECOND = "clustertune-second-process"  # its name among the plugins of a nanny
+NEW_PROCESS = 2**30  # bytes of a new process without data; it rarely needs so many
+
+# --- size -----------------------------------------------------------------------------
 
 
 def change(
@@ -81,6 +90,120 @@ def _with(
 ) -> dict[str, str]:
     merged = {**variables, **changes}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+# --- replacement ----------------------------------------------------------------------
+
+
+class SecondProcess:
+    """Another process of a nanny: the next one while it starts, then the former one.
+
+    The nanny lists it as a plugin, so that it ends with the nanny. The reference
+    matters: Dask ends a process that no object refers to.
+    """
+
+    def __init__(self, process: Any):
+        self.process = process
+        self.ending: asyncio.Task[None] | None = None
+
+    async def teardown(self, nanny: Any) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        if self.process.process is not None:
+            await self.process.process.kill()
+
+
+async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> str:
+    """Start the next process of a nanny; the former one keeps its keys until `end`.
+
+    The nanny watches the new process only, and starts it again if it ends. ``nbytes``
+    of ``free`` bytes of memory will be filled with keys. Return why the nanny cannot
+    run two processes, or nothing. If the process fails to start, raise its error.
+    Nothing has changed in both cases.
+    """
+    nanny, former = dask_worker, dask_worker.process
+    second = nanny.plugins.get(SECOND)
+    if second is not None and second.ending is not None:
+        await asyncio.wait([second.ending])
+    why = next(_obstacles(nanny, nbytes, free), "")
+    if why:
+        return why
+    new = WorkerProcess(
+        worker_kwargs=former.worker_kwargs,
+        silence_logs=former.silence_logs,
+        on_exit=None,
+        worker=former.Worker,
+        env=former.env,
+        pre_spawn_env=former.pre_spawn_env,
+        config=former.config,
+    )
+    second = nanny.plugins[SECOND] = SecondProcess(new)
+    # two processes cannot have the same name, so the nanny must not start a third one
+    callback, former.on_exit = former.on_exit, None
+    try:
+        await _start(new, nanny, timeout)
+    except BaseException:
+        nanny.plugins.pop(SECOND, None)
+        former.on_exit = callback
+        await second.kill()
+        if former.status is Status.stopped:
+            callback(1)
+        raise
+    new.on_exit, nanny.process, second.process = callback, new, former
+    former.on_exit = lambda _: nanny.plugins.pop(SECOND, None)
+    if former.status is Status.stopped:
+        former.on_exit(None)
+    return ""
+
+
+async def _start(process: Any, nanny: Any, timeout: float) -> None:
+    status = await asyncio.wait_for(process.start(), timeout)
+    if status is not Status.running:
+        raise RuntimeError("its next process ended at once")
+    if nanny.status is not Status.running:
+        raise RuntimeError(f"its nanny is {nanny.status.name}")
+
+
+def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
+    """Yield why a nanny cannot run two processes of its worker."""
+    process = nanny.process
+    own = type(nanny).instantiate is Nanny.instantiate
+    if not own or type(process) is not WorkerProcess:
+        yield f"its nanny is a {type(nanny).__name__}"
+        return
+    if nanny.status is not Status.running or process.status is not Status.running:
+        yield "its nanny has no running process"
+        return
+    if SECOND in nanny.plugins:
+        yield "its nanny still has an earlier process"
+    given = process.worker_kwargs
+    page = str(given.get("dashboard_address")).rpartition(":")[2]
+    # the last port of a range may belong to a worker that starts now
+    if given.get("contact_address") or given.get("port"):
+        yield "it may not use any free port"
+    if page.isdigit() and int(page) and given.get("dashboard", True):
+        yield "its dashboard may not use any free port"
+    if given.get("data") is not None:
+        yield "it does not keep its data in Dask's own buffer"
+    needed = nbytes + min(psutil.Process(process.pid).memory_info().rss, NEW_PROCESS)
+    if needed > free:
+        yield f"a second process may need {needed:,} bytes, and may fill {free:,}"
+
+
+def detach(dask_worker: Any) -> None:
+    """Have a former process not close the nanny when it closes."""
+    dask_worker.nanny = None
+
+
+async def end(dask_worker: Any) -> None:
+    """Begin to end the former process of a nanny, which takes some time."""
+    second = dask_worker.plugins.get(SECOND)
+    if second is not None and second.ending is None:
+        second.ending = asyncio.ensure_future(second.process.kill())
+
+
+# --- memory ---------------------------------------------------------------------------
 
 
 def least_memory(dask_worker: Any) -> int | None:

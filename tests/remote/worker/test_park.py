@@ -47,7 +47,7 @@ async def closed(s: Any) -> None:
 
 
 def restarting(s: Any, timeout: float = 30) -> WorkerRestart:
-    """Of the only worker."""
+    """Restart the only worker."""
     (address,) = s.workers
     code = ship.pickled(park.act)
     hold = ManagerHold(s)
@@ -67,7 +67,7 @@ def of_the_process() -> list[Any]:
 
 
 def running() -> Counter[str]:
-    """Threads and workers of the process; those of earlier tests may be ending."""
+    """Return threads and workers of the process, also of earlier tests."""
     return Counter(
         [t.name for t in threading.enumerate()]
         + [w.id for w in Worker._instances if w.status.name != "closed"]
@@ -76,7 +76,7 @@ def running() -> Counter[str]:
 
 @gen_cluster(client=True, nthreads=[], timeout=60)
 async def test_the_process_is_as_it_was(c: Any, s: Any, tmp_path: Path) -> None:
-    """Nothing of what a worker does to its process is left: it may be the user's."""
+    """The parking worker leaves the process of its nanny unchanged."""
     pids = tmp_path / "pids"
     preload = tmp_path / "preload.py"
     preload.write_text(
@@ -104,7 +104,7 @@ async def test_the_process_is_as_it_was(c: Any, s: Any, tmp_path: Path) -> None:
 
 
 class Loud(WorkerPlugin):
-    """Leaves a trace in the process."""
+    """Records changes of the process."""
 
     def setup(self, worker: Any) -> None:
         sys.loud = os.getpid()  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ class Loud(WorkerPlugin):
 
 @gen_cluster(**ONE)
 async def test_it_takes_no_tasks(c: Any, s: Any, nanny: Any) -> None:
-    """Not even tasks that waited for a worker; and it sets up no plugins."""
+    """It gets no waiting tasks, and sets up no plugins."""
     await c.register_plugin(Loud())
     (address,) = s.workers
     s.handle_worker_status_change("closing_gracefully", address, "test")
@@ -130,7 +130,7 @@ async def test_it_takes_no_tasks(c: Any, s: Any, nanny: Any) -> None:
 
 @gen_cluster(**ONE)
 async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
-    """Goes to the nanny's disk, and comes back from there."""
+    """Large data is written to the nanny's disk, and read from there."""
     monkeypatch.setattr(park, "MEMORY_SHARE", 0.0)
     (address,) = s.workers
     kept = await c.scatter([np.full(10**6, i) for i in range(5)], hash=False)
@@ -149,7 +149,7 @@ async def test_more_than_memory(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
 
 @gen_cluster(**ONE)
 async def test_forgotten(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
-    """It closes by itself as long as it holds nothing."""
+    """It closes after a while if it holds nothing."""
     monkeypatch.setattr(park, "EMPTY_TIMEOUT", 1)
     await park.open_parking(nanny, NAME, 0, 60)
     await soon(lambda: NAME not in s.aliases)
@@ -157,7 +157,7 @@ async def test_forgotten(c: Any, s: Any, nanny: Any, monkeypatch: Any) -> None:
 
 @gen_cluster(**ONE)
 async def test_no_room(c: Any, s: Any, nanny: Any) -> None:
-    """It is not opened, and the worker works on."""
+    """It is not opened, and the worker continues."""
     with pytest.raises(RuntimeError, match="of disk are free there"):
         await park.open_parking(nanny, NAME, 2**60, 60)
     assert len(s.workers) == 1
@@ -165,8 +165,10 @@ async def test_no_room(c: Any, s: Any, nanny: Any) -> None:
 
 @gen_cluster(**ONE)
 async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
-    """What a worker that does not come back held stays; a later restart brings it to
-    the worker that is there then."""
+    """Keys of a worker that does not return stay parked.
+
+    A later restart moves them to the worker.
+    """
     kept = await c.scatter([np.full(10, i) for i in range(5)], hash=False)
     nanny.close_gracefully()  # it will not start its worker again
     work = restarting(s, timeout=2)
@@ -189,7 +191,7 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
 
 @gen_cluster(**ONE)
 async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
-    """It is no worker that has no nanny, or no memory limit, or is not used."""
+    """Checks do not report it as a worker without nanny, limit or work."""
     X = c.persist(dask.array.ones((100, 10), chunks=(10, 10)))
     await wait(X)
     before = await clustertune.check(c, X)
@@ -203,7 +205,7 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
 
 @gen_cluster(client=True, nthreads=[], timeout=60)
 async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> None:
-    """Its modules, its variables, its GPU: the nanny keeps bytes, and reads none."""
+    """The nanny keeps bytes without reading them: they may need modules or a GPU."""
     (tmp_path / "only_there.py").write_text(
         "import os\n"
         "class Value:\n"
@@ -228,7 +230,7 @@ async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> 
 
 @gen_cluster(**ONE)
 async def test_bytes_of_many_kinds(c: Any, s: Any, nanny: Any) -> None:
-    """Come back as they were: arrays, frames, small values, and what is compressed."""
+    """Arrays, frames, small values and compressed data return unchanged."""
     values = [
         np.arange(10**6).reshape(1000, 1000)[::2],
         np.zeros(10**6),
