@@ -64,7 +64,7 @@ COMMANDS = {
         "recreating",
         "Destroy this Saturn Cloud cluster and create it again with other sizes.",
     ),
-    "release": ("changes", "Release data in memory, by the prefix of its keys."),
+    "release": ("changes", "Release data in memory, by row, client or prefix."),
     "report": ("inspection", "Show the last report of this cluster."),
     "resize": (
         "changes",
@@ -88,7 +88,10 @@ COMMANDS = {
         "Recommend a cluster for a fit, and print the line that starts it.",
     ),
     "trim": ("changes", "Return unused memory of workers to the operating system."),
-    "watch": ("inspection", "Print when a condition begins or ends."),
+    "watch": (
+        "inspection",
+        "Print when conditions begin or end, and workers join, leave or die.",
+    ),
 }
 
 

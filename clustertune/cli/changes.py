@@ -305,10 +305,10 @@ def release(
     include_other_clients: bool,
     consent: Consent,
 ) -> None:
-    """Release data in memory, by row of the list, by client, or by prefix of its keys.
+    """Release data in memory, by row, client or prefix.
 
-    Without these options, list the data and the clients that use it. This command's own
-    client holds no data, so all data belongs to other clients.
+    Without --row, --client and --prefix, list the data and the clients that use it.
+    This command's own client holds no data, so all data belongs to other clients.
     """
     choices = (("--prefix", prefixes), ("--row", rows), ("--client", user))
     given = [option for option, value in choices if value]

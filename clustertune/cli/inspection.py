@@ -133,7 +133,7 @@ def watch(
     duration: str | None,
     form: str,
 ) -> None:
-    """Print when a condition begins or ends, and when a worker joins, leaves or dies.
+    """Print when conditions begin or end, and workers join, leave or die.
 
     A worker's message has the reason that Dask recorded, the lost keys, and the rows of
     prepared data that each worker holds now. The command watches workers, and growth of

@@ -96,11 +96,12 @@ def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_workers_with_an_address_only() -> None:
-    """The error has the call to use, before any question."""
+    """The error has the command to use, before any question."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, threads_per_worker=1, **options) as local:
         for how in ("--yes", "--dry-run"):
             arguments = ["scale", "7", local.scheduler_address, how]
             result = CliRunner().invoke(main, arguments)
             assert result.exit_code == 4
-            assert "run cluster.scale(7)" in result.stderr
+            assert "To start the missing 6 workers, run this 6 times" in result.stderr
+            assert f"dask worker {local.scheduler_address} " in result.stderr
