@@ -9,7 +9,7 @@ import pytest
 
 from clustertune.core.findings import Severity
 from clustertune.core.snapshots import Unknown
-from clustertune.operations.history import query
+from clustertune.operations.history import query, trends
 from clustertune.operations.history.store import Record, WorkerMemory
 
 GIB = 2**30
@@ -59,13 +59,13 @@ def seen(*peaks, idle=0.4, limit=GIB, **what):
 )
 def test_size(run, text) -> None:
     """The fewest workers on which the fullest is at 70 %."""
-    assert text in str(query.usage(run))
+    assert text in str(trends.usage(run))
 
 
 @pytest.mark.parametrize("run", [fit(), seen(0.5, limit=None)])
 def test_size_unknown(run) -> None:
     """Without samples, or memory limits, the result is unknown."""
-    assert isinstance(query.usage(run), Unknown)
+    assert isinstance(trends.usage(run), Unknown)
 
 
 # --- leaks ----------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def after(*idle, kind="run", cluster="a", began=0.0, limit=100 * GIB):
 def test_a_leak() -> None:
     """The result names the worker and the runs until its limit is full."""
     runs = [after(i * 2 * GIB, 5 * GIB, began=i) for i in range(5)]
-    (leak,) = query.leaks([runs[3], runs[0], runs[1], runs[2], runs[4]])
+    (leak,) = trends.leaks([runs[3], runs[0], runs[1], runs[2], runs[4]])
     assert (leak.worker, leak.step, leak.left) == (0, 2 * GIB, 46)
     assert "worker 0 keeps 2.0 GiB more after each run (of 5)" in str(leak)
 
@@ -89,23 +89,23 @@ def test_a_leak() -> None:
 def test_no_leak() -> None:
     """Memory may go up and down, grow a little, or be of another cluster."""
     steady = [after(n * GIB) for n in (5, 7, 5, 7, 5, 7)]
-    assert query.leaks(steady) == ()
-    assert query.leaks([after(n) for n in range(5)]) == ()
-    assert query.leaks([after(n, limit=None) for n in range(5)]) == ()
+    assert trends.leaks(steady) == ()
+    assert trends.leaks([after(n) for n in range(5)]) == ()
+    assert trends.leaks([after(n, limit=None) for n in range(5)]) == ()
     elsewhere = [after(n * 2 * GIB, cluster="b", began=n) for n in range(5)]
-    assert query.leaks([*elsewhere, *steady]) == ()
+    assert trends.leaks([*elsewhere, *steady]) == ()
 
 
 def test_a_leak_without_records_of_the_scheduler() -> None:
     """The memory at the beginning of held blocks is used instead."""
     fits = [after(n * 2 * GIB, kind="fit", began=n, limit=None) for n in range(3)]
-    (leak,) = query.leaks([after(0), *fits])
+    (leak,) = trends.leaks([after(0), *fits])
     assert leak.left is None
 
 
 def test_leaks_unknown() -> None:
     """Two runs are no trend."""
-    found = query.leaks([after(1), after(2)])
+    found = trends.leaks([after(1), after(2)])
     assert str(found) == "unknown: too few runs: 2 of the same cluster, 3 are needed"
 
 
@@ -115,7 +115,7 @@ def test_leaks_unknown() -> None:
 )
 def test_the_severity_of_a_leak(left, severity) -> None:
     """The nearer the limit is, the worse."""
-    leak = query.Leak(worker=0, runs=5, step=1.0, left=left)
+    leak = trends.Leak(worker=0, runs=5, step=1.0, left=left)
     found = query.Trends(
         job="", leaks=(leak,), sizing=Unknown("-"), regressions=Unknown("-")
     )
@@ -137,18 +137,18 @@ def series(*seconds, **what):
 def test_slower() -> None:
     """Slower means by more than three standard deviations."""
     noisy = [100.0, 104.0] * 5
-    (found,) = query.regressions(series(*noisy, 120, 121, 119))
+    (found,) = trends.regressions(series(*noisy, 120, 121, 119))
     assert (found.measure, found.worse) == ("time", True)
     assert "time of the last 3 fits is worse: 2 min on average" in str(found)
     assert found.severity is Severity.warning
-    (found,) = query.regressions(series(*noisy, 107, 107, 107))
+    (found,) = trends.regressions(series(*noisy, 107, 107, 107))
     assert not found.worse
     assert found.severity is Severity.unknown
 
 
 def test_growth_below_a_unit_is_ignored() -> None:
     """Smaller growth is ignored, even after constant values."""
-    (found,) = query.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
+    (found,) = trends.regressions(series(*[1.0] * 10, 1.5, 1.5, 1.5))
     assert not found.worse
     assert found.line == 2.0
 
@@ -157,10 +157,10 @@ def test_memory_and_spill() -> None:
     """They are compared if they are known."""
     runs = [seen(0.5, 0.5, spilled=0) for _ in range(10)]
     runs += [seen(0.6, 0.6, spilled=GIB) for _ in range(3)]
-    worse = {r.measure: r.worse for r in query.regressions(runs)}
+    worse = {r.measure: r.worse for r in trends.regressions(runs)}
     assert worse == {"time": False, "peak memory": True, "spill": True}
     unknown = [replace(run, spilled=None) for run in runs]
-    assert {r.measure for r in query.regressions(unknown)} == {
+    assert {r.measure for r in trends.regressions(unknown)} == {
         "time",
         "peak memory",
     }
@@ -169,10 +169,10 @@ def test_memory_and_spill() -> None:
 def test_only_similar_runs_are_compared() -> None:
     """Runs on other numbers of workers or rows are not compared."""
     others = series(*[1.0] * 10, rows=10) + [fit(4, 1.0) for _ in range(10)]
-    found = query.regressions([*others, *series(*[9.0] * 12)])
+    found = trends.regressions([*others, *series(*[9.0] * 12)])
     assert "too few runs: 12 fits on as many threads" in str(found)
-    assert query.regressions([*others, *series(*[9.0] * 13)])[0].worse is False
-    assert "too few runs: 0" in str(query.regressions([]))
+    assert trends.regressions([*others, *series(*[9.0] * 13)])[0].worse is False
+    assert "too few runs: 0" in str(trends.regressions([]))
 
 
 # --- two runs -------------------------------------------------------------------------
