@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "clustertune"
+MAX_LINES = 600  # of a file
 
 #: a room imports only itself and the rooms before it
 ROOMS = (
@@ -120,3 +121,9 @@ def test_a_circle_is_found(late: str) -> None:
     modules = {"p": "", "p.a": "from p.b import y", "p.b": late}
     assert set(cycle(modules)) == {"p.a", "p.b"}
     assert not cycle({**modules, "p.b": "import sys"})
+
+
+def test_files_are_short() -> None:
+    """No file of the package has more than 600 lines."""
+    lines = {name: text.count("\n") for name, text in sources(PACKAGE).items()}
+    assert {name: n for name, n in lines.items() if n > MAX_LINES} == {}
