@@ -95,6 +95,24 @@ def test_merged_size(sizes: Any, merged: Any) -> None:
     assert (found and (found.nthreads, found.memory_limit)) == merged
 
 
+def test_prepare_merges_all_or_nothing() -> None:
+    """If one worker cannot retire, prepare resizes none: the host would have more."""
+    some = workers(10, 30)
+    actor = replace(some[0], held_data=held(10, actors=1))
+    found = view([actor, some[1]], merge_workers=True)
+    with pytest.raises(RefusedError, match=r"nothing was changed: .*actor"):
+        list(merge.propose((), found))
+    assert len(list(merge.propose((), view(some, merge_workers=True)))) == 2
+
+
+def test_undo_by_hand_of_workers_without_names() -> None:
+    """Dask knows them by an address that a restart changes, so the nanny names them."""
+    some = [replace(w, id=f"tcp://nanny{w.id}") for w in workers(10, 30)]
+    found = view(snapshots=[snapshot(some, can_scale="it has only an address")])
+    first, *_ = merge.steps(found)
+    assert '["nanny"] in ["tcp://nanny1"]' in first.args.undo
+
+
 def test_steps() -> None:
     """The worker with the most data is resized, then the others move theirs to it."""
     found = view(workers(10, 30, 20))

@@ -50,9 +50,22 @@ class Merge:
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """Propose the steps of :func:`steps` if the goal requests them."""
-    if view.goal.merge_workers:
-        yield from steps(view, view.goal.workers)
+    """Propose the steps of :func:`steps` if the goal requests them.
+
+    Raises
+    ------
+    RefusedError
+        A guard refuses a step. Half a merge would leave a host with more threads.
+    """
+    if not view.goal.merge_workers:
+        return
+    proposed = list(guards.sort_out(steps(view, view.goal.workers), view))
+    for step, refusal in proposed:
+        if refusal is not None:
+            raise RefusedError(
+                f"refused, and nothing was changed: {step.summary}: {refusal.reason}"
+            )
+    yield from (step for step, _ in proposed)
 
 
 def steps(
@@ -165,7 +178,13 @@ def _undo_text(merge: Merge, now: Snapshot) -> str:
 
 
 def _by_hand(line: str, ids: Collection[str | int]) -> str:
-    retired = f"client.retire_workers(names={code(remedies.sort_ids(ids))})"
+    listed = code(remedies.sort_ids(ids))
+    retired = f"client.retire_workers(names={listed})"
+    if any("://" in str(id) for id in ids):  # nannies of workers without a name
+        retired = (
+            "client.retire_workers([a for a, w in client.scheduler_info(n_workers=-1)"
+            f'["workers"].items() if w["nanny"] in {listed}])'
+        )
     return f"run `{line}` there, wait for the workers, then run `{retired}`"
 
 

@@ -243,15 +243,18 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
     workload = view.goal.workload
     ids = [w.id for w in view.eligible_workers]
     # workers that differ, as with a GPU each, are separate on purpose
-    hosts = [g for g in shared_hosts(view.now, ids) if difference(g) is None]
+    hosts = [g for g in shared_hosts(view.now, ids) if _are_alike(g)]
     if not hosts or not workload.uses_worker_threads:
         return
+    reason = merge_obstacle(hosts[0], view.now)
+    if free := [g for g in hosts if merge_obstacle(g, view.now) is None]:
+        hosts, reason = free, None
     most = max(hosts, key=len)
     cpus = host_cpus(most)
-    reasons = [merge_obstacle(group, view.now) for group in hosts]
-    reason = next(filter(None, reasons), None)
     named = [w.id for group in hosts for w in group]
     everyone = len(named) == sum(w.is_counted for w in view.now.workers)
+    if len(named) > remedies.MAX_WORKERS and not everyone:
+        named = [w.id for w in most]  # a call for all workers would be refused
     call = remedies.on_workers("merge_workers", () if everyone else named)
     threads, shared = sum(w.nthreads for w in most), ""
     evidence: dict[str, Scalar] = {"hosts": len(hosts)}
@@ -268,6 +271,11 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
         if reason is None
         else f"{reason[:1].upper()}{reason[1:]}.",
     )
+
+
+def _are_alike(workers: tuple[WorkerSnapshot, ...]) -> bool:
+    sizes = {(w.nthreads, w.memory_limit) for w in workers}
+    return len(sizes) == 1 and difference(workers) is None
 
 
 def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Finding]:

@@ -256,6 +256,18 @@ def test_one_worker_suits():
     gpus = [{"CUDA_VISIBLE_DEVICES": f"{i}"} for i in range(2)]
     own = [worker(i, affinity=ALL, setup=setup) for i, setup in enumerate(gpus)]
     assert not find_several(*own)
+    # these sizes may be intended, or left by an interrupted merge
+    unequal = worker(1, affinity=ALL, nthreads=2, memory_limit=8 * 2**30)
+    assert not find_several(worker(0, affinity=ALL), unequal)
+
+
+def test_a_host_whose_workers_cannot_be_merged():
+    """The call names the workers of the other hosts."""
+    some = [worker(i, affinity=ALL) for i in range(2)]
+    by_hand = [worker(i, affinity=ALL, host="b", nanny=None) for i in (2, 3)]
+    (finding,) = find_several(*some, *by_hand)
+    assert finding.subject == (0, 1)
+    assert "workers=[0, 1]" in finding.remedy
 
 
 def test_several_workers_that_a_manager_starts_again():
