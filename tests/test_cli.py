@@ -189,7 +189,8 @@ def every() -> Iterator[tuple[str, click.Command]]:
         command = known(name)
         yield name, command
         if isinstance(command, click.Group):
-            context = click.Context(command)
+            parent = click.Context(main, **main.context_settings)
+            context = click.Context(command, parent=parent)
             for inner in command.list_commands(context):
                 found = command.get_command(context, inner)
                 assert found is not None

@@ -357,4 +357,5 @@ def test_a_dry_run_of_each(what: str) -> None:
     action = {"copies": "replicate", "exact": "rechunk"}.get(what, "shuffle")
     assert step.action == action
     assert step.price.nbytes is not None
-    assert step.price.seconds is not None
+    # speeds of a simulated cluster, and of shuffles, are not measured
+    assert step.price.seconds is None

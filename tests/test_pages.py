@@ -86,7 +86,7 @@ def resolve(words: list[str]) -> tuple[click.Command, list[str], click.Context]:
     group: click.Command = main
     if words[0] == "plan" and words[1:2] and words[1].startswith("-"):
         words = ["plan", "prepare", *words[1:]]  # implied
-    context = click.Context(main, info_name="clustertune")
+    context = click.Context(main, info_name="clustertune", **main.context_settings)
     while (
         isinstance(group, click.Group)
         and words

@@ -15,7 +15,7 @@ from clustertune.core import rendering
 from clustertune.core.model import Severity, Unknown, WorkerSnapshot
 from clustertune.core.rendering import Item, Section
 from clustertune.core.report import Report
-from clustertune.core.wording import names_text, plural
+from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.integrations import managers
 from clustertune.monitor import monitor
@@ -101,7 +101,9 @@ class Inspection:
         items.append(Item("yes", ", ".join(names) or "none"))
         if same:
             items.append(Item("same", f"versions of {names_text(same)}"))
-        return Section(f"Features of clustertune on {self.address}", tuple(items))
+        return Section(
+            f"Features of clustertune on {printable(self.address)}", tuple(items)
+        )
 
 
 async def inspect(

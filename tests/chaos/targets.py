@@ -322,14 +322,14 @@ def _word(rng: Random, target: Target) -> str:
 @cache
 def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
     found = []
-    context = click.Context(main)
+    context = click.Context(main, **main.context_settings)
     for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
         if name not in _NOT_FUZZED:
             found.append(((name,), command))
         if isinstance(command, click.Group):
-            inner = click.Context(command)
+            inner = click.Context(command, parent=context)
             for verb in command.list_commands(inner):
                 below = command.get_command(inner, verb)
                 assert below is not None

@@ -67,6 +67,8 @@ def parse(line: str) -> None:
     """Fail if click does not accept the line."""
     if line:
         _, verb, *words = shlex.split(line)
-        found = main.get_command(click.Context(main), verb)
+        # a command keeps the help options of its first context
+        context = click.Context(main, **main.context_settings)
+        found = main.get_command(context, verb)
         assert found is not None
-        found.make_context(verb, words)
+        found.make_context(verb, words, parent=context)

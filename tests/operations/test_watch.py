@@ -217,8 +217,8 @@ async def test_past_runs_are_asked_now_and_then(c, s, a, b):
     async with clustertune.Monitor(c, interval=0.02) as monitor:
         resident = s.plugins["clustertune"]
         asked = []
-        past = resident.past
-        resident.past = lambda: asked.append(1) or past()
+        past = resident.past_runs
+        resident.past_runs = lambda: asked.append(1) or past()
         n = len(monitor.snapshots)
         await soon(lambda: len(monitor.snapshots) >= n + 5)
         assert asked == []
