@@ -97,13 +97,13 @@ def run_tutorial() -> nbformat.NotebookNode:
 
 
 def merged(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """Join the texts of each stream, without logs and the displays of progress."""
+    """Join the texts of each stream, without progress and logs."""
     streams: dict[str, str] = {}
     for output in outputs:
         if output.output_type == "stream":
             streams[output.name] = streams.get(output.name, "") + output.text
     texts = {name: clean(text) for name, text in streams.items()}
-    others = [x for x in outputs if x.output_type not in ("stream", "display_data")]
+    others = [x for x in outputs if x.output_type != "stream"]
     return [
         *(
             nbformat.v4.new_output("stream", name=name, text=text)

@@ -104,7 +104,7 @@ def results(notebook: Any) -> tuple[list[Any], list[float]]:
                 text = output.data["text/plain"]
                 rows = re.findall(r"^\d+ +\d+ +(\d+)$", text, re.MULTILINE)
                 found.append(sorted(rows))
-            elif output.name == "stdout":
+            elif output.get("name") == "stdout":
                 found.append(NUMBER.sub("N", output.text))
                 numbers += [float(x) for x in NUMBER.findall(output.text)]
     return found, numbers
