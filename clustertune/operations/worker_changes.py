@@ -32,6 +32,7 @@ REASONS = {
     "client-restart-workers": "a client restarted it",
     "clustertune-drop": "clustertune restarted all workers without their data",
     "clustertune-restart": "clustertune restarted it",
+    "clustertune-unpark": "clustertune restarted it",
     "clustertune-retire": "retired by clustertune",
 }
 #: reasons after which a worker has no keys to lose
@@ -80,7 +81,8 @@ class WorkerChange:
     worker: str | int
     n_workers: int  # right after it
     reason: str | None = None  # None: Dask recorded none, or the worker joined
-    seconds: float | None = None  # until the next process; None: it did not return
+    #: until the next process; 0: it registered before; None: the worker did not return
+    seconds: float | None = None
     computed: int = 0  # keys that only it had and that Dask can compute again
     scattered: int = 0  # keys that only it had and that are lost
     data: tuple[DataChange, ...] = ()
@@ -221,8 +223,8 @@ def _what(kind: str, change: WorkerChange) -> str:
     if change.seconds is None:
         return f"{name} {kind}: {why} ({now} now)"
     same = "nanny" if "://" in str(change.worker) else "name"
-    took = seconds_text(change.seconds)
-    return f"{name} restarted after {took} (same {same}, new process): {why}"
+    took = f" after {seconds_text(change.seconds)}" if change.seconds else ""
+    return f"{name} restarted{took} (same {same}, new process): {why}"
 
 
 def _keys(change: WorkerChange) -> str:

@@ -64,6 +64,7 @@ def described(entry: dict[str, Any], held: dict[Any, int], lost: int = 0) -> Any
             "clustertune restarted it",
         ),
         ("nanny-close-1.5", {"closing": "signal-15"}, "it got signal 15 (SIGTERM)"),
+        ("clustertune-unpark-1.5", {}, "clustertune restarted it"),
         ("other-1.5", {}, "closed with Dask's reason 'other'"),
         (
             "nanny-close-1.5",

@@ -19,7 +19,7 @@ from time import monotonic, time
 from typing import Any
 
 from clustertune.remote.scheduler.page import PageData
-from clustertune.remote.scheduler.state import id_of, is_parking, training_workers
+from clustertune.remote.scheduler.state import Id, id_of, is_parking, training_workers
 
 MAX_CHANGES = 1000
 WATCHED = 600.0  # seconds after a request for which changes are recorded
@@ -46,6 +46,7 @@ class WorkerProcess:
         self.nanny: str | None = ws.nanny
         self.pid: int = ws.pid
         self.recorded: dict[str, Any] = {}
+        self.next: WorkerProcess | None = None  # registered before this one ended
 
 
 class Change:
@@ -59,7 +60,7 @@ class Change:
         self.stimulus: str | None = None  # None: it joined
         self.computed: Collection[Any] = ()  # keys that only this worker had
         self.scattered: Collection[Any] = ()
-        self.returned: float | None = None  # seconds until the next process registered
+        self.returned: float | None = None  # seconds until the next process registers
         self.asking: asyncio.Task[None] | None = None
 
     def is_known(self) -> bool:
@@ -93,7 +94,11 @@ class WorkerChanges:
         """Record a worker that registered, unless it returns after a restart."""
         if not self.is_watched() or is_parking(ws.name):
             return
-        process = self.processes[ws.address] = WorkerProcess(ws)
+        process = WorkerProcess(ws)
+        former = self._parked(process.id)
+        self.processes[ws.address] = process
+        if former is not None:
+            former.next = process
         for change in reversed(self.kept):
             if change.process.id == process.id:
                 seconds = time() - change.time
@@ -102,7 +107,16 @@ class WorkerChanges:
                     change.returned = seconds
                     return
                 break
-        self._note(process)
+        if former is None:
+            self._note(process)
+
+    def _parked(self, id: Id) -> WorkerProcess | None:
+        """Return the process that keeps a worker's keys while the next one starts."""
+        for process in self.processes.values():
+            ws = self.scheduler.workers.get(process.address)
+            if process.id == id and ws is not None and is_parking(ws.name):
+                return process
+        return None
 
     def removed(
         self,
@@ -117,6 +131,8 @@ class WorkerChanges:
             change = self._note(process)
             change.stimulus = stimulus
             change.computed, change.scattered = computed, scattered
+            if process.next in self.processes.values():
+                change.returned = 0.0
 
     def note_event(self, topic: str, event: Any) -> None:
         """Record the reason in an event of Dask; any client may log any event."""

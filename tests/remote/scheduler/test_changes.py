@@ -9,6 +9,7 @@ from typing import Any
 from distributed import Client, Nanny, Worker, wait
 from distributed.utils_test import gen_cluster
 
+import clustertune
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
 from tests.processes import soon
@@ -115,6 +116,27 @@ async def test_a_restart_is_one_change(c: Any, s: Any) -> None:
         (change,) = (await coming(c, s, answer["last"]))["changes"]
         assert change["returned"] > 0
         assert change["recorded"]["closing"].startswith("client-restart-workers-")
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_restart_with_two_processes_is_one_change(c: Any, s: Any) -> None:
+    """The next process registers before the former one ends."""
+    async with (
+        Nanny(s.address, name="one", nthreads=1),
+        Nanny(s.address, name="two", nthreads=1),
+    ):
+        await c.wait_for_workers(2)
+        last = await begun(c)
+        kept = await c.scatter({"x": 1}, workers=["one"])
+        report = await clustertune.restart_workers(c, workers=["one"])
+        assert "to its new process" in str(report)
+        changes = s.plugins["clustertune"].changes
+        await soon(lambda: any(x.stimulus is not None for x in changes.kept))
+        (change,) = (await coming(c, s, last))["changes"]
+        assert (change["worker"], change["returned"]) == ("one", 0.0)
+        assert change["stimulus"].startswith("clustertune-unpark-")
+        assert (change["computed"], change["scattered"]) == (0, 0)
+        assert await c.gather(kept["x"]) == 1
 
 
 @gen_cluster(client=True, nthreads=TWO)
