@@ -114,6 +114,30 @@ def test_steps() -> None:
     assert len(list(merge.propose((), requested))) == 2
 
 
+def test_limits_above_the_memory_of_the_host() -> None:
+    """Dask limits the kept worker to that memory, and another merge goes on."""
+    some = workers(30, 10, memory_limit=20 * GIB, host_memory=32 * GIB)
+    resize, retirement = merge.steps(view(some))
+    assert resize.args.size.memory_limit == 32 * GIB
+    later = view([replace(some[0], nthreads=2, memory_limit=32 * GIB), some[1]])
+    assert guards.replacement_has_its_size(retirement, later) is None
+    (again,) = merge.steps(later)
+    assert (again.args.id, again.args.retire) == (1, True)
+    alone = view([replace(w, nanny=None) for w in some])
+    with pytest.raises(RefusedError, match="--memory-limit 32768MiB"):
+        list(merge.steps(alone))
+
+
+def test_parked_keys_are_brought_back_once() -> None:
+    """Hosts with different sizes have one step for them."""
+    parked = worker("p", host="third", parking=True, held_data=held(5))
+    some = workers(0, 0) + [
+        replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
+    ]
+    steps = list(merge.steps(view([*some, parked])))
+    assert [s.args.id for s in steps].count("p") == 1
+
+
 def test_equal_workers() -> None:
     """Without data the first worker is kept; each host has its own."""
     some = workers(0, 0) + [
@@ -188,9 +212,7 @@ def test_workers_that_differ(change: dict[str, Any], reason: str) -> None:
     found = view([first, second], workload=THREADS)
     with pytest.raises(RefusedError, match=reason) as refused:
         list(merge.steps(found))
-    assert "dask worker tcp://127.0.0.1:8786 --nworkers 1 --nthreads 2" in str(
-        refused.value
-    )
+    assert "dask worker tcp://127.0.0.1:8786 --nthreads 2" in str(refused.value)
     assert bool(list(several_workers_per_host(found))) == ("nanny" in change)
 
 
