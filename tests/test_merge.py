@@ -30,7 +30,8 @@ from clustertune.core.model import (
     Unknown,
     WorkerSize,
 )
-from clustertune.errors import RefusedError
+from clustertune.errors import RefusedError, ScaleError
+from clustertune.integrations import managers
 from clustertune.integrations.managers import (
     gateway,
     jobqueue,
@@ -329,6 +330,22 @@ def test_merge_and_undo(local_cluster: Any, n_workers: int) -> None:
     assert sizes(client) == [(1, GIB)] * n_workers
     assert len(local.worker_spec) == n_workers
     assert_whole(client, X, kept, total)
+
+
+def test_the_size_of_later_workers_after_a_failure(local_cluster: Any) -> None:
+    """New workers keep their former size if the workers of another size fail."""
+    local, _ = local_cluster(1)
+    former = local.new_spec
+    size = WorkerSize(nthreads=1, memory_limit=GIB)
+
+    def fail() -> None:
+        with managers.start_with(local, size):
+            assert local.new_spec["options"]["memory_limit"] == GIB
+            raise ScaleError("they did not start")
+
+    with pytest.raises(ScaleError):
+        fail()
+    assert local.new_spec == former
 
 
 def test_later_workers(local_cluster: Any) -> None:
