@@ -25,7 +25,8 @@ MAX_CHANGES = 1000
 WATCHED = 600.0  # seconds after a request for which changes are recorded
 RETURN = 30.0  # seconds within which a nanny starts its worker again
 ANSWER = 3.0  # seconds to wait for a nanny's log
-POLL_INTERVAL = 0.3  # seconds between two looks into a nanny's log
+POLL_INTERVAL = 0.3  # seconds between two looks for the next process
+MAX_READS = 20  # of logs at the same time
 LINES = 500  # of a nanny's log
 MAX_TEXT = 200  # characters of a reason that a worker sent
 #: stimuli of removals after which no nanny starts the worker again
@@ -76,6 +77,7 @@ class WorkerChanges:
         self.page_data = page_data
         self.kept: deque[Change] = deque(maxlen=MAX_CHANGES)
         self.processes: dict[str, WorkerProcess] = {}  # by address
+        self.reading = asyncio.Semaphore(MAX_READS)
         self.watched = -WATCHED  # monotonic time of the last request
         # numbers of a scheduler that was started again are larger than those before
         self.last = int(time() * 1000)
@@ -211,25 +213,36 @@ class WorkerChanges:
         }
 
     async def _follow(self, change: Change) -> None:
-        """Wait until the worker returns or will not; read its nanny's log meanwhile."""
+        """Wait until the worker returns or will not; then read its nanny's log.
+
+        The log is also read before, at growing intervals, to notice a nanny that ended.
+        """
         process, stimulus = change.process, change.stimulus or ""
         if process.nanny is None or stimulus.startswith(FINAL):
             return
-        pattern = re.compile(LOGGED.format(process.pid))
+        next_read, interval = 0.0, POLL_INTERVAL
         while time() < change.time + RETURN:
             returned = change.returned is not None
-            nanny = self.scheduler.rpc(process.nanny)
-            try:
-                lines = await asyncio.wait_for(nanny.get_logs(n=LINES), ANSWER)
-            except (OSError, asyncio.TimeoutError):
-                return  # the nanny has ended too
-            for _, text in lines:
-                if found := pattern.search(text):
-                    logged = found.groupdict()
-                    process.recorded |= {k: v for k, v in logged.items() if v}
-            if returned:
-                return
+            if returned or time() >= next_read:
+                if not await self._read_log(process) or returned:
+                    return
+                next_read, interval = time() + interval, 2 * interval
             await asyncio.sleep(POLL_INTERVAL)
+
+    async def _read_log(self, process: WorkerProcess) -> bool:
+        """Record what the nanny logged about the process; return if it answered."""
+        nanny = self.scheduler.rpc(process.nanny)
+        try:
+            async with self.reading:
+                lines = await asyncio.wait_for(nanny.get_logs(n=LINES), ANSWER)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        pattern = re.compile(LOGGED.format(process.pid))
+        for _, text in lines:
+            if found := pattern.search(text):
+                logged = found.groupdict()
+                process.recorded |= {k: v for k, v in logged.items() if v}
+        return True
 
     def close(self) -> list[asyncio.Task[None]]:
         """Return the tasks that are to be cancelled."""

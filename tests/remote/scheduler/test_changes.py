@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -12,6 +13,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
+from clustertune.remote.scheduler.changes import MAX_READS
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -137,6 +139,30 @@ async def test_a_restart_with_two_processes_is_one_change(c: Any, s: Any) -> Non
         assert change["stimulus"].startswith("clustertune-unpark-")
         assert (change["computed"], change["scattered"]) == (0, 0)
         assert await c.gather(kept["x"]) == 1
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_few_logs_are_read_at_the_same_time(c: Any, s: Any) -> None:
+    """A client may restart all workers at once."""
+    async with Nanny(s.address, name="one", nthreads=1) as nanny:
+        await c.wait_for_workers(1)
+        await begun(c)
+        changes = s.plugins["clustertune"].changes
+        (process,) = changes.processes.values()
+        handler, begun_reads, released = nanny.handlers["get_logs"], [], asyncio.Event()
+
+        async def get_logs(**options: Any) -> Any:
+            begun_reads.append(released.is_set())
+            await released.wait()
+            return handler(**options)
+
+        nanny.handlers["get_logs"] = get_logs
+        reads = [changes._read_log(process) for _ in range(MAX_READS + 5)]
+        answers = asyncio.gather(*reads)
+        await soon(lambda: len(begun_reads) == MAX_READS)
+        released.set()
+        assert all(await answers)
+        assert begun_reads.count(False) == MAX_READS
 
 
 @gen_cluster(client=True, nthreads=TWO)
