@@ -50,11 +50,12 @@ class DataChange:
     only_there: int  # rows that were only in the memory of a worker that is gone
     lost: int  # rows in no memory that nothing computes again
     held: Mapping[str | int, int]  # rows in memory now, by worker
+    parked: int = 0  # rows that former processes or parking workers keep
 
     @property
     def missing(self) -> int:
         """Rows that are not in memory."""
-        return max(0, self.rows - sum(self.held.values()))
+        return max(0, self.rows - sum(self.held.values()) - self.parked)
 
     def __str__(self) -> str:
         total = max(1, self.rows)
@@ -66,6 +67,7 @@ class DataChange:
             rest = [n / total for _, n in rows[MAX_SHARES:]]
             span = f"{min(rest):.1%} to {max(rest):.1%}"
             shares.append(f"{len(rest):,} more workers {span} each")
+        shares += [f"{self.parked / total:.0%} on parking workers"] * bool(self.parked)
         shares += [f"{self.missing / total:.0%} not in memory"] * bool(self.missing)
         return f"rows of {self.label} now: {', '.join(shares)}"
 
@@ -129,6 +131,7 @@ def _data(
             only_there=only_there,
             lost=layout["lost"],
             held=held,
+            parked=layout["parked"],
         )
 
 
