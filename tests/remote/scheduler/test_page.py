@@ -99,7 +99,7 @@ async def test_rows_on_a_parking_worker(c, s, a, b):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_layouts_that_change_during_a_count(c, s, a, b):
-    """Each count has the names of its own layout, and old counts are not kept."""
+    """Each count has the names of its layout, and old counts are not kept."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
     y, kept_too = await partitions(c, [a, a], "y")
