@@ -30,7 +30,8 @@ from clustertune.core.model import (
     Unknown,
     WorkerSize,
 )
-from clustertune.errors import RefusedError
+from clustertune.errors import RefusedError, ScaleError
+from clustertune.integrations import managers
 from clustertune.integrations.managers import (
     gateway,
     jobqueue,
@@ -130,6 +131,30 @@ def test_steps() -> None:
     assert list(merge.propose((), found)) == []
     requested = view(workers(10, 30), merge_workers=True)
     assert len(list(merge.propose((), requested))) == 2
+
+
+def test_limits_above_the_memory_of_the_host() -> None:
+    """Dask limits the kept worker to that memory, and another merge goes on."""
+    some = workers(30, 10, memory_limit=20 * GIB, host_memory=32 * GIB)
+    resize, retirement = merge.steps(view(some))
+    assert resize.args.size.memory_limit == 32 * GIB
+    later = view([replace(some[0], nthreads=2, memory_limit=32 * GIB), some[1]])
+    assert guards.replacement_has_its_size(retirement, later) is None
+    (again,) = merge.steps(later)
+    assert (again.args.id, again.args.retire) == (1, True)
+    alone = view([replace(w, nanny=None) for w in some])
+    with pytest.raises(RefusedError, match="--memory-limit 32768MiB"):
+        list(merge.steps(alone))
+
+
+def test_parked_keys_are_brought_back_once() -> None:
+    """Hosts with different sizes have one step for them."""
+    parked = worker("p", host="third", parking=True, held_data=held(5))
+    some = workers(0, 0) + [
+        replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
+    ]
+    steps = list(merge.steps(view([*some, parked])))
+    assert [s.args.id for s in steps].count("p") == 1
 
 
 def test_equal_workers() -> None:
@@ -323,6 +348,22 @@ def test_merge_and_undo(local_cluster: Any, n_workers: int) -> None:
     assert sizes(client) == [(1, GIB)] * n_workers
     assert len(local.worker_spec) == n_workers
     assert_whole(client, X, kept, total)
+
+
+def test_the_size_of_later_workers_after_a_failure(local_cluster: Any) -> None:
+    """New workers keep their former size if the workers of another size fail."""
+    local, _ = local_cluster(1)
+    former = local.new_spec
+    size = WorkerSize(nthreads=1, memory_limit=GIB)
+
+    def fail() -> None:
+        with managers.start_with(local, size):
+            assert local.new_spec["options"]["memory_limit"] == GIB
+            raise ScaleError("they did not start")
+
+    with pytest.raises(ScaleError):
+        fail()
+    assert local.new_spec == former
 
 
 def test_later_workers(local_cluster: Any) -> None:

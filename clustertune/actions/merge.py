@@ -95,8 +95,9 @@ def steps(
         for step in restart.steps(view, some.keys(), wait=wait, size=size, most=most):
             assert isinstance(step.args, Restart)
             merge = some.get(step.args.id)
-            if merge is None:  # keys of an earlier restart are brought back
-                yield step
+            if merge is None:  # keys of an earlier restart are brought back, once
+                if size == sizes[0]:
+                    yield step
                 continue
             args = replace(step.args, undo=_undo_text(merge, view.now))
             yield replace(step, action="merge", args=args)

@@ -32,6 +32,7 @@ REASONS = {
     "client-restart-workers": "a client restarted it",
     "clustertune-drop": "clustertune restarted all workers without their data",
     "clustertune-restart": "clustertune restarted it",
+    "clustertune-unpark": "clustertune restarted it",
     "clustertune-retire": "retired by clustertune",
 }
 #: reasons after which a worker has no keys to lose
@@ -49,11 +50,12 @@ class DataChange:
     only_there: int  # rows that were only in the memory of a worker that is gone
     lost: int  # rows in no memory that nothing computes again
     held: Mapping[str | int, int]  # rows in memory now, by worker
+    parked: int = 0  # rows that former processes or parking workers keep
 
     @property
     def missing(self) -> int:
         """Rows that are not in memory."""
-        return max(0, self.rows - sum(self.held.values()))
+        return max(0, self.rows - sum(self.held.values()) - self.parked)
 
     def __str__(self) -> str:
         total = max(1, self.rows)
@@ -65,6 +67,7 @@ class DataChange:
             rest = [n / total for _, n in rows[MAX_SHARES:]]
             span = f"{min(rest):.1%} to {max(rest):.1%}"
             shares.append(f"{len(rest):,} more workers {span} each")
+        shares += [f"{self.parked / total:.0%} on parking workers"] * bool(self.parked)
         shares += [f"{self.missing / total:.0%} not in memory"] * bool(self.missing)
         return f"rows of {self.label} now: {', '.join(shares)}"
 
@@ -80,7 +83,8 @@ class WorkerChange:
     worker: str | int
     n_workers: int  # right after it
     reason: str | None = None  # None: Dask recorded none, or the worker joined
-    seconds: float | None = None  # until the next process; None: it did not return
+    #: until the next process; 0: it registered before; None: the worker did not return
+    seconds: float | None = None
     computed: int = 0  # keys that only it had and that Dask can compute again
     scattered: int = 0  # keys that only it had and that are lost
     data: tuple[DataChange, ...] = ()
@@ -127,6 +131,7 @@ def _data(
             only_there=only_there,
             lost=layout["lost"],
             held=held,
+            parked=layout["parked"],
         )
 
 
@@ -221,8 +226,8 @@ def _what(kind: str, change: WorkerChange) -> str:
     if change.seconds is None:
         return f"{name} {kind}: {why} ({now} now)"
     same = "nanny" if "://" in str(change.worker) else "name"
-    took = seconds_text(change.seconds)
-    return f"{name} restarted after {took} (same {same}, new process): {why}"
+    took = f" after {seconds_text(change.seconds)}" if change.seconds else ""
+    return f"{name} restarted{took} (same {same}, new process): {why}"
 
 
 def _keys(change: WorkerChange) -> str:

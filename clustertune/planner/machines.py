@@ -157,25 +157,32 @@ def shared_hosts(
 def merged_size(workers: Workers) -> WorkerSize | None:
     """Return the size of one worker in place of these; None: their sizes differ.
 
-    An interrupted merge has left one worker with that size; the others are equal.
+    Dask limits the memory limit of a worker to the memory of its host. An interrupted
+    merge has left one worker with the merged size; the others are equal.
     """
     *others, largest = sorted((w.nthreads, w.memory_limit) for w in workers)
     (nthreads, limit), several = others[0], len(workers)
     if set(others) != {others[0]}:
         return None
-    if largest != others[0]:
-        times = largest[0] / nthreads
-        if times < several or largest[1] != times * limit:
-            return None
-        nthreads, limit = largest
-        several = 1
-    return WorkerSize(nthreads=several * nthreads, memory_limit=several * limit)
+    if largest == others[0]:
+        limit = _possible_limit(workers, several * limit)
+        return WorkerSize(nthreads=several * nthreads, memory_limit=limit)
+    times = largest[0] / nthreads
+    if times < several or largest[1] != _possible_limit(workers, times * limit):
+        return None
+    return WorkerSize(nthreads=largest[0], memory_limit=largest[1])
+
+
+def _possible_limit(workers: Workers, limit: float) -> int:
+    """Return the memory limit that Dask gives to one worker on this host."""
+    memory = host_memory(workers)
+    return int(limit if isinstance(memory, Unknown) else min(limit, memory))
 
 
 def merge_obstacle(workers: Workers, snapshot: Snapshot) -> str | None:
     """Return why one worker cannot replace these workers of a host, with a fix."""
     nthreads = sum(w.nthreads for w in workers)
-    limit = sum(w.memory_limit for w in workers)
+    limit = _possible_limit(workers, sum(w.memory_limit for w in workers))
     who = workers_text([w.id for w in workers])
     if snapshot.can_merge is not None:
         line = snapshot.can_merge.format(

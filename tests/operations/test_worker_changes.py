@@ -9,7 +9,7 @@ import pytest
 from clustertune.core.model import Severity
 from clustertune.operations import worker_changes
 
-LAYOUT = {"names": ["X", "y"], "rows": 100, "lost": 0}
+LAYOUT = {"names": ["X", "y"], "rows": 100, "lost": 0, "parked": 0}
 
 
 def gone(stimulus: str = "handle-worker-cleanup-1.5", **more: Any) -> dict[str, Any]:
@@ -64,6 +64,7 @@ def described(entry: dict[str, Any], held: dict[Any, int], lost: int = 0) -> Any
             "clustertune restarted it",
         ),
         ("nanny-close-1.5", {"closing": "signal-15"}, "it got signal 15 (SIGTERM)"),
+        ("clustertune-unpark-1.5", {}, "clustertune restarted it"),
         ("other-1.5", {}, "closed with Dask's reason 'other'"),
         (
             "nanny-close-1.5",
@@ -128,6 +129,25 @@ def test_rows_that_are_lost() -> None:
     _, other = described(gone(scattered=1), {0: 100, 1: 0})
     assert other.severity == Severity.critical
     assert other.remedy.startswith("Scatter the lost data again. Run `X, y = ")
+
+
+def test_rows_on_parking_workers() -> None:
+    """They are in memory."""
+    layout = LAYOUT | {"parked": 30, "workers": [0], "held": [60]}
+    answer = {"changes": [gone()], "data": [layout]}
+    ((_, _, change),) = worker_changes.read(answer)
+    (data,) = change.data
+    assert data.missing == 10
+    assert "worker 0 60%, 30% on parking workers, 10% not in memory" in str(data)
+
+
+def test_a_direct_restart() -> None:
+    """The next process registered before the former one ended."""
+    kind, found = described(gone("clustertune-unpark-1.5", returned=0.0), {2: 100})
+    assert kind == "restarted"
+    assert found.message.startswith(
+        "worker 2 restarted (same name, new process): clustertune restarted it"
+    )
 
 
 def test_restarted() -> None:

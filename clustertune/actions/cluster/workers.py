@@ -86,18 +86,17 @@ class WorkerActions:
         reason = managers.obstacle(cluster, n_workers)
         if adapter is None or reason is not None:
             raise ScaleError(f"n_workers={n_workers}: {reason}")
-        if size is not None:
-            managers.start_with(cluster, size)
-        await adapter.scale(cluster, n_workers, await self._there())
-        while (there := await self._there()) < n_workers:
-            notify(f"{there} of {n_workers} workers run", there / n_workers)
-            if self._lease.remaining() < 1:
-                raise ScaleError(
-                    f"requested {n_workers} workers, {there} run: "
-                    f"{await adapter.state(cluster)}; see the workers' logs, or give a "
-                    "longer timeout"
-                )
-            await asyncio.sleep(POLL)
+        with managers.start_with(cluster, size):
+            await adapter.scale(cluster, n_workers, await self._there())
+            while (there := await self._there()) < n_workers:
+                notify(f"{there} of {n_workers} workers run", there / n_workers)
+                if self._lease.remaining() < 1:
+                    raise ScaleError(
+                        f"requested {n_workers} workers, {there} run: "
+                        f"{await adapter.state(cluster)}; see the workers' logs, or "
+                        "give a longer timeout"
+                    )
+                await asyncio.sleep(POLL)
         return Result(nbytes=0, count=there)
 
     async def _there(self) -> int:

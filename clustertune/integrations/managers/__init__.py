@@ -127,13 +127,19 @@ def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
         own(cluster, id, size)
 
 
-def start_with(cluster: Any, size: WorkerSize) -> None:
-    """Give new workers this size; raise ScaleError if the cluster object cannot."""
+def start_with(cluster: Any, size: WorkerSize | None) -> AbstractContextManager[None]:
+    """Give new workers this size, and undo that if the block fails.
+
+    Raises ``ScaleError`` if the cluster object cannot; None: the size stays.
+    """
+    if size is None:
+        return nullcontext()
     own = getattr(find(cluster), "start_with", None)
     if own is None:
         kind = type(cluster).__name__
         raise ScaleError(f"{kind} starts workers of the size that it was made with")
-    own(cluster, size)
+    started: AbstractContextManager[None] = own(cluster, size)
+    return started
 
 
 async def retired(cluster: Any, id: str | int) -> None:

@@ -99,9 +99,16 @@ def merge_obstacle(cluster: SpecCluster) -> str | None:
     )
 
 
-def start_with(cluster: SpecCluster, size: WorkerSize) -> None:
-    """Give all new workers this size."""
-    cluster.new_spec = _resized_spec(cluster.new_spec, size)
+@contextmanager
+def start_with(cluster: SpecCluster, size: WorkerSize) -> Iterator[None]:
+    """Give all new workers this size; undo that if the block fails."""
+    former = cluster.new_spec
+    cluster.new_spec = _resized_spec(former, size)
+    try:
+        yield
+    except BaseException:
+        cluster.new_spec = former
+        raise
 
 
 def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:

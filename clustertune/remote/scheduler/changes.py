@@ -19,13 +19,14 @@ from time import monotonic, time
 from typing import Any
 
 from clustertune.remote.scheduler.page import PageData
-from clustertune.remote.scheduler.state import id_of, is_parking, training_workers
+from clustertune.remote.scheduler.state import Id, id_of, is_parking, training_workers
 
 MAX_CHANGES = 1000
 WATCHED = 600.0  # seconds after a request for which changes are recorded
 RETURN = 30.0  # seconds within which a nanny starts its worker again
 ANSWER = 3.0  # seconds to wait for a nanny's log
-POLL_INTERVAL = 0.3  # seconds between two looks into a nanny's log
+POLL_INTERVAL = 0.3  # seconds between two looks for the next process
+MAX_READS = 20  # of logs at the same time
 LINES = 500  # of a nanny's log
 MAX_TEXT = 200  # characters of a reason that a worker sent
 #: stimuli of removals after which no nanny starts the worker again
@@ -46,6 +47,7 @@ class WorkerProcess:
         self.nanny: str | None = ws.nanny
         self.pid: int = ws.pid
         self.recorded: dict[str, Any] = {}
+        self.next: WorkerProcess | None = None  # registered before this one ended
 
 
 class Change:
@@ -59,7 +61,7 @@ class Change:
         self.stimulus: str | None = None  # None: it joined
         self.computed: Collection[Any] = ()  # keys that only this worker had
         self.scattered: Collection[Any] = ()
-        self.returned: float | None = None  # seconds until the next process registered
+        self.returned: float | None = None  # seconds until the next process registers
         self.asking: asyncio.Task[None] | None = None
 
     def is_known(self) -> bool:
@@ -75,6 +77,7 @@ class WorkerChanges:
         self.page_data = page_data
         self.kept: deque[Change] = deque(maxlen=MAX_CHANGES)
         self.processes: dict[str, WorkerProcess] = {}  # by address
+        self.reading = asyncio.Semaphore(MAX_READS)
         self.watched = -WATCHED  # monotonic time of the last request
         # numbers of a scheduler that was started again are larger than those before
         self.last = int(time() * 1000)
@@ -93,7 +96,11 @@ class WorkerChanges:
         """Record a worker that registered, unless it returns after a restart."""
         if not self.is_watched() or is_parking(ws.name):
             return
-        process = self.processes[ws.address] = WorkerProcess(ws)
+        process = WorkerProcess(ws)
+        former = self._parked(process.id)
+        self.processes[ws.address] = process
+        if former is not None:
+            former.next = process
         for change in reversed(self.kept):
             if change.process.id == process.id:
                 seconds = time() - change.time
@@ -102,7 +109,16 @@ class WorkerChanges:
                     change.returned = seconds
                     return
                 break
-        self._note(process)
+        if former is None:
+            self._note(process)
+
+    def _parked(self, id: Id) -> WorkerProcess | None:
+        """Return the process that keeps a worker's keys while the next one starts."""
+        for process in self.processes.values():
+            ws = self.scheduler.workers.get(process.address)
+            if process.id == id and ws is not None and is_parking(ws.name):
+                return process
+        return None
 
     def removed(
         self,
@@ -117,6 +133,8 @@ class WorkerChanges:
             change = self._note(process)
             change.stimulus = stimulus
             change.computed, change.scattered = computed, scattered
+            if process.next in self.processes.values():
+                change.returned = 0.0
 
     def note_event(self, topic: str, event: Any) -> None:
         """Record the reason in an event of Dask; any client may log any event."""
@@ -195,25 +213,36 @@ class WorkerChanges:
         }
 
     async def _follow(self, change: Change) -> None:
-        """Wait until the worker returns or will not; read its nanny's log meanwhile."""
+        """Wait until the worker returns or will not; then read its nanny's log.
+
+        The log is also read before, at growing intervals, to notice a nanny that ended.
+        """
         process, stimulus = change.process, change.stimulus or ""
         if process.nanny is None or stimulus.startswith(FINAL):
             return
-        pattern = re.compile(LOGGED.format(process.pid))
+        next_read, interval = 0.0, POLL_INTERVAL
         while time() < change.time + RETURN:
             returned = change.returned is not None
-            nanny = self.scheduler.rpc(process.nanny)
-            try:
-                lines = await asyncio.wait_for(nanny.get_logs(n=LINES), ANSWER)
-            except (OSError, asyncio.TimeoutError):
-                return  # the nanny has ended too
-            for _, text in lines:
-                if found := pattern.search(text):
-                    logged = found.groupdict()
-                    process.recorded |= {k: v for k, v in logged.items() if v}
-            if returned:
-                return
+            if returned or time() >= next_read:
+                if not await self._read_log(process) or returned:
+                    return
+                next_read, interval = time() + interval, 2 * interval
             await asyncio.sleep(POLL_INTERVAL)
+
+    async def _read_log(self, process: WorkerProcess) -> bool:
+        """Record what the nanny logged about the process; return if it answered."""
+        nanny = self.scheduler.rpc(process.nanny)
+        try:
+            async with self.reading:
+                lines = await asyncio.wait_for(nanny.get_logs(n=LINES), ANSWER)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        pattern = re.compile(LOGGED.format(process.pid))
+        for _, text in lines:
+            if found := pattern.search(text):
+                logged = found.groupdict()
+                process.recorded |= {k: v for k, v in logged.items() if v}
+        return True
 
     def close(self) -> list[asyncio.Task[None]]:
         """Return the tasks that are to be cancelled."""

@@ -52,7 +52,7 @@ class PageData:
         self.keys: list[list[Sequence[Any]]] = []  # packed, by layout and member
         self.counted: list[dict[str, Any]] = []
         self.counted_at = 0.0  # monotonic time of the last count of holders
-        self.counting: asyncio.Task[None] | None = None
+        self.counting: asyncio.Task[Any] | None = None
         self.latest: dict[str, Any] = {}
         self.made_at = 0.0  # monotonic time
         self.report = ""
@@ -146,7 +146,6 @@ class PageData:
 
     async def rows_now(self) -> list[dict[str, Any]]:
         """Names and rows of each layout, in memory now, by worker."""
-        await self._count()
         return [
             {
                 "names": layout.get("names", [layout["label"]]),
@@ -154,8 +153,9 @@ class PageData:
                 "lost": counted["lost"],
                 "workers": counted["workers"]["id"],
                 "held": counted["workers"]["rows"],
+                "parked": counted["parked"],
             }
-            for layout, counted in zip(self._layouts(), self.counted, strict=False)
+            for layout, counted in await self._count()
         ]
 
     async def rows_of(self, keys: Sequence[Any]) -> list[int]:
@@ -172,12 +172,16 @@ class PageData:
     def _layouts(self) -> list[dict[str, Any]]:
         return list(self.facts.get("collections") or ())
 
-    async def _count(self) -> None:
-        layouts = self._layouts()
-        self.counted = [
-            await _count(self.scheduler, layout, members)
-            for layout, members in zip(layouts, self.keys, strict=True)
+    async def _count(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return each layout with its counts; keep them unless a client sent others."""
+        keys = self.keys
+        found = [
+            (layout, await _count(self.scheduler, layout, members))
+            for layout, members in zip(self._layouts(), keys, strict=True)
         ]
+        if self.keys is keys:
+            self.counted = [counted for _, counted in found]
+        return found
 
 
 async def _count(
@@ -188,7 +192,7 @@ async def _count(
     index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
     held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
-    apart = missing = lost = 0
+    apart = missing = lost = parked = 0
     tasks = scheduler.tasks
     partitions = zip(*map(unpack, members), strict=True)
     async for partition, keys in in_turns(enumerate(partitions)):
@@ -200,7 +204,9 @@ async def _count(
         nbytes, whole = found
         apart += not whole
         home = index.get(max(nbytes, key=lambda ws: nbytes[ws]))
-        if home is not None:
+        if home is None:  # a former process or a parking worker
+            parked += rows[partition]
+        else:
             held[0][home] += rows[partition]
             held[1][home] += 1
     alike = layout["alike"]
@@ -216,6 +222,7 @@ async def _count(
         "apart": apart,
         "missing": missing,
         "lost": lost,
+        "parked": parked,
         "counted": time(),
         "workers": {
             "id": [id_of(ws) for ws in workers],
@@ -335,7 +342,9 @@ def _is_shown_value(value: Any) -> bool:
     return isinstance(value, str | int | float) and bool(value)
 
 
-_HIDDEN_FIELDS = ("action", "state", "client", "time", "pid", "more_steps", "doing")
+_HIDDEN_FIELDS = (
+    "action", "state", "client", "time", "pid", "more_steps", "doing", "direct",
+)  # fmt: skip
 
 
 _FIELD_TEXTS: Mapping[
@@ -349,6 +358,7 @@ _FIELD_TEXTS: Mapping[
     "address": lambda text: f"back as {text}",
     "status": str,
     "outcome": str,
+    "detour": lambda why: f"keys moved through other workers, because {why}",
     "problem": str,
     "error": str,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from distributed import Client, Nanny, Worker, wait
 from distributed.utils_test import gen_cluster
 
+import clustertune
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
+from clustertune.remote.scheduler.changes import MAX_READS
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -115,6 +118,51 @@ async def test_a_restart_is_one_change(c: Any, s: Any) -> None:
         (change,) = (await coming(c, s, answer["last"]))["changes"]
         assert change["returned"] > 0
         assert change["recorded"]["closing"].startswith("client-restart-workers-")
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_restart_with_two_processes_is_one_change(c: Any, s: Any) -> None:
+    """The next process registers before the former one ends."""
+    async with (
+        Nanny(s.address, name="one", nthreads=1),
+        Nanny(s.address, name="two", nthreads=1),
+    ):
+        await c.wait_for_workers(2)
+        last = await begun(c)
+        kept = await c.scatter({"x": 1}, workers=["one"])
+        report = await clustertune.restart_workers(c, workers=["one"])
+        assert "to its new process" in str(report)
+        changes = s.plugins["clustertune"].changes
+        await soon(lambda: any(x.stimulus is not None for x in changes.kept))
+        (change,) = (await coming(c, s, last))["changes"]
+        assert (change["worker"], change["returned"]) == ("one", 0.0)
+        assert change["stimulus"].startswith("clustertune-unpark-")
+        assert (change["computed"], change["scattered"]) == (0, 0)
+        assert await c.gather(kept["x"]) == 1
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_few_logs_are_read_at_the_same_time(c: Any, s: Any) -> None:
+    """A client may restart all workers at once."""
+    async with Nanny(s.address, name="one", nthreads=1) as nanny:
+        await c.wait_for_workers(1)
+        await begun(c)
+        changes = s.plugins["clustertune"].changes
+        (process,) = changes.processes.values()
+        handler, begun_reads, released = nanny.handlers["get_logs"], [], asyncio.Event()
+
+        async def get_logs(**options: Any) -> Any:
+            begun_reads.append(released.is_set())
+            await released.wait()
+            return handler(**options)
+
+        nanny.handlers["get_logs"] = get_logs
+        reads = [changes._read_log(process) for _ in range(MAX_READS + 5)]
+        answers = asyncio.gather(*reads)
+        await soon(lambda: len(begun_reads) == MAX_READS)
+        released.set()
+        assert all(await answers)
+        assert begun_reads.count(False) == MAX_READS
 
 
 @gen_cluster(client=True, nthreads=TWO)

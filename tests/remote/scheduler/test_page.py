@@ -17,6 +17,7 @@ from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
 from clustertune.remote.scheduler import page
 from clustertune.remote.scheduler.plugin import NAME
+from clustertune.remote.scheduler.state import PARKING_PREFIX
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -86,6 +87,38 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_rows_on_a_parking_worker(c, s, a, b):
+    """They are counted, but not as rows of a worker that trains."""
+    showing = await opened(c, s)
+    X, kept = await partitions(c, [a, b], "X")
+    await monitor.ask(c, "store_facts", facts=handed(members=[pack(X)]))
+    s.workers[b.address].name = f"{PARKING_PREFIX}1"
+    (layout,) = await showing.rows_now()
+    assert (layout["workers"], layout["held"], layout["parked"]) == ([0], [10], 20)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_layouts_that_change_during_a_count(c, s, a, b):
+    """Each count has the names of its layout, and old counts are not kept."""
+    showing = await opened(c, s)
+    X, kept = await partitions(c, [a, b], "X")
+    y, kept_too = await partitions(c, [a, a], "y")
+    showing.keep(handed(members=[pack(X)], names=["X"]))
+    counting = showing.rows_now()
+    keys = showing.keys[0]
+
+    class Members(list):
+        def __iter__(self):  # the count has begun
+            showing.keep(handed(members=[pack(y)], names=["y"]))
+            return super().__iter__()
+
+    showing.keys[0] = Members(keys)
+    (layout,) = await counting
+    assert (layout["names"], layout["held"]) == (["X"], [10, 20])
+    assert showing.counted == []
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
     """Without a viewer neither state nor counts are made."""
     showing = await opened(c, s)
@@ -128,7 +161,9 @@ async def test_events_and_holds(c, s, a, b):
     """The page has events of Dask's log and present holds, in the order of time."""
     await opened(c, s)
     s.log_event(NAME, {"action": "restart", "worker": "w", "state": "began"})
-    ended = {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
+    way = {"direct": True, "detour": "y"}
+    way_text = "keys moved through other workers, because y"
+    ended = way | {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
     s.log_event(NAME, {"action": "restart"} | ended | {"problem": "late"})
     s.log_event(NAME, {"action": "trim", "steps": [{"summary": "gave back"}]})
     await monitor.ask(c, "begin_hold", owner=c.id, label="a fit", name="h")
@@ -140,7 +175,7 @@ async def test_events_and_holds(c, s, a, b):
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
-        ("failed", "restart: worker w, 4 keys, 3.0 MiB, late"),
+        ("failed", f"restart: {way_text}, worker w, 4 keys, 3.0 MiB, late"),
         ("did", "trim: gave back"),
         ("held", "held for a fit"),
         ("did", f"schedule made: id {name}, owner me"),
