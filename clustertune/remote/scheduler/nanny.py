@@ -127,6 +127,8 @@ class Parking:
         )
         if lost:
             logger.warning("clustertune: a former process did not answer: %s", lost)
+        if self.is_open():  # it may have reported that it runs
+            set_status(self.scheduler, worker, Status.closing_gracefully)
         return "", ""
 
     def _rename(self, worker: Any, name: Any) -> None:

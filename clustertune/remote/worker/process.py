@@ -192,8 +192,13 @@ def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
 
 
 def detach(dask_worker: Any) -> None:
-    """Have a former process not close the nanny when it closes."""
+    """Have a former process neither close its nanny nor report that it runs.
+
+    Otherwise Dask's memory monitor would report it once it has dropped enough keys, and
+    it would get tasks.
+    """
     dask_worker.nanny = None
+    dask_worker._send_worker_status_change = lambda stimulus_id: None
 
 
 async def end(dask_worker: Any) -> None:
