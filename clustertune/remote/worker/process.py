@@ -202,9 +202,12 @@ def detach(dask_worker: Any) -> None:
 
 
 async def end(dask_worker: Any) -> None:
-    """Begin to end the former process of a nanny, which takes some time."""
+    """Begin to end the former process of a nanny, which takes some time.
+
+    Another call tries again if the process has not ended.
+    """
     second = dask_worker.plugins.get(SECOND)
-    if second is not None and second.ending is None:
+    if second is not None and (second.ending is None or second.ending.done()):
         second.ending = asyncio.ensure_future(second.process.kill())
 
 
