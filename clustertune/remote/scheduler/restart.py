@@ -35,6 +35,7 @@ from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_key
 from clustertune.remote.scheduler.nanny import (
     ANSWER_TIMEOUT,
     GRACE,
+    POLL_INTERVAL,
     Parking,
     Resizing,
     set_status,
@@ -49,7 +50,6 @@ from clustertune.remote.scheduler.state import (
 
 logger = logging.getLogger("distributed.clustertune")
 
-POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
 NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
