@@ -20,6 +20,7 @@ from clustertune.integrations.managers import spec_cluster
 from clustertune.remote import ship
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.worker import park
 from clustertune.remote.worker import process as remote
 from tests.processes import cluster, until, workers_of
 
@@ -238,23 +239,29 @@ def spilled(dask_scheduler: Any) -> list[int]:
     return [ws.memory.spilled for ws in dask_scheduler.workers.values()]
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2, timeout=120)
-async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -> None:
+async def test_a_new_process_that_is_too_large(
+    c: Any, s: Any, a: Any, b: Any, direct: bool
+) -> None:
     """It restarts again with its former size, and gets its keys back."""
     address, other = a.worker_address, b.worker_address
-    future = (await c.scatter([np.arange(9)], workers=[address], hash=False))[0]
+    # an empty process is small enough, and is too large with these keys
+    line, count = (300 * 2**20, 250 * 2**17) if direct else (2**20, 9)
+    future = (await c.scatter([np.arange(count)], workers=[address], hash=False))[0]
     was = a.memory_manager.memory_limit
     terms = {
         "change": ship.pickled(remote.change),
         "settle": ship.pickled(remote.settle),
         "wanted": {"nthreads": 3, "memory_limit": was // 2, "env": {"NEW": "1"}},
-        "line": 2**20,
-        "most": 2**20,
+        "line": line,
+        "most": line,
     }
-    work = WorkerRestart(
-        s, ManagerHold(s), address, {}, {other: 0}, 10, 60, resizing=terms
-    )
+    parking = ship.pickled(park.act) if direct else b""
+    hold, options = ManagerHold(s), {"parking": parking, "resizing": terms}
+    work = WorkerRestart(s, hold, address, {}, {other: 0}, 10, 60, **options)
     problem = await work.run()
+    assert work.state()["direct"] is direct
     assert "it was restarted with its former size" in problem
     assert work.state()["resized"] is False
     (worker,) = (ws for ws in s.workers.values() if ws.nanny == a.address)
@@ -262,7 +269,7 @@ async def test_a_new_process_that_is_too_large(c: Any, s: Any, a: Any, b: Any) -
     assert a.process.worker_kwargs["memory_limit"] == was
     assert "NEW" not in {**a.env, **os.environ}
     assert s.tasks[future.key].who_has == {worker}
-    assert (await future).tolist() == list(range(9))
+    assert (await future)[-1] == count - 1
 
 
 @pytest.mark.parametrize(

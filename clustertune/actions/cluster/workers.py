@@ -215,7 +215,8 @@ class WorkerActions:
         if state["direct"]:
             way = "to its new process"
         elif state["detour"]:
-            way += f" ({printable(state['detour'], longest=200)})"
+            why = printable(state["detour"], longest=200)
+            way += f" (because its nanny cannot run two processes: {why})"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])

@@ -29,6 +29,7 @@ from uuid import uuid4
 from distributed.core import Status
 
 from clustertune.remote.keys import KeyRange, drained, in_turns, unpack
+from clustertune.remote.scheduler.state import is_parking
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Bindings:
     def _note(self, task: Any) -> None:
         bound = any(task.key in keys for keys in self.kept.values())
         if bound or task.loose_restrictions:
+            self.waiting.discard(task)  # an earlier task may have the same key
             self.waiting.add(task)
 
     async def unknown(self, runs: Sequence[KeyRange]) -> set[Any]:
@@ -185,7 +187,9 @@ async def follow(
     """
     if not former:
         return
-    free = former - scheduler.workers.keys()
+    workers = scheduler.workers
+    # a former process may still be registered, with the name of a parking worker
+    free = {a for a in former if a not in workers or is_parking(workers[a].name)}
     waiting = []
     async for ts in in_turns(list(scheduler.tasks.values())):
         bound = ts.worker_restrictions

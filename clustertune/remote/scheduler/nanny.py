@@ -6,19 +6,20 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
-from time import time
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.remote.scheduler.state import PARKING_PREFIX
+from clustertune.remote.scheduler.state import PARKING_PREFIX, identity
 from clustertune.remote.worker.park import read
 
 logger = logging.getLogger("distributed.clustertune")
 
 GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
 ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
+POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 
 
 async def call(
@@ -34,13 +35,25 @@ async def call(
 
     Returns the answer, which only ``park.act`` has, and the problem or an empty text.
     """
+    try:
+        return await _request(scheduler, address, function, arguments, seconds, answers)
+    except (OSError, asyncio.TimeoutError) as error:
+        return None, repr(error)
+
+
+async def _request(
+    scheduler: Any,
+    address: str,
+    function: bytes,
+    arguments: Mapping[str, Any],
+    seconds: float,
+    answers: bool = True,
+) -> tuple[Any, str]:
+    """Do the same as :func:`call`, but raise an error if there is no answer."""
     work = scheduler.rpc(address).run(
         function=function, kwargs=pickle.dumps(dict(arguments))
     )
-    try:
-        answer = await asyncio.wait_for(work, seconds)
-    except (OSError, asyncio.TimeoutError) as error:
-        return None, repr(error)
+    answer = await asyncio.wait_for(work, seconds)
     why = str(answer.get("exception_text", ""))
     return read(answer["result"]) if answers and not why else None, why
 
@@ -99,21 +112,30 @@ class Parking:
         start; nothing has changed then. The former process gets the name of a parking
         worker, because names are unique.
         """
-        name, nanny = worker.name, worker.nanny
+        name, nanny, who = worker.name, worker.nanny, identity(worker)
         self._rename(worker, f"{PARKING_PREFIX}{uuid4().hex[:8]}")
         wanted = {"what": "replace", "nbytes": nbytes, "timeout": seconds}
-        obstacle, failure = "", "cancelled"
+        obstacle, failure, answered = "", "cancelled", False
         try:
             # the nanny decides whether the time is over
-            obstacle, failure = await call(
+            obstacle, failure = await _request(
                 self.scheduler, nanny, self.code, wanted, seconds + GRACE
             )
+            answered = True
+        except (OSError, asyncio.TimeoutError) as error:
+            failure = repr(error)
         finally:
-            # the answer may be lost although the next process runs
-            if (obstacle or failure) and name not in self.scheduler.aliases:
-                self._rename(worker, name)
-            else:
+            # without an answer, the next process may run
+            others = (w for w in self.scheduler.workers.values() if w is not worker)
+            runs = any(identity(w) == who for w in others)
+            if answered:
+                runs = not (obstacle or failure)
+            if runs:
                 self.worker, self.nanny, worker.nanny = worker, nanny, None
+            else:
+                await self._rename_back(worker, name)
+        if failure == repr(KeyError("replace")):
+            return "the code of its schedule is from an earlier release", ""
         if self.worker is None:
             return obstacle or "", failure
         if not self.is_open():
@@ -127,7 +149,18 @@ class Parking:
         )
         if lost:
             logger.warning("clustertune: a former process did not answer: %s", lost)
+        if self.is_open():  # it may have reported that it runs
+            set_status(self.scheduler, worker, Status.closing_gracefully)
         return "", ""
+
+    async def _rename_back(self, worker: Any, name: Any) -> None:
+        """Restore the name of a worker once its failed next process has left."""
+        end = monotonic() + GRACE
+        while monotonic() < end:
+            if name not in self.scheduler.aliases:
+                self._rename(worker, name)
+                return
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _rename(self, worker: Any, name: Any) -> None:
         """Change the name of a registered worker on the scheduler."""
@@ -168,17 +201,24 @@ class Parking:
             return ""
         alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
         if alone:
+            if self.nanny:
+                return (
+                    f"{alone} keys are still on its former process {self.worker.name}: "
+                    "restart again to move them to running workers"
+                )
             return (
                 f"{alone} keys are still on the parking worker {self.worker.name}: "
                 "restart again once its worker runs, to bring them back"
             )
+        if self.nanny:
+            await call(self.scheduler, self.nanny, self.code, {"what": "end"}, GRACE)
         await self.scheduler.remove_worker(
             self.worker.address,
             stimulus_id=f"clustertune-unpark-{time()}",
             expected=True,
+            # its nanny ends a former process, which may close the nanny otherwise
+            close=not self.nanny,
         )
-        if self.nanny:
-            await call(self.scheduler, self.nanny, self.code, {"what": "end"}, GRACE)
         return ""
 
 

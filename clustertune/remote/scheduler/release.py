@@ -17,12 +17,12 @@ from distributed.core import Status
 
 from clustertune.remote.keys import batches, drained, in_turns
 from clustertune.remote.scheduler.evacuation import Refused
+from clustertune.remote.scheduler.nanny import POLL_INTERVAL
 from clustertune.remote.scheduler.published import (
     shared_names,
     unpublish,
     unpublish_all,
 )
-from clustertune.remote.scheduler.restart import POLL_INTERVAL
 from clustertune.remote.scheduler.state import (
     COMING,
     begun_tasks,

@@ -35,6 +35,7 @@ from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_key
 from clustertune.remote.scheduler.nanny import (
     ANSWER_TIMEOUT,
     GRACE,
+    POLL_INTERVAL,
     Parking,
     Resizing,
     set_status,
@@ -43,12 +44,12 @@ from clustertune.remote.scheduler.state import (
     counted_bytes,
     identity,
     is_parking,
+    shuffles,
     still_running,
 )
 
 logger = logging.getLogger("distributed.clustertune")
 
-POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
 NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
@@ -327,6 +328,8 @@ class WorkerRestart:
                 await self.resizing.settle(nanny, keep=False)
             return False
         self.touched = True
+        if self.parking.is_open():  # a lower limit must have room for these keys
+            await self.evacuation.note_kept(worker)
         return True
 
     # --- emptying ---------------------------------------------------------------------
@@ -437,9 +440,10 @@ class WorkerRestart:
     async def _restart(self, who: Any, end: float) -> str:
         """Have the nanny end the process, and wait for the next one."""
         answer, old = "", self.process
-        if self._is_registered(old) and not self._keeps_keys(old):
-            self.restarted_at = monotonic()
-            answer = await self._end_process(old.address, max(0.0, end - monotonic()))
+        if not self._keeps_keys(old):
+            self.restarted_at = now = monotonic()
+            if self._is_registered(old):
+                answer = await self._end_process(old.address, max(0.0, end - now))
         if await self._returns(who, end):
             self.seconds = monotonic() - self.restarted_at
             return ""
@@ -575,7 +579,9 @@ class WorkerRestart:
         missing = sum(bool(found) and address not in found for found in places)
         if not missing:
             return ""
-        return f"{missing} keys are still on other workers ({_reasons(left)})"
+        former = self._keeps_keys(self.old_process)
+        where = "its former process" if former else "other workers"
+        return f"{missing} keys are still on {where} ({_reasons(left)})"
 
     def _holders(self, key: Any) -> set[str]:
         """Return the addresses of the workers that hold a key; empty if released."""
@@ -587,10 +593,3 @@ class WorkerRestart:
 def _reasons(left: Mapping[str, int]) -> str:
     """Return why keys did not move, as text."""
     return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
-
-
-def shuffles(scheduler: Any, worker: Any) -> list[str]:
-    """Return ids of P2P shuffles that keep rows in a worker's process."""
-    active = getattr(scheduler.plugins.get("shuffle"), "active_shuffles", {})
-    address = worker.address
-    return [str(i) for i, s in active.items() if address in s.participating_workers]

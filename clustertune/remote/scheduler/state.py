@@ -110,6 +110,13 @@ def begun_tasks(worker: Any) -> int:
     return sum(ts in worker.executing for ts in worker.processing)
 
 
+def shuffles(scheduler: Any, worker: Any) -> list[str]:
+    """Return ids of P2P shuffles that keep rows in a worker's process."""
+    active = getattr(scheduler.plugins.get("shuffle"), "active_shuffles", {})
+    address = worker.address
+    return [str(i) for i, s in active.items() if address in s.participating_workers]
+
+
 def still_running(tasks: int, seconds: float) -> str:
     """Return the problem of workers that are busy after a wait."""
     verb = "runs" if tasks == 1 else "run"

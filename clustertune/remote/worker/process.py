@@ -192,14 +192,22 @@ def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
 
 
 def detach(dask_worker: Any) -> None:
-    """Have a former process not close the nanny when it closes."""
+    """Have a former process neither close its nanny nor report that it runs.
+
+    Otherwise Dask's memory monitor would report it once it has dropped enough keys, and
+    it would get tasks.
+    """
     dask_worker.nanny = None
+    dask_worker._send_worker_status_change = lambda stimulus_id: None
 
 
 async def end(dask_worker: Any) -> None:
-    """Begin to end the former process of a nanny, which takes some time."""
+    """Begin to end the former process of a nanny, which takes some time.
+
+    Another call tries again if the process has not ended.
+    """
     second = dask_worker.plugins.get(SECOND)
-    if second is not None and second.ending is None:
+    if second is not None and (second.ending is None or second.ending.done()):
         second.ending = asyncio.ensure_future(second.process.kill())
 
 

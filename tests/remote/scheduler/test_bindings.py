@@ -13,6 +13,7 @@ from clustertune.remote import keys
 from clustertune.remote.scheduler import bindings
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
+from clustertune.remote.scheduler.state import PARKING_PREFIX
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -154,6 +155,36 @@ async def test_tasks_follow_a_worker_to_its_new_address(c, s, a, b):
     assert await c.gather(waiting) == [0, 1, 2]
     assert all(s.tasks[f.key].worker_restrictions == {b.address} for f in waiting)
     assert s.tasks["other"].worker_restrictions == {a.address}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_tasks_that_are_bound_to_a_former_process(c, s, a, b):
+    """They are bound to the next process although the former one is registered."""
+    name = f"{PARKING_PREFIX}test"
+    async with Worker(s.address, nthreads=1, name=name) as former:
+        task = c.submit(int, 7, workers=[former.address], key="task")
+        await wait(task)
+        await follow(s, (), {former.address}, b.address)
+        assert s.tasks["task"].worker_restrictions == {b.address}
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_a_waiting_task_with_the_key_of_an_earlier_one(c, s):
+    """The newer task counts."""
+    plugin = ClustertunePlugin(s)
+    plugin.attach()
+    elsewhere = {"workers": ["tcp://127.0.0.1:9"], "allow_other_workers": True}
+    first = c.submit(int, 7, **elsewhere, key="task")
+    await soon(lambda: plugin.bindings.waiting)
+    (old,) = plugin.bindings.waiting
+    first.release()
+    await soon(lambda: "task" not in s.tasks)
+    plugin.bindings.waiting.add(old)  # until the next look
+    second = c.submit(int, 7, **elsewhere, key="task")
+    await soon(lambda: s.unrunnable)
+    (kept,) = plugin.bindings.waiting
+    assert kept is s.tasks["task"]
+    del second
 
 
 @gen_cluster(client=True, nthreads=TWO)

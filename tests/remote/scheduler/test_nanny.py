@@ -1,0 +1,126 @@
+"""The former process of a worker keeps its keys while the next one runs."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import numpy as np
+from distributed import Nanny, Worker
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote import ship
+from clustertune.remote.scheduler import nanny as calls
+from clustertune.remote.scheduler.nanny import Parking, set_status
+from clustertune.remote.worker import park
+from clustertune.remote.worker.process import SECOND
+from tests.processes import soon
+
+ONE: dict[str, Any] = {
+    "client": True,
+    "Worker": Nanny,
+    "nthreads": [("127.0.0.1", 1)],
+    "timeout": 60,
+    "worker_kwargs": {"memory_limit": "1 GiB"},
+}
+
+
+async def replaced(s: Any, code: Any = park.act) -> tuple[Parking, Any, Any]:
+    """Start the next process of the only worker.
+
+    Return the parking, the former process, and the answer.
+    """
+    (worker,) = s.workers.values()
+    set_status(s, worker, Status.closing_gracefully)
+    parking = Parking(s, ship.pickled(code))
+    return parking, worker, await parking.replace(worker, 0, 40)
+
+
+def pause_and_continue(dask_worker: Any) -> None:
+    """Do what the memory monitor does; an event then arrives after the statuses."""
+    dask_worker.status = Status.paused
+    dask_worker.status = Status.running
+    dask_worker.log_event("test-statuses", "sent")
+
+
+@gen_cluster(**ONE)
+async def test_a_former_process_gets_no_tasks(c: Any, s: Any, nanny: Any) -> None:
+    """It stays excluded when it is no longer paused."""
+    kept = await c.scatter(np.arange(9))
+    parking, former, answer = await replaced(s)
+    assert answer == ("", "")
+    function = pickle.dumps(pause_and_continue)
+    await s.rpc(former.address).run(function=function)
+    await soon(lambda: s.get_events("test-statuses"))
+    assert parking.is_open()
+    assert former.status is Status.closing_gracefully
+    assert former not in s.running
+    del kept
+
+
+@gen_cluster(**ONE)
+async def test_a_former_process_that_does_not_answer(
+    c: Any, s: Any, nanny: Any, monkeypatch: Any
+) -> None:
+    """It ends without its nanny, which still restarts its worker."""
+    monkeypatch.setattr(calls, "ANSWER_TIMEOUT", 0)
+    parking, _, answer = await replaced(s)
+    assert answer == ("", "")
+    assert await parking.close() == ""
+    await soon(lambda: SECOND not in nanny.plugins)
+    assert nanny.status is Status.running
+    assert [ws.name for ws in s.workers.values()] == [nanny.name]
+
+
+async def older(dask_worker: Any, what: str, **arguments: Any) -> None:
+    """Fail as the code of a release without this step does."""
+    raise KeyError(what)
+
+
+@gen_cluster(**ONE)
+async def test_code_of_an_earlier_release(c: Any, s: Any, nanny: Any) -> None:
+    """It is a reason to restart in the other way."""
+    _, worker, (obstacle, failure) = await replaced(s, older)
+    assert "earlier release" in obstacle
+    assert not failure
+    assert worker.name == nanny.name
+
+
+async def lose_answer(dask_worker: Any, what: str, **arguments: Any) -> bytes:
+    """Do the step, and close the connection of the caller."""
+    answer = await park.act(dask_worker, what, **arguments)
+    if what == "replace":
+        for comm in list(dask_worker._comms):
+            comm.abort()
+    return answer
+
+
+@gen_cluster(client=True, nthreads=[], timeout=60)
+async def test_a_lost_answer(c: Any, s: Any) -> None:
+    """An unnamed worker's next process has another name, and is found."""
+    async with Nanny(s.address, nthreads=1, memory_limit="1 GiB"):
+        parking, worker, _ = await replaced(s, lose_answer)
+        assert parking.worker is worker
+        assert len(s.workers) == 2
+
+
+async def fail_with_name(dask_worker: Any, what: str, **arguments: Any) -> None:
+    """Raise an error while a process that ends still has the name."""
+    options = {"nthreads": 1, "name": dask_worker.name}
+    second = await Worker(dask_worker.scheduler_addr, **options)
+    asyncio.get_running_loop().call_later(
+        0.5, lambda: asyncio.ensure_future(second.close())
+    )
+    raise RuntimeError("no memory")
+
+
+@gen_cluster(**ONE)
+async def test_a_next_process_that_fails(c: Any, s: Any, nanny: Any) -> None:
+    """The worker gets its name back once the other process has left."""
+    parking, worker, (_, failure) = await replaced(s, fail_with_name)
+    assert "no memory" in failure
+    assert parking.worker is None
+    assert worker.name == nanny.name
+    assert s.aliases[nanny.name] == worker.address
