@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from clustertune.core.model import (
     ORDER,
@@ -59,6 +60,11 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
         results=tuple(results),
         repeats=not (model or arguments),
     )
+
+
+def omit_rechunk(call: Call, view: View) -> Call:
+    """Return a call of ``prepare`` that leaves out the user's ``rechunk``."""
+    return replace(call, omitted={"rechunk": view.goal.rechunk}, repeats=False)
 
 
 def load(view: View) -> Call:
@@ -128,8 +134,8 @@ def run(call: Call, effect: str = "") -> Remedy:
 
 def cut(view: View, effect: str = "") -> Remedy:
     """Return how to cut the data with ``prepare``."""
-    without = "" if view.goal.cutting_action else " without rechunk=False"
-    return run(prepare(view), f"{without}{effect}")
+    call = prepare(view)
+    return run(call if view.goal.cutting_action else omit_rechunk(call, view), effect)
 
 
 def resize(
