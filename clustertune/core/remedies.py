@@ -43,6 +43,7 @@ class Call:
     arguments: Mapping[str, Literal] = field(default_factory=dict)  # other values
     omitted: Mapping[str, Literal] = field(default_factory=dict)  # to leave out
     results: tuple[str, ...] = ()  # names of variables that get the results
+    starts_workers: bool = False  # which needs a cluster object
     repeats: bool = False  # it has no other arguments than the call that advises it
     command: str = ""  # the command line, if the remedy is for a shell
 
@@ -166,6 +167,8 @@ def command(call: Call, shell: Shell) -> str:
         return ""
     if call.function == "check" and "--cluster" in shell.cluster:
         return ""  # it has no such option
+    if call.starts_workers and "--cluster" not in shell.cluster:
+        return ""  # an address cannot start workers
     words = [word for name in used for word in shell.variables[name]]
     for name, value in call.arguments.items():
         words += _words(call.function, name, value)

@@ -78,6 +78,14 @@ def test_a_call_without_a_command(call: Call) -> None:
     assert str(call).isprintable()
 
 
+def test_an_address_cannot_start_workers() -> None:
+    """Such a call has a command only with ``--cluster``."""
+    call = Call(function="scale", arguments={"n_workers": 5}, starts_workers=True)
+    assert not command(call, SHELL)
+    shell = Shell(cluster=("--cluster", "gateway:a"))
+    assert command(call, shell) == "clustertune scale 5 --cluster gateway:a"
+
+
 @pytest.mark.parametrize(
     ("rechunk", "argument", "option"),
     [(False, "rechunk=False", "--no-rechunk"), (40, "rechunk=40", "--rechunk 40")],

@@ -130,6 +130,21 @@ def test_rows_that_are_lost() -> None:
     assert other.remedy.startswith("Scatter the lost data again. Run `X, y = ")
 
 
+def test_the_remedy_has_all_companions() -> None:
+    """Weights that the fit uses are prepared with X and y."""
+    names = ("X", "y", "sample_weight")
+    data = worker_changes.DataChange(
+        names=names, rows=9, only_there=9, lost=9, held={0: 0}
+    )
+    change = worker_changes.WorkerChange(worker=1, n_workers=1, data=(data,))
+    found = worker_changes.finding("died", change)
+    assert found.remedy.endswith(
+        "Run `X, y, sample_weight = clustertune.prepare(client, X, y, "
+        "sample_weight=sample_weight)`."
+    )
+    assert found.remedy_parts
+
+
 def test_restarted() -> None:
     """One message instead of a leave and a join."""
     entry = gone(returned=1.4, recorded={"closing": "client-restart-workers-1.5"})
