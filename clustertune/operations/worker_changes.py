@@ -253,7 +253,7 @@ def _consequence(kind: str, change: WorkerChange, leased: bool) -> tuple[Severit
         names = " and ".join(x.label for x in lost)
         now = any(x.only_there for x in lost) or change.scattered
         severity = Severity.critical if now else Severity.warning
-        prepare = remedies.prepare_again(lost[0].names)
+        prepare = remedies.prepare_again(change.data[0].names)
         return severity, Remedy(f"Load {names} again. ", remedies.run(prepare))
     advice = ["Scatter the lost data again."] * bool(change.scattered)
     idle = any(not n for x in change.data for n in x.held.values())

@@ -123,7 +123,9 @@ def _cut(collection: CollectionInfo, most: int, n_partitions: int) -> str:
 def _variables(labels: Collection[str]) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
     names = ["*others" if x.startswith("others[") else x for x in labels if x != ORDER]
-    return list(dict.fromkeys(names))
+    # labels of eval sets are no arguments; others may be another client's text
+    known = [x for x in names if x == POSITIONAL[2] or x.isidentifier()]
+    return list(dict.fromkeys(known))
 
 
 def sort_ids(ids: Collection[str | int]) -> tuple[str | int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,9 @@ def test_the_remedy_has_all_companions() -> None:
         "sample_weight=sample_weight)`."
     )
     assert found.remedy_parts
+    evals = replace(data, names=("eval_set[0].X", "eval_set[0].y"))
+    found = worker_changes.finding("died", replace(change, data=(evals,)))
+    assert found.remedy.endswith("`X, y = clustertune.prepare(client, X, y)`.")
 
 
 def test_restarted() -> None:
