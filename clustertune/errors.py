@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from clustertune.core.remedies import Parts
     from clustertune.core.report import Report
 
 
@@ -17,6 +18,8 @@ class ClustertuneError(Exception):
     """Base of all errors that clustertune raises about a cluster or its data."""
 
     report: Report | None = None
+    #: parts of the remedy in the text; empty: it has no calls
+    remedy_parts: Parts = ()
 
 
 class NoWorkersError(ClustertuneError):

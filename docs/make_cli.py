@@ -102,11 +102,10 @@ def page() -> str:
     )
     commands = [main.get_command(context, n) for n in main.list_commands(context)]
     found = [command for command in commands if command is not None]
-    common = [name for _, names in COMMON.values() for name in names]
     parts = [
         HEAD,
         *(_described_once(title, found) for title in COMMON),
-        *(_section(command, context, common) for command in found),
+        *(_section(command, context) for command in found),
         EVENTS,
         COMPLETION,
     ]
@@ -119,15 +118,13 @@ def _described_once(title: str, commands: Collection[click.Command]) -> str:
         p.opts[-1]: p
         for command in commands
         for p in command.params
-        if isinstance(p, click.Option)
+        if isinstance(p, click.Option) and _title(p) == title
     }
     listed = [_option(options[name], click.Context(main)) for name in names]
     return "\n".join([f"\n## {title}\n", text, "", *listed, ""])
 
 
-def _section(
-    command: click.Command, parent: click.Context, common: Collection[str]
-) -> str:
+def _section(command: click.Command, parent: click.Context) -> str:
     context = click.Context(command, info_name=command.name, parent=parent)
     usage = command.get_usage(context).removeprefix("Usage: ")
     lines = [
@@ -135,9 +132,9 @@ def _section(
         _code([" ".join(usage.split())]),
         inspect.cleandoc(command.help or ""),
         *_verbs(command, context),
-        "\n".join(_options(command, context, common)),
+        "\n".join(_options(command, context)),
         _examples(command.epilog or ""),
-        *_subcommands(command, context, common),
+        *_subcommands(command, context),
     ]
     return "\n\n".join(line for line in lines if line) + "\n"
 
@@ -157,28 +154,32 @@ def _verbs(command: click.Command, context: click.Context) -> Iterator[str]:
     yield "\n".join(_option(p, context) for p in own if isinstance(p, click.Option))
 
 
-def _subcommands(
-    command: click.Command, context: click.Context, common: Collection[str]
-) -> Iterator[str]:
+def _subcommands(command: click.Command, context: click.Context) -> Iterator[str]:
     """Return a section for each command of a group."""
     if isinstance(command, LazyGroup) or not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
         assert inner is not None
-        text = _section(inner, context, common).strip()
+        text = _section(inner, context).strip()
         yield text.replace("## ", f"### {command.name} ", 1)
 
 
-def _options(
-    command: click.Command, context: click.Context, common: Collection[str]
-) -> Iterator[str]:
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     options = [p for p in command.params if isinstance(p, click.Option)]
-    yield from (_option(p, context) for p in options if p.opts[-1] not in common)
-    taken = {p.opts[-1] for p in options}
-    titles = [t for t, (_, names) in COMMON.items() if taken & set(names)]
+    yield from (_option(p, context) for p in options if not _title(p))
+    taken = {_title(p) for p in options}
+    titles = [title for title in COMMON if title in taken]
     if titles:
         yield f"- the options under {' and '.join(f'*{title}*' for title in titles)}"
+
+
+def _title(option: click.Option) -> str:
+    """Return the title of the section with this option; empty: the command's own."""
+    name = option.opts[-1]
+    if name == "--cluster" and option.metavar != "KIND:NAME":
+        return ""  # the history selects records of a cluster
+    return next((title for title, (_, names) in COMMON.items() if name in names), "")
 
 
 def _option(option: click.Option, context: click.Context) -> str:

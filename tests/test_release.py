@@ -178,6 +178,18 @@ def test_rows_are_one_step() -> None:
     assert refusals([release.row_step(found, ["3", "4"])], found) == [None]
 
 
+def test_keys_without_a_row_id() -> None:
+    """A name that also holds them is released by prefixes."""
+    train = (("published", "train"),)
+    found = seen(
+        holding("a", row="1", mine=False, shared=train),
+        holding("", row="", mine=False, shared=train),
+    )
+    (no,) = refusals([release.row_step(found, ["1"])], found)
+    assert "train also holds keys without a row id" in str(no)
+    assert "--prefix NAME --include-other-clients" in str(no)
+
+
 # --- live -----------------------------------------------------------------------------
 
 

@@ -837,3 +837,19 @@ def test_a_worker_that_was_killed_is_counted_once() -> None:
     assert line == (
         "action: restarted 0 of 1 worker; skipped 0: it went away; lost 6 keys"
     )
+
+
+def test_unknown_process_memory() -> None:
+    """It is not shown as 0 bytes."""
+    state = WorkerState(
+        worker=0,
+        data_before=None,
+        data_after=None,
+        process_before=None,
+        process_after=None,
+        limit=2**30,
+    )
+    known = replace(state, worker=1, process_before=2**20)
+    report = Report(status="checked", seconds=1.0, workers=(state,))
+    assert "unknown of 1.0 GiB each in 1 process" in str(report)
+    assert "1.0 MiB of 1.0 GiB each" in str(replace(report, workers=(state, known)))

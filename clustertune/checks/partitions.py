@@ -301,7 +301,7 @@ def _too_many(
         worse = training and n_partitions > critical_ratio * limit and not wanted
         severity = Severity.critical if worse else Severity.warning
         cutting = "" if wanted else view.goal.cutting_action
-        remedy = _join(n_partitions, view, wanted=wanted)
+        remedy = _join(view, wanted=wanted)
         text = f"{bytes_text(size / n_partitions)} each, so handling them can take "
         text += "longer than their work"
     return Finding(
@@ -315,12 +315,12 @@ def _too_many(
     )
 
 
-def _join(n_partitions: int, view: View, *, wanted: bool) -> str:
+def _join(view: View, *, wanted: bool) -> str:
     """Code that joins partitions; if their number was set, code without the number."""
     if not wanted:
         return remedies.cut(view, ", which joins partitions")
     if not isinstance(view.goal.rechunk, bool):
-        return remedies.run(remedies.prepare(view), f" without rechunk={n_partitions}")
+        return remedies.run(remedies.omit_rechunk(remedies.prepare(view), view))
     threads = sum(w.nthreads for w in view.eligible_workers)
     return remedies.run(
         remedies.prepare(view, rechunk=threads),

@@ -85,7 +85,7 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
     remedy = remedies.resize(worst.workers, nthreads=max(1, each))
     if not each:  # fewer CPUs than workers
         surplus = len(worst.workers) - cpus
-        remedy = remedies.run(remedies.scale(len(view.now.workers) - surplus))
+        remedy = remedies.run(remedies.scale(view, len(view.now.workers) - surplus))
         # scale might remove workers of another host
         if len(view.now.workers_per_host) > 1:
             host = names_text([worst.workers[0].host])

@@ -345,8 +345,12 @@ async def _rows_of(user: str, client: Client) -> tuple[str, ...]:
         )
     (id,) = matching
     own = [h for h in found if h.row and h.others == (id,) and not (h.shared or h.mine)]
-    shared = sum(h.keys for h in found if id in h.others and h not in own)
-    if shared:
+    staying = [h for h in found if id in h.others and h not in own]
+    if unlisted := sum(h.keys for h in staying if not h.row):
+        text = f"{plural(unlisted, 'key')} of {printable(id)} stay, because they have "
+        text += "no row id; use --prefix with --include-other-clients"
+        click.echo(text, err=True)
+    if shared := sum(h.keys for h in staying if h.row):
         text = f"{plural(shared, 'key')} of {printable(id)} stay, which others use, too"
         click.echo(f"{text}; --row releases them", err=True)
     if not own:

@@ -32,6 +32,7 @@ from clustertune.cli.running import (
     with_usage_errors,
 )
 from clustertune.core.findings import Severity
+from clustertune.core.remedies import Shell
 from clustertune.core.report import in_shell
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
@@ -149,21 +150,23 @@ def watch(
         every = parse_seconds("--interval", interval)
         async with Monitor(client, interval=every, estimator=profile) as monitoring:
             try:
-                await asyncio.wait_for(_print_events(monitoring, form), seconds)
+                printing = _print_events(monitoring, form, target.shell())
+                await asyncio.wait_for(printing, seconds)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
 
     run(target, follow)
 
 
-async def _print_events(monitoring: Monitor, form: str) -> None:
+async def _print_events(monitoring: Monitor, form: str, shell: Shell) -> None:
     begun = False
     async for snapshot in monitoring:
         if not begun and form == "text":
             workers = plural(len(snapshot.workers), "worker")
             click.echo(f"watching {printable(snapshot.scheduler)}, {workers}")
         begun = True
-        for event in monitoring.take_events():
+        for taken in monitoring.take_events():
+            event = replace(taken, finding=taken.finding.in_shell(shell))
             if form == "json":
                 click.echo(json.dumps({"schema_version": 1} | asdict(event)))
             else:

@@ -25,6 +25,7 @@ from clustertune.cli.running import (
     distinct_names,
     fail_on_option,
     format_option,
+    named_data,
     parse_pairs,
     usage_errors,
 )
@@ -108,13 +109,15 @@ def run(
         running.refuse_without_data(read, datasets or None)
         libraries.choose(estimator)
 
+    shell = target.shell(named_data(datasets, {"estimator": estimator}))
+
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # in the client's event loop this returns an awaitable
         call: Any = running.run_on_datasets
         result: PlaybookResult = await call(
             client, read, *datasets, estimator=estimator, **how
         )
-        return result
+        return result.in_shell(shell)
 
     if read.acts:
         consent.refuse_without_terminal()

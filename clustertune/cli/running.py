@@ -23,7 +23,7 @@ from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments, rendering
 from clustertune.core.findings import Severity
 from clustertune.core.progress import Progress
-from clustertune.core.remedies import Shell
+from clustertune.core.remedies import Shell, text_of
 from clustertune.core.report import Report, acted, in_shell, text_after
 from clustertune.core.wording import printable
 
@@ -231,6 +231,18 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(exit_code(error))
 
 
+@contextmanager
+def _errors_in_shell(shell: Shell) -> Iterator[None]:
+    """Make the remedies in errors command lines, where there are any."""
+    try:
+        yield
+    except errors.ClustertuneError as error:
+        if parts := error.remedy_parts:
+            remedy = text_of(shell.translate(parts))
+            error.args = (str(error).replace(text_of(parts), remedy),)
+        raise
+
+
 def exit_code(error: errors.ClustertuneError) -> int:
     """Return the exit code for an error."""
     if isinstance(error, errors.ConnectionLostError):
@@ -286,7 +298,9 @@ def carry_out_call(
         return bool(plan.steps) and not call.refused(plan)
 
     async def make_in_shell(client: Client, **how: Any) -> Report:
-        return in_shell(await make(client, **how), shell_of(target, call))
+        shell = shell_of(target, call)
+        with _errors_in_shell(shell):
+            return in_shell(await make(client, **how), shell)
 
     carry_out(target, make_in_shell, form, consent, acts=acts, code=code)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -153,17 +153,6 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     example = f'{name}=["tcp://10.0.0.5:41234"]'
     listed = "a list of names or addresses of workers"
     raise _wrong(name, value, f"{listed}, like {example}, or None for all")
-
-
-def some_of(name: str, value: Any, known: Collection[str]) -> frozenset[str]:
-    """Return some of the known texts; for None, an empty set."""
-    if value is None:
-        return frozenset()
-    if isinstance(value, Collection) and not isinstance(value, str) and value:
-        listed = list(value)
-        if all(x in known for x in listed):
-            return frozenset(listed)
-    raise _wrong(name, value, f"a list of some of {', '.join(known)}")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -41,12 +41,25 @@ class Call:
     names: tuple[str, ...] = ()  # of variables by position, after the client
     variables: Mapping[str, str] = field(default_factory=dict)  # names, by keyword
     arguments: Mapping[str, Literal] = field(default_factory=dict)  # other values
+    omitted: Mapping[str, Literal] = field(default_factory=dict)  # to leave out
     results: tuple[str, ...] = ()  # names of variables that get the results
+    starts_workers: bool = False  # which needs a cluster object
     repeats: bool = False  # it has no other arguments than the call that advises it
     command: str = ""  # the command line, if the remedy is for a shell
 
     def __str__(self) -> str:
         return self.command or python(self)
+
+    @property
+    def text(self) -> str:
+        """The code of the call, and the arguments to leave out."""
+        omitted = [
+            shlex.join(_words(self.function, name, value))
+            if self.command
+            else f"{name}={code(value)}"
+            for name, value in self.omitted.items()
+        ]
+        return " without ".join(f"`{text}`" for text in (str(self), *omitted))
 
 
 Parts = tuple[str | Call, ...]
@@ -78,7 +91,7 @@ def join(parts: Sequence[str | Call], between: str) -> Remedy:
 
 def text_of(parts: Sequence[str | Call]) -> str:
     """Return the text of a remedy."""
-    return "".join(f"`{p}`" if isinstance(p, Call) else p for p in parts)
+    return "".join(p.text if isinstance(p, Call) else p for p in parts)
 
 
 def sentences(parts: Parts) -> Iterator[Parts]:
@@ -154,6 +167,8 @@ def command(call: Call, shell: Shell) -> str:
         return ""
     if call.function == "check" and "--cluster" in shell.cluster:
         return ""  # it has no such option
+    if call.starts_workers and "--cluster" not in shell.cluster:
+        return ""  # an address cannot start workers
     words = [word for name in used for word in shell.variables[name]]
     for name, value in call.arguments.items():
         words += _words(call.function, name, value)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from clustertune.core.wording import bytes_text
 
 CYCLE = 0.02  # seconds between two cycles of the mover
+KEYS_PER_CYCLE = 500  # that a cycle requests, and whose arrival it checks: about 5 ms
 
 # --- free memory ----------------------------------------------------------------------
 

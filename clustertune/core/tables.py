@@ -99,12 +99,14 @@ def _process_cell(state: WorkerState | None) -> Cell:
 
 
 def _memory_item(workers: Sequence[WorkerState]) -> Item:
-    known = [w.process_after or w.process_before or 0 for w in workers]
+    seen = [w.process_after or w.process_before for w in workers]
+    known = [n for n in seen if n is not None]
     limits = [w.limit for w in workers]
     used, limit = (
         " to ".join(dict.fromkeys(bytes_text(n) for n in (min(some), max(some))))
-        for some in (known, limits)
+        for some in (known or [0], limits)
     )
+    used = used if known else "unknown"
     of = f" of {limit} each" if all(limits) else ""
     return Item(
         "memory", f"{used}{of} in {plural(len(workers), 'process', 'processes')}"

@@ -59,13 +59,6 @@ def utc_text(when: float) -> str:
     return f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def cost_text(nbytes: int | None, seconds: float | None) -> str:
-    """Format bytes and seconds; unknown ones are omitted: ``1.5 GiB, 12 s``."""
-    known = [] if nbytes is None else [bytes_text(nbytes)]
-    known += [] if seconds is None else [seconds_text(seconds)]
-    return ", ".join(known) or "unknown"
-
-
 def times_text(ratio: float) -> str:
     """Format a ratio with three digits: ``2 times``, ``1.06 times``."""
     return f"{ratio:.3g} times"

@@ -23,7 +23,7 @@ from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.core.report import Report
-from clustertune.errors import LayoutChanged, VerificationError
+from clustertune.errors import ClustertuneError, LayoutChanged, VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
 from clustertune.operations import page_facts
@@ -184,7 +184,10 @@ def _refuse(findings: Iterable[Finding]) -> None:
             # the remedy of a finding that prepare could fix is the call that failed
             helps = finding.remedy and not finding.fixed_by
             remedy = f". Remedy: {finding.remedy}" if helps else ""
-            raise error(f"{finding.message}{remedy}")
+            raised = error(f"{finding.message}{remedy}")
+            if isinstance(raised, ClustertuneError):
+                raised.remedy_parts = finding.remedy_parts
+            raise raised
 
 
 # --- verification ---------------------------------------------------------------------

@@ -83,8 +83,8 @@ def release_data(
         )
     if not (wanted or listed or kept) and not arguments.flag("dry_run", dry_run):
         raise TypeError(
-            "release() would release all data of this client. Give prefixes (a dry run "
-            "lists them), or the data to keep: keep=[X, y]"
+            "release_data() would release all data of this client. Give prefixes "
+            "(a dry run lists them), or the data to keep: keep=[X, y]"
         )
     if not wanted and others:
         raise TypeError(

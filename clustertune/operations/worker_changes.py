@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustertune.core.model import Finding, Severity
+from clustertune.core.remedies import Remedy, join
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -20,9 +21,9 @@ from clustertune.core.wording import (
     seconds_text,
     workers_text,
 )
+from clustertune.planner import remedies
 
 MAX_SHARES = 8  # workers whose share a message has
-PREPARE = "Run `X, y = clustertune.prepare(client, X, y)`"
 
 #: meanings of Dask's names for a removal, without their time
 REASONS = {
@@ -257,15 +258,17 @@ def _consequence(kind: str, change: WorkerChange, leased: bool) -> tuple[Severit
         names = " and ".join(x.label for x in lost)
         now = any(x.only_there for x in lost) or change.scattered
         severity = Severity.critical if now else Severity.warning
-        return severity, f"Load {names} again. {PREPARE}."
-    remedies = ["Scatter the lost data again."] * bool(change.scattered)
+        prepare = remedies.prepare_again(change.data[0].names)
+        return severity, Remedy(f"Load {names} again. ", remedies.run(prepare))
+    advice = ["Scatter the lost data again."] * bool(change.scattered)
     idle = any(not n for x in change.data for n in x.held.values())
     uneven = not leased and (idle or any(x.missing for x in change.data))
     if uneven:
-        remedies.append(f"{PREPARE}, so that each worker holds its share.")
+        prepare = remedies.prepare_again(change.data[0].names)
+        advice.append(remedies.run(prepare, ", so that each worker holds its share"))
     severity = Severity.info
     if change.scattered:
         severity = Severity.critical
     elif uneven or kind == "died":
         severity = Severity.warning
-    return severity, " ".join(remedies)
+    return severity, join(advice, " ")

@@ -400,7 +400,7 @@ def scale(
 def _start_by_hand(snapshot: Snapshot, missing: int) -> str:
     """Return why an address alone starts no workers, and the line that starts them."""
     line = machines.start_command(snapshot, missing)
-    how = f" {missing} times" if missing > 1 and "--nworkers" not in line else ""
+    how = machines.times_to_run(line, missing)
     if snapshot.scheduler.startswith("tls:"):
         how += " with the --tls-... options of the other workers"
     return (

@@ -2,8 +2,8 @@
 
 Partitions of X stay if they suit the workers. Otherwise large ones are cut, and small
 ones are joined if there are too many. Then each worker keeps its share of the rows
-where they are, and the rest goes to the other workers. A further cut is made only where
-a share ends, so boundaries and targets are chosen together.
+where they are, and the rest goes to the other workers. A further cut is made only near
+the end of a share, so boundaries and targets are chosen together.
 """
 
 from __future__ import annotations

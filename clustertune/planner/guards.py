@@ -405,8 +405,8 @@ def _shared_name(view: View, prefix: str, released: Collection[str]) -> str | No
         if staying:
             return (
                 f"the published {names_text([name])} also holds {names_text(staying)}, "
-                "which would be lost with the name. Give these prefixes, too, or run "
-                f"client.unpublish_dataset({name!r}) first"
+                "which would be lost with the name. To release them, too, give these "
+                "prefixes, too"
             )
     return None
 
@@ -418,12 +418,17 @@ def _split_name(view: View, rows: Collection[str]) -> str | None:
     for other in holdings:
         is_alone = len(other.shared) == 1 and not (other.mine or other.others)
         if other.row not in rows and is_alone and names & {*other.published}:
-            (name,) = other.published
+            published = names_text(other.published)
+            if not other.row:
+                return (
+                    f"the published {published} also holds keys without a row id, "
+                    "which would be lost with the name. To release them, too, use "
+                    "`--prefix NAME --include-other-clients` for each prefix"
+                )
             return (
-                f"the published {names_text([name])} also holds row {other.row or '-'} "
-                f"({names_text([other.prefix or 'others'])}), which would be lost with "
-                "the name. Give this row, too, or run "
-                f"client.unpublish_dataset({name!r}) first"
+                f"the published {published} also holds row {other.row} "
+                f"({names_text([other.prefix])}), which would be lost with the name. "
+                "To release it, too, give this row, too"
             )
     return None
 

@@ -121,6 +121,11 @@ def start_command(
     return " ".join(words)
 
 
+def times_to_run(line: str, n_workers: int) -> str:
+    """Return how often to run a line of :func:`start_command`; empty: once."""
+    return f" {n_workers} times" if n_workers > 1 and "--nworkers" not in line else ""
+
+
 def host_cpus(workers: Workers) -> HostCpus | Unknown:
     """Compare the CPUs that these workers may use with their threads."""
     facts = _facts(workers)

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from clustertune.core.model import CollectionInfo, Flow, Layout, Rechunk, View
-from clustertune.core.rules import CYCLE
-from clustertune.planner.layouts import Targets, list_bytes, part_bytes, transfers
+from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE
+from clustertune.planner.layouts import (
+    Targets,
+    home_workers,
+    list_bytes,
+    part_bytes,
+    transfers,
+)
 
 AIM = 1.5  # largest ratio of measured and predicted seconds
 #: requests, one after the other: start the move, replicate, read the result
@@ -39,7 +45,7 @@ def seconds(flow: Flow, view: View) -> float | None:
     ]
     bandwidth, copying = np.array(speeds, dtype=np.float64).reshape(-1, 2).T
     travels = np.maximum(flow.received, flow.sent)
-    # a worker without a copying speed is on a busy host
+    # speed 0: a busy host
     unknown = ((travels + flow.produced > 0) & (copying == 0)) | (
         (travels > 0) & (bandwidth == 0)
     )
@@ -58,11 +64,13 @@ def seconds(flow: Flow, view: View) -> float | None:
 def of_moves(layout: Layout, view: View, target: Targets) -> Flow:
     """Return the flow of moving the partitions of a layout to their targets."""
     into, out = transfers(layout, view, target)
+    n_moved = int((home_workers(layout, len(into)) != target).sum())
+    n_keys = n_moved * len(layout.collections)
     return Flow(
         received=into,
         sent=out,
         produced=np.zeros_like(into),
-        cycles=MOVE_CYCLES,
+        cycles=MOVE_CYCLES + n_keys // KEYS_PER_CYCLE,
         requests=MOVE_REQUESTS,
     )
 

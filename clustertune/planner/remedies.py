@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from clustertune.core.model import (
     ORDER,
@@ -35,8 +36,8 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
     **arguments
         Further arguments.
     """
-    results = _variables(view) or POSITIONAL[:2]
-    variables = {name: name for name in results if name not in POSITIONAL}
+    call = prepare_again(view.layouts[0].labels if view.layouts else ())
+    variables = dict(call.variables)
     own: dict[str, Literal] = {}
     if len(view.layouts) > 1:
         variables["eval_set"] = "eval_set"
@@ -51,14 +52,30 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
         own["workers"] = sort_ids(view.goal.workers)
     if "estimator" in arguments:
         variables.pop("estimator", None)
+    repeats = not (model or arguments)
+    return replace(
+        call,
+        variables=variables,
+        arguments=own | arguments,
+        starts_workers="n_workers" in arguments,
+        repeats=repeats,
+    )
+
+
+def prepare_again(labels: Collection[str]) -> Call:
+    """Return a call of ``prepare`` for training data with these labels."""
+    results = _variables(labels) or POSITIONAL[:2]
     return Call(
         function="prepare",
         names=tuple(name for name in results if name in POSITIONAL),
-        variables=variables,
-        arguments=own | arguments,
+        variables={name: name for name in results if name not in POSITIONAL},
         results=tuple(results),
-        repeats=not (model or arguments),
     )
+
+
+def omit_rechunk(call: Call, view: View) -> Call:
+    """Return a call of ``prepare`` that leaves out the user's ``rechunk``."""
+    return replace(call, omitted={"rechunk": view.goal.rechunk}, repeats=False)
 
 
 def load(view: View) -> Call:
@@ -69,7 +86,8 @@ def load(view: View) -> Call:
 def release(view: View) -> Call:
     """Return a call that releases all data of this client except the given data."""
     evals = ["eval_set"] if len(view.layouts) > 1 else []
-    kept = ", ".join([*_variables(view), *evals])
+    labels = view.layouts[0].labels if view.layouts else ()
+    kept = ", ".join([*_variables(labels), *evals])
     return Call(function="release_data", variables={"keep": f"[{kept}]"})
 
 
@@ -80,9 +98,13 @@ def on_workers(function: str, ids: Collection[str | int], **arguments: Literal) 
     return Call(function=function, arguments=every, repeats=not every)
 
 
-def scale(n_workers: int) -> Call:
+def scale(view: View, n_workers: int) -> Call:
     """Return a call that scales the cluster."""
-    return Call(function="scale", arguments={"n_workers": n_workers})
+    return Call(
+        function="scale",
+        arguments={"n_workers": n_workers},
+        starts_workers=n_workers > sum(w.is_counted for w in view.now.workers),
+    )
 
 
 def cut_by_hand(layout: Layout, n_partitions: int) -> str:
@@ -98,11 +120,12 @@ def _cut(collection: CollectionInfo, most: int, n_partitions: int) -> str:
     return f"{name} = {name}.repartition(npartitions={n_partitions})"
 
 
-def _variables(view: View) -> list[str]:
+def _variables(labels: Collection[str]) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
-    labels = [m.label for m in view.layouts[0].collections] if view.layouts else []
     names = ["*others" if x.startswith("others[") else x for x in labels if x != ORDER]
-    return list(dict.fromkeys(names))
+    # labels of eval sets are no arguments; others may be another client's text
+    known = [x for x in names if x == POSITIONAL[2] or x.isidentifier()]
+    return list(dict.fromkeys(known))
 
 
 def sort_ids(ids: Collection[str | int]) -> tuple[str | int, ...]:
@@ -128,8 +151,8 @@ def run(call: Call, effect: str = "") -> Remedy:
 
 def cut(view: View, effect: str = "") -> Remedy:
     """Return how to cut the data with ``prepare``."""
-    without = "" if view.goal.cutting_action else " without rechunk=False"
-    return run(prepare(view), f"{without}{effect}")
+    call = prepare(view)
+    return run(call if view.goal.cutting_action else omit_rechunk(call, view), effect)
 
 
 def resize(
@@ -208,7 +231,7 @@ def _more_memory(view: View) -> Call | None:
     if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share))
     if view.now.can_scale is None:
-        return scale(len(workers) + 1)
+        return scale(view, len(workers) + 1)
     return None
 
 

@@ -457,7 +457,6 @@ def _read_argument(data: bytes) -> None:
             arguments.seed,
             arguments.part,
             lambda name, v: arguments.order(v, False),
-            lambda name, v: arguments.some_of(name, v, ["load", "rebalance"]),
         ):
             _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
 

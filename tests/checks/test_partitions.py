@@ -15,6 +15,7 @@ from clustertune.checks.partitions import (
     too_many_partitions,
 )
 from clustertune.core.model import Layout, Profile, Severity
+from clustertune.core.remedies import Call
 from clustertune.errors import AlignmentError
 from clustertune.testing import collection, layout, snapshot, view, worker
 
@@ -129,7 +130,7 @@ def test_every_member_is_compared():
             ("dataframe", "array"),
             "rechunk({0: tuple(X.map_partitions(len).compute())})`.",
         ),
-        (("dataframe", "series"), "without rechunk=False."),
+        (("dataframe", "series"), "without `rechunk=False`."),
     ],
 )
 def test_the_remedy_suits_the_kinds(kinds, remedy):
@@ -141,6 +142,8 @@ def test_the_remedy_suits_the_kinds(kinds, remedy):
     data = Layout(label="training data", collections=tuple(collections))
     (finding,) = misaligned_partitions(view(layouts=[data], rechunk=False))
     assert finding.remedy.endswith(remedy)
+    # a report of the call with rechunk=False keeps this remedy
+    assert not any(p.repeats for p in finding.remedy_parts if isinstance(p, Call))
 
 
 def test_an_eval_set_is_compared_within_itself():

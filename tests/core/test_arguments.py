@@ -202,15 +202,6 @@ def test_no_seed(value: object) -> None:
         arguments.seed("random_state", value)
 
 
-@pytest.mark.parametrize("value", ["load", [], ["a", "divine"], [[1]], 3, b"a"])
-def test_some_of_what_there_is(value: object) -> None:
-    """A list of known names is accepted; errors list the known names."""
-    assert arguments.some_of("only", None, ["a", "b"]) == frozenset()
-    assert arguments.some_of("only", ("b", "b"), ["a", "b"]) == {"b"}
-    with pytest.raises(ValueError, match=r"only=.* must be a list of some of a, b"):
-        arguments.some_of("only", value, ["a", "b"])
-
-
 def test_amounts_without_end() -> None:
     """Dask's parsers raise errors of many kinds for them."""
     with pytest.raises(ValueError, match="must be a duration"):

@@ -78,6 +78,28 @@ def test_a_call_without_a_command(call: Call) -> None:
     assert str(call).isprintable()
 
 
+def test_an_address_cannot_start_workers() -> None:
+    """Such a call has a command only with ``--cluster``."""
+    call = Call(function="scale", arguments={"n_workers": 5}, starts_workers=True)
+    assert not command(call, SHELL)
+    shell = Shell(cluster=("--cluster", "gateway:a"))
+    assert command(call, shell) == "clustertune scale 5 --cluster gateway:a"
+
+
+@pytest.mark.parametrize(
+    ("rechunk", "argument", "option"),
+    [(False, "rechunk=False", "--no-rechunk"), (40, "rechunk=40", "--rechunk 40")],
+)
+def test_an_argument_to_omit(rechunk: int, argument: str, option: str) -> None:
+    """A shell names the option."""
+    call = Call(function="prepare", names=("X",), omitted={"rechunk": rechunk})
+    assert call.text == f"`clustertune.prepare(client, X)` without `{argument}`"
+    (part,) = SHELL.translate((call,))
+    assert isinstance(part, Call)
+    line = f"clustertune prepare --dataset flights {END}"
+    assert part.text == f"`{line}` without `{option}`"
+
+
 def test_sentences() -> None:
     """A sentence ends in the text, also next to a call."""
     call = Call(function="trim_memory")

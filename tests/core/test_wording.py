@@ -9,7 +9,6 @@ import pytest
 from clustertune.core.wording import (
     are,
     bytes_text,
-    cost_text,
     names_text,
     plural,
     printable,
@@ -58,14 +57,6 @@ def test_bytes_have_binary_prefixes(n, text):
 def test_seconds_have_a_unit_that_suits_them(s, text):
     """Short durations are in seconds, longer ones in minutes and hours."""
     assert seconds_text(s) == text
-
-
-def test_costs_are_what_is_known_of_them():
-    """Bytes and seconds, one of them, or none."""
-    assert cost_text(2**20, 3.0) == "1.0 MiB, 3 s"
-    assert cost_text(None, 3.0) == "3 s"
-    assert cost_text(0, None) == "0 B"
-    assert cost_text(None, None) == "unknown"
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(2.0, "2 times"), (1.0625, "1.06 times")])

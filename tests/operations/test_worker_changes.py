@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,24 @@ def test_a_direct_restart() -> None:
     assert found.message.startswith(
         "worker 2 restarted (same name, new process): clustertune restarted it"
     )
+
+
+def test_the_remedy_has_all_companions() -> None:
+    """Weights that the fit uses are prepared with X and y."""
+    names = ("X", "y", "sample_weight")
+    data = worker_changes.DataChange(
+        names=names, rows=9, only_there=9, lost=9, held={0: 0}
+    )
+    change = worker_changes.WorkerChange(worker=1, n_workers=1, data=(data,))
+    found = worker_changes.finding("died", change)
+    assert found.remedy.endswith(
+        "Run `X, y, sample_weight = clustertune.prepare(client, X, y, "
+        "sample_weight=sample_weight)`."
+    )
+    assert found.remedy_parts
+    evals = replace(data, names=("eval_set[0].X", "eval_set[0].y"))
+    found = worker_changes.finding("died", replace(change, data=(evals,)))
+    assert found.remedy.endswith("`X, y = clustertune.prepare(client, X, y)`.")
 
 
 def test_restarted() -> None:

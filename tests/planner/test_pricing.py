@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import clustertune
 from clustertune.core.model import Conversion, Flow, WorkerSnapshot
-from clustertune.core.rules import CYCLE
+from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE
 from clustertune.monitor import monitor
 from clustertune.planner import layouts, pricing
 from clustertune.remote.worker import probe
-from clustertune.testing import collection, snapshot, view, worker
+from clustertune.testing import collection, layout, snapshot, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000
@@ -123,6 +123,16 @@ def test_requests_cycles_and_tasks_take_time() -> None:
     """Their seconds were measured; a cycle is a setting of the mover."""
     none = flow([0], [0], cycles=2, tasks=30)
     assert seconds(none, worker(0)) == pytest.approx(0.5 + 2 * CYCLE + 0.3)
+
+
+def test_many_keys_take_many_cycles() -> None:
+    """A cycle of the mover requests a limited number of keys."""
+    n = 3 * KEYS_PER_CYCLE
+    data = layout([1] * n, [0] * n)
+    seen = view([worker(0), worker(1)], layouts=[data])
+    few = pricing.of_moves(data, seen, np.zeros(n, dtype=np.int64))
+    many = pricing.of_moves(data, seen, np.ones(n, dtype=np.int64))
+    assert many.cycles == few.cycles + 3 * len(data.collections)
 
 
 @pytest.mark.parametrize(

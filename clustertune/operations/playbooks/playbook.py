@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from clustertune.core import counts, model, report
 from clustertune.core.model import Finding, Severity, Snapshot
+from clustertune.core.remedies import Shell
 from clustertune.core.report import Report
 from clustertune.core.wording import (
     bytes_text,
@@ -230,6 +231,14 @@ class StepResult:
         steps = self.report.steps
         return planned_of(self.report) or counts.line(steps) or "nothing to do"
 
+    def in_shell(self, shell: Shell) -> StepResult:
+        """Return the step with command lines in its remedies."""
+        return replace(
+            self,
+            found=tuple(f.in_shell(shell) for f in self.found),
+            report=self.report and report.in_shell(self.report, shell),
+        )
+
     def plain(self) -> dict[str, Any]:
         """Plain values for JSON; findings have the form that a report gives them."""
         as_report = Report(status=self.status, seconds=self.seconds, found=self.found)
@@ -320,6 +329,10 @@ class PlaybookResult:
             for name in step.checks
         }
         return tuple(f for found in latest.values() for f in found)
+
+    def in_shell(self, shell: Shell) -> PlaybookResult:
+        """Return the result with command lines in its remedies."""
+        return replace(self, steps=tuple(step.in_shell(shell) for step in self.steps))
 
     def exit_status(self, fail_on: Severity | None = Severity.critical) -> int:
         """Return an exit code: 0, 1 (findings), 4 (refused), or 5 (failed, partly).

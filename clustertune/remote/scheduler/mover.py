@@ -33,13 +33,12 @@ from distributed.active_memory_manager import (
 )
 from distributed.core import Status
 
-from clustertune.core.rules import CYCLE, free_bytes
+from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE, free_bytes
 from clustertune.remote.scheduler.state import counted_bytes
 
 logger = logging.getLogger("distributed.clustertune")
 
 REST = 10  # least time between two runs, in times of the last run
-KEYS_PER_CYCLE = 500  # that a run requests, and whose arrival it checks: about 5 ms
 EPOCH = 20.0  # seconds in which copies start while the default manager is paused
 DRAIN = 5.0  # further seconds in which copies may arrive
 MAX_KEYS = 2000  # in flight
