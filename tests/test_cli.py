@@ -25,6 +25,7 @@ from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import inspection, main, planning, running
 from clustertune.core.model import Severity
+from clustertune.core.remedies import Shell
 from clustertune.operations import planfile
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
@@ -585,7 +586,9 @@ def test_watch(cluster: LocalCluster) -> None:
 async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
     """The end of the scheduler is an error, not a normal end."""
     async with Monitor(c, interval=0.05) as monitor:
-        printing = asyncio.ensure_future(inspection._print_events(monitor, "text"))
+        printing = asyncio.ensure_future(
+            inspection._print_events(monitor, "text", Shell())
+        )
         await soon(lambda: monitor.snapshots)
         await c.close()  # like a client that cannot connect again
         with pytest.raises(errors.ConnectionLostError, match="nothing is watched"):
