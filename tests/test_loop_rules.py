@@ -26,7 +26,14 @@ from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
-from clustertune.testing import MemoryCluster, collection, layout, verify, view, worker
+from clustertune.testing import (
+    MemoryCluster,
+    collection,
+    layout,
+    verify,
+    view,
+    worker,
+)
 
 MEMBERS = ("X", "y", "qid")
 
@@ -332,6 +339,14 @@ def test_the_longest_chain() -> None:
     assert_copied(cluster)
 
 
+class Measured(MemoryCluster):
+    """A cluster whose requests take 0.1 s, and tasks 1 ms."""
+
+    async def with_speeds(self, view: View) -> View:
+        now = replace(view.now, round_trip=0.1, overhead=1e-3)
+        return replace(view, snapshots=(*view.snapshots[:-1], now))
+
+
 @pytest.mark.parametrize("what", ["rows", "sort", "copies", "exact"])
 def test_a_dry_run_of_each(what: str) -> None:
     """The step is planned with its price, and the cluster is unchanged."""
@@ -346,10 +361,12 @@ def test_a_dry_run_of_each(what: str) -> None:
     }[what]
     goal = replace(seen.goal, workload=replace(seen.goal.workload, **needs))
     order = what if what in ("rows", "sort") else ""
-    workers = (worker(0), worker(1), worker(2), worker(3))
+    speeds = {"bandwidth": 1e9, "cut_bandwidth": 1e9, "copying": 1e9}
+    workers = [worker(i, **speeds) for i in range(4)]
     seen = view(workers[: 2 + 2 * (what == "exact")], seen.layouts)
     seen = replace(seen, goal=replace(goal, order=order, tolerance=0.0))
-    cluster = MemoryCluster(seen, values={"qid": np.arange(18)[::-1]})
+    values = {"qid": np.arange(18)[::-1]}
+    cluster = Measured(seen, values=values)
     journal = Journal()
     asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
     assert cluster.calls == []
@@ -357,5 +374,5 @@ def test_a_dry_run_of_each(what: str) -> None:
     action = {"copies": "replicate", "exact": "rechunk"}.get(what, "shuffle")
     assert step.action == action
     assert step.price.nbytes is not None
-    # speeds of a simulated cluster, and of shuffles, are not measured
-    assert step.price.seconds is None
+    # the speed of taking rows by index is not measured
+    assert (step.price.seconds is None) == (action == "shuffle")
