@@ -39,6 +39,8 @@ PARTITIONS = {
     "too_few_partitions",
     "too_many_partitions",
 }
+#: rows from which NumPy's multivariate_hypergeometric cannot draw
+TOO_MANY_TO_SHUFFLE = 10**9
 MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
 #: bytes per second that a thread reads: measured 1.6 to 2.0 GB/s for variances and
 #: products of float32 and float64 columns in arrays larger than all caches
@@ -345,6 +347,11 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     return _anywhere(layout, view, about)
 
 
+def is_shuffled(order: str, n_rows: int) -> bool:
+    """Return whether a random order is wanted and possible."""
+    return order == "partitions" or (order == "rows" and n_rows < TOO_MANY_TO_SHUFFLE)
+
+
 def fresh(layout: Layout, view: View) -> Int64s:
     """Return rows of even partitions for rows that all travel."""
     total = int(rows_of(layout.collections[0]).sum())
@@ -360,6 +367,8 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
     if wanted is not None:
         return Division(even(total, min(total, wanted)))
+    if layout is view.layouts[0] and is_shuffled(view.goal.order, total):
+        return Division(old)  # its order must not depend on where partitions are
     if _suits(layout, old, view, about):
         return Division(old)
     n_partitions = min(total, _count_for(layout, view))

@@ -16,10 +16,7 @@ from clustertune.core.model import Finding, Layout, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.errors import RefusedError
 from clustertune.planner import remedies
-from clustertune.planner.chunking import even
-
-#: rows from which NumPy's multivariate_hypergeometric cannot draw
-TOO_MANY_TO_SHUFFLE = 10**9
+from clustertune.planner.chunking import TOO_MANY_TO_SHUFFLE, even
 
 
 def unloaded_data(view: View) -> Iterator[Finding]:

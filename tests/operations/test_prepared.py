@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import cycle
 
 import dask.array as da
 import dask.dataframe as dd
@@ -102,8 +103,35 @@ async def test_the_order_of_rows(c, s, *workers):
     np.testing.assert_array_equal(labels[np.argsort(order)], X[:, 0])
     assert next(iter(p)) is p.X
     assert len(list(p)) == 2
-    same = await clustertune.prepare(c, x, y, shuffle="rows", random_state=3)
-    np.testing.assert_array_equal(await c.compute(same.row_order), order)
+
+
+async def scattered(client, partitions, addresses):
+    """Return an array whose partitions are on these workers in turn."""
+    futures = [
+        await client.scatter(part, workers=[address], hash=False)
+        for part, address in zip(partitions, cycle(addresses))
+    ]
+    parts = zip(futures, partitions, strict=True)
+    return da.concatenate([da.from_delayed(f, x.shape, x.dtype) for f, x in parts])
+
+
+@pytest.mark.parametrize("shuffle", ["rows", "partitions"])
+@gen_cluster(client=True, nthreads=THREE)
+async def test_a_seed_gives_the_same_order(c, s, *workers, shuffle):
+    """The order depends on the partitions and the seed, not on where the data is."""
+    orders = []
+    for held in (workers[:1], workers, workers[::-1]):
+        addresses = [w.address for w in held]
+        X0 = await scattered(c, np.split(X, [30, 60, 90]), addresses)
+        y0 = await scattered(c, np.split(X[:, 0], 4), addresses)
+        p = await clustertune.prepare(c, X0, y0, shuffle=shuffle, random_state=3)
+        found, labels, order = await c.gather(c.compute([p.X, p.y, p.row_order]))
+        np.testing.assert_array_equal(found, X[order])
+        np.testing.assert_array_equal(labels, X[order, 0])
+        orders.append(order)
+        del X0, y0, p
+    np.testing.assert_array_equal(orders[0], orders[1])
+    np.testing.assert_array_equal(orders[0], orders[2])
 
 
 @gen_cluster(client=True, nthreads=THREE)
