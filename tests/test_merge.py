@@ -275,8 +275,20 @@ def test_workers_that_start_together() -> None:
     assert reason is not None
     line = "`Grouped(..., worker_options={'n_workers': 1, 'nthreads': 2})`"
     assert reason.format(nthreads=2, memory_limit="1 MiB").endswith(line)
-    alone: Any = Grouped()
-    assert spec_cluster.merge_obstacle(alone) is None
+
+
+def test_a_worker_that_is_missing(local_cluster: Any) -> None:
+    """It may return with its threads, so the others are not merged yet."""
+    local, client = local_cluster(3, memory_limit="1 GiB")
+    assert spec_cluster.merge_obstacle(local) is None
+    nanny = local.workers[2]
+    nanny.close_gracefully()  # it will not start the worker again
+    address = nanny.worker_address
+    os.kill(client.run(os.getpid)[address], signal.SIGKILL)
+    until(lambda: len(local.observed) == 2)
+    with pytest.raises(RefusedError, match="only 2 of 3 workers of the LocalCluster"):
+        clustertune.merge_workers(client)
+    assert sizes(client) == [(1, GIB)] * 2
 
 
 # --- in memory ------------------------------------------------------------------------
@@ -428,7 +440,10 @@ def test_a_killed_worker(local_cluster: Any) -> None:
 
     def is_merged() -> bool:
         """Merge again: the nanny may have started the killed worker once more."""
-        status = clustertune.merge_workers(client).status
+        try:
+            status = clustertune.merge_workers(client).status
+        except RefusedError:  # it is starting
+            return False
         return status in ("done", "fine") and sizes(client) == [(3, 3 * GIB)]
 
     until(is_merged)
