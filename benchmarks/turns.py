@@ -335,6 +335,9 @@ def turns(n_workers):
     import dask
 
     # both would contact the simulated workers
-    options = {"work-stealing": False, "worker-ttl": None}
-    with dask.config.set({"distributed.scheduler": options}):
+    options = {
+        "distributed.scheduler.work-stealing": False,
+        "distributed.scheduler.worker-ttl": None,
+    }
+    with dask.config.set(options):
         return asyncio.run(turns_of(n_workers))
