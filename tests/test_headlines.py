@@ -247,10 +247,10 @@ def test_a_command_that_is_stopped(how: str, tmp_path: Path) -> None:
             assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
         else:
             assert running.returncode == 3
-            (only,) = written.splitlines()
-            assert "does not answer any more" in only
-            assert "; failed " in only
-            assert "unknown for " in only
+            assert written.splitlines() == [line]
+            assert "does not answer any more" in line
+            assert "; failed " in line
+            assert "unknown for " in line
 
 
 def leaving(dask_scheduler: Any) -> list[str]:

@@ -23,6 +23,7 @@ from distributed import Client
 
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import printable
+from clustertune.monitor import connection
 from clustertune.operations.journal import Journal
 from clustertune.planner import layouts
 
@@ -98,7 +99,10 @@ async def log_operation(
         await asyncio.wait_for(logging_event, LOG_TIMEOUT)
     # any error: the operation has ended, and the caller must get its result
     except Exception as error:  # noqa: BLE001
-        logger.warning("clustertune could not write to Dask's event log: %r", error)
+        gone = connection.lost(client, error) is not None
+        level = logging.INFO if gone else logging.WARNING
+        text = "clustertune could not write to Dask's event log: %r"
+        logger.log(level, text, error)
 
 
 def user() -> str:

@@ -9,7 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import wait
+from distributed import Status, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -66,6 +66,23 @@ async def test_a_scheduler_that_does_not_answer(
     )
     await c.close()
     await event_log.log_operation(c, "trim", status="done", before={}, after={})
+
+
+@gen_cluster(client=True)
+async def test_a_scheduler_that_ends_meanwhile(
+    c: Any, s: Any, a: Any, b: Any, caplog: Any
+) -> None:
+    """The connection breaks while the event is sent: the call's own error says so."""
+
+    def ends(comm: Any, **_: Any) -> Any:
+        comm.abort()
+        return Status.dont_reply
+
+    s.handlers["log_event"] = ends
+    await event_log.log_operation(c, "trim", status="done", before={}, after={})
+    found = [r.levelname for r in caplog.records if "event log" in r.message]
+    assert "WARNING" not in found
+    assert c.status == "running"
 
 
 def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
