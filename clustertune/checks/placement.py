@@ -26,7 +26,7 @@ from clustertune.planner.layouts import (
     separated,
     shares,
 )
-from clustertune.planner.suitability import attainable, units
+from clustertune.planner.suitability import attainable, enough_for, units
 
 _ROUNDING = 1e-9
 
@@ -55,7 +55,7 @@ def empty_workers(view: View) -> Iterator[Finding]:
     partitions until every worker holds its share. To leave workers out, name the other
     workers in ``workers=``.
     """
-    if view.trainers is not None:
+    if view.trainers is not None and enough_for(view) is not None:
         yield _not_enough_for_all(view)
     layout = view.layouts[0] if view.layouts else None
     if layout is None or not layout.loaded or not layout.aligned:
@@ -135,10 +135,15 @@ def _misplaced(layout: Layout, view: View) -> Iterator[Finding]:
     wrong = [s for s in shares(layout, view) if s.rows and s.worker not in eligible]
     if wrong:
         ids, rows = tuple(s.worker for s in wrong), sum(s.rows for s in wrong)
+        reason = (
+            f"which {are(ids)} not running or not in workers=, so every fit must move "
+            "them first"
+        )
+        if view.goal.one_per_host and view.trainers is not None:
+            reason = "but one worker of each host is to train"
         yield warning(
             message=f"{plural(rows, 'row')} of the {layout.label} "
-            f"{are(range(rows))} on {workers_text(ids)}, which {are(ids)} not running "
-            "or not in workers=, so every fit must move them first",
+            f"{are(range(rows))} on {workers_text(ids)}, {reason}",
             subject=ids,
             evidence={"rows": rows, "total_rows": int(layout.rows.sum())},
             # without a worker that may train, prepare could move the rows nowhere

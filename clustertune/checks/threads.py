@@ -238,7 +238,8 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
 
     Remedy: Run ``clustertune.merge_workers(client)``, which loses no data. On a new
     cluster, start one worker per host, with ``dask worker --nworkers 1 --nthreads 16``.
-    ``clustertune.recommend_size`` has the line for your hosts.
+    ``clustertune.recommend_size`` has the line for your hosts. ``clustertune.fit`` uses
+    one worker per host for XGBoost, without a merge, if its memory suffices.
     """
     workload = view.goal.workload
     ids = [w.id for w in view.eligible_workers]

@@ -70,6 +70,8 @@ class Goal:
     #: rows and partitions of the previous fit
     previous_shape: tuple[int, int] | None = None
     merge_workers: bool = False  # replace the workers of each host by one
+    #: train on one worker of each host, with the threads of all, if its memory allows
+    one_per_host: bool = False
     order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
     seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
@@ -110,7 +112,8 @@ class View:
     replaced: Mapping[str | int, int] = field(default_factory=dict)
     #: partitions of the training data as given; None: unknown
     given_partitions: int | None = None
-    #: ids of the workers that train, if there is too little data for all; None: all
+    #: ids of the workers that train, if there is too little data for all, or if one of
+    #: each host does; None: all
     trainers: frozenset[str | int] | None = None
 
     @property

@@ -151,6 +151,8 @@ approval: ContextVar[Approval] = ContextVar("approval", default=_APPROVES_ALL)
 permitted_phases: ContextVar[frozenset[str]] = ContextVar(
     "permitted_phases", default=frozenset()
 )
+#: whether ``prepare`` places the data on one worker of each host, if possible
+one_per_host: ContextVar[bool] = ContextVar("one_per_host", default=False)
 Value = TypeVar("Value")
 
 

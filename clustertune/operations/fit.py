@@ -19,7 +19,7 @@ from distributed import Client
 from clustertune.collections import inputs
 from clustertune.core import estimators
 from clustertune.core.report import Report, headlines
-from clustertune.core.wording import printable
+from clustertune.core.wording import plural, printable
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries
 from clustertune.operations import call as calling
@@ -173,6 +173,9 @@ class _Work:
         """Return the model with its report."""
         report, measures = prepared.report, prepared.hold.measures
         held = [str(measures)] if measures else []  # None: the client is closed
+        if prepared.n_threads is not None:
+            threads = plural(prepared.n_threads, "thread")
+            held.insert(0, f"one worker of each host trained, with {threads}")
         notes = (*report.notes, *held, *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
@@ -232,6 +235,13 @@ def fit(
     are lazy, each call loads them again: call :func:`clustertune.prepare` once before
     several fits.
 
+    XGBoost trains faster in one process with all threads of a host than in several. If
+    each host has several equal workers, the data is placed on one of them, as far as
+    the predicted memory of the fit allows, and ``n_jobs`` is set to the threads of all
+    during the fit. To train on all workers, set ``n_jobs`` yourself, or name the
+    workers in ``workers``. :func:`clustertune.prepare` places the data on all workers
+    again.
+
     Parameters
     ----------
     client
@@ -285,33 +295,35 @@ random_state, on_low_memory, progress
     calling.check_client(client)
     libraries.refuse_fit(model, asynchronous=client.asynchronous)
     _refuse_client(client, model)
+    whole = workers is None and n_workers is None and libraries.can_use_host(model)
     names = libraries.eval_arguments(model)
     companions = {n: fit_kwargs.pop(n) for n in names if n in fit_kwargs}
     eval_set = inputs.with_companions(eval_set, companions, names)
     _refuse_arguments(model, fit_kwargs)
-    prepared: Any = prepare(
-        client,
-        X,
-        y,
-        sample_weight=sample_weight,
-        qid=qid,
-        group=group,
-        base_margin=base_margin,
-        init_score=init_score,
-        eval_set=eval_set,
-        estimator=model,
-        n_workers=n_workers,
-        workers=workers,
-        restart=restart,
-        merge_workers=merge_workers,
-        rechunk=rechunk,
-        dtype=dtype,
-        shuffle=shuffle,
-        sort=sort,
-        random_state=random_state,
-        on_low_memory=on_low_memory,
-        progress=progress,
-        timeout=timeout,
-    )
+    with calling.assigned(calling.one_per_host, whole):
+        prepared: Any = prepare(
+            client,
+            X,
+            y,
+            sample_weight=sample_weight,
+            qid=qid,
+            group=group,
+            base_margin=base_margin,
+            init_score=init_score,
+            eval_set=eval_set,
+            estimator=model,
+            n_workers=n_workers,
+            workers=workers,
+            restart=restart,
+            merge_workers=merge_workers,
+            rechunk=rechunk,
+            dtype=dtype,
+            shuffle=shuffle,
+            sort=sort,
+            random_state=random_state,
+            on_low_memory=on_low_memory,
+            progress=progress,
+            timeout=timeout,
+        )
     work = _Work(client, model, fit_kwargs)
     return (_fit_async if client.asynchronous else _fit)(work, prepared)

@@ -33,6 +33,7 @@ from clustertune.operations.call import (
     approval,
     check_client,
     execute,
+    one_per_host,
     permitted_phases,
 )
 from clustertune.operations.journal import Journal
@@ -449,6 +450,7 @@ LeaseHeldError
         memory_fraction=fractions["memory_fraction"],
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
         permitted=permitted_phases.get(),
+        one_per_host=one_per_host.get(),
     )
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")

@@ -21,6 +21,7 @@ from clustertune.operations.client_context import ClientContext
 from clustertune.operations.history import recording
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
+from clustertune.planner import suitability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,9 @@ class Prepared(ClientContext):
     fit_kwargs, estimator_params : dict
         Arguments of the library: ``model.set_params(**prepared.estimator_params)``
         and ``model.fit(X, y, **prepared.fit_kwargs)``. Empty if it needs none.
+    n_threads : int or None
+        Threads of a training task, where :func:`clustertune.fit` has placed the data on
+        one worker of each host. None: as many as its worker has.
     before, after : Layout
         Layout of the training data before and after the call.
     plan : tuple of Plan
@@ -120,7 +124,12 @@ class Prepared(ClientContext):
             training=self._rows(given.training),
             eval_sets=tuple(self._rows(labels) for labels in given.eval_sets),
             estimator=self._context.estimator,
+            n_threads=self.n_threads,
         )
+
+    @cached_property
+    def n_threads(self) -> int | None:
+        return suitability.threads_of_task(self._journal.views[-1])
 
     def _rows(self, labels: tuple[str, ...]) -> libraries.Rows:
         given, sizes = self._inputs, self._context.group_sizes

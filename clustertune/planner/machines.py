@@ -225,6 +225,26 @@ def difference(workers: Workers) -> str | None:
     return reason
 
 
+def threads_per_host(workers: Iterable[WorkerSnapshot]) -> int | None:
+    """Return the threads of a training task if it may use those of a whole host.
+
+    None means that it may not: a host has one worker, workers or hosts differ, or its
+    CPUs are unknown or too few.
+    """
+    hosts = list(by_host(workers).values())
+    shapes = {(len(group), w.nthreads) for group in hosts for w in group}
+    if len(shapes) != 1:
+        return None
+    ((n_workers, nthreads),) = shapes
+    if n_workers == 1 or any(difference(group) for group in hosts):
+        return None
+    threads = float(n_workers * nthreads)
+    for group in hosts:
+        cpus = host_cpus(group)
+        threads = 0.0 if isinstance(cpus, Unknown) else min(threads, cpus.usable)
+    return int(threads) if threads >= nthreads + 1 else None
+
+
 def _facts(workers: Workers) -> Sequence[WorkerFacts] | Unknown:
     """Return the facts of all workers, or why those of one are unknown."""
     unknown = next((w.facts for w in workers if isinstance(w.facts, Unknown)), None)

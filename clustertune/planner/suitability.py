@@ -13,8 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.model import Float64s, Int64s, Layout, Unknown, View
-from clustertune.planner import grouping, layouts
+from clustertune.core.model import (
+    Float64s,
+    Int64s,
+    Layout,
+    Unknown,
+    View,
+    WorkerSnapshot,
+)
+from clustertune.planner import forecast, grouping, layouts, machines
 from clustertune.planner.forecast import expected_workers
 from clustertune.planner.placement import place
 
@@ -98,7 +105,8 @@ def is_uneven(share: float, view: View) -> bool:
 # --- workers that train ---------------------------------------------------------------
 #
 # A worker gets whole rows; whole groups if groups stay together; whole partitions if
-# they may not be cut. Workers without any get no rows and do not train.
+# they may not be cut. Workers without any get no rows and do not train. If the library
+# can use all threads of a host in one task, one worker of each host trains.
 
 
 class Units(NamedTuple):
@@ -151,19 +159,66 @@ def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]
 
 
 def chosen(view: View) -> View:
-    """Return the view in which only workers that can have a unit of the data train.
+    """Return the view in which only the workers train that should.
 
     They are the workers with most rows, and among these with most threads. So a second
     view leads to the same choice.
     """
-    found, able = units(view), view.eligible_workers
-    if found is None or found.workers >= len(able):
-        return view
+    most = enough_for(view)
+    if most is None:
+        return _one_per_host(view) if view.goal.one_per_host else view
+    return replace(view, trainers=frozenset(w.id for w in _fullest_first(view)[:most]))
+
+
+def enough_for(view: View) -> int | None:
+    """Return how many workers can have a unit of the data; None: all."""
+    found = units(view)
+    able = replace(view, trainers=None).eligible_workers
+    return None if found is None or found.workers >= len(able) else found.workers
+
+
+def _fullest_first(view: View) -> list[WorkerSnapshot]:
+    """Return the workers that may train, those with most rows first."""
     layout = view.layouts[0]
     rows: Float64s = np.zeros(len(view.now.workers))
     if layout.loaded and layout.aligned:
         home = layouts.home_workers(layout, len(rows))
         np.add.at(rows, home[home >= 0], layout.rows[home >= 0])
     held = dict(zip((w.id for w in view.now.workers), rows.tolist(), strict=True))
-    best = sorted(able, key=lambda w: (-held[w.id], -w.nthreads))[: found.workers]
-    return replace(view, trainers=frozenset(w.id for w in best))
+    return sorted(view.eligible_workers, key=lambda w: (-held[w.id], -w.nthreads))
+
+
+def _one_per_host(view: View) -> View:
+    """Return the view in which one worker of each host trains, if its memory allows."""
+    # before the data is loaded, all workers load it
+    if not view.layouts or not all(x.loaded for x in view.layouts):
+        return view
+    if machines.threads_per_host(view.eligible_workers) is None:
+        return view
+    groups = machines.by_host(_fullest_first(view)).values()
+    fewer = replace(view, trainers=frozenset(group[0].id for group in groups))
+    found = forecast.needs(fewer)
+    if isinstance(found, Unknown) or len(found) < len(groups) or forecast.short(found):
+        return view
+    return fewer
+
+
+def threads_of_task(view: View) -> int | None:
+    """Return the threads of a training task that uses a whole host; None: its worker's.
+
+    All rows must be on the workers that train.
+    """
+    if not view.goal.one_per_host or view.trainers is None:
+        return None
+    trains = {w.id: w.id in view.trainers for w in view.now.workers}
+    able = replace(view, trainers=None).eligible_workers
+    hosts = [w.host for w in able if trains[w.id]]
+    if sorted(hosts) != sorted(machines.by_host(able)):
+        return None
+    apart = ~np.array(list(trains.values()))
+    for layout in view.layouts:
+        if not (layout.loaded and layout.aligned):
+            return None
+        if apart[layouts.home_workers(layout, len(apart))].any():
+            return None
+    return machines.threads_per_host(able)

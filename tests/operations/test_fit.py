@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import pickle
@@ -34,6 +35,7 @@ from sklearn.pipeline import make_pipeline
 
 import clustertune
 from clustertune.errors import LeaseHeldError, VerificationError
+from clustertune.integrations import libraries
 from tests.processes import BLOCK, until, workers_of
 
 pytestmark = [
@@ -142,6 +144,48 @@ def test_the_model_is_that_of_prepare_and_fit(client: Client, name: str) -> None
     X, y = client.gather(client.compute([X, y]))
     np.testing.assert_array_equal(X, VALUES)
     np.testing.assert_array_equal(y, LABELS)
+
+
+def nthread(model: Any) -> int:
+    """Return the threads with which XGBoost has trained."""
+    config = json.loads(model.get_booster().save_config())
+    return int(config["learner"]["generic_param"]["nthread"])
+
+
+@pytest.mark.parametrize("given", [None, 1])
+def test_xgboost_uses_the_host(client: Client, given: int | None) -> None:
+    """One worker of a host trains with the threads of both, unless n_jobs is given."""
+    X, y = client.persist(data(ROWS // PARTITIONS))
+    model = dxgb.DaskXGBRegressor(n_jobs=given, **TREES)
+    fit(client, model, X, y, eval_set=[(X, y)], verbose=False)
+    assert model.n_jobs == given
+    note = "one worker of each host trained, with 2 threads"
+    kept = client.has_what()
+    holders = {w for f in futures_of(X) for w, keys in kept.items() if f.key in keys}
+    if given is None:
+        assert (nthread(model), len(holders)) == (2, 1)
+        assert note in model.clustertune_report_.notes
+    else:
+        assert (nthread(model), len(holders)) == (1, 2)
+        assert note not in model.clustertune_report_.notes
+    alone = xgb.XGBRegressor(**TREES).fit(VALUES, LABELS)
+    assert np.abs(predicted(model) - alone.predict(VALUES)).mean() < 0.02
+
+
+def test_xgboost_with_little_memory(local_cluster: Any) -> None:
+    """If the fit needs the memory of all workers, all train."""
+    _, client = local_cluster(2, memory_limit="400MiB")
+    model = fit(client, dxgb.DaskXGBRegressor(**TREES), *data())
+    assert nthread(model) == 1
+    assert "one worker of each host" not in str(model.clustertune_report_)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"n_jobs": 2}, {"nthread": 2}])
+def test_xgboost_does_not_use_the_host(options: Any) -> None:
+    """Each GPU has its worker, and a given number of threads is kept."""
+    assert libraries.can_use_host(dxgb.DaskXGBRegressor())
+    assert not libraries.can_use_host(dxgb.DaskXGBRegressor(**options))
+    assert not libraries.can_use_host(lgb.DaskLGBMRegressor())
 
 
 def test_frames_and_no_labels(client: Client) -> None:

@@ -8,6 +8,7 @@ from clustertune.planner.machines import (
     host_cpus,
     host_memory,
     start_command,
+    threads_per_host,
     unknown_findings,
     with_scheduler,
 )
@@ -125,6 +126,53 @@ def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
 def test_the_schedulers_host_is_recognized(host, scheduler, same):
     """The scheduler's host is loopback, or the host in its address."""
     assert with_scheduler(host, snapshot([], scheduler=scheduler)) is same
+
+
+ALL = frozenset(range(8))
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        pytest.param([worker(i, affinity=ALL) for i in range(3)], 3, id="one host"),
+        pytest.param(
+            [worker(i, host=f"10.0.0.{i % 2}", affinity=ALL) for i in range(4)],
+            2,
+            id="two hosts",
+        ),
+        pytest.param(
+            [worker(i, nthreads=2, affinity=frozenset(range(3))) for i in range(2)],
+            3,
+            id="fewer CPUs than threads",
+        ),
+        pytest.param(
+            [worker(i, nthreads=2, affinity=frozenset(range(2))) for i in range(2)],
+            None,
+            id="no CPU for another thread",
+        ),
+        pytest.param([worker(0, affinity=ALL)], None, id="one worker"),
+        pytest.param([worker(0), worker(1)], None, id="pinned to different CPUs"),
+        pytest.param(
+            [worker(i, host=f"10.0.0.{i // 2}", affinity=ALL) for i in range(3)],
+            None,
+            id="hosts of different sizes",
+        ),
+        pytest.param(
+            [worker(i, nthreads=i, affinity=ALL) for i in (1, 2)],
+            None,
+            id="workers of different sizes",
+        ),
+        pytest.param(
+            [worker(0, facts=Unknown("why")), worker(1, affinity=ALL)],
+            None,
+            id="unknown CPUs",
+        ),
+        pytest.param([], None, id="no worker"),
+    ],
+)
+def test_the_threads_of_a_host(workers, expected):
+    """One task may use them if all hosts and workers are alike, and CPUs are free."""
+    assert threads_per_host(workers) == expected
 
 
 def test_unknown_facts_are_grouped_by_reason():

@@ -14,6 +14,8 @@ from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
 
+GIB = 2**30
+
 # --- evenness -------------------------------------------------------------------------
 
 
@@ -120,3 +122,47 @@ def test_all_train(data: Any, needs: Any) -> None:
 def test_no_data() -> None:
     """Without data all may train."""
     assert suitability.chosen(view()).trainers is None
+    assert suitability.chosen(view(one_per_host=True)).trainers is None
+
+
+def on_hosts(owners: Any, memory_limit: int = 8 * GIB, loaded: bool = True) -> View:
+    """Return a view of two hosts with two workers each, and the rows' workers."""
+    workers = [
+        worker(
+            i,
+            nthreads=2,
+            host=f"10.0.0.{i // 2}",
+            affinity=frozenset(range(4)),
+            memory_limit=memory_limit,
+        )
+        for i in range(4)
+    ]
+    data = layout([10] * len(owners), owners if loaded else None)
+    return view(workers, [data], one_per_host=True)
+
+
+def test_one_worker_of_each_host() -> None:
+    """Those with most rows train; their tasks use all threads once all rows are there.
+
+    Another look chooses the same.
+    """
+    before = suitability.chosen(on_hosts([0, 1, 1, 2, 3, 3]))
+    assert before.trainers == {1, 3}
+    assert suitability.threads_of_task(before) is None
+    after = suitability.chosen(on_hosts([1, 1, 1, 3, 3, 3]))
+    assert after.trainers == {1, 3}
+    assert suitability.chosen(after).trainers == {1, 3}
+    assert suitability.threads_of_task(after) == 4
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(on_hosts([0, 1, 2, 3], memory_limit=2**20), id="little memory"),
+        pytest.param(on_hosts([0, 1, 2, 3], loaded=False), id="all load the data"),
+    ],
+)
+def test_all_workers_of_a_host_train(seen: View) -> None:
+    """One worker of a host trains only if its memory is known to be enough."""
+    assert suitability.chosen(seen).trainers is None
+    assert suitability.threads_of_task(seen) is None

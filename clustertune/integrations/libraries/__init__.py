@@ -214,6 +214,15 @@ def refuse_fit(model: object, *, asynchronous: bool) -> None:
         )
 
 
+def can_use_host(model: object) -> bool:
+    """Return whether a training task of this model may use all threads of its host."""
+    workload = available()[choose(model).name]
+    trains: Any = estimators.last_step(model)[1]
+    return bool(workload.thread_parameters) and workload.can_use_host(
+        trains.get_params(deep=False)
+    )
+
+
 def eval_arguments(model: object) -> Mapping[str, str]:
     """Return the companions of eval sets by argument of the model's ``fit``."""
     return dict(available()[choose(model).name].eval_arguments)

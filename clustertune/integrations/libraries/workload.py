@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class FitInputs:
     training: Rows
     eval_sets: tuple[Rows, ...] = ()
     estimator: object = None  # None: the workload was chosen by name
+    #: threads of a training task that uses a whole host; None: those of its worker
+    n_threads: int | None = None
 
     def eval_companion(self, name: str) -> list[Any] | None:
         """Return this companion of every eval set; None if no eval set has it."""
@@ -45,6 +48,9 @@ class Workload:
     kinds: tuple[tuple[str, ...], ...] = ()
     #: why ``clustertune.fit`` refuses its estimators, and what to do; "": it fits them
     unfit: str = ""
+    #: names of the parameter with the threads of a training task; ``fit`` sets the
+    #: first if none is set. Empty: a task can use the threads of its worker only
+    thread_parameters: tuple[str, ...] = ()
     #: whether ``fit`` is awaitable if the client is asynchronous
     awaitable_fit: bool = False
     #: arguments of ``fit`` with one companion per eval set, and the companion's name
@@ -62,9 +68,18 @@ class Workload:
         """Return arguments for the estimator's ``fit`` beyond X and y."""
         return {}
 
+    def can_use_host(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a training task may use all threads of its host.
+
+        ``params`` are the parameters of the estimator.
+        """
+        names = self.thread_parameters
+        return bool(names) and all(params.get(name) is None for name in names)
+
     def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return parameters that the estimator needs for this data."""
-        return {}
+        n_threads = fit_inputs.n_threads
+        return {} if n_threads is None else {self.thread_parameters[0]: n_threads}
 
 
 def given(**arguments: Any) -> dict[str, Any]:

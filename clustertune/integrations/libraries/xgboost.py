@@ -6,6 +6,7 @@ worker has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,7 @@ class XGBoost(Workload):
 
     profile = HIST
     awaitable_fit = True
+    thread_parameters = ("n_jobs", "nthread")
     eval_arguments: tuple[tuple[str, str], ...] = (
         ("sample_weight_eval_set", "sample_weight"),
         ("base_margin_eval_set", "base_margin"),
@@ -74,6 +76,12 @@ class XGBoost(Workload):
 
     def matches(self, estimator: object) -> bool:
         return self._is_plain(estimator) and _makes_quantiles(estimator)
+
+    def can_use_host(self, params: Mapping[str, Any]) -> bool:
+        """Return whether it trains on CPUs, and no number of threads is given."""
+        on_cpu = params.get("device") in {None, "cpu"}
+        on_cpu &= not str(params.get("tree_method")).startswith("gpu")
+        return on_cpu and super().can_use_host(params)
 
     def _is_plain(self, estimator: object) -> bool:
         is_dask = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
@@ -136,10 +144,11 @@ class Rank(XGBoost):
 
     def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Take partitions as they are; older releases have no such parameter."""
+        found = super().estimator_params(fit_inputs)
         named = fit_inputs.estimator is None
         if named or parameter(fit_inputs.estimator, "allow_group_split") is not None:
-            return {"allow_group_split": True}
-        return {}
+            found["allow_group_split"] = True
+        return found
 
 
 WORKLOADS: tuple[Workload, ...] = (XGBoost(), DMatrix(), Rank())
