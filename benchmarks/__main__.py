@@ -286,14 +286,12 @@ def _how_to_run(known: Sequence[Benchmark], results: Mapping[str, Result]) -> st
 
 In a clone with the `test` extra installed, on a machine without other work:
 
-    python -m benchmarks             all, in about one hour (estimated)
+    python -m benchmarks             all
     python -m benchmarks --quick     with little data, to find errors
     python -m benchmarks --only restart,fit-xgboost
 
 The results on this page took {total / 60:.0f} minutes in all ({when}). Each section
-has the command of its run. Earlier versions of the scripts had more data and rounds.
-They ran each variant of a fit on its own cluster unless the rows were even. Digests of
-clustertune's code: {", ".join(codes)}.
+has the command of its run. Digests of clustertune's code: {", ".join(codes)}.
 """
 
 

@@ -1,8 +1,10 @@
 """XGBoost and LightGBM on one worker of two threads in place of two workers.
 
 `two` fits on two workers with one thread each. `merged` starts with the same cluster,
-data and memory, and calls `clustertune.merge_workers` before the fit. `one_process`
-fits without Dask on two threads. Each variant has its own processes, warmed up with a
+data and memory, and calls `clustertune.merge_workers` before the fit. `whole`, for
+XGBoost, calls `clustertune.fit` on the two workers, which trains on one of them with
+two threads; its time includes the preparation. `one_process` fits without Dask on two
+threads. Each variant has its own processes, warmed up with a
 fit on few rows. The memory is the sum of the peak resident memory of all processes
 that train. The longest task of a fit is the training in the library, without Dask's
 work around it.
@@ -36,7 +38,7 @@ from measure import (
 
 import clustertune
 
-VARIANTS = ("two", "merged", "one_process")
+VARIANTS = ("two", "merged", "whole", "one_process")
 FEW = 2000  # rows of the warm-up
 
 
@@ -77,6 +79,24 @@ def merged(client: Client, library: Library) -> dict[str, float]:
     return fit_loaded(client, library, data) | {"merge": seconds}
 
 
+def whole(client: Client, library: Library) -> dict[str, float]:
+    """Load the data on two workers, and fit with ``clustertune.fit``."""
+    for table in (few(library), library.table):
+        data = load(client, table, even(library.partitions, 2))
+        clustertune.trim_memory(client, progress=False)
+        client.run(reset_peak)
+        start = perf_counter()
+        model = clustertune.fit(client, library.estimator(), *data, progress=False)
+        seconds = perf_counter() - start
+    report = model.clustertune_report_
+    assert any("one worker of each host" in note for note in report.notes), report
+    return {
+        "fit": seconds,
+        "peak": sum(client.run(peak).values()) / 1e6,
+        "quality": library.judge(library.result(model)),
+    }
+
+
 def few(library: Library) -> Table:
     return Table(FEW, library.table.columns, library.table.dtype)
 
@@ -100,6 +120,8 @@ def variant(name: str, library: Library) -> dict[str, float]:
     with cluster(2) as client:
         if name == "merged":
             return merged(client, library)
+        if name == "whole":
+            return whole(client, library)
         fit(client, library, few(library))
         return fit(client, library, library.table)
 
@@ -109,17 +131,18 @@ def measure(name: str, n_rounds: int, scale: float) -> None:
     library = LIBRARIES[name](scale)
     rows, columns = library.table.rows, library.table.columns
     print(f"\n{name}: {rows:,} x {columns} {library.dtype}; {machine()}", flush=True)
-    rounds = run(sys.argv[0], VARIANTS, n_rounds, f"--library={name}",
+    variants = [v for v in VARIANTS if v != "whole" or name == "xgboost"]
+    rounds = run(sys.argv[0], variants, n_rounds, f"--library={name}",
         f"--scale={scale}")  # fmt: skip
     show(
         rounds,
-        {f"{v}.fit": f"fit, {v} (s)" for v in VARIANTS}
+        {f"{v}.fit": f"fit, {v} (s)" for v in variants}
         | {
             f"{v}.around": f"of these around the longest task, {v} (s)"
             for v in VARIANTS[:2]
         }
-        | {f"{v}.peak": f"memory, {v} (MB)" for v in VARIANTS}
-        | {f"{v}.quality": f"loss, {v}" for v in VARIANTS}
+        | {f"{v}.peak": f"memory, {v} (MB)" for v in variants}
+        | {f"{v}.quality": f"loss, {v}" for v in variants}
         | {"merged.merge": "merge itself (s)"},
     )
     one = ratios(rounds, "merged.fit", "one_process.fit")
@@ -127,6 +150,12 @@ def measure(name: str, n_rounds: int, scale: float) -> None:
     gained = ratios(rounds, "two.fit", "merged.fit")
     what = f"{name}: fit on two workers / fit after the merge"
     compare(what, gained, at_least=1.1, headline=True)
+    if "whole" in variants:
+        ours = ratios(rounds, "whole.fit", "one_process.fit")
+        compare(f"{name}: clustertune.fit / fit in one process", ours, at_most=1.1)
+        gained = ratios(rounds, "two.fit", "whole.fit")
+        what = f"{name}: fit on two workers / clustertune.fit"
+        compare(what, gained, at_least=1.1, headline=True)
     memory = ratios(rounds, "merged.peak", "two.peak")
     compare(f"{name}: memory after the merge / on two workers", memory, at_most=1.0)
 

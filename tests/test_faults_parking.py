@@ -29,6 +29,7 @@ from tests.test_faults_restart import (
     assert_whole,
     doing,
     is_free,
+    lose_clients_soon,
     source,
     statuses,
 )
@@ -185,6 +186,7 @@ def test_the_client_is_killed(local_cluster: Any, options: Any, when: str) -> No
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         until(lambda: client.run_on_scheduler(doing).startswith(when))
+        client.run_on_scheduler(lose_clients_soon)
         other.kill()
         until(lambda: client.run_on_scheduler(is_free), 60)
     ended = client.run_on_scheduler(events)[-1]

@@ -51,6 +51,13 @@ def is_free(dask_scheduler: Any) -> bool:
     return resident.lease.holder() is None and not jobs and bool(running)
 
 
+def lose_clients_soon(dask_scheduler: Any) -> None:
+    """Count a client as lost after 3 s; during a restart it asks every second."""
+    owners = dask_scheduler.plugins["clustertune"].owners
+    assert owners.grace == 15
+    owners.grace = 3
+
+
 class Restarting(threading.Thread):
     """A restart in a thread."""
 
@@ -183,6 +190,7 @@ def test_the_client_dies_or_freezes(
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         until(lambda: client.run_on_scheduler(doing).startswith(when))
+        client.run_on_scheduler(lose_clients_soon)
         other.send_signal(fate)
         assert_whole(client, X, kept)
         other.kill()
