@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from itertools import islice, zip_longest
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
+from itertools import chain, islice, zip_longest
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 TURN = 0.01  # seconds of work in one turn of the event loop
 BATCH = 100  # keys of one call of the scheduler, which takes a few milliseconds
+PARTS = 64  # of sets and dictionaries of keys
 
 Key = Any
+Value = TypeVar("Value")
 KeyRange = tuple[Any, ...]
 
 
@@ -86,10 +95,75 @@ def batches(items: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
         yield some
 
 
-def drained(keys: set[Key] | list[Key]) -> Iterator[Key]:
+def drained(keys: KeySet | set[Key] | list[Key]) -> Iterator[Key]:
     """Remove keys one by one; to free a million keys at once takes one long turn."""
-    while keys:
-        yield keys.pop()
+    for part in keys.parts if isinstance(keys, KeySet) else [keys]:
+        while part:
+            yield part.pop()
+
+
+async def drain(keys: KeySet) -> None:
+    """Remove all keys, in turns."""
+    async for _ in in_turns(drained(keys)):
+        pass
+
+
+class KeyMap(Generic[Value]):
+    """A dictionary in parts: with a million keys, a single one grows for 100 ms."""
+
+    def __init__(
+        self, make: Callable[[], MutableMapping[Key, Value]] = dict[Key, Value]
+    ) -> None:
+        self._parts = [make() for _ in range(PARTS)]
+
+    def _part(self, key: Key) -> MutableMapping[Key, Value]:
+        return self._parts[hash(key) % PARTS]
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        self._part(key)[key] = value
+
+    def __delitem__(self, key: Key) -> None:
+        del self._part(key)[key]
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._part(key)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def get(self, key: Key) -> Value | None:
+        return self._part(key).get(key)
+
+
+class KeySet:
+    """A set in parts, for the same reason."""
+
+    def __init__(self) -> None:
+        self.parts: list[set[Key]] = [set() for _ in range(PARTS)]
+
+    @classmethod
+    async def of(cls, keys: Iterable[Key]) -> KeySet:
+        """Return the set of some keys, which it reads in turns."""
+        found = cls()
+        await found.update(keys)
+        return found
+
+    def add(self, key: Key) -> None:
+        self.parts[hash(key) % PARTS].add(key)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.parts[hash(key) % PARTS]
+
+    def __iter__(self) -> Iterator[Key]:
+        return chain.from_iterable(self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    async def update(self, keys: Iterable[Key]) -> None:
+        """Add keys, which it reads in turns."""
+        async for key in in_turns(keys):
+            self.add(key)
 
 
 class Places:
@@ -100,7 +174,7 @@ class Places:
 
     def __init__(self) -> None:
         self.ranges: dict[Key, list[tuple[int, int, int]]] = {}
-        self.listed: dict[Key, int] = {}
+        self.listed = KeyMap[int]()
 
     @classmethod
     async def of(cls, collections: Iterable[Sequence[KeyRange]]) -> Places:

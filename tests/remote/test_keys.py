@@ -8,7 +8,16 @@ import pickle
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clustertune.remote.keys import Places, count, pack, unpack
+from clustertune.remote.keys import (
+    KeyMap,
+    KeySet,
+    Places,
+    count,
+    drain,
+    drained,
+    pack,
+    unpack,
+)
 
 names = st.sampled_from(["x", "y", "", "random-é"])
 keys = st.one_of(
@@ -70,3 +79,32 @@ def test_places_of_a_collection_are_not_unpacked() -> None:
     places = asyncio.run(Places.of(packed))
     assert places.get(("X", 10**11, 0)) == places.get(("y", 10**11)) == 10**11
     assert places.get(("X", 10**12, 0)) is None
+
+
+@given(st.lists(keys, max_size=60), st.lists(keys, max_size=60))
+def test_a_set_in_parts(some: list[object], others: list[object]) -> None:
+    """It has the keys of a set, and gives them back one by one."""
+    expected = {*some}
+    found = asyncio.run(KeySet.of(some))
+    assert {*found} == expected
+    assert len(found) == len(expected)
+    assert [key in found for key in others] == [key in expected for key in others]
+    assert {*drained(found)} == expected
+    assert not found
+    found.add("x")
+    asyncio.run(drain(found))
+    assert [*found] == []
+
+
+@given(st.lists(keys, max_size=60), st.lists(keys, max_size=60))
+def test_a_dictionary_in_parts(some: list[object], others: list[object]) -> None:
+    """It has the keys and the last values of a dictionary."""
+    expected, found = {}, KeyMap[int]()
+    for number, key in enumerate(some):
+        expected[key] = found[key] = number
+    for key in others:
+        assert found.get(key) == expected.get(key)
+        if key in expected:
+            del expected[key], found[key]
+        assert key not in found
+    assert len(found) == len(expected)

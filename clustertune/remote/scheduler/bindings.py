@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Collection,
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -28,7 +29,7 @@ from uuid import uuid4
 
 from distributed.core import Status
 
-from clustertune.remote.keys import KeyRange, drained, in_turns, unpack
+from clustertune.remote.keys import KeyRange, KeySet, drained, in_turns, unpack
 from clustertune.remote.scheduler.state import is_parking
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Bindings:
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.kept: dict[str, set[Any]] = {}  # keys
+        self.kept: dict[str, KeySet] = {}
         #: tasks that no worker ran when they became ready, and that a plan has bound or
         #: that may run elsewhere; they may have started since
         self.waiting: set[Any] = set()
@@ -64,16 +65,16 @@ class Bindings:
             self.waiting.discard(task)  # an earlier task may have the same key
             self.waiting.add(task)
 
-    async def unknown(self, runs: Sequence[KeyRange]) -> set[Any]:
+    async def unknown(self, runs: Sequence[KeyRange]) -> KeySet:
         """Return the packed keys that the scheduler does not have.
 
         A graph binds only new tasks. Known tasks, and their bindings, belong to an
         earlier graph.
         """
         tasks = self.scheduler.tasks
-        return {key async for key in in_turns(unpack(runs)) if key not in tasks}
+        return await KeySet.of(key for key in unpack(runs) if key not in tasks)
 
-    def keep(self, keys: set[Any]) -> str:
+    def keep(self, keys: KeySet) -> str:
         """Record keys of tasks before they are bound; return the name of the set."""
         name = uuid4().hex
         self.kept[name] = keys
@@ -86,7 +87,7 @@ class Bindings:
         bound: Dask takes no short tasks from it. The tasks that ours depend on count as
         well.
         """
-        ours = self.kept.get(name, set())
+        ours = self.kept.get(name, KeySet())
         stuck = [ts.key async for ts in self._still_waiting() if ts.key in ours]
         paused = (
             ts
@@ -108,7 +109,7 @@ class Bindings:
 
     async def end(self, name: str) -> None:
         """Unbind all tasks of a set."""
-        await self._unbind(drained(self.kept.pop(name, set())))
+        await self._unbind(drained(self.kept.pop(name, KeySet())))
 
     def end_all(self) -> None:
         """Unbind all tasks of all sets, in tasks of the event loop."""
@@ -222,7 +223,7 @@ def unbind(task: Any) -> None:
     }
 
 
-def _leads_to(task: Any, keys: set[Any]) -> bool:
+def _leads_to(task: Any, keys: Container[Any]) -> bool:
     """Whether a task is one of these tasks or one of their dependencies."""
     seen, todo = {task}, [task]
     while todo and len(seen) <= MAX_DEPENDENTS:

@@ -18,14 +18,14 @@ from uuid import uuid4
 from dask.utils import stringify
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from clustertune.remote.keys import KeyRange, batches, in_turns, unpack
+from clustertune.remote.keys import KeyRange, KeySet, batches, drain, in_turns, unpack
 from clustertune.remote.scheduler.state import is_gone
 
 
 class ChangedKeys(SchedulerPlugin):
     """Those of some keys whose tasks change while it is among Dask's plugins."""
 
-    def __init__(self, keys: Collection[Any]):
+    def __init__(self, keys: KeySet):
         self.keys = keys
         self.found: set[Any] = set()
 
@@ -73,11 +73,12 @@ class PublishedNames:
         old = self.noted.get(owner, {})
         entries = {}
         for name, runs, data in new:
-            keys = [key async for key in in_turns(unpack(runs))]
-            entries[name] = {"data": data, "keys": keys}
+            own = [key async for key in in_turns(unpack(runs))]
+            entries[name] = {"data": data, "keys": own}
         entries |= {kept[n]: dict(old[n]) for n in kept if old.get(n)}
         named = chain.from_iterable(entry["keys"] for entry in entries.values())
-        with self._watched({key async for key in in_turns(named)}) as suspects:
+        keys = await KeySet.of(named)
+        with self._watched(keys) as suspects:
             for name, entry in entries.items():
                 await self._hold(name, entry["keys"], suspects)
             # no await before all names have changed
@@ -86,6 +87,7 @@ class PublishedNames:
             if not lost and not any(answer.values()):
                 self._datasets().update(entries)
                 answer = {}
+        await drain(keys)
         if answer:
             answer["gone"] = await self._gone(suspects)
             for name, entry in entries.items():
@@ -123,7 +125,7 @@ class PublishedNames:
         }
 
     @contextmanager
-    def _watched(self, keys: Collection[Any]) -> Iterator[set[Any]]:
+    def _watched(self, keys: KeySet) -> Iterator[set[Any]]:
         """Yield a set, which receives those of the keys whose tasks change."""
         changed, name = ChangedKeys(keys), f"clustertune-{uuid4().hex}"
         self.scheduler.add_plugin(changed, name=name)
@@ -141,15 +143,16 @@ class PublishedNames:
 
     async def _release(self, name: str, keys: Sequence[Any]) -> None:
         """Release the keys of a name, except the keys of its current data."""
-        entry, staying = None, set[Any]()
+        entry, staying = None, KeySet()
         async for some in in_turns(batches(keys)):
             # another client may publish this name meanwhile
             while (now := self._datasets().get(name)) is not entry:
                 entry, known = now, now["keys"] if now else ()
-                staying = {key async for key in in_turns(known)}
+                staying = await KeySet.of(known)
             going = [key for key in some if key not in staying]
             if going and _client(name) in self.scheduler.clients:
                 self.scheduler.client_releases_keys(going, _client(name))
+        await drain(staying)
 
 
 def _client(name: Any) -> str:
@@ -173,7 +176,7 @@ def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
 
 async def unpublish(
     scheduler: Any, going: dict[str, list[Any]], prefixes: Collection[str]
-) -> tuple[list[str], set[Any]]:
+) -> tuple[list[str], KeySet]:
     """Remove the published names of keys before they are released.
 
     A name that also holds data of other prefixes stays, and so do its keys: they leave
@@ -181,14 +184,14 @@ async def unpublish(
     stay.
     """
     removed: list[str] = []
-    staying: set[Any] = set()
+    staying = KeySet()
     datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
     todo = [name for name in datasets if going.get(_client(name))]
     for name in todo:  # which grows meanwhile
         client, entry = _client(name), datasets.get(name)
         if entry is None:
             continue
-        keys, rest = {key async for key in in_turns(going[client])}, set[Any]()
+        keys, rest = await KeySet.of(going[client]), KeySet()
         goes = stays = False
         async for key in in_turns(entry["keys"]):
             if key in keys:
@@ -200,13 +203,14 @@ async def unpublish(
         if datasets.get(name) is not entry:
             todo.append(name)  # another client has published it
         elif goes and stays:
-            staying |= keys
             del going[client]
+            await staying.update(keys)
         elif goes:
             del datasets[name]
             removed.append(str(name))
             # keys in memory without another holder wait for the turn of their prefix
             going[client] += rest
+        await drain(keys)
     return removed, staying
 
 

@@ -41,7 +41,9 @@ async def wanted_tasks(
     scheduler: Any, kept: Container[Any]
 ) -> AsyncIterator[tuple[Any, frozenset[str]]]:
     """Yield tasks whose results clients want, and these clients."""
-    async for ts in in_turns(list(scheduler.tasks.values())):
+    todo = list(scheduler.tasks.values())
+    todo.reverse()  # drained from its end
+    async for ts in in_turns(drained(todo)):
         if ts.who_wants and ts.key not in kept:
             yield ts, frozenset(c.client_key for c in ts.who_wants)
 

@@ -23,6 +23,7 @@ from distributed.active_memory_manager import (
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from clustertune.remote.keys import KeyMap
 from clustertune.remote.scheduler.state import id_of
 
 NAME = "clustertune-copies"
@@ -112,7 +113,7 @@ class PreparedKeys:
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         #: by task: the id of its object, and of its worker
-        self.workers: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
+        self.workers: KeyMap[tuple[int, Any]] = KeyMap(WeakKeyDictionary)
 
     def begin(self) -> None:
         begin(self.scheduler, self)
@@ -138,9 +139,10 @@ class PreparedKeys:
         While Dask's ``rebalance`` runs, all replicas are kept, because it drops
         replicas without a policy.
         """
-        if task not in self.workers:
+        known = self.workers.get(task)
+        if known is None:
             return set()
-        _, home = self.workers[task]
+        _, home = known
         if self.scheduler._replica_lock._count:
             return set(task.who_has)
         return {ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home}
