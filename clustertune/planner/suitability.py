@@ -219,6 +219,7 @@ def threads_of_task(view: View) -> int | None:
     for layout in view.layouts:
         if not (layout.loaded and layout.aligned):
             return None
-        if apart[layouts.home_workers(layout, len(apart))].any():
+        home = layouts.home_workers(layout, len(apart))
+        if (home < 0).any() or apart[home].any():
             return None
     return machines.threads_per_host(able)

@@ -155,6 +155,13 @@ def test_one_worker_of_each_host() -> None:
     assert suitability.threads_of_task(after) == 4
 
 
+@pytest.mark.parametrize("holders", [[], [0], [2]])
+def test_a_partition_elsewhere(holders: list[int]) -> None:
+    """A task uses its own worker's threads while a partition is not where it trains."""
+    data = on_hosts([1, 1, holders, 3, 3])
+    assert suitability.threads_of_task(suitability.chosen(data)) is None
+
+
 @pytest.mark.parametrize(
     "seen",
     [
