@@ -295,12 +295,12 @@ random_state, on_low_memory, progress
     calling.check_client(client)
     libraries.refuse_fit(model, asynchronous=client.asynchronous)
     _refuse_client(client, model)
-    whole = workers is None and n_workers is None and libraries.can_use_host(model)
+    per_host = workers is None and n_workers is None and libraries.can_use_host(model)
     names = libraries.eval_arguments(model)
     companions = {n: fit_kwargs.pop(n) for n in names if n in fit_kwargs}
     eval_set = inputs.with_companions(eval_set, companions, names)
     _refuse_arguments(model, fit_kwargs)
-    with calling.assigned(calling.one_per_host, whole):
+    with calling.assigned(calling.one_per_host, per_host):
         prepared: Any = prepare(
             client,
             X,

@@ -111,9 +111,7 @@ async def drain(keys: KeySet) -> None:
 class KeyMap(Generic[Value]):
     """A dictionary in parts: with a million keys, a single one grows for 100 ms."""
 
-    def __init__(
-        self, make: Callable[[], MutableMapping[Key, Value]] = dict[Key, Value]
-    ) -> None:
+    def __init__(self, make: Callable[[], MutableMapping[Key, Value]] = dict) -> None:
         self._parts = [make() for _ in range(PARTS)]
 
     def _part(self, key: Key) -> MutableMapping[Key, Value]:

@@ -29,7 +29,14 @@ import xgboost.dask as dxgb
 from dask_ml.cluster import KMeans
 from dask_ml.preprocessing import StandardScaler
 from dask_ml.wrappers import Incremental, ParallelPostFit
-from distributed import Client, LocalCluster, futures_of
+from distributed import (
+    Client,
+    LocalCluster,
+    Nanny,
+    Scheduler,
+    SpecCluster,
+    futures_of,
+)
 from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
 
@@ -170,6 +177,40 @@ def test_xgboost_uses_the_host(client: Client, given: int | None) -> None:
         assert note not in model.clustertune_report_.notes
     alone = xgb.XGBRegressor(**TREES).fit(VALUES, LABELS)
     assert np.abs(predicted(model) - alone.predict(VALUES)).mean() < 0.02
+
+
+def test_xgboost_on_two_hosts() -> None:
+    """One worker of each host trains. With unlike hosts, all workers train."""
+    names = [f"127.0.0.{1 + i // 2}" for i in range(4)]
+    options = {"nthreads": 1, "memory_limit": "1GiB", "dashboard": False}
+    with (
+        SpecCluster(
+            {
+                i: {"cls": Nanny, "options": {**options, "host": name}}
+                for i, name in enumerate(names)
+            },
+            {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1"}},
+            scheduler_sync_interval="100 ms",
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(4)
+        X, y = client.persist(data(ROWS // PARTITIONS))
+        model = dxgb.DaskXGBRegressor(**TREES)
+        fit(client, model, X, y)
+        (after,) = model.clustertune_report_.after
+        trained = {names[w.worker]: w.rows for w in after.workers if w.rows}
+        assert trained.keys() == {*names}
+        assert sum(trained.values()) == ROWS
+        assert max(trained.values()) <= 1.05 * ROWS / 2
+        assert sum(w.rows > 0 for w in after.workers) == 2
+        assert nthread(model) == 2
+        alone = xgb.XGBRegressor(**TREES).fit(VALUES, LABELS)
+        assert np.abs(predicted(model) - alone.predict(VALUES)).mean() < 0.02
+        clustertune.scale(client, 3, progress=False)
+        fit(client, model, X, y)
+        assert nthread(model) == 1
+        np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
 
 
 def test_xgboost_with_little_memory(local_cluster: Any) -> None:

@@ -71,10 +71,10 @@ class Workload:
     def can_use_host(self, params: Mapping[str, Any]) -> bool:
         """Return whether a training task may use all threads of its host.
 
-        ``params`` are the parameters of the estimator.
+        ``params`` are the parameters of the estimator. Only for workloads with
+        ``thread_parameters``.
         """
-        names = self.thread_parameters
-        return bool(names) and all(params.get(name) is None for name in names)
+        return all(params.get(name) is None for name in self.thread_parameters)
 
     def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return parameters that the estimator needs for this data."""

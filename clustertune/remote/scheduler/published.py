@@ -87,17 +87,16 @@ class PublishedNames:
             if not lost and not any(answer.values()):
                 self._datasets().update(entries)
                 answer = {}
-        await drain(keys)
         if answer:
             answer["gone"] = await self._gone(suspects)
-            for name, entry in entries.items():
-                await self._release(name, entry["keys"])
-            return answer
-        self.forget(owner)
-        for name, entry in old.items():
-            if entry and name in entries:
-                await self._release(name, entry["keys"])
-        return {}
+            unused = entries
+        else:
+            self.forget(owner)
+            unused = {n: old[n] for n in old if old[n] and n in entries}
+        for name, entry in unused.items():
+            await self._release(name, entry["keys"])
+        await drain(keys)
+        return answer
 
     def _datasets(self) -> dict[Any, Any]:
         found: dict[Any, Any] = self.scheduler.extensions["publish"].datasets
