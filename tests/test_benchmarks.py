@@ -148,3 +148,14 @@ def test_the_command(given: list[str], found: str) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert found in done.stdout + done.stderr
+
+
+def test_turns() -> None:
+    """The benchmark of the scheduler's turns sends every request."""
+    command = [sys.executable, FOLDER / "scale.py", "--one", "turns", "3"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert {"keep_placement", "replace_names", "release_keys"} <= figures.keys()

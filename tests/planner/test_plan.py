@@ -156,6 +156,16 @@ def test_a_target_that_no_longer_runs(status: str) -> None:
     assert found.step is step
 
 
+def test_a_step_without_targets() -> None:
+    """Its guard reads no worker, so that many restarts take linear time."""
+    seen = two([UNEVEN])
+    step = next(iter(restart.steps(seen, {0})))
+    no_view: Any = None
+    assert guards.targets_still_run(step, no_view) is None
+    with pytest.raises(AttributeError):
+        guards.targets_still_run(move(seen, [0, 1]), no_view)
+
+
 def test_a_target_that_is_gone() -> None:
     """A lost worker gets none, even if another one has its position in the list."""
     seen = two([UNEVEN])
