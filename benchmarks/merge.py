@@ -4,10 +4,10 @@
 data and memory, and calls `clustertune.merge_workers` before the fit. `whole`, for
 XGBoost, calls `clustertune.fit` on the two workers, which trains on one of them with
 two threads; its time includes the preparation. `one_process` fits without Dask on two
-threads. Each variant has its own processes, warmed up with a
-fit on few rows. The memory is the sum of the peak resident memory of all processes
-that train. The longest task of a fit is the training in the library, without Dask's
-work around it.
+threads. Each variant has its own processes, warmed up with a fit on few rows. The
+memory is the sum of the peak resident memory of all processes that train; that of
+`whole` includes the idle worker. The longest task of a fit is the training in the
+library, without Dask's work around it.
 
 Options: `--library xgboost,lightgbm`, `--rounds 6`, `--scale 0.3` (fraction of the
 rows).
