@@ -13,7 +13,6 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
@@ -108,8 +107,8 @@ class Hold(ClientContext):
             for text in self._observed.take(snapshot):
                 _report(text)
         await self._around.aclose()
-        self.measures = measures = replace(
-            self._observed.measures(seconds, self._predicted), unheld=self._unheld
+        self.measures = measures = self._observed.measures(
+            seconds, self._unheld, self._predicted
         )
         _report(str(measures))
         label = "" if self._label == UNNAMED else self._label
@@ -120,8 +119,7 @@ class Hold(ClientContext):
                 about, label, began, measures, self.monitor, self._error
             )
 
-        hindered = await recording.note(record)
-        if hindered:
+        if hindered := await recording.note(record):
             _report(hindered)
 
     async def _take(self) -> None:
@@ -218,7 +216,6 @@ class _Observed:
     def __init__(self) -> None:
         self.start = 0.0
         self.last: Snapshot | None = None
-        self.there: set[str | int] | None = None
         self.peaks: dict[str | int, int] = {}
         self.limits: dict[str | int, int] = {}
         self.idle: dict[str | int, int] = {}
@@ -230,27 +227,29 @@ class _Observed:
         """Add a snapshot; return the messages about it."""
         if snapshot is self.last:
             return []
-        now = {w.id for w in snapshot.workers}
         for w in snapshot.workers:
             self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
             self.limits[w.id] = w.memory_limit
             self.idle.setdefault(w.id, w.unmanaged)
             if self.last is not None:  # the first snapshot shows CPU use before the run
                 self.cpu.setdefault(w.id, []).append(w.cpu)
-        self.last = snapshot
         self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
-        went = sorted((self.there or set()) - now, key=str)
+        before = {w.id for w in self.last.workers} if self.last is not None else set()
+        went = sorted(before - {w.id for w in snapshot.workers}, key=str)
         self.gone += [id for id in went if id not in self.gone]
-        self.there = now
+        self.last = snapshot
         return [
             f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
             "it, then prepare and fit again"
             for id in went
         ]
 
-    def measures(self, seconds: float, predicted: int | None) -> Measures:
+    def measures(
+        self, seconds: float, unheld: float, predicted: int | None
+    ) -> Measures:
         return Measures(
             seconds=seconds,
+            unheld=unheld,
             peaks=self.peaks,
             limits=self.limits,
             spilled=self.spilled,

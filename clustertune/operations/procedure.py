@@ -7,8 +7,8 @@ by step, looks again, and reports what was done and left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -163,9 +163,9 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
             ]
             continue
         view = await cluster.look(notify) if number else journal.views[-1]
-        await _all_of(
+        works = [
             execute(
-                Plan(phase=plan.phase, steps=(step,)),
+                replace(plan, steps=(step,)),
                 view,
                 cluster,
                 notify=notify,
@@ -173,7 +173,11 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
                 record=journal.outcomes.append,
             )
             for step in steps
-        )
+        ]
+        # all steps of a batch end before the error of one is raised
+        for error in await asyncio.gather(*works, return_exceptions=True):
+            if error is not None:
+                raise error
 
 
 def _batch(step: Step) -> object:
@@ -182,19 +186,6 @@ def _batch(step: Step) -> object:
     if not isinstance(args, Restart) or not args.concurrent:
         return id(step)
     return frozenset((args.address, *args.concurrent))
-
-
-async def _all_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once, to their end; then raise the error of the first that failed."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in tasks:
-        task.result()
 
 
 def _status(journal: Journal, dry_run: bool) -> str:
