@@ -56,7 +56,6 @@ from clustertune.planner import guards
 logger = logging.getLogger("clustertune")
 
 Clock = Callable[[], float]
-Record = Callable[[Outcome], None]
 #: makes what the dashboard page shows after a call
 Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
@@ -173,52 +172,48 @@ async def execute(
     plan: Plan,
     view: View,
     cluster: Cluster,
+    outcomes: list[Outcome],
     *,
     notify: Notify,
-    clock: Clock,
-    record: Record,
+    clock: Clock = monotonic,
 ) -> None:
     """Carry out the steps of a plan in order.
 
-    ``view`` is the view from which the plan was made. ``record`` is called with the
-    outcome of each step as soon as it is known, also before the error of a step that
-    fails or is interrupted is raised.
+    ``view`` is the view from which the plan was made. The outcome of each step is added
+    to ``outcomes`` as soon as it is known, also before the error of a step that fails
+    or is interrupted is raised.
     """
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
         needless = actions.needless(step, view)
         if needless:
-            record(Outcome(step=step, status="not needed", reason=needless))
+            outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
         approval.get().step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
-            record(Outcome(step=step, status="skipped", reason=refused.reason))
+            reason = refused.reason
+            outcomes.append(Outcome(step=step, status="skipped", reason=reason))
             continue
-        await _enact(step, cluster, notify, clock, record)
+        start = clock()
+        notify(step.summary, None)
+        try:
+            enact = actions.available()[step.action].enact
+            result = await enact(step, cluster, notify)
+        except BaseException as error:
+            known, text = attached_result(error), error_text(error)
+            outcomes.append(_outcome(step, known, clock() - start, text))
+            raise
+        outcomes.append(_outcome(step, result, clock() - start))
 
 
-async def _enact(
-    step: Step, cluster: Cluster, notify: Notify, clock: Clock, record: Record
-) -> None:
-    start = clock()
-    notify(step.summary, None)
-    try:
-        result = await actions.available()[step.action].enact(step, cluster, notify)
-    except BaseException as error:
-        known = attached_result(error)
-        seconds, text = clock() - start, error_text(error)
-        if known is None:
-            record(Outcome(step=step, status="failed", seconds=seconds, reason=text))
-        else:
-            record(_outcome(step, known, seconds, text))
-        raise
-    record(_outcome(step, result, clock() - start))
-
-
-def _outcome(step: Step, result: Result, seconds: float, error: str = "") -> Outcome:
-    """The outcome of a step; ``error`` has interrupted it."""
+def _outcome(
+    step: Step, result: Result | None, seconds: float, error: str = ""
+) -> Outcome:
+    """The outcome of a step; ``error`` has interrupted it. None: no known result."""
+    if result is None:
+        return Outcome(step=step, status="failed", seconds=seconds, reason=error)
     status = "partly" if result.not_done else "done"
     reason = result.not_done or result.details
     if result.not_done and result.unchanged:

@@ -88,9 +88,8 @@ async def tune(
             if last or dry_run or not plan.steps:
                 break
             begun = len(journal.outcomes)
-            record = journal.outcomes.append
             await execute(
-                plan, view, cluster, notify=notify, clock=clock, record=record
+                plan, view, cluster, journal.outcomes, notify=notify, clock=clock
             )
             stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
         if not dry_run:

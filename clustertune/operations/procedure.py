@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from time import monotonic
 from typing import Any
 
 from distributed import Client
@@ -168,9 +167,8 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
                 replace(plan, steps=(step,)),
                 view,
                 cluster,
+                journal.outcomes,
                 notify=notify,
-                clock=monotonic,
-                record=journal.outcomes.append,
             )
             for step in steps
         ]

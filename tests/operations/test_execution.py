@@ -51,9 +51,9 @@ class Told:
             plan,
             seen,
             cluster,
+            self.outcomes,
             notify=lambda text, _: self.progress.append(text),
             clock=self.clock,
-            record=self.outcomes.append,
         )
         asyncio.run(work)
         return self.outcomes
