@@ -13,15 +13,14 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import dask
 from distributed import Client
 
-from clustertune.core.model import Finding, Severity, View
+from clustertune.core.model import Finding, Outcome, Severity, View
 from clustertune.core.wording import printable
 from clustertune.monitor import connection
 from clustertune.operations.journal import Journal
@@ -39,61 +38,26 @@ MAX_TEXT = 500  # characters
 async def log_call(
     client: Client, action: str, status: str, seconds: float, journal: Journal
 ) -> None:
-    """Log a call, if it has begun any step."""
-    if not journal.outcomes:
+    """Log a call, if it has begun any step; do nothing if the scheduler is gone."""
+    scheduler: Any = client.scheduler
+    if not journal.outcomes or client.status != "running" or scheduler is None:
         return
-    steps = [
-        {
-            "action": o.step.action,
-            "summary": printable(o.step.summary, longest=MAX_TEXT),
-            "status": o.status,
-            "seconds": o.seconds,
-            "nbytes": None if o.nbytes is None else int(o.nbytes),
-            "reason": printable(o.reason, longest=MAX_TEXT),
-        }
-        for o in journal.outcomes[:MAX_STEPS]
-    ]
-    await log_operation(
-        client,
-        action,
-        status=status,
-        seconds=seconds,
-        lost=sum(o.lost or 0 for o in journal.outcomes),
-        before=_state_in(journal, 0),
-        after=_state_in(journal, -1),
-        steps=steps,
-        more_steps=len(journal.outcomes) - len(steps),
-    )
-
-
-async def log_operation(
-    client: Client,
-    action: str,
-    *,
-    status: str,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    **more: Any,
-) -> None:
-    """Log an operation; do nothing if the scheduler is gone.
-
-    ``before`` and ``after`` describe the state then, as text, numbers, lists and
-    mappings with text keys. ``more`` describes the operation in the same way.
-    """
+    # the last look may have been interrupted before the checks ran
+    looks = list(zip(journal.views, journal.findings, strict=False))
     event = {
         "action": action,
         "status": status,
+        "seconds": seconds,
         "by": user(),
         "pid": os.getpid(),
         "client": client.id,
         "reason": change_reason(),
-        "before": dict(before),
-        "after": dict(after),
-        **more,
+        "before": summarize(*looks[0]),
+        "after": summarize(*looks[-1]),
+        "lost": sum(o.lost or 0 for o in journal.outcomes),
+        "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
+        "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
     }
-    scheduler: Any = client.scheduler
-    if client.status != "running" or scheduler is None:
-        return
     try:
         logging_event = scheduler.log_event(topic=TOPIC, msg=event)
         await asyncio.wait_for(logging_event, LOG_TIMEOUT)
@@ -105,6 +69,17 @@ async def log_operation(
         logger.log(level, text, error)
 
 
+def _step(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "action": outcome.step.action,
+        "summary": printable(outcome.step.summary, longest=MAX_TEXT),
+        "status": outcome.status,
+        "seconds": outcome.seconds,
+        "nbytes": None if outcome.nbytes is None else int(outcome.nbytes),
+        "reason": printable(outcome.reason, longest=MAX_TEXT),
+    }
+
+
 def user() -> str:
     """Return the user of this process and its host: ``ada@node7``."""
     try:
@@ -114,25 +89,13 @@ def user() -> str:
     return printable(f"{user}@{socket.gethostname()}", longest=200)
 
 
-_reason: ContextVar[str | None] = ContextVar("reason", default=None)
-
-
-@contextmanager
-def use_reason(reason: str | None) -> Iterator[None]:
-    """Log this reason for the calls in the block, in this task only.
-
-    None means the reason in Dask's configuration.
-    """
-    token = _reason.set(reason)
-    try:
-        yield
-    finally:
-        _reason.reset(token)
+#: the reason for the calls of a task; None: the reason in Dask's configuration
+task_reason: ContextVar[str | None] = ContextVar("task_reason", default=None)
 
 
 def configured_reason() -> Any:
     """Return the reason of this call, or else the setting ``clustertune.reason``."""
-    reason = _reason.get()
+    reason = task_reason.get()
     return dask.config.get("clustertune.reason", None) if reason is None else reason
 
 
@@ -142,10 +105,11 @@ def change_reason() -> str | None:
     return None if reason is None else printable(str(reason), longest=1000)
 
 
-def summarize(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
+def summarize(view: View, found: Sequence[Finding]) -> dict[str, Any]:
     """Return the state of a view as short plain data."""
     workers = [w for w in view.now.workers if not w.parking]
     severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
+    known = [x for x in view.layouts[:1] if x.loaded and x.aligned]
     return {
         "workers": len(workers),
         "threads": sum(w.nthreads for w in workers),
@@ -159,23 +123,8 @@ def summarize(view: View, found: Sequence[Finding] = ()) -> dict[str, Any]:
                 "partitions": m.n_partitions,
                 "nbytes": None if m.nbytes is None else int(m.nbytes.sum()),
             }
-            for x in view.layouts
-            for m in x.collections
+            for m in view.collections
         ],
         # of the training data; None: there is none, or its rows are unknown
-        "imbalance": _imbalance(view),
+        "imbalance": float(layouts.imbalance(known[0], view)) if known else None,
     }
-
-
-def _imbalance(view: View) -> float | None:
-    for layout in view.layouts[:1]:
-        if layout.loaded and layout.aligned:
-            return float(layouts.imbalance(layout, view))
-    return None
-
-
-def _state_in(journal: Journal, place: int) -> dict[str, Any]:
-    """Return the state at the first look (0) or the last (-1)."""
-    # the last look may have been interrupted before the checks ran
-    looks = zip(journal.views, journal.findings, strict=False)
-    return summarize(*list(looks)[place])

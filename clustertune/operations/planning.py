@@ -194,7 +194,10 @@ async def _apply(
         workers = frozenset(w.address for w in seen.workers if w.status == "running")
         monitor.known(client).overhead = (seen.overhead, workers)
     because = event_log.change_reason() or stored.reason or None
-    with assigned(approval, Comparison(stored)), event_log.use_reason(because):
+    with (
+        assigned(approval, Comparison(stored)),
+        assigned(event_log.task_reason, because),
+    ):
         try:
             return await stored.call.make(client, dry_run=dry_run, progress=progress)
         # the arguments were valid when the plan was made: a worker or data set is gone

@@ -14,14 +14,23 @@ from distributed import Status, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.model import Finding, Severity
+from clustertune.core.model import Finding, Outcome, Price, Severity, Step
 from clustertune.operations import event_log
+from clustertune.operations.journal import Journal
 from clustertune.testing import layout, view, worker
 
 
 async def noted(client: Any) -> list[dict[str, Any]]:
     """Return the events of calls, without those of the scheduler plugin."""
     return [e for _, e in await client.get_events("clustertune") if "by" in e]
+
+
+def trimmed() -> Journal:
+    """Return the journal of a call with one step."""
+    price = Price(nbytes=0, seconds=None)
+    step = Step(action="trim", summary="trim", price=price)
+    done = Outcome(step=step, status="done", seconds=1.0)
+    return Journal(views=[view()], findings=[()], outcomes=[done])
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -66,7 +75,7 @@ async def test_a_scheduler_that_does_not_answer(
         caplog.text
     )
     await c.close()
-    await event_log.log_operation(c, "trim", status="done", before={}, after={})
+    await event_log.log_call(c, "trim", "done", 1.0, trimmed())
 
 
 @gen_cluster(client=True)
@@ -81,7 +90,7 @@ async def test_a_scheduler_that_ends_meanwhile(
 
     s.handlers["log_event"] = ends
     with caplog.at_level(logging.INFO, "clustertune"):
-        await event_log.log_operation(c, "trim", status="done", before={}, after={})
+        await event_log.log_call(c, "trim", "done", 1.0, trimmed())
     found = [r.levelname for r in caplog.records if "event log" in r.message]
     assert found == ["INFO"]
     assert c.status == "running"
