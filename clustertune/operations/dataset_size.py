@@ -101,13 +101,12 @@ def parquet(path: object, dtype: object = None) -> Dataset:
     found = _sum(footers, _folder_columns(root, sizes), scale)
     if not found.rows:
         raise ValueError(f"{where} has no rows, in {plural(len(sizes), 'file')}")
-    width = max(found.widths, default=None)
     return Dataset(
         rows=found.rows,
         columns=found.columns,
         nbytes=found.nbytes,
-        itemsize=width,
-        joined_bytes=found.rows * len(found.widths) * (width or 0),
+        itemsize=found.widest or None,
+        joined_bytes=found.rows * found.numbers * found.widest,
         notes=tuple(_notes(found, sizes, len(read), name)),
         at_least=bool(found.varied),
     )
@@ -142,12 +141,11 @@ def _notes(
 
 def _file_sizes(fs: Any, root: str) -> dict[str, int]:
     """Return the bytes on disk of all files that Dask would read, by path."""
-    if fs.isfile(root):
-        return {root: int(fs.info(root)["size"])}
-    if fs.isdir(root):
-        return _sizes_below(fs, root)
+    # a path that exists is no pattern, also if it has characters of patterns
+    exact = fs.exists(root)
+    matches = {root: fs.info(root)} if exact else fs.glob(root, detail=True)
     found: dict[str, int] = {}
-    for name, info in fs.glob(root, detail=True).items():
+    for name, info in matches.items():
         if info["type"] == "directory":
             found |= _sizes_below(fs, name)
         elif info["type"] == "file":
@@ -199,7 +197,8 @@ class _Footer:
     rows: int
     columns: int
     nbytes: int = 0  # in memory
-    widths: list[int] = field(default_factory=list)  # bytes, by column of numbers
+    numbers: int = 0  # columns of numbers
+    widest: int = 0  # bytes of the widest number; 0: there are none
     varied: list[str] = field(default_factory=list)  # columns without a fixed width
 
 
@@ -236,7 +235,8 @@ def _footer(metadata: Any, dtype_width: int | None) -> _Footer:
                 column.type, metadata, leaves
             ):
                 width = POINTER_SIZE
-            found.widths.append(width)
+            found.numbers += 1
+            found.widest = max(found.widest, width)
         found.nbytes += rows * width
     return found
 
@@ -245,12 +245,12 @@ def _sum(footers: Sequence[_Footer], folders: Sequence[int], scale: float) -> _F
     """Return the content of all files; these have 1/``scale`` of the bytes."""
     rows = round(sum(f.rows for f in footers) * scale)
     nbytes = round(sum(f.nbytes for f in footers) * scale) + rows * sum(folders)
-    widest = max((width for f in footers for width in f.widths), default=0)
     return _Footer(
         rows=rows,
         columns=max(f.columns for f in footers) + len(folders),
         nbytes=nbytes,
-        widths=[widest] * max(len(f.widths) for f in footers),
+        numbers=max(f.numbers for f in footers),
+        widest=max(f.widest for f in footers),
         varied=list(dict.fromkeys(name for f in footers for name in f.varied)),
     )
 

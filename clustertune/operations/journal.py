@@ -23,7 +23,6 @@ from clustertune.core.model import (
 from clustertune.core.report import Report
 from clustertune.core.results import LayoutSummary, WorkerMemory, WorkerState
 from clustertune.planner import forecast, layouts
-from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import process_limit
 
 
@@ -74,19 +73,16 @@ class Journal:
         found: Counter[str | int] = Counter()
         if now.goal.release_inputs:
             return found
-        for label in {
-            m.label for x in now.layouts for m in x.collections if m.made_here
-        }:
-            for view in reversed(self.views):
-                given = [
-                    m for x in view.layouts for m in x.collections if m.label == label
-                ]
-                if given and given[0].loaded and not given[0].made_here:
-                    only = Layout(label=label, collections=(given[0],))
-                    held = held_bytes((only,), len(view.now.workers))
-                    for worker, nbytes in zip(view.now.workers, held, strict=True):
+        replaced = {m.label for m in now.collections if m.made_here}
+        for view in reversed(self.views):
+            workers = view.now.workers
+            for given in view.collections:
+                if given.label in replaced and given.loaded and not given.made_here:
+                    replaced.remove(given.label)
+                    only = Layout(label=given.label, collections=(given,))
+                    held = layouts.held_bytes((only,), len(workers))
+                    for worker, nbytes in zip(workers, held, strict=True):
                         found[worker.id] += int(nbytes)
-                    break
         return found
 
     def stop(self) -> None:
@@ -119,6 +115,8 @@ class Journal:
         views, found = self.views, self.findings
         # a call that is limited to some steps does not prepare for a workload
         whole = views and not views[0].goal.permitted
+        notes = (note for plan in self.plans for note in plan.notes)
+        skipped = any(o.status == "skipped" for o in self.outcomes)
         return Report(
             status=status,
             seconds=seconds,
@@ -134,14 +132,9 @@ class Journal:
             forecast=forecast.peaks(views[-1]) if views else {},
             memory=memory_of(views, self.outcomes),
             workers=states_of(views),
-            notes=tuple(self._notes(status)),
+            # running tasks matter only to steps that are planned, or were not done
+            notes=tuple(dict.fromkeys(notes)) if skipped or status == "planned" else (),
         )
-
-    def _notes(self, status: str) -> Iterator[str]:
-        """Return notes about running tasks that interfere with planned steps."""
-        skipped = any(o.status == "skipped" for o in self.outcomes)
-        if status == "planned" or skipped:
-            yield from dict.fromkeys(n for plan in self.plans for n in plan.notes)
 
     def _steps(self, status: str) -> Iterator[Done]:
         yield from map(counts.carried_out, self.outcomes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class LostData:
             for name, n, nbytes in self.prefixes[:MAX_SHOWN]
         ]
         more = len(self.prefixes) - MAX_SHOWN
-        shown += [f"{plural(more, 'more prefix', 'more prefixes')}"] if more > 0 else []
+        shown += [plural(more, "more prefix", "more prefixes")] if more > 0 else []
         shown += [f"{plural(self.pending, 'task')} not done"] if self.pending else []
         owner = printable(self.owner, longest=80)
         what = f": {', '.join(shown)}" if shown else ""
@@ -51,7 +52,7 @@ def lost_data(
     data sets that are saved and published again.
     """
     saved = {("published", name) for name in restored}
-    rows: dict[tuple[bool, str], list[KeyGroup]] = {}
+    rows: dict[tuple[bool, str], list[KeyGroup]] = defaultdict(list)
     for h in holdings:
         owners = [(True, "this client")] * h.mine
         owners += [(False, f"client {name}") for name in h.others]
@@ -61,20 +62,21 @@ def lost_data(
             if (kind, name) not in saved
         ]
         for owner in owners:
-            rows.setdefault(owner, []).append(h)
+            rows[owner].append(h)
     lost = [_of_owner(owner, mine, groups) for (mine, owner), groups in rows.items()]
     return tuple(sorted(lost, key=lambda x: (not x.mine, -x.nbytes)))
 
 
 def _of_owner(owner: str, mine: bool, groups: Sequence[KeyGroup]) -> LostData:
-    found: dict[str, tuple[int, int]] = {}
+    keys: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
     for h in groups:
         if h.keys:
-            keys, nbytes = found.get(h.prefix, (0, 0))
-            found[h.prefix] = (keys + h.keys, nbytes + h.nbytes)
-    prefixes = sorted(((p, *n) for p, n in found.items()), key=lambda row: -row[2])
+            keys[h.prefix] += h.keys
+            nbytes[h.prefix] += h.nbytes
+    prefixes = tuple((prefix, keys[prefix], n) for prefix, n in nbytes.most_common())
     pending = sum(h.coming for h in groups)
-    return LostData(owner=owner, mine=mine, prefixes=tuple(prefixes), pending=pending)
+    return LostData(owner=owner, mine=mine, prefixes=prefixes, pending=pending)
 
 
 def objection(

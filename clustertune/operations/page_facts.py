@@ -90,18 +90,13 @@ def _figure(name: str, value: Any) -> str:
 _SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
 
 
-def thresholds(limit: int, fractions: Iterable[float | None]) -> list[int | None]:
-    """Thresholds in bytes, from fractions in the order of ``THRESHOLDS``."""
-    return [None if f is None or not limit else int(f * limit) for f in fractions]
-
-
 def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
-    own = worker.thresholds
-    if isinstance(own, Unknown):
+    """Thresholds in bytes, in the order of ``THRESHOLDS``; None: unknown or not set."""
+    own, limit = worker.thresholds, worker.memory_limit
+    if isinstance(own, Unknown) or not limit:
         return [None] * len(THRESHOLDS)
     fractions = [getattr(own, name) for name in THRESHOLDS]
-    known = [None if isinstance(f, Unknown) else f for f in fractions]
-    return thresholds(worker.memory_limit, known)
+    return [int(f * limit) if isinstance(f, float | int) else None for f in fractions]
 
 
 def _cpus(view: View) -> Iterable[tuple[str, float]]:

@@ -35,9 +35,7 @@ RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's 
 MIN_RESERVED = 2**29  # bytes
 SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
-PARTITIONS_PER_THREAD = (
-    2  # of data that is read by partition: the current and the next one
-)
+PARTITIONS_PER_THREAD = 2  # of data read by partition: the current and the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +271,7 @@ class Fit:
     base: int  # bytes of a process without data
     multiple: float  # process bytes in the fit, as a multiple of the worker's data
     held: int  # largest managed memory, as a multiple of the worker's data
-    partition: (
-        int | None
-    )  # bytes of a partition of data that is not kept; None: it is kept
+    partition: int | None  # bytes of a partition of data not kept; None: it is kept
     fraction: float  # of the memory limit that the fit may fill
 
     def data(self, n_workers: int, threads: int) -> float:

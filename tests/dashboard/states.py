@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from clustertune.dashboard import state as states
-from clustertune.operations import page_facts
 
 GIB = 2**30
 
@@ -18,7 +17,7 @@ def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.Sta
             (
                 f"worker-{i}", f"tcp://10.0.0.{i}:4000", f"10.0.0.{i % 2}", "running",
                 0.5, 2, 4 * GIB, GIB, GIB // 2, 0,
-                *page_facts.thresholds(4 * GIB, (0.6, 0.7, 0.8, 0.95)),
+                *(int(fraction * 4 * GIB) for fraction in (0.6, 0.7, 0.8, 0.95)),
             )
             for i in range(n)
         ),

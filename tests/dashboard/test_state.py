@@ -9,7 +9,6 @@ from clustertune import checks
 from clustertune.dashboard import page
 from clustertune.dashboard import state as states
 from clustertune.dashboard.state import verdict
-from clustertune.operations import page_facts
 from tests.dashboard.states import finding, of
 
 
@@ -115,11 +114,6 @@ def test_problems_of_workers_in_words() -> None:
     workers["silent"][2] = 20.0
     said = states.conditions(workers)
     assert said == ["", "closing gracefully", "silent for 20 s"]
-
-
-def test_without_a_limit_there_are_no_thresholds() -> None:
-    assert page_facts.thresholds(0, (0.6, 0.7, None, 0.95)) == [None] * 4
-    assert page_facts.thresholds(100, (0.6, 0.7, None, 0.95)) == [60, 70, None, 95]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

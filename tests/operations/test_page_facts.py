@@ -21,7 +21,12 @@ def test_thresholds_are_bytes_of_each_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    "blind", [worker(0, facts=Unknown("silent")), worker(0, memory_limit=0)]
+    "blind",
+    [
+        worker(0, facts=Unknown("silent")),
+        worker(0, memory_limit=0),
+        worker(0, memory_limit=0, pause=None),
+    ],
 )
 def test_what_is_not_known_is_none(blind) -> None:
     told = page_facts.facts(view([blind]), [])
