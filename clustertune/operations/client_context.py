@@ -16,10 +16,12 @@ class ClientContext(ABC):
 
     _error: BaseException | None = None  # the error that ended the block
 
+    def __init__(self, client: Client):
+        self._client = client
+
     @property
-    @abstractmethod
     def client(self) -> Client:
-        """The client whose event loop runs the block."""
+        return self._client
 
     @abstractmethod
     async def _begin(self) -> None: ...

@@ -61,7 +61,7 @@ class Hold(ClientContext):
         predicted: int | None = None,
         about: Callable[[], Record] | None = None,
     ):
-        self._client = client
+        super().__init__(client)
         self.monitor = Monitor(client, window="1 minute")
         self.measures: Measures | None = None
         self._label = label
@@ -79,12 +79,7 @@ class Hold(ClientContext):
         state = repr(self.monitor) if self.measures is None else str(self.measures)
         return f"<Hold: {state}>"
 
-    @property
-    def client(self) -> Client:
-        return self._client
-
     async def _begin(self) -> None:
-        await self._around.__aenter__()
         try:
             await self._around.enter_async_context(self.monitor)
             self._around.push_async_callback(self._give_back)

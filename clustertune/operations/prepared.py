@@ -84,6 +84,7 @@ class Prepared(ClientContext):
     def __init__(
         self, given: Inputs, journal: Journal, report: Report, context: PrepareContext
     ):
+        super().__init__(context.client)
         self._inputs = given
         # group sizes in the current partitions; after a dry run as given
         made = context.group_sizes
@@ -182,14 +183,9 @@ class Prepared(ClientContext):
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         """
-        verify = self._context.verify
-        return self._context.client.sync(verify, self._journal, settle=settle)
+        return self.client.sync(self._context.verify, self._journal, settle=settle)
 
     # --- hold -------------------------------------------------------------------------
-
-    @property
-    def client(self) -> Client:
-        return self._context.client
 
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""

@@ -18,8 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from time import monotonic, time
 
 from distributed import Client
@@ -72,12 +71,11 @@ class _Seen:
     begun: bool = False
 
 
-@dataclass
 class Watch:
     """Turns the findings of each look into events."""
 
-    hold: float = HOLD_SECONDS
-    _seen: dict[Subject, _Seen] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._seen: dict[Subject, _Seen] = {}
 
     def events(
         self, now: float, found: Iterable[Finding], nearly: Iterable[Finding]
@@ -87,22 +85,21 @@ class Watch:
         ``nearly`` are the findings in the slightly worse view. They keep conditions
         that have begun.
         """
-        there = _by_subject(found)
-        for subject, finding in there.items():
+        for subject, finding in _by_subject(found).items():
             seen = self._seen.setdefault(subject, _Seen(finding, now, now))
             seen.finding, seen.last = finding, now
-        for subject in _by_subject(nearly):
-            if subject in self._seen and self._seen[subject].begun:
+        for subject in self._seen.keys() & _by_subject(nearly):
+            if self._seen[subject].begun:
                 self._seen[subject].last = now
         events: list[Event] = []
         for subject, seen in list(self._seen.items()):
             if not seen.begun and seen.last < now:
                 del self._seen[subject]  # it did not hold
-            elif not seen.begun and now - seen.first >= self.hold:
+            elif not seen.begun and now - seen.first >= HOLD_SECONDS:
                 seen.begun = True
-                start = seen.first
-                events.append(Event(time=start, kind="began", finding=seen.finding))
-            elif seen.begun and now - seen.last >= self.hold:
+                began = Event(time=seen.first, kind="began", finding=seen.finding)
+                events.append(began)
+            elif seen.begun and now - seen.last >= HOLD_SECONDS:
                 events.append(Event(time=seen.last, kind="ended", finding=seen.finding))
                 del self._seen[subject]
         return events
@@ -187,7 +184,7 @@ class Monitor(ClientContext):
         if not isinstance(client, Client):
             kind = type(client).__name__
             raise TypeError(f"client must be a dask.distributed.Client; it was {kind}")
-        self._client = client
+        super().__init__(client)
         self.interval: float | None = None
         if interval is not None:
             self.interval = arguments.duration("interval", interval)
@@ -236,10 +233,6 @@ class Monitor(ClientContext):
         taken = tuple(self._new_events)
         self._new_events.clear()
         return taken
-
-    @property
-    def client(self) -> Client:
-        return self._client
 
     @property
     def view(self) -> View:
@@ -335,16 +328,11 @@ class Monitor(ClientContext):
         after = self._last_change
         answer = await monitor.ask(self.client, "worker_changes", after=after)
         self._last_change = answer["last"]
-        describe = partial(worker_changes.finding, leased=answer["leased"])
-        return [
-            Event(
-                time=at,
-                kind=kind,
-                finding=describe(kind, change),
-                worker=change,
-            )
-            for at, kind, change in worker_changes.read(answer)
-        ]
+        events = []
+        for at, kind, change in worker_changes.read(answer):
+            found = worker_changes.finding(kind, change, leased=answer["leased"])
+            events.append(Event(time=at, kind=kind, finding=found, worker=change))
+        return events
 
     def _wake(self) -> None:
         """Wake the iterating code."""

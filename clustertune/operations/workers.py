@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,9 @@ from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.operations.procedure import operate
 from clustertune.planner import machines
+
+#: what restarts need in addition to a snapshot
+RESTART_LOOK = LookOptions(held_data=True, least_memory=True, read_spilled=False)
 
 
 def restart_workers(
@@ -137,9 +141,7 @@ def restart_workers(
         dry_run=dry_run,
         progress=progress,
         timeout=timeout,
-        look=LookOptions(
-            held_data=True, least_memory=True, holdings=dropped, read_spilled=False
-        ),
+        look=replace(RESTART_LOOK, holdings=dropped),
     )
 
 
@@ -226,12 +228,7 @@ TimedOutError
         dry_run=dry_run,
         progress=progress,
         timeout=timeout,
-        look=LookOptions(
-            held_data=True,
-            least_memory=True,
-            limit=size.memory_limit,
-            read_spilled=False,
-        ),
+        look=replace(RESTART_LOOK, limit=size.memory_limit),
     )
 
 
@@ -317,7 +314,7 @@ TimedOutError
         dry_run=dry_run,
         progress=progress,
         timeout=timeout,
-        look=LookOptions(held_data=True, least_memory=True, read_spilled=False),
+        look=RESTART_LOOK,
     )
 
 

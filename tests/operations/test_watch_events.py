@@ -14,9 +14,9 @@ def finding(check="memory_pressure", subject=(1,), severity=Severity.warning, te
     return Finding(check=check, subject=subject, severity=severity, message=text)
 
 
-def told(*looks, hold=3.0):
+def told(*looks):
     """Return events as (kind, time), from (time, found, nearly found)."""
-    watch, events = Watch(hold=hold), []
+    watch, events = Watch(), []
     for now, found, nearly in looks:
         events += watch.events(now, found, nearly)
     return [(e.kind, e.time) for e in events], watch
