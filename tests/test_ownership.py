@@ -357,7 +357,7 @@ async def test_verify_waits_for_copies_to_be_dropped(
 ) -> None:
     """A training library could use either replica until one is dropped."""
     # a busy machine drops replicas late
-    monkeypatch.setattr("clustertune.operations.prepare.DROP_SECONDS", 60.0)
+    monkeypatch.setattr("clustertune.operations.prepared.DROP_SECONDS", 60.0)
     X, y = c.persist(
         [da.random.random((4000, 3), chunks=500), da.ones(4000, chunks=500)]
     )

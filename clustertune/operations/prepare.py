@@ -6,24 +6,21 @@ uses only the port ``core.model.Cluster``, so it also runs on the cluster in mem
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any
 
 from distributed import Client
 
 from clustertune import actions, checks
-from clustertune.actions.cluster.live import RESTARTABLE, LiveCluster, LookOptions
+from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
 from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
-from clustertune.core.report import Report
-from clustertune.errors import ClustertuneError, LayoutChanged, VerificationError
+from clustertune.errors import ClustertuneError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
 from clustertune.operations import page_facts
@@ -37,8 +34,8 @@ from clustertune.operations.call import (
     permitted_phases,
 )
 from clustertune.operations.journal import Journal
-from clustertune.operations.prepared import PrepareContext, Prepared
-from clustertune.planner import goals, layouts, suitability, verification
+from clustertune.operations.prepared import Prepared
+from clustertune.planner import goals, suitability, verification
 from clustertune.planner import plan as planner
 
 Settings = Mapping[str, Mapping[str, Any]]  # by name of check
@@ -47,8 +44,6 @@ MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
 #: libraries that need more than any other, and whose fits do not name themselves
 PACKAGES = {"lightgbm"}
-DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
-LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
 
 
 # --- the whole way --------------------------------------------------------------------
@@ -113,17 +108,9 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
     report = await run.finish(work, journal.status, page_facts.facts)
     # the goal with the ids of workers that the call found, and without finished parts
     goal = journal.views[-1].goal
-    checked = replace(call, given=cluster.given, goal=goal, look=LookOptions())
-    context = PrepareContext(
-        client=call.client,
-        verify=partial(_verify, checked),
-        put_bounds_back=cluster.put_bounds_back,
-        workload=call.goal.workload,
-        estimator=None if isinstance(estimator, str) else estimator,
-        remainder=cluster.remainder,
-        group_sizes=cluster.group_sizes,
-    )
-    return Prepared(cluster.given, journal, report, context)
+    done = replace(call, given=cluster.given, goal=goal, look=LookOptions())
+    model = None if isinstance(estimator, str) else estimator
+    return Prepared(done, cluster, journal, report, model)
 
 
 # --- check and plan -------------------------------------------------------------------
@@ -190,49 +177,12 @@ def _refuse(findings: Iterable[Finding]) -> None:
             raise raised
 
 
-# --- verification ---------------------------------------------------------------------
-
-
 def _refuse_losses(views: Iterable[View]) -> None:
     """Raise if rows were lost or changed since all data was loaded."""
     loaded = [view for view in views if all(x.loaded for x in view.layouts)]
     wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
     if wrong:
         raise VerificationError(f"looking again found: {'; '.join(wrong)}")
-
-
-async def _verify(call: Call, journal: Journal, *, settle: bool) -> Report:
-    """Compare the data with the end of the call; see :meth:`Prepared.verify`."""
-    run, start = RunningCall(call), monotonic()
-    await run.cluster.open(call.workers)
-    seconds = DROP_SECONDS if settle else 0.0
-    now = suitability.chosen(await _settled(run.cluster, seconds))
-    run.journal.add(now, checks.run(now, run.settings))
-    # memory is not compared: other work may have taken some since
-    was = verification.without_remainder(journal.views[-1])
-    lost = verification.losses(was, now)
-    moved = (*verification.separations(was, now), *verification.moves(was, now))
-    wrong = "; ".join((*lost, *moved))
-    status = "failed" if wrong else "fine"
-    report = run.journal.report(status, monotonic() - start, wrong)
-    if wrong:
-        error = LayoutChanged(f"looking again found: {wrong}")
-        error.report, error.rows_changed = report, bool(lost)
-        raise error
-    return report
-
-
-async def _settled(cluster: LiveCluster, seconds: float) -> View:
-    """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
-    end = monotonic() + seconds
-    view = await cluster.look(lambda *_: None)
-    while view.now.memory_manager and monotonic() < end:
-        known = [x for x in view.layouts if x.loaded and x.aligned]
-        if not any(layouts.replicated(x).any() for x in known):
-            break
-        await asyncio.sleep(LOOK_INTERVAL)
-        view = await cluster.look(lambda *_: None)
-    return view
 
 
 # --- the public functions -------------------------------------------------------------

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cached_property, partial
-from time import time
+from time import monotonic, time
 from typing import Any, NoReturn
 
-from distributed import Client
-
-from clustertune.collections.inputs import COMPANIONS, Inputs
-from clustertune.core.model import ORDER, Layout, Plan, Profile
+from clustertune import checks
+from clustertune.actions.cluster.live import LiveCluster
+from clustertune.collections.inputs import COMPANIONS
+from clustertune.core.model import ORDER, Layout, Plan, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
+from clustertune.errors import LayoutChanged
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
+from clustertune.operations.call import Call, RunningCall
 from clustertune.operations.client_context import ClientContext
 from clustertune.operations.history import recording
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
-from clustertune.planner import suitability
+from clustertune.planner import layouts, suitability, verification
 
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareContext:
-    """What ``Prepared`` needs to verify or hold; not the old collections."""
-
-    client: Client
-    verify: Callable[..., Awaitable[Report]]
-    put_bounds_back: Callable[[], Awaitable[None]]  # of adaptive scaling
-    workload: Profile
-    estimator: object = None
-    #: remaining rows by label, where workers have exactly the same number of rows
-    remainder: Mapping[str, Any] = field(default_factory=dict)
-    #: group sizes, by label of the collection of group ids
-    group_sizes: Mapping[str, Any] = field(default_factory=dict)
+DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
+LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
 
 
 class Prepared(ClientContext):
@@ -82,18 +71,26 @@ class Prepared(ClientContext):
     """
 
     def __init__(
-        self, given: Inputs, journal: Journal, report: Report, context: PrepareContext
+        self,
+        call: Call,
+        cluster: LiveCluster,
+        journal: Journal,
+        report: Report,
+        estimator: object,
     ):
-        super().__init__(context.client)
-        self._inputs = given
+        """Keep a finished call, which has the new collections instead of the old."""
+        super().__init__(call.client)
+        self._call = call
+        self._cluster = cluster
+        self._estimator = estimator
+        self._inputs = given = call.given
         # group sizes in the current partitions; after a dry run as given
-        made = context.group_sizes
+        made = cluster.group_sizes
         self._sizes = {x: made.get(given.same[x], n) for x, n in given.sizes.items()}
         self._given = [
             self._sizes.get(label, given.collection(label)) for label in given.training
         ]
         self._journal = journal
-        self._context = context
         self.X: Any = given.collection("X")
         self.y: Any = given.collection("y")
         self.others = tuple(
@@ -104,7 +101,7 @@ class Prepared(ClientContext):
         self.group: Any = self._sizes.get("qid")
         self.eval_set = [self._as_given(labels) for labels in given.eval_sets]
         self.row_order = given.collection(ORDER)
-        rest = context.remainder
+        rest = cluster.remainder
         self.remainder = [rest[given.same[x]] for x in given.training if rest] or None
         self.report = report
 
@@ -124,7 +121,7 @@ class Prepared(ClientContext):
         return FitInputs(
             training=self._rows(given.training),
             eval_sets=tuple(self._rows(labels) for labels in given.eval_sets),
-            estimator=self._context.estimator,
+            estimator=self._estimator,
             n_threads=self.n_threads,
         )
 
@@ -133,7 +130,7 @@ class Prepared(ClientContext):
         return suitability.threads_of_task(self._journal.views[-1])
 
     def _rows(self, labels: tuple[str, ...]) -> libraries.Rows:
-        given, sizes = self._inputs, self._context.group_sizes
+        given, sizes = self._inputs, self._cluster.group_sizes
         named = {x.rpartition(".")[2]: x for x in labels if not x.startswith("others[")}
         found = {name: given.collection(label) for name, label in named.items()}
         qid = named.get("qid")
@@ -143,11 +140,12 @@ class Prepared(ClientContext):
 
     @cached_property
     def fit_kwargs(self) -> dict[str, Any]:
-        return libraries.fit_kwargs(self._context.workload, self._fit_inputs)
+        return libraries.fit_kwargs(self._call.goal.workload, self._fit_inputs)
 
     @cached_property  # a shared model is sent to the workers once
     def estimator_params(self) -> dict[str, Any]:
-        return libraries.estimator_params(self._context.workload, self._fit_inputs)
+        workload = self._call.goal.workload
+        return libraries.estimator_params(workload, self._fit_inputs)
 
     @property
     def before(self) -> Layout:
@@ -183,7 +181,27 @@ class Prepared(ClientContext):
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         """
-        return self.client.sync(self._context.verify, self._journal, settle=settle)
+        return self.client.sync(self._verify, settle=settle)
+
+    async def _verify(self, *, settle: bool) -> Report:
+        """Compare the data with the end of the call."""
+        run, start = RunningCall(self._call), monotonic()
+        await run.cluster.open(self._call.workers)
+        seconds = DROP_SECONDS if settle else 0.0
+        now = suitability.chosen(await _settled(run.cluster, seconds))
+        run.journal.add(now, checks.run(now, run.settings))
+        # memory is not compared: other work may have taken some since
+        was = verification.without_remainder(self._journal.views[-1])
+        lost = verification.losses(was, now)
+        moved = (*verification.separations(was, now), *verification.moves(was, now))
+        wrong = "; ".join((*lost, *moved))
+        status = "failed" if wrong else "fine"
+        report = run.journal.report(status, monotonic() - start, wrong)
+        if wrong:
+            error = LayoutChanged(f"looking again found: {wrong}")
+            error.report, error.rows_changed = report, bool(lost)
+            raise error
+        return report
 
     # --- hold -------------------------------------------------------------------------
 
@@ -195,14 +213,14 @@ class Prepared(ClientContext):
         try:
             await self.hold.__aenter__()
         except BaseException:
-            await asyncio.shield(self._context.put_bounds_back())
+            await asyncio.shield(self._cluster.put_bounds_back())
             raise
 
     async def _end(self) -> None:
         try:
             await self.hold.__aexit__(None, self._error, None)
         finally:
-            await self._context.put_bounds_back()
+            await self._cluster.put_bounds_back()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._given)
@@ -222,6 +240,18 @@ class Prepared(ClientContext):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r}: {_UNPACK}")
+
+
+async def _settled(cluster: LiveCluster, seconds: float) -> View:
+    """Look until Dask's memory manager has dropped surplus replicas, or for so long."""
+    end = monotonic() + seconds
+    while True:
+        view = await cluster.look(lambda *_: None)
+        known = [x for x in view.layouts if x.loaded and x.aligned]
+        surplus = any(layouts.replicated(x).any() for x in known)
+        if not surplus or not view.now.memory_manager or monotonic() >= end:
+            return view
+        await asyncio.sleep(LOOK_INTERVAL)
 
 
 _UNPACK = (
