@@ -55,7 +55,6 @@ from clustertune.planner import guards
 
 logger = logging.getLogger("clustertune")
 
-Clock = Callable[[], float]
 #: makes what the dashboard page shows after a call
 Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
@@ -175,7 +174,7 @@ async def execute(
     outcomes: list[Outcome],
     *,
     notify: Notify,
-    clock: Clock = monotonic,
+    clock: Callable[[], float] = monotonic,
 ) -> None:
     """Carry out the steps of a plan in order.
 

@@ -7,7 +7,6 @@ CPUs, rows of partitions and findings; the plugin keeps them with their age.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from clustertune.core.model import Finding, Layout, Unknown, View, WorkerSnapshot
@@ -20,6 +19,8 @@ from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 OF_PROCESSES = frozenset(
     ("blocked_event_loops", "child_processes", "memory_growth", "unmanaged_memory")
 )
+#: names of evidence in bytes
+_SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
 
 
 def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
@@ -28,11 +29,12 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
     Without collections in the view, those of an earlier call stay on the page.
     """
     now = view.now
+    addresses = {w.id: w.address for w in now.workers}
     result = of_workers(view)
     result["findings"] = {
         "time": now.time,
         "command": f"clustertune check {now.scheduler}",
-        "found": findings(found, {w.id: w.address for w in now.workers}),
+        "found": [_finding(f, addresses) for f in found],
     }
     known = [x for x in view.layouts if x.loaded and x.aligned]
     if sum(len(m.keys) for x in known for m in x.collections) > MOST_KEYS:
@@ -50,44 +52,30 @@ def of_workers(view: View) -> dict[str, Any]:
     }
 
 
-def findings(
-    found: Iterable[Finding], addresses: Mapping[Any, str] = MappingProxyType({})
-) -> list[dict[str, Any]]:
-    """Findings as in the state of the page; ``addresses`` of workers by id."""
-    return [
-        {
-            "severity": str(f.severity),
-            "check": f.check,
-            "message": f.message,
-            "evidence": evidence(f.evidence),
-            "remedy": f.remedy,
-            "processes": [
-                addresses[s]
-                for s in f.subject
-                if f.check in OF_PROCESSES and s in addresses
-            ],
-        }
-        for f in found
-    ]
-
-
-def evidence(values: Mapping[str, Any]) -> str:
-    """Evidence as text; names that contain ``bytes`` have a unit of bytes."""
-    return ", ".join(
-        f"{k.replace('_', ' ')} {_figure(k, v)}" for k, v in values.items()
-    )
+def _finding(finding: Finding, addresses: Mapping[Any, str]) -> dict[str, Any]:
+    """A finding as in the state of the page; ``addresses`` of workers by id."""
+    processes = finding.subject if finding.check in OF_PROCESSES else ()
+    return {
+        "severity": str(finding.severity),
+        "check": finding.check,
+        "message": finding.message,
+        "evidence": ", ".join(
+            f"{name.replace('_', ' ')} {_figure(name, value)}"
+            for name, value in finding.evidence.items()
+        ),
+        "remedy": finding.remedy,
+        "processes": [addresses[id] for id in processes if id in addresses],
+    }
 
 
 def _figure(name: str, value: Any) -> str:
+    """A value of evidence as text, with a unit if its name is that of bytes."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if numeric and ("bytes" in name or name in _SIZES):
         return bytes_text(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if numeric else str(value)
-
-
-_SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
 
 
 def _thresholds(worker: WorkerSnapshot) -> list[int | None]:

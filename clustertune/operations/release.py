@@ -104,7 +104,9 @@ def release_data(
             raise ValueError(_unknown_prefixes(unknown, there))
         yield from releasing.steps(view, wanted, kept, include_other_clients=others)
 
-    return _release(client, steps, kept, dry_run, progress, timeout)
+    return _release(
+        client, steps, kept, dry_run=dry_run, progress=progress, timeout=timeout
+    )
 
 
 def _refuse_changed(rows: Sequence[str]) -> None:
@@ -145,24 +147,13 @@ def release_collections(
     def steps(view: View, *_: object) -> Iterator[Step]:
         yield from releasing.steps(view, (), kept)
 
-    return _release(client, steps, kept, dry_run, progress, timeout)
+    return _release(
+        client, steps, kept, dry_run=dry_run, progress=progress, timeout=timeout
+    )
 
 
 def _release(
-    client: Client,
-    steps: Steps,
-    kept: tuple[Key, ...],
-    dry_run: bool,
-    progress: bool | Notify | None,
-    timeout: str | float,
+    client: Client, steps: Steps, kept: tuple[Key, ...], **options: Any
 ) -> Report:
-    return operate(
-        client,
-        "release",
-        steps,
-        dry_run=dry_run,
-        progress=progress,
-        timeout=timeout,
-        look=LookOptions(holdings=True, kept=kept),
-        needs=(),
-    )
+    look = LookOptions(holdings=True, kept=kept)
+    return operate(client, "release", steps, look=look, needs=(), **options)

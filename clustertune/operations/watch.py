@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from time import monotonic, time
 
 from distributed import Client
+from distributed.scheduler import heartbeat_interval
 
 from clustertune import checks
 from clustertune.core import arguments
@@ -291,13 +292,10 @@ class Monitor(ClientContext):
                 pause = 0.0
 
     def _interval(self) -> float:
-        """The interval of heartbeats by distributed's rule (``heartbeat_interval``)."""
         if self.interval is not None:
             return self.interval
         n_workers = len(self._snapshots[-1].workers) if self._snapshots else 0
-        return max(
-            1.0, 2.0 * (n_workers >= 50), n_workers / 200 + 1 if n_workers >= 200 else 0
-        )
+        return max(1.0, heartbeat_interval(n_workers))
 
     async def _look(self) -> None:
         if self.unknown_since is not None:  # the scheduler may be another one

@@ -62,7 +62,7 @@ def test_evidence_has_units() -> None:
         message="m",
         evidence={"process": GIB, "spare_bytes": 512, "rows": 12000, "ratio": 1.23456},
     )
-    (told,) = page_facts.findings([found])
+    (told,) = page_facts.facts(view(), [found])["findings"]["found"]
     text = "process 1.0 GiB, spare bytes 512 B, rows 12,000, ratio 1.235"
     assert told["evidence"] == text
     assert told["severity"] == "warning"
