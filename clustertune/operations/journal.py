@@ -125,8 +125,8 @@ class Journal:
             error=error,
             found=found[0] if found else (),
             left=found[-1] if found else (),
-            before=_summaries(views[0]) if views else (),
-            after=_summaries(views[-1]) if views else (),
+            before=_summaries(views[:1]),
+            after=_summaries(views[-1:]),
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
             forecast=forecast.peaks(views[-1]) if views else {},
@@ -144,8 +144,8 @@ class Journal:
             yield from counts.refusals(self.plans[-1])
 
 
-def _summaries(view: View) -> tuple[LayoutSummary, ...]:
-    return tuple(layouts.summarize(layout, view) for layout in view.layouts)
+def _summaries(views: Sequence[View]) -> tuple[LayoutSummary, ...]:
+    return tuple(layouts.summarize(x, view) for view in views for x in view.layouts)
 
 
 def states_of(views: Sequence[View]) -> tuple[WorkerState, ...]:

@@ -46,9 +46,12 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
 
 def of_workers(view: View) -> dict[str, Any]:
     """Return the facts of workers only; findings of an earlier call stay."""
+    hosts = machines.by_host([w for w in view.now.workers if not w.parking])
+    cpus = {host: machines.host_cpus(group) for host, group in hosts.items()}
+    known = {host: n.usable for host, n in cpus.items() if not isinstance(n, Unknown)}
     return {
         "workers": {w.address: _thresholds(w) for w in view.now.workers},
-        "hosts": dict(_cpus(view)),
+        "hosts": known,
     }
 
 
@@ -85,15 +88,6 @@ def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
         return [None] * len(THRESHOLDS)
     fractions = [getattr(own, name) for name in THRESHOLDS]
     return [int(f * limit) if isinstance(f, float | int) else None for f in fractions]
-
-
-def _cpus(view: View) -> Iterable[tuple[str, float]]:
-    """Usable CPUs of each host, where known."""
-    workers = [w for w in view.now.workers if not w.parking]
-    for host, group in machines.by_host(workers).items():
-        found = machines.host_cpus(group)
-        if not isinstance(found, Unknown):
-            yield host, found.usable
 
 
 def _layout(layout: Layout, view: View) -> dict[str, Any]:
