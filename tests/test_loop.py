@@ -55,10 +55,9 @@ def all_on(index: int) -> Callable[[int, int], Any]:
 
 
 def run(cluster: MemoryCluster, journal: Journal | None = None, **how: Any) -> Journal:
-    """Run ``tune`` with a simulated clock; the journal exists also after an error."""
+    """Run ``tune``; the journal exists also after an error."""
     journal = Journal() if journal is None else journal
-    clock = count(0, 1).__next__
-    asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock, **how))
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None, **how))
     return journal
 
 

@@ -79,8 +79,7 @@ class Once:
 
 def run(cluster: MemoryCluster) -> Journal:
     journal = Journal()
-    clock = count(0, 1).__next__
-    asyncio.run(tune(cluster, journal, notify=lambda *_: None, clock=clock))
+    asyncio.run(tune(cluster, journal, notify=lambda *_: None))
     return journal
 
 

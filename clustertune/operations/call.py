@@ -172,9 +172,7 @@ async def execute(
     view: View,
     cluster: Cluster,
     outcomes: list[Outcome],
-    *,
     notify: Notify,
-    clock: Callable[[], float] = monotonic,
 ) -> None:
     """Carry out the steps of a plan in order.
 
@@ -195,16 +193,16 @@ async def execute(
             reason = refused.reason
             outcomes.append(Outcome(step=step, status="skipped", reason=reason))
             continue
-        start = clock()
+        start = monotonic()
         notify(step.summary, None)
         try:
             enact = actions.available()[step.action].enact
             result = await enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)
-            outcomes.append(_outcome(step, known, clock() - start, text))
+            outcomes.append(_outcome(step, known, monotonic() - start, text))
             raise
-        outcomes.append(_outcome(step, result, clock() - start))
+        outcomes.append(_outcome(step, result, monotonic() - start))
 
 
 def _outcome(

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 from distributed import Client
@@ -57,7 +56,6 @@ async def tune(
     workers: Sequence[str | int] | None = None,
     needs: Collection[str] = ("running",),
     settings: Settings | None = None,
-    clock: Callable[[], float] = monotonic,
     dry_run: bool = False,
 ) -> None:
     """Prepare the data on a cluster: the whole way, from the first look to the last.
@@ -83,9 +81,7 @@ async def tune(
             if last or dry_run or not plan.steps:
                 break
             begun = len(journal.outcomes)
-            await execute(
-                plan, view, cluster, journal.outcomes, notify=notify, clock=clock
-            )
+            await execute(plan, view, cluster, journal.outcomes, notify)
             stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
         if not dry_run:
             await cluster.finish(view)

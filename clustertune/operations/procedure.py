@@ -164,11 +164,7 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
         view = await cluster.look(notify) if number else journal.views[-1]
         works = [
             execute(
-                replace(plan, steps=(step,)),
-                view,
-                cluster,
-                journal.outcomes,
-                notify=notify,
+                replace(plan, steps=(step,)), view, cluster, journal.outcomes, notify
             )
             for step in steps
         ]

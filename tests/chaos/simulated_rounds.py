@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Iterator
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -69,14 +68,7 @@ def _call(
     """The outcome of the call, and unexpected errors."""
     try:
         if case.action == "prepare":
-            clock = count().__next__
-            work = tune(
-                cluster,
-                journal,
-                notify=lambda *_: None,
-                clock=clock,
-                dry_run=case.dry_run,
-            )
+            work = tune(cluster, journal, notify=lambda *_: None, dry_run=case.dry_run)
             asyncio.run(work)
             return journal.status(case.dry_run), []
         return asyncio.run(_operate(case, cluster, journal)), []

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -47,15 +48,11 @@ class Told:
         self.clock = count(0, 3).__next__
 
     def run(self, plan: Plan, seen: View, cluster: Any) -> list[Outcome]:
-        work = execute(
-            plan,
-            seen,
-            cluster,
-            self.outcomes,
-            notify=lambda text, _: self.progress.append(text),
-            clock=self.clock,
-        )
-        asyncio.run(work)
+        def notify(text: str, _: object) -> None:
+            self.progress.append(text)
+
+        with patch("clustertune.operations.call.monotonic", self.clock):
+            asyncio.run(execute(plan, seen, cluster, self.outcomes, notify))
         return self.outcomes
 
 
