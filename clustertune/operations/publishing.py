@@ -112,17 +112,12 @@ def prepare_datasets(
         "init_score": init_score,
     }
     names = DatasetNames.of(X, y, others, companions, eval_set)
-    request = _Request(
-        client=client,
-        names=names,
-        kept=backup_names(names.distinct, keep_old),
-        dry_run=arguments.flag("dry_run", dry_run),
-        progress=progress,
-        options=options,
-    )
+    kept = backup_names(names.distinct, keep_old)
+    options["dry_run"] = arguments.flag("dry_run", dry_run)
+    options["progress"] = progress
     check_client(client)
     # an asynchronous client returns an awaitable
-    report: Report = client.sync(_prepare, request)
+    report: Report = client.sync(_prepare, client, names, kept, options)
     return report
 
 
@@ -261,49 +256,31 @@ def changed_names(
 # --- the call -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """The checked arguments of a call."""
-
-    client: Client
-    names: DatasetNames
-    kept: Mapping[str, str]
-    dry_run: bool
-    progress: bool | Notify | None
-    options: Mapping[str, Any]  # of prepare
-
-
-async def _prepare(request: _Request) -> Report:
-    client, names, options = request.client, request.names, request.options
+async def _prepare(
+    client: Client,
+    names: DatasetNames,
+    kept: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> Report:
+    """Prepare the data sets; ``options`` are further arguments of ``prepare``."""
     profile = libraries.choose(options.get("estimator"))
     extra_names = names.extra_names(profile, options)
     await monitor.install_plugin(client, await monitor.identify(client))
     # before reading: from here on the scheduler notes changes of these names
-    gone = await monitor.ask(
-        client,
-        "record_names",
-        owner=client.id,
-        names=[*names.distinct, *extra_names.names],
-    )
+    noted = [*names.distinct, *extra_names.names]
+    gone = await monitor.ask(client, "record_names", owner=client.id, names=noted)
     old = dict(zip(names.distinct, await fetch(client, names.distinct), strict=True))
     _refuse_gone(gone)
     for name, data in old.items():
         _refuse_other_types(name, data)
-    await _refuse_taken(request, extra_names)
+    await _refuse_taken(client, kept, extra_names)
     given, named = names.prepare_arguments(old)
     preparing: Any = prepare  # returns an awaitable in the event loop
-    prepared: Prepared = await preparing(
-        client,
-        *given,
-        **named,
-        dry_run=request.dry_run,
-        progress=request.progress,
-        **request.options,
-    )
+    prepared: Prepared = await preparing(client, *given, **named, **options)
     report = prepared.report
-    if request.dry_run:
+    if options["dry_run"]:
         if any(step.status == "planned" for step in report.steps):
-            step = _step(request, names.distinct, "planned")
+            step = _step(kept, names.distinct, "planned")
             report = replace(report, steps=(*report.steps, step))
         return report
     new = names.collections(prepared)
@@ -314,7 +291,9 @@ async def _prepare(request: _Request) -> Report:
         extra_names.copies.get(n, n): new[n] for n in changed_names(before, after)
     }
     changed |= extra_names.collections(prepared)
-    return await _publish(request, changed, report) if changed else report
+    if not changed:
+        return report
+    return await _publish(client, changed, kept, report, options["progress"])
 
 
 def _loaded_keys(collection: Any) -> list[Key] | None:
@@ -386,8 +365,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _refuse_gone(gone: Mapping[str, int]) -> None:
-    lost = [name for name, count in gone.items() if count]
-    if lost:
+    if lost := [name for name, count in gone.items() if count]:
         count = sum(gone.values())
         verb = "is" if count == 1 else "are"
         raise IncompleteError(
@@ -411,9 +389,11 @@ def _refuse_other_types(name: str, data: Any) -> None:
     )
 
 
-async def _refuse_taken(request: _Request, extra_names: ExtraDatasets) -> None:
-    there: Any = await request.client.list_datasets()
-    if taken := [name for name in request.kept.values() if name in there]:
+async def _refuse_taken(
+    client: Client, kept: Mapping[str, str], extra_names: ExtraDatasets
+) -> None:
+    there: Any = await client.list_datasets()
+    if taken := [name for name in kept.values() if name in there]:
         raise RefusedError(_taken_text(taken))
     if taken := [name for name in extra_names.names if name in there]:
         raise RefusedError(
@@ -432,11 +412,12 @@ def _taken_text(names: Sequence[str]) -> str:
 # --- publishing -----------------------------------------------------------------------
 
 
-def _step(request: _Request, names: Sequence[str], status: str, **what: Any) -> Done:
-    kept = list(request.kept.values())
-    old = (
-        f"stays as {names_text(kept)}" if kept else "is freed unless a client holds it"
-    )
+def _step(
+    kept: Mapping[str, str], names: Sequence[str], status: str, **what: Any
+) -> Done:
+    old = "is freed unless a client holds it"
+    if kept:
+        old = f"stays as {names_text(list(kept.values()))}"
     return Done(
         action="publish",
         summary=f"point {names_text(names, most=8)} to the prepared data; the old data "
@@ -450,35 +431,37 @@ def _step(request: _Request, names: Sequence[str], status: str, **what: Any) -> 
     )
 
 
-async def _publish(request: _Request, new: Mapping[str, Any], report: Report) -> Report:
+async def _publish(
+    client: Client,
+    new: Mapping[str, Any],
+    kept: Mapping[str, str],
+    report: Report,
+    progress: bool | Notify | None,
+) -> Report:
     """Publish the new data under the names and add the step to the report."""
-    client, start = request.client, monotonic()
+    start = monotonic()
     entries = [
         (name, keys.pack([f.key for f in futures_of(data)]), to_serialize(data))
         for name, data in new.items()
     ]
-    asked = monitor.ask(
-        client, "replace_names", owner=client.id, new=entries, kept=dict(request.kept)
-    )
+    named = {"owner": client.id, "new": entries, "kept": dict(kept)}
+    asked = monitor.ask(client, "replace_names", **named)
     try:
-        refused = await asyncio.wait_for(asked, ANSWER_TIMEOUT)
-        if refused:
+        if refused := await asyncio.wait_for(asked, ANSWER_TIMEOUT):
             raise _refusal(refused)
     except asyncio.TimeoutError as error:
-        raise _with_report(
-            TimedOutError(
-                f"the scheduler did not answer within {ANSWER_TIMEOUT:g} s. All names "
-                "refer to the new data, or all still refer to the old data; check with "
-                "client.get_dataset"
-            ),
-            report,
-        ) from error
+        late = TimedOutError(
+            f"the scheduler did not answer within {ANSWER_TIMEOUT:g} s. All names "
+            "refer to the new data, or all still refer to the old data; check with "
+            "client.get_dataset"
+        )
+        raise _with_report(late, report) from error
     except ClustertuneError as error:
         raise _with_report(error, report) from None
     took = monotonic() - start
-    done = _step(request, list(new), "done", nbytes=0, seconds=took)
+    done = _step(kept, list(new), "done", nbytes=0, seconds=took)
     report = replace(report, steps=(*report.steps, done), seconds=report.seconds + took)
-    Progress(request.progress).finish([done.summary])
+    Progress(progress).finish([done.summary])
     lease = Lease(client, lambda: ANSWER_TIMEOUT)
     lease.opened = True
     await lease.quietly("store_report", report=report.to_json())
