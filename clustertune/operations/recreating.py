@@ -208,18 +208,10 @@ def recreate_cluster(
         display=Progress(progress),
     )
     check_client(client)
-    if run.asynchronous:
-        return _awaited(run)  # type: ignore[return-value] # an awaitable
+    # an asynchronous client returns an awaitable
     found: Recreated = client.sync(run.finish)
-    if found.client is not client:
+    if not run.asynchronous and found.client is not client:
         client.close()  # not in its own event loop, which ends with it
-    return found
-
-
-async def _awaited(run: _Recreation) -> Recreated:
-    found = await run.finish()
-    if found.client is not run.client:
-        await run.client.close()
     return found
 
 
@@ -259,17 +251,13 @@ class _Recreation:
     journal: Journal = field(default_factory=Journal)
     start: float = field(default_factory=monotonic)
 
-    def notify(self, text: str, fraction: float | None = None) -> None:
-        self.display.notify(text, fraction)
-
     def remaining(self) -> float:
         return self.start + self.timeout - monotonic()
 
     async def finish(self) -> Recreated:
         """Do the work within the time limit, report, and log the call."""
         try:
-            work = asyncio.wait_for(self._work(), self.timeout)
-            cluster, collections = await work
+            found = await asyncio.wait_for(self._work(), self.timeout)
         except BaseException as error:
             ours = self._explained(error)
             report = await self._report("failed", str(ours) or repr(ours))
@@ -278,13 +266,16 @@ class _Recreation:
             if ours is error:
                 raise
             raise ours from error
+        cluster, collections = found
+        client = cluster.client
         status = "planned" if self.dry_run else "done"
         report = await self._report(status)
-        client = cluster.client
         if not self.dry_run:
             await self._on_loop_of(client, cluster.keep, report.to_json())
             event = (client, "recreate", status, report.seconds, self.journal)
             await self._on_loop_of(client, event_log.log_call, *event)
+        if self.asynchronous and client is not self.client:
+            await self.client.close()
         return Recreated(
             client=client,
             cluster=client.cluster,
@@ -301,10 +292,10 @@ class _Recreation:
 
     def _explained(self, error: BaseException) -> BaseException:
         """Return the error; it names the saved data if the cluster may be destroyed."""
-        done = [o.step.action for o in self.journal.outcomes if o.status == "done"]
+        statuses = {o.step.action: o.status for o in self.journal.outcomes}
         late = isinstance(error, asyncio.TimeoutError)
         limit = seconds_text(self.timeout)
-        if not any(o.step.action == "recreate" for o in self.journal.outcomes):
+        if "recreate" not in statuses:
             if late and not isinstance(error, ClustertuneError):
                 return TimedOutError(
                     f"recreate_cluster did not finish within {limit}; nothing was "
@@ -314,11 +305,10 @@ class _Recreation:
         if not isinstance(error, Exception):
             return error  # such as ^C
         reason = f"no answer within {limit}" if late else str(error)
-        state = "recreated, but is not ready"
-        if "recreate" not in done:
-            state = "not recreated"
+        is_there = statuses["recreate"] == "done"
+        state = "recreated, but is not ready" if is_there else "not recreated"
         saved = "nothing was saved"
-        if self.target is not None and "save" in done:
+        if self.target is not None and statuses.get("save") == "done":
             path = self.target.path
             saved = (
                 f"the data is saved in {path}: connect a client to a cluster, then "
@@ -338,17 +328,23 @@ class _Recreation:
         if self.dry_run:
             await self._plan(cluster, offers)
             return cluster, collections
-        async with cluster.lease("recreate", self.notify):
+        async with cluster.lease("recreate", self.display.notify):
             plan, sizes = await self._plan(cluster, offers)
             if plan.refused:
                 reasons = "; ".join(no.reason for no in plan.refused)
                 raise RefusedError(f"refused, and nothing was changed: {reasons}")
             await self._ask_user()
             if self.target is not None and collections:
-                await self._save(cluster, self.target)
+                with self._outcome("save") as known:
+                    known["nbytes"] = await saving.write(
+                        cluster,
+                        self.target,
+                        overwrite=self.overwrite,
+                        notify=self.display.notify,
+                    )
                 await self._check_losses_again(cluster)
-            with self._outcome("recreate") as result:
-                self.notify("waiting for Saturn to recreate the cluster")
+            with self._outcome("recreate") as known:
+                self.display.notify("waiting for Saturn to recreate the cluster")
                 new = await asyncio.to_thread(
                     saturn.recreate, self.client.cluster, sizes
                 )
@@ -356,9 +352,9 @@ class _Recreation:
                 client = await self._connect(new)
                 async with self._closed_by_error(client):
                     waiting = (self._wait, client, sizes.n_workers or 1)
-                    result.reason = await self._on_loop_of(client, *waiting)
+                    known["reason"] = await self._on_loop_of(client, *waiting)
         async with self._closed_by_error(client):
-            return await self._on_loop_of(client, self._load, client, bool(collections))
+            return await self._on_loop_of(client, self._load, client)
 
     async def _open(
         self, client: Client, collections: tuple[Any, ...], **options: Any
@@ -371,7 +367,7 @@ class _Recreation:
         return cluster
 
     async def _look(self, cluster: LiveCluster) -> View:
-        view = await cluster.look(self.notify)
+        view = await cluster.look(self.display.notify)
         self.journal.add(view, checks.run(view, checks.configured()))
         return view
 
@@ -392,12 +388,13 @@ class _Recreation:
         if target is not None and view.layouts:
             nbytes = sum(layout.nbytes for layout in view.layouts)
             price, size = Price(nbytes=nbytes, seconds=None), bytes_text(nbytes)
-            texts = {"save": f"save {size} to", "load": f"load {size} from"}
-            save, load = (
-                Step(action=action, summary=f"{text} {target.path}", price=price)
-                for action, text in texts.items()
-            )
-            steps = [save, step, load]
+            save = f"save {size} to {target.path}"
+            load = f"load {size} from {target.path}"
+            steps = [
+                Step(action="save", summary=save, price=price),
+                step,
+                Step(action="load", summary=load, price=price),
+            ]
         plan = Plan(phase="recreate", steps=tuple(steps))
         if reason := self._objection(lost):
             refused = Refusal(step=step, guard="lost_data", reason=reason)
@@ -426,12 +423,6 @@ class _Recreation:
         if not await asyncio.to_thread(self.confirm, report):
             raise RefusedError("the plan was not confirmed, and nothing was changed")
 
-    async def _save(self, cluster: LiveCluster, target: manifests.Target) -> None:
-        with self._outcome("save") as result:
-            result.nbytes = await saving.write(
-                cluster, target, overwrite=self.overwrite, notify=self.notify
-            )
-
     async def _check_losses_again(self, cluster: LiveCluster) -> None:
         """Refuse if other clients have loaded data while this one saved."""
         end = monotonic() + RELEASE_DELAY
@@ -445,24 +436,21 @@ class _Recreation:
             await asyncio.sleep(POLL)
 
     @contextmanager
-    def _outcome(self, action: str) -> Iterator[_StepResult]:
-        """Add the outcome of a step of the plan to the journal."""
+    def _outcome(self, action: str) -> Iterator[dict[str, Any]]:
+        """Add the outcome of a step of the plan to the journal.
+
+        The block may add attributes of the outcome of a completed step.
+        """
         step = next(s for s in self.journal.plans[-1].steps if s.action == action)
-        result, status, start = _StepResult(), "failed", monotonic()
+        known: dict[str, Any] = {"status": "done"}
+        start = monotonic()
         try:
-            yield result
-            status = "done"
+            yield known
         except BaseException as error:
-            result = _StepResult(reason=str(error) or type(error).__name__)
+            known = {"status": "failed", "reason": str(error) or type(error).__name__}
             raise
         finally:
-            outcome = Outcome(
-                step=step,
-                status=status,
-                seconds=monotonic() - start,
-                nbytes=result.nbytes,
-                reason=result.reason,
-            )
+            outcome = Outcome(step=step, seconds=monotonic() - start, **known)
             self.journal.outcomes.append(outcome)
 
     # --- the new cluster --------------------------------------------------------------
@@ -504,38 +492,29 @@ class _Recreation:
             # end before the call does, because the call waits for this thread
             if self.remaining() < RESERVE:
                 raise RecreateError(f"{joined} in time")
-            self.notify(joined, len(workers) / n_workers)
+            self.display.notify(joined, len(workers) / n_workers)
             await asyncio.sleep(POLL)
         sizes = {(w["nthreads"], w["memory_limit"] or 0) for w in workers}
         texts = [f"{plural(n, 'thread')} and {bytes_text(m)}" for n, m in sorted(sizes)]
         return f"{plural(len(workers), 'worker')} with {' or '.join(texts)}"
 
-    async def _load(
-        self, client: Client, has_data: bool
-    ) -> tuple[LiveCluster, tuple[Any, ...]]:
+    async def _load(self, client: Client) -> tuple[LiveCluster, tuple[Any, ...]]:
         """Load the saved data, publish the data sets again, and look at the cluster."""
         loaded: tuple[Any, ...] = ()
-        if self.target is not None and has_data:
+        if self.target is not None and (self.given or self.datasets):
+            notify = self.display.notify
             with self._outcome("load"):
-                work = saving.read(client, self.target, self.notify, self.remaining)
-                loaded = await asyncio.wait_for(
-                    work, max(1.0, self.remaining() - RESERVE)
-                )
-        published = loaded[len(loaded) - len(self.datasets) :] if loaded else ()
+                work = saving.read(client, self.target, notify, self.remaining)
+                limit = max(1.0, self.remaining() - RESERVE)
+                loaded = await asyncio.wait_for(work, limit)
+        # the data sets follow the given collections; without a save there are none
+        published = loaded[len(self.given) :]
         for name, data in zip(self.datasets, published, strict=False):
             await client.publish_dataset(data, name=name)
         cluster = await self._open(client, loaded)
         await self._look(cluster)
         self.journal.plans.append(Plan(phase="recreate"))
         return cluster, loaded
-
-
-@dataclass
-class _StepResult:
-    """The result of a completed step."""
-
-    nbytes: int | None = None
-    reason: str = ""
 
 
 def _refuse_other_manager(cluster: Any) -> None:
