@@ -7,12 +7,13 @@ are untrusted, so their text is escaped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
 
+from clustertune.core import decoding
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -185,12 +186,9 @@ class Schedule:
         return f"waiting: {printable(_waits_text(self.waits, self.idle_for, show))}"
 
     def plain(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = asdict(replace(self, client=None))
         del values["client"]
-        shown = [
-            {name: getattr(a, name) for name in a.__slots__} for a in self.attempts
-        ]
-        return values | {"attempts": shown, "waiting_for": self.standing(utc_text)}
+        return values | {"waiting_for": self.standing(utc_text)}
 
 
 def _waits_text(
@@ -212,27 +210,13 @@ def _waits_text(
 
 # --- answers of the scheduler ---------------------------------------------------------
 
-_FIELDS = (
-    *("id", "state", "idle_for", "expires", "made", "waits", "condition", "reason"),
-    *("owner", "instants", "workers", "left"),
-)
-
 
 def read(
     answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
 ) -> Schedule:
     """Convert an answer of the scheduler plugin."""
-    attempts = tuple(
-        Attempt(**_values(result, Attempt.__slots__)) for result in answer["results"]
-    )
-    values = _values(answer, _FIELDS)
-    return Schedule(**values, attempts=attempts, notes=notes, client=client)
-
-
-def _values(answer: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of these names; lists become tuples."""
-    found = {name: answer[name] for name in names}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    own = {**answer, "attempts": answer["results"]}
+    return replace(decoding.convert(own, Schedule), client=client, notes=notes)
 
 
 async def cancel(client: Client, name: str) -> Schedule:
