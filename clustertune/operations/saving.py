@@ -204,9 +204,7 @@ async def check(cluster: LiveCluster, target: Target, *, overwrite: bool) -> Non
     """Check that the collections of a cluster can be saved; write nothing."""
     loaded = await cluster.futures()
     await asyncio.to_thread(refuse, cluster.given, loaded)
-    await _storage(
-        target, partial(manifests.refuse_occupied, target, overwrite=overwrite)
-    )
+    await _storage(manifests.refuse_occupied, target, overwrite=overwrite)
 
 
 def refuse(given: Inputs, loaded: Mapping[str, Any]) -> None:
@@ -260,25 +258,22 @@ async def _refuse_unshared(
             "`clustertune check`"
         )
 
-    async def ask(function: Callable[..., Any], **more: Any) -> dict[str, Any]:
-        return await ship.on_workers(
-            client,
-            function,
-            workers,
-            timeout=ANSWER_TIMEOUT,
-            url=target.url,
-            options=dict(target.options),
-            path=folder,
-            **more,
-        )
-
+    ask = partial(
+        ship.on_workers,
+        client,
+        workers=workers,
+        timeout=ANSWER_TIMEOUT,
+        url=target.url,
+        options=dict(target.options),
+        path=folder,
+    )
     packages = sorted({PACKAGES[manifests.kind_of(x.collection)] for x in given})
     try:
         answers = await ask(partitions.leave_mark, packages=packages)
         for worker, answer in answers.items():
             _refuse_unable(target, worker, answer)
         marks = {answers[worker]["name"]: worker for worker in workers}
-        unseen = await _storage(target, partial(_unseen, target, marks))
+        unseen = await _storage(_unseen, target, marks)
     finally:
         await ask(partitions.remove_mark)
     if unseen:
@@ -339,8 +334,7 @@ async def write(
         order=[numbers[given.same[label]] for label in given.training],
         collections=saved,
     )
-    publish = partial(manifests.publish, target, manifest, overwrite=overwrite)
-    await _storage(target, publish)
+    await _storage(manifests.publish, target, manifest, overwrite=overwrite)
     return manifest.nbytes
 
 
@@ -368,8 +362,8 @@ async def _written(
     saved = []
     for number, x in enumerate(given):
         written = [answers[key] for key in graph.partitions[x.label]]
-        work = partial(manifests.complete, target, f"{folder}/{number}", x, written)
-        saved.append(await _storage(target, work))
+        own = f"{folder}/{number}"
+        saved.append(await _storage(manifests.complete, target, own, x, written))
     return saved
 
 
@@ -430,10 +424,12 @@ async def _refuse_failed(
     ) from error
 
 
-async def _storage(target: Target, work: Callable[[], Any]) -> Any:
+async def _storage(
+    work: Callable[..., Any], target: Target, *args: Any, **options: Any
+) -> Any:
     """Call a function that uses the storage in a thread."""
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(work, target, *args, **options)
     except OSError as error:
         raise SaveError(
             f"{target.path}: {printable(repr(error), longest=300)}"
@@ -447,7 +443,7 @@ async def read(
     client: Client, target: Target, notify: Notify, remaining: Remaining
 ) -> tuple[Any, ...]:
     """Load a save onto the workers of a client."""
-    manifest = await _storage(target, partial(manifests.read, target))
+    manifest = await _storage(manifests.read, target)
     await monitor.install_plugin(client, await monitor.identify(client))
     await _wait_for_worker(client, remaining)
     graph = graphs.Graph()
@@ -457,8 +453,7 @@ async def read(
     collections = []
     for saved in manifest.collections:
         loaded = {key: futures[key] for key in graph.partitions[saved.folder]}
-        make = partial(_collection, target, saved, loaded)
-        collections.append(await _storage(target, make))
+        collections.append(await _storage(_collection, target, saved, loaded))
     return tuple(collections[i] for i in manifest.order)
 
 
