@@ -138,10 +138,9 @@ def run_playbook(
         "eval_set": eval_set,
     }
     check_client(client, inputs.gather(**given, optional=True))
-    values = {key: str(value) for key, value in (settings or {}).items()}
     job = PlaybookRun(
         client=client,
-        playbook=library.read(playbook, values),
+        playbook=library.read(playbook, settings),
         data=None if X is None else GivenData(client=client, given=given),
         estimator=estimator,
         dry_run=dry_run,
@@ -247,15 +246,6 @@ class PublishedData:
 # --- the run --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Condition:
-    """Subjects of a condition; if there are none, the reason to skip the step."""
-
-    named: frozenset[Id | None] = frozenset()
-    reason: str = ""
-    found: tuple[Finding, ...] = ()
-
-
 @dataclass(kw_only=True)
 class PlaybookRun:
     """A playbook in progress. The constructor checks its arguments."""
@@ -334,13 +324,11 @@ class PlaybookRun:
     async def _do(self, step: Step) -> StepResult:
         if (early := self._without_data(step)) is not None:
             return early
-        condition = await self._condition(step)
-        if not condition.named:
-            reason = condition.reason
-            return _result(step, "skipped", reason=reason, found=condition.found)
-        found = condition.found
+        named, condition, found = await self._condition(step)
+        if not named:
+            return _result(step, "skipped", reason=condition, found=found)
         try:
-            report = await self._act(step, condition.named)
+            report = await self._act(step, named)
         except ClustertuneError:
             raise
         except (TypeError, ValueError) as error:  # an unknown worker or prefix
@@ -348,8 +336,8 @@ class PlaybookRun:
         status = status_of(report, in_part=step.do in ON_DATA)
         self._unplannable |= status == "planned" and step.do in ON_DATA
         reason = failure_of(report) if status in BAD else ""
-        if status == "planned" and condition.reason:
-            reason = f"{condition.reason}: {planned_of(report)}"
+        if status == "planned" and condition:
+            reason = f"{condition}: {planned_of(report)}"
         return _result(step, status, reason=reason, found=found, report=report)
 
     def _without_data(self, step: Step) -> StepResult | None:
@@ -381,16 +369,22 @@ class PlaybookRun:
         )
         return (await diagnose(request)).found
 
-    async def _condition(self, step: Step) -> _Condition:
-        """Evaluate a condition; ``holds`` keeps subjects that it always names."""
+    async def _condition(
+        self, step: Step
+    ) -> tuple[frozenset[Id | None], str, tuple[Finding, ...]]:
+        """Evaluate a condition: its subjects, a reason, and its findings.
+
+        Without subjects, the step is skipped for this reason. ``holds`` keeps the
+        subjects that the condition always names.
+        """
         if not step.when:
-            return _Condition(named=frozenset((None,)))
+            return frozenset((None,)), "", ()
         found = tuple(f for f in await self._findings() if f.check == step.when)
         names = step.subjects(found)
         if not names:
             why = step.unknown(found)
             level = f"{step.when} is below {step.at_least}"
-            return _Condition(reason=f"unknown: {why}" if why else level, found=found)
+            return names, f"unknown: {why}" if why else level, found
         reason = ""
         if step.holds and self.dry_run:
             reason = f"if it holds for {seconds_text(step.holds)}"
@@ -399,7 +393,7 @@ class PlaybookRun:
             if not names:
                 lasted = f"not for {seconds_text(step.holds)}"
                 reason = f"{step.when} was {step.at_least}, but {lasted}"
-        return _Condition(named=names, reason=reason, found=found)
+        return names, reason, found
 
     async def _lasting(
         self, step: Step, names: frozenset[Id | None]
