@@ -18,7 +18,6 @@ from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
-from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
 from clustertune.operations.playbooks import schema
@@ -37,23 +36,12 @@ _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null
 # --- find a playbook ------------------------------------------------------------------
 
 
-def read(which: str | Path, values: Mapping[str, str] | None = None) -> Playbook:
-    """Find a playbook by name or path, and read it.
+def read(which: str | Path, values: Mapping[str, Any] | None = None) -> Playbook:
+    """Find a playbook, and read it; ``values`` are those of :func:`load`.
 
-    Parameters
-    ----------
-    which
-        A name of :func:`~.folders.available`, or the path of a file. A path ends with
-        ``.yaml`` or ``.yml``, or contains a folder.
-    values
-        As for :func:`load`.
-
-    Raises
-    ------
-    PlaybookError
-        The file is not a valid playbook.
-    ValueError
-        There is no such playbook; the message lists the known ones.
+    ``which`` is a name of :func:`~.folders.available`, or the path of a file, which
+    ends with ``.yaml`` or ``.yml``, or contains a folder. Raises ``PlaybookError`` for
+    a bad playbook, and ``ValueError`` if there is none; the message lists the names.
     """
     path = _file(which)
     return load(_content(path), printable(path.name), values)
@@ -73,13 +61,7 @@ def problems(which: str | Path) -> list[str]:
 
 
 def text_of(which: str | Path) -> str:
-    """Return the text of a playbook, with control characters escaped.
-
-    Raises
-    ------
-    ValueError
-        There is no such playbook.
-    """
+    """Return the text of a playbook, with control characters escaped."""
     lines = _content(_file(which)).decode(errors="replace").splitlines()
     return "".join(f"{printable(line)}\n" for line in lines)
 
@@ -112,25 +94,14 @@ def _content(path: Path) -> bytes:
 
 
 def load(
-    text: str | bytes, source: str, values: Mapping[str, str] | None = None
+    text: str | bytes, source: str, values: Mapping[str, Any] | None = None
 ) -> Playbook:
-    """Read a playbook.
+    """Read a playbook; ``source`` is the name of the file in errors.
 
-    Parameters
-    ----------
-    text
-        The text of the file; bytes are UTF-8.
-    source
-        The name of the file in errors.
-    values
-        Values that replace those of the file, by key. A key is a path such as
-        ``steps[2].with.timeout``, or the unique end of one, such as ``n_workers``.
-
-    Raises
-    ------
-    PlaybookError
-        The text is not a valid playbook. The message has a line for each mistake, with
-        the line of the file, the path of the value, and the allowed values.
+    ``values`` replace those of the file, by key. A key is a path such as
+    ``steps[2].with.timeout``, or the unique end of one, such as ``n_workers``. A
+    ``PlaybookError`` has a line for each mistake: the line of the file, the path of the
+    value, and the allowed values.
     """
     document = _document(text, source)
     for key, value in (values or {}).items():
@@ -154,12 +125,11 @@ def _playbook(document: Document) -> Playbook:
         for i, given in enumerate(data["steps"])
     ]
     wrong: list[Problem] = []
+    least = limits.minimum_workers
     for i, step in enumerate(steps):
-        if step.options.get("n_workers", math.inf) < limits.minimum_workers:
-            text = (
-                f"n_workers={step.options['n_workers']} is less than "
-                f"limits.minimum_workers={limits.minimum_workers}"
-            )
+        n_workers = step.options.get("n_workers", least)
+        if n_workers < least:
+            text = f"n_workers={n_workers} is less than limits.minimum_workers={least}"
             wrong.append((("steps", i, "with"), text))
     if wrong:
         raise document.error(wrong)
@@ -173,15 +143,9 @@ def _playbook(document: Document) -> Playbook:
 
 
 def _step(given: Mapping[str, Any], line: str) -> Step:
-    plain = _values({k: given[k] for k in ("check", "holds") if k in given})
-    return Step(
-        line=line,
-        when=given.get("when", ""),
-        at_least=Severity[given.get("at_least", "warning")],
-        do=given.get("do", ""),
-        options=_values(given.get("with", {})),
-        **plain,
-    )
+    values = _values(given)
+    options = _values(values.pop("with", {}))
+    return Step(line=line, options=options, **values)
 
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,13 +261,7 @@ def _path_text(path: schema.Path) -> str:
 
 
 def parse(text: str | bytes, source: str) -> Document:
-    """Read plain data from YAML.
-
-    Raises
-    ------
-    PlaybookError
-        The text is not such YAML.
-    """
+    """Read plain data from YAML; raise PlaybookError for other text."""
     document = _document(text, source)
     if document.problems:
         raise document.error(document.problems)

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from clustertune import actions, checks
 from clustertune.core import arguments
+from clustertune.core.model import Severity
 from clustertune.core.wording import printable
 from clustertune.operations.playbooks.playbook import NAMED
 
@@ -86,13 +87,7 @@ def _check_words() -> list[str]:
 
 
 def read(key: str, value: Any) -> Any:
-    """Convert the value of a key, which the schema has accepted.
-
-    Raises
-    ------
-    ValueError
-        The value is not allowed.
-    """
+    """Convert the value of a key; raise ValueError if it is not allowed."""
     return READERS[key](key, value) if key in READERS else value
 
 
@@ -125,6 +120,7 @@ def _pause(key: str, value: Any) -> float:
 
 #: by key of ``with``, ``limits`` and steps, if the schema does not suffice
 READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "at_least": lambda _, name: Severity[name],
     "check": _checks,
     "disrupted_workers": arguments.part,
     "dtype": arguments.number_type,
