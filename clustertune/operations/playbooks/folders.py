@@ -17,10 +17,7 @@ from clustertune.core import settings
 def available() -> Mapping[str, Path]:
     """Map names of playbooks to files. The user's own override shipped ones.
 
-    Raises
-    ------
-    ValueError
-        ``clustertune.playbooks`` is not a readable folder.
+    Raise ValueError if ``clustertune.playbooks`` is not a readable folder.
     """
     settings.refuse_unknown(checks.all_settings())
     own = dask.config.get("clustertune.playbooks", None)

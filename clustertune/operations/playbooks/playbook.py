@@ -40,7 +40,7 @@ GIVEN = "given"  # ``keep``: the collections that are passed to the call
 BAD = frozenset(("failed", "left", "refused"))
 _UNDONE = ("skipped", "partly", "failed", "refused")  # statuses of steps of an action
 _COLUMNS = ("", "status", "step", "what came of it")
-_WIDTHS = (4, 9, 40, 60)
+_WIDTHS = [4, 9, 40, 60]
 
 Id = str | int
 
@@ -104,10 +104,7 @@ class Limits:
     def max_unavailable(self, snapshot: Snapshot, ids: Collection[Id]) -> int:
         """How many of these workers may be away at the same time.
 
-        Raises
-        ------
-        RefusedError
-            With one of them away, fewer than ``minimum_workers`` would run.
+        Raise RefusedError if one of them away leaves fewer than ``minimum_workers``.
         """
         wanted = self.disrupted_workers
         if not isinstance(wanted, int):
@@ -126,13 +123,7 @@ class Limits:
         return min(most, spare)
 
     def refuse_fewer(self, snapshot: Snapshot, ids: Collection[Id]) -> None:
-        """Refuse a merge of these workers if too few would remain.
-
-        Raises
-        ------
-        RefusedError
-            Fewer than ``minimum_workers`` would remain.
-        """
+        """Refuse a merge of these workers if too few would remain."""
         retired = sum(len(group) - 1 for group in shared_hosts(snapshot, ids))
         left = sum(w.is_counted for w in snapshot.workers) - retired
         if retired and left < self.minimum_workers:
@@ -142,13 +133,7 @@ class Limits:
             )
 
     def refuse_beyond(self, snapshot: Snapshot, steps: Collection[model.Step]) -> None:
-        """Refuse steps of another package's action that exceed the limits.
-
-        Raises
-        ------
-        RefusedError
-            Too many workers would be away at once, or too few would run.
-        """
+        """Refuse steps of another package's action that exceed the limits."""
         restarts = [s.args for s in steps if isinstance(s.args, model.Restart)]
         drops = [s.args for s in steps if isinstance(s.args, model.Drop)]
         # retired workers do not come back, so all of them are away in the end
@@ -228,8 +213,8 @@ class StepResult:
             return ", ".join(shown) or "nothing"
         if self.report is None:
             return ""
-        steps = self.report.steps
-        return planned_of(self.report) or counts.line(steps) or "nothing to do"
+        done = counts.line(self.report.steps)
+        return planned_of(self.report) or done or "nothing to do"
 
     def in_shell(self, shell: Shell) -> StepResult:
         """Return the step with command lines in its remedies."""
@@ -352,10 +337,9 @@ class PlaybookResult:
         return int(any(f.severity >= fail_on for f in self.found))
 
     def __str__(self) -> str:
-        rows, widths = self._rows(), list(_WIDTHS)
         paragraphs = [
             self._headline(),
-            tabulate(rows, _COLUMNS, disable_numparse=True, maxcolwidths=widths),
+            self._table(maxcolwidths=_WIDTHS),
         ]
         for i, step in enumerate(self.steps):
             shown = [f for f in step.found if f.severity is not Severity.info]
@@ -368,8 +352,8 @@ class PlaybookResult:
         return f"<PlaybookResult: {printable(self.playbook)}; {self.status}>"
 
     def _repr_html_(self) -> str:
-        table = tabulate(self._rows(), _COLUMNS, tablefmt="html", disable_numparse=True)
-        parts = [f"<p>{escape(self._headline())}</p>", table]
+        headline = escape(self._headline())
+        parts = [f"<p>{headline}</p>", self._table(tablefmt="html")]
         for i, step in enumerate(self.steps):
             inner = "" if step.report is None else step.report._repr_html_()
             if step.status == "checked" and step.found:
@@ -401,8 +385,9 @@ class PlaybookResult:
             f"{seconds_text(self.seconds)}"
         )
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def _table(self, **style: Any) -> str:
+        rows = [
             [f"[{i}]", s.status, printable(s.step), printable(s.outcome)]
             for i, s in enumerate(self.steps)
         ]
+        return tabulate(rows, _COLUMNS, disable_numparse=True, **style)
