@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import cached_property, partial
-from time import monotonic, time
+from time import monotonic
 from typing import Any, NoReturn
 
 from clustertune import checks
@@ -208,7 +208,7 @@ class Prepared(ClientContext):
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
-        about = partial(recording.of_call, "fit", self._journal, self.report, time())
+        about = partial(recording.of_data, self._journal, self.report)
         self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
         try:
             await self.hold.__aenter__()

@@ -47,23 +47,16 @@ MAX_STEPS = 20
 
 def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record:
     """Return the record of a call; a dry run is a ``plan``."""
-    view = journal.views[-1] if journal.views else None
-    layout = view.layouts[0] if view and view.layouts else None
-    summary = report.after[0] if report.after else None
     dry = report.status == "planned"
     steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
     seconds = _costs([(s.predicted_seconds, s.seconds) for s in steps], dry)
     nbytes = _costs([(s.predicted_bytes, s.nbytes) for s in steps], dry)
-    record = Record(
+    return replace(
+        of_data(journal, report),
         kind="plan" if dry else kind,
         began=began,
         seconds=report.seconds,
         status=report.status,
-        workload=report.workload if layout else "",
-        rows=summary.rows if summary else None,
-        columns=layout.collections[0].columns if layout else None,
-        partitions=summary.partitions if summary else None,
-        nbytes=summary.nbytes if summary else None,
         findings=_named(report.found),
         steps=tuple(s.summary for s in steps[:MAX_STEPS]),
         predicted_seconds=seconds[0],
@@ -73,6 +66,19 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         predicted_peak=max(report.forecast.values(), default=None),
         error=printable(report.error, longest=MAX_ERROR_LENGTH),
     )
+
+
+def of_data(journal: Journal, report: Report) -> Record:
+    """Return the record of a future fit: its data and its cluster."""
+    view = journal.views[-1] if journal.views else None
+    layout = view.layouts[0] if view and view.layouts else None
+    record = Record(kind="fit", began=0.0, seconds=0.0)
+    if layout:
+        columns = layout.collections[0].columns
+        record = replace(record, workload=report.workload, columns=columns)
+    for data in report.after[:1]:
+        rows, partitions = data.rows, data.partitions
+        record = replace(record, rows=rows, partitions=partitions, nbytes=data.nbytes)
     return _on(record, view.now, view.eligible_workers) if view else record
 
 
@@ -119,9 +125,9 @@ def of_hold(
 ) -> Record:
     """Return the record of a held block.
 
-    ``about`` is the record of the prepared data and its cluster. If it is None, the
-    record counts all running workers. A single snapshot of the monitor shows only the
-    state before the block.
+    ``about`` is the record of :func:`of_data`. If it is None, the record counts all
+    running workers. A single snapshot of the monitor shows only the state before the
+    block.
     """
     snapshots = watched.snapshots
     was_sampled = len(snapshots) > 1
@@ -134,7 +140,6 @@ def of_hold(
         record = _on(record, snapshots[0], running)
     return replace(
         record,
-        kind="fit",
         began=began,
         seconds=measures.seconds,
         status="failed" if error is not None else "left" if measures.gone else "done",
@@ -152,12 +157,6 @@ def of_hold(
         spilled=measures.spilled if was_sampled else None,
         busy=sum(measures.busy.values()) if measures.busy else None,
         error=printable(text, longest=MAX_ERROR_LENGTH),
-        # the steps of prepare are in its own record
-        steps=(),
-        predicted_seconds=None,
-        actual_seconds=None,
-        predicted_bytes=None,
-        actual_bytes=None,
     )
 
 
@@ -193,9 +192,8 @@ def of_run(
 def with_job(record: Record, job: str | None) -> Record:
     """Add the configured job, or one that is derived from the data."""
     if job is None and not record.job and record.workload:
-        job = (
-            f"{record.workload}-{record.columns}" if record.columns else record.workload
-        )
+        job = record.workload
+        job += f"-{record.columns}" if record.columns else ""
     return replace(record, job=job) if job is not None else record
 
 
