@@ -248,9 +248,7 @@ def changed_names(
     before: Mapping[str, Sequence[Key] | None], after: Mapping[str, Sequence[Key]]
 ) -> tuple[str, ...]:
     """Return the names whose data has other keys than before, or was not persisted."""
-    return tuple(
-        n for n in after if (was := before[n]) is None or list(was) != list(after[n])
-    )
+    return tuple(name for name in after if before[name] != after[name])
 
 
 # --- the call -------------------------------------------------------------------------

@@ -225,12 +225,7 @@ def configured() -> HistorySettings:
         if not is_allowed(value):
             raise ValueError(f"clustertune.history.{name}={value!r} must be {rule}")
     known = settings.defaults()["clustertune"]["history"] | dict(found)
-    return HistorySettings(
-        enabled=known["enabled"],
-        file=known["path"],
-        keep=known["keep"],
-        job=known["job"],
-    )
+    return HistorySettings(file=known.pop("path"), **known)
 
 
 def file_of(path: str | None) -> Path:
@@ -309,18 +304,18 @@ class Store:
         with self._explained():
             if not self.path.exists():
                 return ()
-        with self._explained(), self._open("rw") as file:
-            if not self._version(file):
-                return ()
-            rows = file.execute(
-                "SELECT id, data FROM records WHERE job = coalesce(?, job) "
-                "AND kind = coalesce(?, kind) ORDER BY id DESC",
-                (job, kind),
-            )
-            records = (self._record(*row) for row in rows)
-            found = (r for r in records if cluster is None or r.is_of(cluster))
-            latest = tuple(islice(found, None if last is None else min(last, LARGEST)))
-        return latest[::-1]
+            with self._open("rw") as file:
+                if not self._version(file):
+                    return ()
+                rows = file.execute(
+                    "SELECT id, data FROM records WHERE job = coalesce(?, job) "
+                    "AND kind = coalesce(?, kind) ORDER BY id DESC",
+                    (job, kind),
+                )
+                records = (self._record(*row) for row in rows)
+                found = (r for r in records if cluster is None or r.is_of(cluster))
+                most = None if last is None else min(last, LARGEST)
+                return tuple(islice(found, most))[::-1]
 
     @contextmanager
     def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
