@@ -61,12 +61,12 @@ def playbook_names(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the name of a playbook, or of a file."""
-    from clustertune.operations.playbooks import folders
+    from clustertune.operations.playbooks import available
 
     # first, because bash drops the names before it; it offers files if no name matches
     files = CompletionItem(incomplete, type="file")
     try:
-        return [files, *_items(folders.available(), incomplete)]
+        return [files, *_items(available(), incomplete)]
     except ValueError:  # a wrong setting, which the command itself reports
         return [files]
 

@@ -161,7 +161,7 @@ def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) ->
     *.yaml files in the folder that `clustertune.playbooks` names in Dask's
     configuration. Your own playbooks override shipped ones with the same name.
     """
-    from clustertune.operations.playbooks import folders, library, schema
+    from clustertune.operations.playbooks import available, library, schema
 
     if lint:
         _lint(names, form)
@@ -174,7 +174,7 @@ def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) ->
         if names:
             click.echo(library.text_of(names[0]), nl=False)
             return
-        found = [_described(n, path) for n, path in folders.available().items()]
+        found = [_described(n, path) for n, path in available().items()]
     if form == "json":
         click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
         return

@@ -34,7 +34,7 @@ from clustertune.integrations import libraries
 from clustertune.operations import manifests, planfile
 from clustertune.operations.history import query, store
 from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan
-from clustertune.operations.playbooks import folders, library, schema
+from clustertune.operations.playbooks import available, library, schema
 from clustertune.operations.scheduling import triggers
 from clustertune.planner.verification import Fingerprint
 from tests.chaos import mutations
@@ -135,7 +135,7 @@ _SET: tuple[Mapping[str, str], ...] = (
 
 
 def _playbooks() -> list[bytes]:
-    return [p.read_bytes() for p in folders.available().values()]
+    return [p.read_bytes() for p in available().values()]
 
 
 def _playbook_words() -> list[str]:
@@ -227,7 +227,7 @@ def _read_config(data: bytes) -> None:
         for read in (
             checks.configured,
             store.configured,
-            folders.available,
+            available,
             lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
         ):
             _tolerant(read, (ValueError, HistoryError))
@@ -339,7 +339,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 def _command_words() -> list[str]:
     options = {o for _, c in _commands() for p in c.params for o in p.opts}
-    files = [str(p) for p in folders.available().values()]
+    files = [str(p) for p in available().values()]
     return [
         *(name for path, _ in _commands() for name in path),
         *(o for o in options if o.startswith("-")),

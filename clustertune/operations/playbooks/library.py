@@ -20,8 +20,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode
 
 from clustertune.core.wording import printable
 from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import schema
-from clustertune.operations.playbooks.folders import available
+from clustertune.operations.playbooks import available, schema
 from clustertune.operations.playbooks.playbook import Limits, Playbook, Step
 
 MAX_BYTES = 64 * 1024
@@ -39,9 +38,9 @@ _SCALARS = frozenset(f"{_TAG}{x}" for x in ("str", "int", "float", "bool", "null
 def read(which: str | Path, values: Mapping[str, Any] | None = None) -> Playbook:
     """Find a playbook, and read it; ``values`` are those of :func:`load`.
 
-    ``which`` is a name of :func:`~.folders.available`, or the path of a file, which
-    ends with ``.yaml`` or ``.yml``, or contains a folder. Raises ``PlaybookError`` for
-    a bad playbook, and ``ValueError`` if there is none; the message lists the names.
+    ``which`` is a name of :func:`~.available`, or the path of a file, which ends with
+    ``.yaml`` or ``.yml``, or contains a folder. Raises ``PlaybookError`` for a bad
+    playbook, and ``ValueError`` if there is none; the message lists the names.
     """
     path = _file(which)
     return load(_content(path), printable(path.name), values)

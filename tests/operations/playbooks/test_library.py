@@ -19,7 +19,7 @@ import clustertune
 from clustertune import checks
 from clustertune.core.model import Severity
 from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import folders, library, playbook
+from clustertune.operations.playbooks import available, library, playbook
 from clustertune.operations.playbooks.library import MAX_BYTES, load, parse
 from clustertune.operations.playbooks.schema import own_actions
 
@@ -121,7 +121,7 @@ def test_limits_are_set_where_there_are_none() -> None:
     assert read.limits.minimum_workers == 3
 
 
-@pytest.mark.parametrize("name", folders.available())
+@pytest.mark.parametrize("name", available())
 def test_shipped_playbooks(name: str) -> None:
     """Each is valid, has the name of its file, and a description."""
     read = library.read(name)
@@ -326,12 +326,12 @@ def test_own_playbooks(tmp_path: Path) -> None:
     own.write_text(with_step("check: memory"))
     (tmp_path / "odd.yaml").write_text("a: [")
     with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
-        assert folders.available()["observe"] == own
-        assert {"odd", "between-runs"} <= set(folders.available())
+        assert available()["observe"] == own
+        assert {"odd", "between-runs"} <= set(available())
         assert library.read("observe").steps[0].check == ("memory",)
         with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
             library.read("odd")
-    assert folders.available()["observe"] != own
+    assert available()["observe"] != own
     assert library.read(own) == library.read(str(own))
 
 
@@ -340,7 +340,7 @@ def test_a_bad_folder(folder: Any) -> None:
     """A wrong setting is an error."""
     own = dask.config.set({"clustertune.playbooks": folder})
     with own, pytest.raises(ValueError, match="must be a folder"):
-        folders.available()
+        available()
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,8 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "there")
     code = (
         "import clustertune; "
-        "from clustertune.operations.playbooks import folders, library; "
-        "print(clustertune.__file__); print(*folders.available().values(), sep='\\n'); "
+        "from clustertune.operations.playbooks import available, library; "
+        "print(clustertune.__file__); print(*available().values(), sep='\\n'); "
         "library.schema.schema()"
     )
     done = subprocess.run(

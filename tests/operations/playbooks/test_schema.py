@@ -13,7 +13,7 @@ import yaml
 import clustertune
 from clustertune import checks
 from clustertune.operations.planfile import VERBS
-from clustertune.operations.playbooks import folders, schema
+from clustertune.operations.playbooks import available, schema
 from clustertune.operations.playbooks.schema import ON_DATA, own_actions
 
 
@@ -31,7 +31,7 @@ def test_the_schema_is_valid() -> None:
     jsonschema.Draft7Validator.check_schema(schema.schema())
 
 
-@pytest.mark.parametrize("path", folders.available().values(), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", available().values(), ids=lambda p: p.stem)
 def test_shipped_playbooks(path: Path) -> None:
     """The schema accepts each of them, and so do its formats."""
     data = yaml.safe_load(path.read_text())
