@@ -264,13 +264,8 @@ async def _prepare(
     profile = libraries.choose(options.get("estimator"))
     extra_names = names.extra_names(profile, options)
     await monitor.install_plugin(client, await monitor.identify(client))
-    # before reading: from here on the scheduler notes changes of these names
-    noted = [*names.distinct, *extra_names.names]
-    gone = await monitor.ask(client, "record_names", owner=client.id, names=noted)
-    old = dict(zip(names.distinct, await fetch(client, names.distinct), strict=True))
-    _refuse_gone(gone)
-    for name, data in old.items():
-        _refuse_other_types(name, data)
+    found = await present(client, names.distinct, extra_names.names)
+    old = dict(zip(names.distinct, found, strict=True))
     await _refuse_taken(client, kept, extra_names)
     given, named = names.prepare_arguments(old)
     preparing: Any = prepare  # returns an awaitable in the event loop
@@ -323,11 +318,17 @@ async def collections(client: Client, names: Sequence[str]) -> list[Any]:
     return found
 
 
-async def present(client: Client, names: Sequence[str]) -> list[Any]:
-    """Read published collections; raise IncompleteError if partitions are gone."""
+async def present(
+    client: Client, names: Sequence[str], new: Sequence[str] = ()
+) -> list[Any]:
+    """Read published collections; raise IncompleteError if partitions are gone.
+
+    Before, the scheduler begins to note changes of these names and of ``new`` names.
+    """
     if not names:
         return []
-    gone = await monitor.ask(client, "record_names", owner=client.id, names=[*names])
+    noted = [*names, *new]
+    gone = await monitor.ask(client, "record_names", owner=client.id, names=noted)
     found = await collections(client, names)
     _refuse_gone(gone)
     return found

@@ -27,7 +27,6 @@ from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.model import (
-    Goal,
     Key,
     Notify,
     Outcome,
@@ -46,7 +45,6 @@ from clustertune.errors import (
     RefusedError,
     TimedOutError,
 )
-from clustertune.integrations import libraries
 from clustertune.integrations.managers import saturn
 from clustertune.integrations.managers.saturn import OfferedSize, RequestedSizes
 from clustertune.monitor import inquiry, monitor
@@ -324,7 +322,9 @@ class _Recreation:
             raise ValueError(wrong)
         published = await publishing.fetch(self.client, self.datasets)
         collections = (*self.given, *published)
-        cluster = await self._open(self.client, collections, needs=())
+        given = inputs.of_rows(collections)
+        opening = saving.open_cluster(self.client, given, self.remaining, needs=())
+        cluster = await opening
         if self.dry_run:
             await self._plan(cluster, offers)
             return cluster, collections
@@ -355,16 +355,6 @@ class _Recreation:
                     known["reason"] = await self._on_loop_of(client, *waiting)
         async with self._closed_by_error(client):
             return await self._on_loop_of(client, self._load, client)
-
-    async def _open(
-        self, client: Client, collections: tuple[Any, ...], **options: Any
-    ) -> LiveCluster:
-        given = inputs.of_rows(collections)
-        check_client(client, given)
-        goal = Goal(workload=libraries.choose(None))
-        cluster = LiveCluster(client, given, goal, self.remaining)
-        await cluster.open(None, **options)
-        return cluster
 
     async def _look(self, cluster: LiveCluster) -> View:
         view = await cluster.look(self.display.notify)
@@ -511,7 +501,8 @@ class _Recreation:
         published = loaded[len(self.given) :]
         for name, data in zip(self.datasets, published, strict=False):
             await client.publish_dataset(data, name=name)
-        cluster = await self._open(client, loaded)
+        given = inputs.of_rows(loaded)
+        cluster = await saving.open_cluster(client, given, self.remaining)
         await self._look(cluster)
         self.journal.plans.append(Plan(phase="recreate"))
         return cluster, loaded

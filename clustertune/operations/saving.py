@@ -118,10 +118,7 @@ def save_data(
     seconds = arguments.duration("timeout", timeout)
 
     async def work(notify: Notify, remaining: Remaining) -> None:
-        check_client(client, given)
-        goal = Goal(workload=libraries.choose(None))
-        cluster = LiveCluster(client, given, goal, remaining)
-        await cluster.open(None)
+        cluster = await open_cluster(client, given, remaining)
         async with cluster.lease("save", notify):
             await cluster.look(notify)
             await write(cluster, target, overwrite=overwrite, notify=notify)
@@ -175,6 +172,17 @@ def load_data(
 
     found: tuple[Any, ...] = client.sync(_run, work, "load_data", seconds, progress)
     return found
+
+
+async def open_cluster(
+    client: Client, given: Inputs, remaining: Remaining, **options: Any
+) -> LiveCluster:
+    """Check a client and collections, and open their cluster for a call."""
+    check_client(client, given)
+    goal = Goal(workload=libraries.choose(None))
+    cluster = LiveCluster(client, given, goal, remaining)
+    await cluster.open(None, **options)
+    return cluster
 
 
 async def _run(
