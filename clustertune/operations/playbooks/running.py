@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -454,13 +454,10 @@ class PlaybookRun:
             return await self._prepare(step.do, options)
         if step.do == "release":
             return await self._release(options)
-        return await self._call(step.do, (), options)
+        return await self._call(step.do, **options)
 
-    async def _call(
-        self, verb: str, names: Sequence[str], options: Mapping[str, Any]
-    ) -> Report:
-        """Make a call, in the way in which stored plans are made and carried out."""
-        call = PlannedCall(verb=verb, names=tuple(names), options=options)
+    async def _call(self, verb: str, *names: str, **options: Any) -> Report:
+        call = PlannedCall(verb=verb, names=names, options=options)
         return await call.make(self.client, **self._how)
 
     @property
@@ -474,7 +471,7 @@ class PlaybookRun:
         options["estimator"] = self.estimator
         with assigned(permitted_phases, frozenset((phase,))):
             if isinstance(self.data, PublishedData):
-                return await self._call("prepare", self.data.names, options)
+                return await self._call("prepare", *self.data.names, **options)
             return await self.data.prepare(**options, **self._how)
 
     async def _release(self, options: dict[str, Any]) -> Report:
@@ -489,7 +486,7 @@ class PlaybookRun:
             assert self.data is not None
             given = await self.data.inputs()
             options["keep"] = [x.collection for x in given]
-        return await self._call("release", prefixes, options)
+        return await self._call("release", *prefixes, **options)
 
     async def _plugin(self, do: str, timeout: float = TIMEOUT) -> Report:
         """Carry out an action of another package, within the guards and the limits."""
