@@ -55,9 +55,7 @@ NEVER = {
     "dry_run",
     "keep",
     "progress",
-    "reason",
     "X",
-    "_only",  # set by playbooks
     "y",
 }
 
