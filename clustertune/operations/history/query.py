@@ -61,18 +61,15 @@ def _count(n: float) -> str:
     return f"{n:,.0f}"
 
 
-_TEXTS: tuple[tuple[str, Callable[[Record], str]], ...] = (
-    ("kind", lambda r: r.kind),
-    ("job", lambda r: r.job),
-    ("status", lambda r: r.status),
-    ("workload", lambda r: r.workload),
-    ("found", lambda r: ", ".join(f"{c} ({s})" for s, c in r.findings)),
-    ("steps", lambda r: "; ".join(r.steps)),
-    ("error", lambda r: r.error),
-)
-_NUMBERS: tuple[
-    tuple[str, Callable[[Record], float | None], Callable[[float], str]], ...
-] = (
+#: the name of a value, the value (None or "" is unknown), and its text
+_VALUES: tuple[tuple[str, Callable[[Record], Any], Callable[[Any], str]], ...] = (
+    ("kind", lambda r: r.kind, printable),
+    ("job", lambda r: r.job, printable),
+    ("status", lambda r: r.status, printable),
+    ("workload", lambda r: r.workload, printable),
+    ("found", lambda r: ", ".join(f"{c} ({s})" for s, c in r.findings), printable),
+    ("steps", lambda r: "; ".join(r.steps), printable),
+    ("error", lambda r: r.error, printable),
     ("took", lambda r: r.seconds, seconds_text),
     ("workers", lambda r: r.workers, _count),
     ("threads", lambda r: r.threads, _count),
@@ -93,20 +90,15 @@ _NUMBERS: tuple[
 
 def compare(first: Record, second: Record) -> tuple[Difference, ...]:
     """Compare all known values of two records."""
-    found = [
-        Difference(what=what, first=printable(of(first)), second=printable(of(second)))
-        for what, of in _TEXTS
-        if of(first) or of(second)
-    ]
-    for what, number, show in _NUMBERS:
-        a, b = number(first), number(second)
-        if a is None and b is None:
+    found = []
+    for what, value, show in _VALUES:
+        a, b = value(first), value(second)
+        if a in (None, "") and b in (None, ""):
             continue
-        shown = ["unknown" if x is None else show(x) for x in (a, b)]
-        ratio = times_text(b / a) if a and b is not None else ""
-        found.append(
-            Difference(what=what, first=shown[0], second=shown[1], ratio=ratio)
-        )
+        x, y = ("unknown" if v is None else show(v) for v in (a, b))
+        is_number = not isinstance(a, str)
+        ratio = times_text(b / a) if is_number and a and b is not None else ""
+        found.append(Difference(what=what, first=x, second=y, ratio=ratio))
     return tuple(found)
 
 
