@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -122,20 +122,30 @@ def run_roles(
     ...     models = roles.result()["worker"]                   # doctest: +SKIP
     """
     check_client(client)
-    _refuse_roles(roles)
+    if not isinstance(roles, Mapping) or not roles:
+        raise TypeError(f"roles must be a mapping, {EXAMPLE}; it was {roles!r:.200}")
     chosen = frameworks.choose(framework, roles)
-    sizes = _sizes(roles, chosen)
+    members = {name: _members(name, value, chosen) for name, value in roles.items()}
+    collections = _collections(client, data)
+    if collections and target_role not in members:
+        raise ValueError(
+            f"target_role={target_role!r} must be a role, because it has the data; the "
+            f"roles are {', '.join(map(repr, members))}. Pass one of them: "
+            f"target_role={next(iter(members))!r}"
+        )
+    lifecycle = Lifecycle(
+        target=target_role,
+        servers=frozenset(name for name, m in members.items() if m.are_servers),
+        timeout=arguments.duration("timeout", timeout),
+        grace=arguments.duration("grace", grace),
+    )
     request = _Request(
         client=client,
         framework=chosen,
-        sizes=sizes,
-        code=_code(roles, chosen),
-        servers=frozenset(name for name, value in roles.items() if _is_count(value)),
-        data=_collections(client, data),
-        target=_target(target_role, sizes, data is not None),
+        members=members,
+        data=collections,
         batch_size=arguments.count("batch_size", batch_size),
-        timeout=arguments.duration("timeout", timeout),
-        grace=arguments.duration("grace", grace),
+        lifecycle=lifecycle,
         progress=progress,
     )
     return client.sync(_run, request)
@@ -144,75 +154,65 @@ def run_roles(
 # --- arguments ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The members of a role."""
+
+    number: int
+    code: bytes  # pickled function
+    are_servers: bool  # the function is the framework's
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     """Checked arguments."""
 
     client: Client
     framework: Framework
-    sizes: Mapping[str, int]  # members by role
-    code: Mapping[str, bytes]  # pickled functions by role
-    servers: frozenset[str]  # roles with a function of the framework
+    members: Mapping[str, _Members]  # by role
     data: tuple[Any, ...]  # collections
-    target: str
     batch_size: int | None
-    timeout: float  # seconds
-    grace: float  # seconds
+    lifecycle: Lifecycle
     progress: Any
 
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _refuse_roles(roles: object) -> None:
-    if not isinstance(roles, Mapping) or not roles:
-        raise TypeError(f"roles must be a mapping, {EXAMPLE}; it was {roles!r:.200}")
+    @property
+    def target(self) -> str:
+        return self.lifecycle.target
 
 
-def _sizes(roles: Mapping[Any, Any], framework: Framework) -> dict[str, int]:
-    found = {}
-    for name, value in roles.items():
-        if not isinstance(name, str) or not name.isprintable() or not name:
-            raise TypeError(f"roles: a name must be a text, {EXAMPLE}; one is {name!r}")
-        pair = value if isinstance(value, tuple) else (value, None)
-        if len(pair) != 2 or not _is_count(pair[0]) or pair[0] < 1:
-            raise ValueError(
-                f"roles[{name!r}]={value!r:.200} must be (number, function) with a "
-                f"number of at least 1, {EXAMPLE}"
-            )
-        number, function = pair
-        if isinstance(value, tuple) and not callable(function):
-            raise TypeError(
-                f"roles[{name!r}] must have a function of ctx; it has "
-                f"{type(function).__name__}"
-            )
-        if not isinstance(value, tuple) and framework.server is None:
-            known = "None" if framework.name is None else f'"{framework.name}"'
-            raise ValueError(
-                f"roles[{name!r}]={value} has no function, and framework={known} has "
-                f"none for it. Pass one: {{{name!r}: ({value}, function)}}"
-            )
-        found[name] = int(number)
-    return found
-
-
-def _code(roles: Mapping[str, Any], framework: Framework) -> dict[str, bytes]:
-    found = {}
-    for name, value in roles.items():
-        if _is_count(value):
-            assert framework.server is not None
-            found[name] = ship.pickled(framework.server)
-            continue
-        try:
-            found[name] = cloudpickle.dumps(value[1])
-        # a class of the user may raise any error while it is pickled
-        except Exception as error:
-            raise TypeError(
-                f"the function of roles[{name!r}] cannot be sent to workers ({error}). "
-                "Remove objects of this process, such as locks, open files and clients"
-            ) from error
-    return found
+def _members(name: Any, value: Any, framework: Framework) -> _Members:
+    """Check a role: ``(number, function)``, or a number of the framework's servers."""
+    if not isinstance(name, str) or not name.isprintable() or not name:
+        raise TypeError(f"roles: a name must be a text, {EXAMPLE}; one is {name!r}")
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    number, function = value if is_pair else (value, framework.server)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(
+            f"roles[{name!r}]={value!r:.200} must be (number, function) with a number "
+            f"of at least 1, {EXAMPLE}"
+        )
+    if is_pair and not callable(function):
+        raise TypeError(
+            f"roles[{name!r}] must have a function of ctx; it has "
+            f"{type(function).__name__}"
+        )
+    if function is None:
+        known = "None" if framework.name is None else f'"{framework.name}"'
+        raise ValueError(
+            f"roles[{name!r}]={value} has no function, and framework={known} has none "
+            f"for it. Pass one: {{{name!r}: ({value}, function)}}"
+        )
+    if not is_pair:
+        return _Members(number, ship.pickled(function), are_servers=True)
+    try:
+        code = cloudpickle.dumps(function)
+    # a class of the user may raise any error while it is pickled
+    except Exception as error:
+        raise TypeError(
+            f"the function of roles[{name!r}] cannot be sent to workers ({error}). "
+            "Remove objects of this process, such as locks, open files and clients"
+        ) from error
+    return _Members(number, code, are_servers=False)
 
 
 def _collections(client: Client, data: Any) -> tuple[Any, ...]:
@@ -224,16 +224,6 @@ def _collections(client: Client, data: Any) -> tuple[Any, ...]:
         raise ValueError("data is empty; leave it out, or pass data=(X, y)")
     check_client(client, inputs.of_rows(found))
     return found
-
-
-def _target(name: Any, sizes: Mapping[str, int], with_data: bool) -> str:
-    if with_data and name not in sizes:
-        raise ValueError(
-            f"target_role={name!r} must be a role, because it has the data; the roles "
-            f"are {', '.join(map(repr, sizes))}. Pass one of them: target_role="
-            f"{next(iter(sizes))!r}"
-        )
-    return str(name)
 
 
 # --- which worker takes which role ----------------------------------------------------
@@ -254,6 +244,10 @@ class Candidate:
     missing: tuple[str, ...] = ()  # modules of the framework
     taken: str | None = None  # role of another call that uses the environment
 
+    @property
+    def host_and_process(self) -> tuple[str, str]:
+        return self.host, self.process
+
 
 def assign(
     sizes: Mapping[str, int],
@@ -268,19 +262,7 @@ def assign(
     data. Idle workers come first. The members of a role are spread over hosts, then
     all roles are. Equal workers are chosen in the given order.
     """
-    fit = [c for c in candidates if c.status == "running" and c.answers]
-    able = [c for c in fit if not c.missing and not (own_process and c.taken)]
-    if own_process:
-        able = _one_per_process(able)
-    if len(able) < sum(sizes.values()):
-        reasons = "; ".join(_reasons(candidates, fit, able, own_process=own_process))
-        requested = ", ".join(f"{role}: {n}" for role, n in sizes.items())
-        raise NoWorkersError(
-            f"the roles need {plural(sum(sizes.values()), 'worker')} ({requested}), "
-            f"one each, and {len(able)} of {len(candidates)} can take one"
-            f"{reasons and ': '}{reasons}. Use fewer roles, or start workers: "
-            "clustertune.scale(client, n_workers)"
-        )
+    able = _able(sizes, candidates, own_process=own_process)
     chosen: dict[str, list[Candidate]] = {role: [] for role in sizes}
     hosts = Counter[str]()
     for role in sorted(sizes, key=lambda name: name != first):
@@ -303,45 +285,55 @@ def assign(
     return chosen
 
 
-def _one_per_process(candidates: Sequence[Candidate]) -> list[Candidate]:
-    found: dict[tuple[str, str], Candidate] = {}
+def _able(
+    sizes: Mapping[str, int], candidates: Sequence[Candidate], *, own_process: bool
+) -> list[Candidate]:
+    """Return the workers that can take a role; refuse too few."""
+    able: list[Candidate] = []
+    refused: dict[tuple[str, str], list[str | int]] = {}  # ids by reason
+    processes: set[tuple[str, str]] = set()
     for candidate in sorted(candidates, key=lambda c: c.tasks):
-        found.setdefault((candidate.host, candidate.process), candidate)
-    return [c for c in candidates if c in found.values()]
-
-
-def _reasons(
-    candidates: Sequence[Candidate],
-    fit: Sequence[Candidate],
-    able: Sequence[Candidate],
-    *,
-    own_process: bool,
-) -> Iterator[str]:
-    """Yield why workers cannot take a role."""
-
-    def names(some: Sequence[Candidate]) -> str:
-        return workers_text([c.id for c in some])
-
-    other = [c for c in candidates if c.status != "running"]
-    if other:
-        statuses = names_text(sorted({c.status for c in other}))
-        yield f"{names(other)} not running ({statuses})"
-    silent = [c for c in candidates if c.status == "running" and not c.answers]
-    if silent:
-        yield f"no answer from {names(silent)}"
-    missing = [c for c in fit if c.missing]
-    if missing:
-        modules = names_text(sorted({m for c in missing for m in c.missing}))
-        yield f"{modules} cannot be imported on {names(missing)}"
-    taken = [c for c in fit if own_process and c.taken]
-    if taken:
-        yield f"another call's role is on {names(taken)}"
-    left = [c for c in fit if not c.missing and not (own_process and c.taken)]
-    if len(left) > len(able):
-        yield (
-            f"{names([c for c in left if c not in able])} in one process with others, "
-            "where roles of a framework would share its environment"
+        reason = _refusal(candidate, processes if own_process else None)
+        if reason is None:
+            able.append(candidate)
+            processes.add(candidate.host_and_process)
+        else:
+            refused.setdefault(reason, []).append(candidate.id)
+    n_roles = sum(sizes.values())
+    if len(able) < n_roles:
+        reasons = "; ".join(
+            f"{before}{workers_text(ids)}{after}"
+            for (before, after), ids in refused.items()
         )
+        requested = ", ".join(f"{role}: {n}" for role, n in sizes.items())
+        raise NoWorkersError(
+            f"the roles need {plural(n_roles, 'worker')} ({requested}), one each, and "
+            f"{len(able)} of {len(candidates)} can take one"
+            f"{reasons and ': '}{reasons}. Use fewer roles, or start workers: "
+            "clustertune.scale(client, n_workers)"
+        )
+    return able
+
+
+def _refusal(
+    candidate: Candidate, processes: Collection[tuple[str, str]] | None
+) -> tuple[str, str] | None:
+    """Return why a worker cannot take a role: texts before and after its id.
+
+    ``processes`` have a role already; None if roles may share a process.
+    """
+    if candidate.status != "running":
+        return "", f" not running ({printable(candidate.status)})"
+    if not candidate.answers:
+        return "no answer from ", ""
+    if candidate.missing:
+        return f"{names_text(candidate.missing)} cannot be imported on ", ""
+    if processes is not None and candidate.taken:
+        return "another call's role is on ", ""
+    if processes is not None and candidate.host_and_process in processes:
+        where = "where roles of a framework would share its environment"
+        return "", f" in one process with others, {where}"
+    return None
 
 
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
@@ -357,7 +349,7 @@ async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
         modules=list(framework.modules),
     )
     return assign(
-        request.sizes,
+        {role: m.number for role, m in request.members.items()},
         [_candidate(a, entries[a], answers.get(a), held.get(a, 0)) for a in entries],
         first=request.target,
         own_process=framework.own_process,
@@ -365,21 +357,18 @@ async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
 
 
 def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
-    facts: Any = {
-        "address": address,
-        "id": monitor.worker_id(address, entry),
-        "host": str(entry["host"]),
-        "status": str(entry["status"]),
-        "held": held,
-    }
-    if not isinstance(answer, dict):
-        return Candidate(**facts, process=address, answers=False)
+    facts = answer if isinstance(answer, dict) else {"process": address}
     return Candidate(
-        **facts,
-        process=answer["process"],
-        tasks=answer["tasks"],
-        missing=tuple(answer["missing"]),
-        taken=answer["role"],
+        address=address,
+        id=monitor.worker_id(address, entry),
+        host=str(entry["host"]),
+        process=facts["process"],
+        status=str(entry["status"]),
+        answers=facts is answer,
+        tasks=facts.get("tasks", 0),
+        held=held,
+        missing=tuple(facts.get("missing", ())),
+        taken=facts.get("role"),
     )
 
 
@@ -418,14 +407,8 @@ async def _run(request: _Request) -> Roles:
         except BaseException:  # an interruption too
             await asyncio.shield(_unregister(request.client, name, states))
             raise
-        lifecycle = Lifecycle(
-            target=request.target,
-            servers=request.servers,
-            timeout=request.timeout,
-            grace=request.grace,
-        )
         stack.callback(placed.release)
-        found = Roles(request.client, name, states, lifecycle, stack.pop_all())
+        found = Roles(request.client, name, states, request.lifecycle, stack.pop_all())
     await found.begun()
     return found
 
@@ -435,7 +418,8 @@ class _PlacedData:
     """The data on the workers of a role."""
 
     collections: tuple[Any, ...] = ()  # keep the data in memory
-    partitions: Mapping[str, list[tuple[Key, ...]]] | None = None  # by address
+    #: keys by address; workers without data are missing
+    partitions: Mapping[str, list[tuple[Key, ...]]] = field(default_factory=dict)
     rows: Sequence[Sequence[int]] = ()  # by rank, of each partition
 
     def release(self) -> None:
@@ -451,7 +435,7 @@ async def _place(request: _Request, workers: list[str]) -> _PlacedData:
         *request.data,
         workers=workers,
         estimator=request.framework.workload,
-        timeout=request.timeout,
+        timeout=request.lifecycle.timeout,
         progress=request.progress,
     )
     prepared: Prepared = await placing
@@ -464,8 +448,8 @@ async def _place(request: _Request, workers: list[str]) -> _PlacedData:
     rows: dict[str, list[int]] = {w: [] for w in workers}
     counts = prepared.after.rows.tolist()
     for count, partition in zip(counts, zip(*columns, strict=True), strict=True):
-        common = set(workers).intersection(*(holders.get(k, ()) for k in partition))
-        home = next((w for w in workers if w in common), None)
+        held_by = [holders.get(key, ()) for key in partition]
+        home = next((w for w in workers if all(w in h for h in held_by)), None)
         if home is None:
             raise IncompleteError(
                 f"partition {printable(str(partition[0]), longest=100)} was lost or "
@@ -523,7 +507,7 @@ def _submit(
     graph = graphs.Graph()
     for state in states:
         settings = _settings(request, name, state, spec, placed)
-        settings |= {"code": request.code[state.role], "around": around}
+        settings |= {"code": request.members[state.role].code, "around": around}
         key = f"role-{state.role}-{state.rank}-{name}"
         # pickled, because Dask would replace keys of partitions with their data
         graph.tasks[key] = task(key, name, key, pickle.dumps(settings))
@@ -548,16 +532,15 @@ def _settings(
     if framework.own_process:
         mark = f"{role} {rank} of roles {name[:8]}"
         environment = {**environment, remote_roles.VARIABLE: mark}
-    has_data = role == request.target
     return {
         "role": role,
         "rank": rank,
-        "size": request.sizes[role],
+        "size": request.members[role].number,
         "spec": list(spec.items()),
         "target": framework.target(spec, role, rank),
         "environment": environment,
         "batch_size": request.batch_size,
         "synchronous": framework.synchronous,
-        "partitions": (placed.partitions or {}).get(state.worker) if has_data else None,
-        "rows": placed.rows if has_data else (),
+        "partitions": placed.partitions.get(state.worker),
+        "rows": placed.rows,
     }
