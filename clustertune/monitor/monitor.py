@@ -11,6 +11,7 @@ process. Rows are counted for every snapshot.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from clustertune.core.model import (
     PARTS,
     CollectionInfo,
     Int64s,
+    Key,
     Snapshot,
     Thresholds,
     Unknown,
@@ -178,6 +180,37 @@ def approved(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> set[st
     """Return the addresses of these workers to which code may be sent."""
     processes = known(client).approved
     return {a for a, entry in workers.items() if _process(a, entry) in processes}
+
+
+async def running_workers(
+    client: Client,
+) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
+    """Return all workers, and the addresses of running ones that may get code."""
+    workers = (await identify(client))["workers"]
+    there = await approve(client, workers)
+    running = [a for a, x in workers.items() if a in there and x["status"] == "running"]
+    return workers, running
+
+
+async def held_bytes(
+    client: Client, groups: Sequence[Sequence[Key]]
+) -> list[dict[str, int]]:
+    """Return for each group of keys its bytes on each worker, by address."""
+    wanted = [key for group in groups for key in group]
+    if not wanted:
+        return [{} for _ in groups]
+    scheduler = await _scheduler(client)
+    holders: Mapping[Key, Sequence[str]]
+    holders, sizes = await asyncio.gather(
+        scheduler.who_has(keys=wanted), scheduler.nbytes(keys=wanted, summary=False)
+    )
+    found = []
+    for group in groups:
+        held = Counter[str]()
+        for key in group:
+            held.update(dict.fromkeys(holders.get(key, ()), sizes.get(key, 0)))
+        found.append(dict(held))
+    return found
 
 
 async def ask_workers(

@@ -407,13 +407,7 @@ def _wait_for_workers(client: Client, n_workers: Any, seconds: float) -> None:
 
 
 async def _workers(client: Client) -> list[WorkerCapacity]:
-    entries: Mapping[str, Any] = (await monitor.identify(client))["workers"]
-    approved = await monitor.approve(client, entries)
-    running = [
-        address
-        for address, entry in entries.items()
-        if address in approved and entry["status"] == "running"
-    ]
+    entries, running = await monitor.running_workers(client)
     machines = await ship.on_workers(
         client, probe.machine, running, timeout=ANSWER_TIMEOUT
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import cache
@@ -156,8 +156,11 @@ async def _plan(request: SumRequest) -> Plan:
 
 
 async def _planned(request: SumRequest, columns: Sequence[Sequence[Any]]) -> Plan:
+    parts = [
+        [f.key for f in item if f is not None] for item in zip(*columns, strict=True)
+    ]
     (names, threads), items = await asyncio.gather(
-        _workers(request.client), _item_holders(request.client, columns)
+        _workers(request.client), monitor.held_bytes(request.client, parts)
     )
     remarks = list(request.remarks)
     if columns:
@@ -191,47 +194,19 @@ async def _workers(
     client: Client,
 ) -> tuple[dict[str, str | int], dict[str, int]]:
     """Return names and threads of usable workers by address, ordered by name."""
-    identity = await monitor.identify(client)
-    entries = identity["workers"]
-    approved = await monitor.approve(client, entries)
-    names = {
-        address: monitor.worker_id(address, entry)
-        for address, entry in entries.items()
-        if entry["status"] == "running" and address in approved
-    }
-    if not names:
+    entries, running = await monitor.running_workers(client)
+    if not running:
+        scheduler: Any = client.scheduler
         raise NoWorkersError(
-            f"the cluster {printable(identity['address'])} has no running worker that "
+            f"the cluster {printable(scheduler.address)} has no running worker that "
             f"can run code of this client (of {len(entries)} workers). Start one, or "
             "wait: client.wait_for_workers(1)"
         )
+    names = {a: monitor.worker_id(a, entries[a]) for a in running}
     # 2 before 10, for numbers and for texts
-    ordered = sorted(names, key=lambda a: (len(str(names[a])), str(names[a])))
-    threads = {address: int(entries[address]["nthreads"]) for address in ordered}
-    return {address: names[address] for address in ordered}, threads
-
-
-async def _item_holders(
-    client: Client, columns: Sequence[Sequence[Any]]
-) -> list[dict[str, int]]:
-    """Return for each item the bytes of its partitions on each holder, by address."""
-    scheduler: Any = client.scheduler
-    keys = [f.key for column in columns for f in column if f is not None]
-    if not keys:
-        return [{} for _ in zip(*columns, strict=True)]
-    holders: Mapping[Key, Any]
-    sizes: Mapping[Key, int]
-    holders, sizes = await asyncio.gather(
-        scheduler.who_has(keys=keys), scheduler.nbytes(keys=keys, summary=False)
-    )
-    found = []
-    for item in zip(*columns, strict=True):
-        held: dict[str, int] = {}
-        for key in (f.key for f in item if f is not None):
-            for worker in holders.get(key, ()):
-                held[worker] = held.get(worker, 0) + sizes.get(key, 0)
-        found.append(held)
-    return found
+    ordered = sorted(running, key=lambda a: (len(str(names[a])), str(names[a])))
+    threads = {a: int(entries[a]["nthreads"]) for a in ordered}
+    return {a: names[a] for a in ordered}, threads
 
 
 # --- execution ------------------------------------------------------------------------

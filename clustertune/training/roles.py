@@ -338,13 +338,13 @@ def _refusal(
 
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
     client, framework = request.client, request.framework
-    entries = (await monitor.identify(client))["workers"]
-    approved = await monitor.approve(client, entries)
-    held = await _held(client, request.data)
+    entries, running = await monitor.running_workers(client)
+    futures = [f for x in request.data for f in inputs.partitions(x)[1] or ()]
+    (held,) = await monitor.held_bytes(client, [[f.key for f in futures]])
     answers = await ship.on_workers(
         client,
         remote_roles.describe_worker,
-        [a for a in entries if a in approved and entries[a]["status"] == "running"],
+        running,
         timeout=ANSWER_TIMEOUT,
         modules=list(framework.modules),
     )
@@ -370,20 +370,6 @@ def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
         missing=tuple(facts.get("missing", ())),
         taken=facts.get("role"),
     )
-
-
-async def _held(client: Client, collections: Sequence[Any]) -> dict[str, int]:
-    """Return by address the bytes of the data on the worker."""
-    futures = [f for x in collections for f in inputs.partitions(x)[1] or ()]
-    keys = [f.key for f in futures]
-    scheduler: Any = client.scheduler
-    holders: Mapping[Key, Any] = await scheduler.who_has(keys=keys) if keys else {}
-    sizes = await scheduler.nbytes(keys=keys, summary=False) if keys else {}
-    found: dict[str, int] = {}
-    for key, workers in holders.items():
-        for worker in workers:
-            found[worker] = found.get(worker, 0) + sizes.get(key, 0)
-    return found
 
 
 # --- execution ------------------------------------------------------------------------
