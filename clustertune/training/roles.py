@@ -12,7 +12,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +21,6 @@ from distributed import Client
 
 from clustertune.collections import graphs, inputs
 from clustertune.core import arguments
-from clustertune.core.model import Key
 from clustertune.core.wording import names_text, plural, printable, workers_text
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
@@ -379,81 +378,62 @@ async def _run(request: _Request) -> Roles:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(hold(request.client, label="run_roles"))
         assigned = await _assigned(request)
-        targets = [c.address for c in assigned.get(request.target, [])]
-        placed = await _place(request, targets)
-        name = uuid4().hex  # of the endpoints
         states = [
             RoleState(role=role, rank=rank, worker=c.address, id=c.id)
             for role, members in assigned.items()
             for rank, c in enumerate(members)
         ]
+        if request.data:
+            await _place(request, states, stack)
+        name = uuid4().hex  # of the endpoints
         try:
             await _register(request, name, states)
-            _submit(request, name, states, placed)
+            _submit(request, name, states)
         except BaseException:  # an interruption too
             await asyncio.shield(_unregister(request.client, name, states))
             raise
-        stack.callback(placed.release)
         found = Roles(request.client, name, states, request.lifecycle, stack.pop_all())
     await found.begun()
     return found
 
 
-@dataclass
-class _PlacedData:
-    """The data on the workers of a role."""
-
-    collections: tuple[Any, ...] = ()  # keep the data in memory
-    #: keys by address; workers without data are missing
-    partitions: Mapping[str, list[tuple[Key, ...]]] = field(default_factory=dict)
-    rows: Sequence[Sequence[int]] = ()  # by rank, of each partition
-
-    def release(self) -> None:
-        self.collections = ()
-
-
-async def _place(request: _Request, workers: list[str]) -> _PlacedData:
-    """Place the data on these workers, in the order of their ranks."""
-    if not request.data:
-        return _PlacedData()
+async def _place(
+    request: _Request, states: Sequence[RoleState], stack: AsyncExitStack
+) -> None:
+    """Place the data on the workers of the target role, until the stack ends."""
+    members = [s for s in states if s.role == request.target]
     placing: Any = prepare(
         request.client,
         *request.data,
-        workers=workers,
+        workers=[m.worker for m in members],
         estimator=request.framework.workload,
         timeout=request.lifecycle.timeout,
         progress=request.progress,
     )
     prepared: Prepared = await placing
-    collections = tuple(prepared)
+    collections = list(prepared)
+    stack.callback(collections.clear)
     columns = [inputs.partitions(x)[0] for x in collections]
     scheduler: Any = request.client.scheduler
     keys = [key for column in columns for key in column]
     holders = await scheduler.who_has(keys=keys)
-    partitions: dict[str, list[tuple[Key, ...]]] = {w: [] for w in workers}
-    rows: dict[str, list[int]] = {w: [] for w in workers}
     counts = prepared.after.rows.tolist()
     for count, partition in zip(counts, zip(*columns, strict=True), strict=True):
         held_by = [holders.get(key, ()) for key in partition]
-        home = next((w for w in workers if all(w in h for h in held_by)), None)
+        home = next((m for m in members if all(m.worker in h for h in held_by)), None)
         if home is None:
             raise IncompleteError(
                 f"partition {printable(str(partition[0]), longest=100)} was lost or "
                 "moved before the roles began. Call run_roles again"
             )
-        partitions[home].append(partition)
-        rows[home].append(count)
-    _refuse_empty(request, rows)
-    return _PlacedData(collections, partitions, list(rows.values()))
-
-
-def _refuse_empty(request: _Request, rows: Mapping[str, list[int]]) -> None:
-    """Refuse a batch size that leaves a rank without batches if ranks run in step."""
-    fewest = min(sum(counts) for counts in rows.values())
+        home.partitions.append(partition)
+        home.rows.append(count)
+    fewest = min(sum(m.rows) for m in members)
+    # ranks that run in step wait for a rank without a batch
     if request.framework.synchronous and fewest < (request.batch_size or 1):
         raise ValueError(
             f"batch_size={request.batch_size}, but one of the "
-            f"{len(rows)} {request.target} roles has {fewest:,} rows, so it has no "
+            f"{len(members)} {request.target} roles has {fewest:,} rows, so it has no "
             "batch. Pass a smaller batch_size, fewer of these roles, or more data"
         )
 
@@ -483,17 +463,13 @@ async def _unregister(client: Client, name: str, states: Sequence[RoleState]) ->
     await ship.on_workers(client, remove, workers, timeout=ANSWER_TIMEOUT, name=name)
 
 
-def _submit(
-    request: _Request, name: str, states: Sequence[RoleState], placed: _PlacedData
-) -> None:
+def _submit(request: _Request, name: str, states: Sequence[RoleState]) -> None:
     """Submit a task for each role, restricted to its worker."""
-    spec = by_role(states, lambda s: s.address)
     task = ship.Tasks(remote_roles.run_role)
     around = ship.pickled(request.framework.around)
     graph = graphs.Graph()
     for state in states:
-        settings = _settings(request, name, state, spec, placed)
-        settings |= {"code": request.members[state.role].code, "around": around}
+        settings = {**_settings(request, name, state, states), "around": around}
         key = f"role-{state.role}-{state.rank}-{name}"
         # pickled, because Dask would replace keys of partitions with their data
         graph.tasks[key] = task(key, name, key, pickle.dumps(settings))
@@ -506,27 +482,26 @@ def _submit(
 
 
 def _settings(
-    request: _Request,
-    name: str,
-    state: RoleState,
-    spec: Mapping[str, list[str]],
-    placed: _PlacedData,
+    request: _Request, name: str, state: RoleState, states: Sequence[RoleState]
 ) -> dict[str, Any]:
-    """Return the settings of a role for ``run_role``, except for its code."""
+    """Return the settings of a role for ``run_role``, without the context manager."""
     framework, role, rank = request.framework, state.role, state.rank
+    spec = by_role(states, lambda s: s.address)
     environment = framework.environment(spec, role, rank)
     if framework.own_process:
         mark = f"{role} {rank} of roles {name[:8]}"
         environment = {**environment, remote_roles.VARIABLE: mark}
+    has_data = bool(request.data) and role == request.target
     return {
         "role": role,
         "rank": rank,
         "size": request.members[role].number,
         "spec": list(spec.items()),
         "target": framework.target(spec, role, rank),
+        "code": request.members[role].code,
         "environment": environment,
         "batch_size": request.batch_size,
         "synchronous": framework.synchronous,
-        "partitions": placed.partitions.get(state.worker),
-        "rows": placed.rows,
+        "partitions": state.partitions if has_data else None,
+        "rows": by_role(states, lambda s: s.rows)[role],
     }

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
 
 from distributed import Client
 
 from clustertune.core import arguments
+from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
 from clustertune.monitor import monitor
@@ -36,7 +37,6 @@ LOSS_DELAY = 3.0
 logger = logging.getLogger("clustertune")
 
 T = TypeVar("T")
-Tasks = list[asyncio.Future[None]]
 
 
 # --- roles as the client sees them ----------------------------------------------------
@@ -61,6 +61,8 @@ class RoleState:
     worker: str  # address
     id: str | int  # of the worker
     address: str = ""  # host:port
+    partitions: list[tuple[Key, ...]] = field(default_factory=list)  # of its data
+    rows: list[int] = field(default_factory=list)  # of each partition
     future: Any = None  # of its task
     stage: str = REGISTERED
     seen: int = 0  # version of the latest news
@@ -113,7 +115,7 @@ class Line:
 
 
 def by_role(
-    states: Iterable[RoleState], value: Callable[[RoleState], T]
+    states: Sequence[RoleState], value: Callable[[RoleState], T]
 ) -> dict[str, list[T]]:
     """Return by role a value of each member, by rank."""
     found: dict[str, list[T]] = {}
@@ -216,6 +218,7 @@ class Roles(ClientContext):
         self._begun = self._closing = self._ended = self._raised = False
         self._cause: Exception | None = None
         self._changed = asyncio.Event()  # replaced after each change
+        self._tasks: list[asyncio.Future[None]] = []  # that manage the roles
         self._listeners: dict[RoleState, asyncio.Future[None]] = {}
         self._manager = asyncio.ensure_future(self._manage())
 
@@ -348,19 +351,23 @@ class Roles(ClientContext):
 
     async def _manage(self) -> None:
         """Start all roles together, and end all of them after any failure."""
-        tasks: Tasks = [asyncio.ensure_future(self._listen(s)) for s in self._states]
-        self._listeners = dict(zip(self._states, tasks, strict=True))
-        tasks.append(asyncio.ensure_future(self._watch_workers()))
+        self._listeners = {s: self._start(self._listen(s)) for s in self._states}
+        self._start(self._watch_workers())
         try:
             await self._leave_stage(REGISTERED)
             if not self._is_ending():
-                tasks.append(asyncio.ensure_future(self._command("start")))
+                self._start(self._command("start"))
                 await self._leave_stage(READY)
                 self._begun = True  # even if a role has failed since
                 self._notify()
-                await self._wait_for_end(tasks)
+                await self._wait_for_end()
         finally:
-            await self._finish(tasks)
+            await self._finish()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.append(task)
+        return task
 
     def _is_ending(self) -> bool:
         return self._closing or any(s.failure for s in self._states)
@@ -386,7 +393,7 @@ class Roles(ClientContext):
                     "the dashboard, or pass a longer timeout",
                 )
 
-    async def _wait_for_end(self, tasks: Tasks) -> None:
+    async def _wait_for_end(self) -> None:
         """Wait until all roles have ended or must end."""
         target, servers = self._lifecycle.target, self._lifecycle.servers
         leading = [s for s in self._states if s.role == target]
@@ -394,21 +401,21 @@ class Roles(ClientContext):
         leading = leading or list(self._states)  # servers alone run until stopped
         await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
         if not self._is_ending() and not self._all_over():
-            tasks.append(asyncio.ensure_future(self._stop_all(None)))
+            self._start(self._stop_all(None))
         await self._holds(lambda: self._is_ending() or self._all_over())
 
-    async def _finish(self, tasks: Tasks) -> None:
+    async def _finish(self) -> None:
         grace = self._lifecycle.grace
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
         # a separate task, because a frozen worker does not answer
-        tasks.append(asyncio.ensure_future(self._stop_all(grace / 2)))
+        self._start(self._stop_all(grace / 2))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
             await asyncio.wait_for(self._holds(self._all_over), grace)
         self._cause = failure_cause(self._states, grace)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(asyncio.TimeoutError):  # endpoints expire without a command
             await asyncio.wait_for(self._command("forget"), grace)
         for state in self._states:
