@@ -41,13 +41,26 @@ class Framework:
 
 
 def choose(name: object, roles: Collection[str] = ()) -> Framework:
-    """Return the framework of a name for these roles; None means no framework."""
+    """Return the framework of a name for these roles; None means no framework.
+
+    With a role ``ps`` TensorFlow has parameter servers: each role has a server at
+    ``ctx.target``. Otherwise the role ``worker`` runs a
+    ``MultiWorkerMirroredStrategy``.
+    """
     if name is None:
         return NONE
     if name == "torch":
         return TORCH
+    if name == "tensorflow" and "ps" in roles:
+        return PARAMETER_SERVERS
+    if name == "tensorflow" and WORKER in roles:
+        return MIRRORED_WORKERS
     if name == "tensorflow":
-        return _tensorflow(roles)
+        raise ValueError(
+            f'roles: framework="tensorflow" needs a role {WORKER!r} that trains, and '
+            'may have parameter servers, called "ps"; there are '
+            f"{', '.join(map(repr, roles))}"
+        )
     raise ValueError(
         f'framework={name!r} must be one of "tensorflow", "torch", or None'
     )
@@ -110,23 +123,6 @@ def _any_rank_stops(stop: bool) -> bool:
 
 
 # --- TensorFlow -----------------------------------------------------------------------
-
-
-def _tensorflow(roles: Collection[str]) -> Framework:
-    """Choose parameter servers if there is a role ``ps``, else mirrored workers.
-
-    With parameter servers, each role has a server at ``ctx.target``. Otherwise the role
-    ``worker`` runs a ``MultiWorkerMirroredStrategy``.
-    """
-    if "ps" in roles:
-        return PARAMETER_SERVERS
-    if WORKER not in roles:
-        raise ValueError(
-            f'roles: framework="tensorflow" needs a role {WORKER!r} that trains, and '
-            'may have parameter servers, called "ps"; there are '
-            f"{', '.join(map(repr, roles))}"
-        )
-    return MIRRORED_WORKERS
 
 
 def _tf_config(cluster: Spec, role: str, rank: int) -> dict[str, str]:

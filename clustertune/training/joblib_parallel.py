@@ -73,7 +73,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self._names = (f"{prefix}-call-{i}" for i in count())
         #: by ``id`` the values of this call, with a future after the second use
         self._used: dict[int, tuple[Any, Future[Any] | None]] = {}
-        self._waiting: set[asyncio.Task[Any] | None] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: Any) -> int:  # noqa: ARG002
         # with one job, joblib would fit in this process
@@ -102,8 +102,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002
         for task in list(self._waiting):
-            if task is not None:
-                self.loop.add_callback(task.cancel)
+            self.loop.add_callback(task.cancel)
 
     def retrieve_result_callback(self, out: Any) -> list[Any]:
         if isinstance(out, BaseException):
@@ -118,7 +117,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         callback: Callable[[Any], None],
     ) -> None:
         """Run a batch of fits and pass on the results or the error."""
-        task = asyncio.current_task()
+        task: Any = asyncio.current_task()
         self._waiting.add(task)
         result: Any
         future: Future[Any] | None = None
@@ -230,7 +229,8 @@ def replicated(
     try:
         start = perf_counter()
         # before the first replica exists, because the memory manager may run any time
-        _on_scheduler(client, copies.keep, name=prefix, owner=client.id, prefix=prefix)
+        keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
+        client.sync(ship.on_scheduler, client, copies.keep, **keep)
         for i, array in enumerate(arrays):
             key = f"{prefix}-{i}"
             found = client.scatter({key: array}, broadcast=True, hash=False)
@@ -240,8 +240,4 @@ def replicated(
         for future in futures:
             future.release()
         if client.status == "running":
-            _on_scheduler(client, copies.stop_keeping, name=prefix)
-
-
-def _on_scheduler(client: Client, function: Any, **arguments: Any) -> None:
-    client.sync(ship.on_scheduler, client, function, **arguments)
+            client.sync(ship.on_scheduler, client, copies.stop_keeping, name=prefix)

@@ -177,21 +177,17 @@ class Endpoint:
         if error is not None:
             self.error = pickle.dumps(picklable_error(error))
             self.location = error_location(error)
-        self._change(lambda: setattr(self, "stage", stage))
+        with self.lock:
+            self.stage = stage
+            self.version += 1
+        self._on_loop(self.changed.set)
 
     def send(self, kind: str, data: bytes) -> None:
         """Add a score or log line for the client. A full queue drops the oldest."""
-
-        def append() -> None:
-            self.dropped += len(self.lines) == MAX_LINES
-            self.lines.append((self.version + 1, kind, time(), data))
-
-        self._change(append)
-
-    def _change(self, change: Callable[[], Any]) -> None:
         with self.lock:
-            change()
+            self.dropped += len(self.lines) == MAX_LINES
             self.version += 1
+            self.lines.append((self.version, kind, time(), data))
         self._on_loop(self.changed.set)
 
     def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
