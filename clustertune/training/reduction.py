@@ -225,17 +225,11 @@ async def _run(request: SumRequest) -> Any:
             raise
         try:
             return await _result(request.client, result, plan, name)
-        except (RuntimeError, KilledWorker) as error:
-            failure = _item_error(error, plan)
+        except (RuntimeError, KilledWorker, CancelledError) as error:
+            failure = _failure(error, plan)
             if failure is None:
                 raise
-            raise failure from (error.args[3] if _is_task_error(error) else error)
-        except CancelledError as error:
-            raise IncompleteError(
-                "items or results were lost with a worker, and Dask cannot recompute "
-                "them, for example because they were scattered: "
-                f"{printable(str(error), longest=300)}. Load the items again"
-            ) from error
+            raise failure from failure.__cause__ or error
         finally:
             # at once, because a traceback would keep the future and its tasks
             result.release()
@@ -358,15 +352,17 @@ def _items(
 # --- errors ---------------------------------------------------------------------------
 
 
-def _is_task_error(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and error.args[:1] == (remote_sums.FAILED,)
-
-
-def _item_error(error: BaseException, plan: Plan) -> ItemError | None:
-    """Return the error that names the item; None for other errors."""
+def _failure(error: BaseException, plan: Plan) -> Exception | None:
+    """Return the error that explains the failure of a task; None for other errors."""
+    if isinstance(error, CancelledError):
+        return IncompleteError(
+            "items or results were lost with a worker, and Dask cannot recompute "
+            "them, for example because they were scattered: "
+            f"{printable(str(error), longest=300)}. Load the items again"
+        )
     if isinstance(error, KilledWorker):
         return _killed(error, plan)
-    if not _is_task_error(error):
+    if error.args[:1] != (remote_sums.FAILED,):
         return None
     _, operation, number, cause, location = error.args
     text = printable(str(cause) or type(cause).__name__, longest=1000)
@@ -377,7 +373,7 @@ def _item_error(error: BaseException, plan: Plan) -> ItemError | None:
         "sum": f"the result of item {number} does not fit earlier results: {text}",
     }
     failure = ItemError(texts[operation])
-    failure.items = (number,)
+    failure.items, failure.__cause__ = (number,), cause
     return failure
 
 
