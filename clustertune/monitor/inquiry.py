@@ -1,4 +1,4 @@
-"""Request facts that a snapshot does not have from workers and the scheduler plugin.
+"""Request or measure facts that a snapshot does not have.
 
 Diagnoses and operations need them; watching a cluster does not.
 """
@@ -6,15 +6,22 @@ Diagnoses and operations need them; watching a cluster does not.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
+from statistics import median
+from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
-from distributed import Client
+from dask._task_spec import Task
+from distributed import Client, wait
 
 from clustertune.core.model import (
+    PARTS,
     ClientFacts,
     Details,
     HeldData,
@@ -61,6 +68,15 @@ PACKAGES = (  # distributions whose versions are compared
 )
 
 SILENT = 5.0  # seconds without a heartbeat, on a small cluster
+SOON = 1.0  # seconds to wait for values that a snapshot can do without
+
+OVERHEAD = "clustertune-overhead"  # prefix of the keys of empty tasks
+MORE_TASKS = 40  # additional tasks of the large graph
+MEASURING = 0.2  # seconds after which no other pair of graphs is started
+MAX_ROUNDS = 5
+MIN_ROUNDS = 3  # rounds that must agree
+TOLERANCE = 0.2  # of the median
+GRAPH_TIMEOUT = 5.0  # seconds to wait for a graph
 
 
 # --- diagnosis ------------------------------------------------------------------------
@@ -191,9 +207,7 @@ async def refresh_memory(client: Client) -> None:
     """
     workers = (await monitor.identify(client))["workers"]
     there = sorted(monitor.approved(client, workers))
-    await ship.on_workers(
-        client, process.send_memory, there, timeout=monitor.SOON, again=False
-    )
+    await ship.on_workers(client, process.send_memory, there, timeout=SOON, again=False)
 
 
 async def process_memory(client: Client, address: str) -> int | None:
@@ -204,7 +218,7 @@ async def process_memory(client: Client, address: str) -> int | None:
     except (ConnectionLostError, VersionMismatchError):
         return None
     answers = await ship.on_workers(
-        client, process.send_memory, list(there), timeout=monitor.SOON, again=False
+        client, process.send_memory, list(there), timeout=SOON, again=False
     )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None
@@ -227,7 +241,7 @@ async def with_held_data(
     """
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "held_data", workers=addresses)
-    snapshot = await monitor.with_bandwidths(client, snapshot)
+    snapshot = await with_bandwidths(client, snapshot)
     names = ("keys", "unique", "nbytes", "scattered", "actors")
     held = {a: HeldData(**dict(zip(names, n, strict=True))) for a, n in found.items()}
     snapshot = monitor.with_values(snapshot, "held_data", held)
@@ -254,6 +268,121 @@ async def _parking_spaces(
             answer = ParkingSpace(memory=answer["memory"], disk=answer["disk"])
         found[address] = answer
     return found
+
+
+# --- speed ----------------------------------------------------------------------------
+
+
+async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the bandwidths that each worker measured in its last large transfers."""
+    running = [w for w in snapshot.workers if w.running]
+    answers = await monitor.ask_workers(
+        client, running, probe.bandwidths, timeout=SOON, again=False, cut=f"{PARTS}-"
+    )
+    read = {a: x for a, x in answers.items() if isinstance(x, list)}
+    for i, name in enumerate(("bandwidth", "cut_bandwidth")):
+        measured = {a: x[i] for a, x in read.items() if x[i]}
+        snapshot = _with_measured(snapshot, name, measured)
+    return snapshot
+
+
+async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Add the speed at which each running worker copies; all copy at the same time."""
+    running = [w for w in snapshot.workers if w.running]
+    answers = await monitor.ask_workers(
+        client, running, probe.copying, timeout=SOON, again=False
+    )
+    found = {a: x for a, x in answers.items() if isinstance(x, float)}
+    return _with_measured(snapshot, "copying", found)
+
+
+def _with_measured(
+    snapshot: Snapshot, name: str, measured: Mapping[str, float]
+) -> Snapshot:
+    """Set the values of workers by address.
+
+    Workers without a measurement, or without an answer, get the median of the others.
+    """
+    usual = median(measured.values()) if measured else 0.0
+    return monitor.with_values(snapshot, name, measured, usual)
+
+
+async def task_overhead(client: Client, snapshot: Snapshot) -> float | None:
+    """Return the seconds of overhead of a task, in addition to its work; None: unknown.
+
+    Scheduler, transport and workers each take a part; clusters differ by a factor of
+    ten. Graphs of empty tasks are run in two sizes. The difference of their times is
+    divided by the number of additional tasks, so the constant time of any graph does
+    not count. The value is measured once, and again if other workers run.
+    """
+    cached = monitor.known(client)
+    workers = frozenset(w.address for w in snapshot.workers if w.running)
+    if cached.overhead is None or cached.overhead[1] != workers:
+        seconds = await _measured_overhead(client, snapshot)
+        cached.overhead = None if seconds is None else (seconds, workers)
+    return None if cached.overhead is None else cached.overhead[0]
+
+
+async def _measured_overhead(client: Client, snapshot: Snapshot) -> float | None:
+    """Return the seconds per task; None: no worker runs, or some have work."""
+    busy = any(w.processing for w in snapshot.workers)
+    workers = [w.address for w in snapshot.workers if w.running]
+    if busy or not workers:
+        return None
+    found: list[float] = []
+    try:
+        # the first graph is slower, so it does not count
+        await _graph_seconds(client, workers, 1)
+        end = perf_counter() + MEASURING
+        # at least one pair of graphs, even on a slow cluster
+        while not found or (len(found) < MAX_ROUNDS and perf_counter() < end):
+            small = await _graph_seconds(client, workers, 1)
+            large = await _graph_seconds(client, workers, 1 + MORE_TASKS)
+            found.append((large - small) / MORE_TASKS)
+            if measurements_agree(found):
+                break
+    except asyncio.TimeoutError:  # other work has come meanwhile
+        return None
+    middle = median(found)
+    return middle if middle > 0 else None
+
+
+def measurements_agree(found: list[float]) -> bool:
+    """Return whether more measurements would hardly change the median."""
+    middle = median(found)
+    deviation = max(abs(seconds - middle) for seconds in found)
+    return len(found) >= MIN_ROUNDS and deviation <= TOLERANCE * middle
+
+
+async def _graph_seconds(client: Client, workers: Sequence[str], n_tasks: int) -> float:
+    """Return the seconds that a graph takes; its tasks run on these workers in turn.
+
+    Each task is bound to a worker, as tasks on partitions are. The scheduler would
+    queue unbound tasks until a thread is free, and each would take two to three times
+    as long.
+    """
+    # it imports dask.dataframe, which takes long and which only this needs
+    from clustertune.collections import graphs
+
+    name = f"{OVERHEAD}-{uuid4().hex}"
+    tasks: dict[Key, Any] = {
+        (name, i): Task((name, i), operator.not_, i) for i in range(n_tasks)
+    }
+    graph = graphs.Graph(
+        tasks=tasks,
+        where=dict(zip(tasks, cycle(workers))),
+        partitions={OVERHEAD: list(tasks)},
+    )
+    start = perf_counter()
+    futures = (await asyncio.to_thread(graphs.submit, client, graph)).values()
+    try:
+        with client.as_current():
+            done: Any = wait(list(futures))
+        await asyncio.wait_for(done, GRAPH_TIMEOUT)
+        return perf_counter() - start
+    finally:
+        for future in futures:
+            future.release()
 
 
 # --- data -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -25,7 +24,6 @@ from distributed import Client
 from distributed.comm.core import CommClosedError
 
 from clustertune.core.model import (
-    PARTS,
     CollectionInfo,
     Int64s,
     Key,
@@ -54,7 +52,6 @@ Process = tuple[str, str]  # address and local directory, which is new for each 
 
 SILENCE = 60.0  # seconds before another request to a worker that did not answer
 PATIENCE = 10.0  # seconds to wait for the facts of a worker
-SOON = 1.0  # seconds to wait for values that a snapshot can do without
 NOTICED = 0.2  # seconds until a client notices that its connection is broken
 RECONNECT = 5.0  # seconds to wait for Dask to reconnect a client
 NO_VERSIONS = Unknown("the worker did not report its versions")
@@ -373,7 +370,7 @@ async def look(
     """Take a snapshot, and add holders, bytes and rows to the collections.
 
     Collections that are not loaded are returned unchanged. Without ``by_task`` the rows
-    of spilled partitions are unknown. :func:`with_bandwidths` reads bandwidths.
+    of spilled partitions are unknown.
 
     Raises
     ------
@@ -420,37 +417,6 @@ def _placed(
         holders=(partition[there], holder[there]),
         scattered=raw["scattered"],
     )
-
-
-async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the bandwidths that each worker measured in its last large transfers.
-
-    Workers without such a transfer, or without an answer, get the median of the others.
-    """
-    running = [w for w in snapshot.workers if w.running]
-    answers = await ask_workers(
-        client, running, probe.bandwidths, timeout=SOON, again=False, cut=f"{PARTS}-"
-    )
-    read = {a: x for a, x in answers.items() if isinstance(x, list)}
-    for i, name in enumerate(("bandwidth", "cut_bandwidth")):
-        measured = {a: x[i] for a, x in read.items() if x[i]}
-        usual = median(measured.values()) if measured else 0.0
-        snapshot = with_values(snapshot, name, measured, usual)
-    return snapshot
-
-
-async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the speed at which each running worker copies; all copy at the same time.
-
-    Workers without an answer get the median of the others.
-    """
-    running = [w for w in snapshot.workers if w.running]
-    answers = await ask_workers(
-        client, running, probe.copying, timeout=SOON, again=False
-    )
-    found = {a: x for a, x in answers.items() if isinstance(x, float)}
-    usual = median(found.values()) if found else 0.0
-    return with_values(snapshot, "copying", found, usual)
 
 
 async def _snapshot(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Contents, Profile, View
-from clustertune.monitor import monitor, overhead
+from clustertune.monitor import inquiry, monitor
 from clustertune.planner import chunking
 from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
 from clustertune.remote.worker import content
@@ -525,7 +525,7 @@ def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
 )  # fmt: skip
 def test_measurements_that_agree_are_enough(found: list[float], enough: bool) -> None:
     """Three of them; one far from the others asks for more."""
-    assert overhead.agree(found) == enough
+    assert inquiry.measurements_agree(found) == enough
 
 
 # --- live -----------------------------------------------------------------------------
@@ -538,13 +538,13 @@ async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: A
 
     class Watch(SchedulerPlugin):
         def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-            if finish == "processing" and str(key[0]).startswith(overhead.PREFIX):
+            if finish == "processing" and str(key[0]).startswith(inquiry.OVERHEAD):
                 bound.append(frozenset(s.tasks[key].worker_restrictions or ()))
 
     s.add_plugin(Watch(), name="watch")
     await monitor.install_plugin(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
-    await overhead.per_task(c, now)
+    await inquiry.task_overhead(c, now)
     assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
 
 
@@ -555,13 +555,13 @@ async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
     await monitor.install_plugin(c, await monitor.identify(c))
     now, _ = await monitor.look(c, [])
     working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
-    assert await overhead.per_task(c, working) is None
-    first = await overhead.per_task(c, now)
+    assert await inquiry.task_overhead(c, working) is None
+    first = await inquiry.task_overhead(c, now)
     assert first is not None
-    assert 0 < first < overhead.PATIENCE
-    assert await overhead.per_task(c, working) == first
-    await overhead.per_task(c, replace(now, workers=now.workers[:1]))
+    assert 0 < first < inquiry.GRAPH_TIMEOUT
+    assert await inquiry.task_overhead(c, working) == first
+    await inquiry.task_overhead(c, replace(now, workers=now.workers[:1]))
     assert monitor.known(c).overhead[1] == {now.workers[0].address}
-    assert await overhead.per_task(c, replace(now, workers=())) is None
+    assert await inquiry.task_overhead(c, replace(now, workers=())) is None
     await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
     assert {len(a.data), len(b.data)} == {0}

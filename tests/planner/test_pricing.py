@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune.core.model import Conversion, Flow, WorkerSnapshot
 from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE
-from clustertune.monitor import monitor
+from clustertune.monitor import inquiry, monitor
 from clustertune.planner import layouts, pricing
 from clustertune.remote.worker import probe
 from clustertune.testing import collection, layout, snapshot, view, worker
@@ -221,7 +221,7 @@ async def test_bandwidth_is_that_of_real_transfers(
     await c.submit(lambda chunk: None, c.futures_of(loaded)[0], workers=[b.address])
     (sent,) = b.transfer_incoming_log
     now, _ = await monitor.look(c, [])
-    now = await monitor.with_bandwidths(c, now)
+    now = await inquiry.with_bandwidths(c, now)
     found = {w.address: w.bandwidth for w in now.workers}
     # a worker that has received nothing gets the value of the others
     assert found == dict.fromkeys((a.address, b.address), found[b.address])
@@ -229,7 +229,7 @@ async def test_bandwidth_is_that_of_real_transfers(
     # other processes on this host do not matter here
     monkeypatch.setattr(probe, "STEADY", float("inf"))
     monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    now = await monitor.with_copying(c, now)
+    now = await inquiry.with_copying(c, now)
     moved = flow([0, 10**6], [10**6, 0])
     assert pricing.seconds(moved, view(snapshots=[now])) is not None
     # no cut has sent parts yet

@@ -34,7 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
-from clustertune.monitor import inquiry, monitor, overhead
+from clustertune.monitor import inquiry, monitor
 from clustertune.planner.layouts import home_workers
 from clustertune.remote import keys
 
@@ -174,12 +174,12 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def overhead(self, view: View) -> float | None:
         """Seconds of overhead of a task; measured once for all looks."""
-        return await overhead.per_task(self.client, view.now)
+        return await inquiry.task_overhead(self.client, view.now)
 
     async def with_speeds(self, view: View) -> View:
         """Add bandwidths and copying speeds of workers, and the time of a request."""
-        now = await monitor.with_bandwidths(self.client, view.now)
-        now = await monitor.with_copying(self.client, now)
+        now = await inquiry.with_bandwidths(self.client, view.now)
+        now = await inquiry.with_copying(self.client, now)
         return replace(view, snapshots=(*view.snapshots[:-1], now))
 
     # --- act --------------------------------------------------------------------------
