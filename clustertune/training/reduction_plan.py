@@ -147,10 +147,9 @@ def pickled(name: str, value: Any, **options: Any) -> bytes:
 
 
 def _with_items(request: SumRequest, items: Any) -> SumRequest:
-    if isinstance(items, tuple) and any(map(is_dask_collection, items)):
-        return _with_collections(request, items)
-    if is_dask_collection(items):
-        return _with_collections(request, (items,))
+    several = items if isinstance(items, tuple) else (items,)
+    if any(map(is_dask_collection, several)):
+        return _with_collections(request, several)
     sequence = isinstance(items, Sequence) and not isinstance(items, str | bytes)
     if not sequence and not (isinstance(items, np.ndarray) and items.ndim):
         raise TypeError(

@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed.protocol import pickle as dask_pickle
 
-from clustertune.remote.scheduler.bindings import unbind
+from clustertune.remote.scheduler import bindings
 
 FAILED = "clustertune: failed at an item"  # first argument of our task errors
 
@@ -79,8 +79,8 @@ def join_sums(reduction: bytes, numbers: Sequence[int], sums: Sequence[Any]) -> 
 # --- on the scheduler -----------------------------------------------------------------
 
 
-async def free_stuck(dask_scheduler: Any, name: str) -> int:
-    """Let tasks of a sum run on any worker if their worker is gone; return the count.
+async def free_stuck(dask_scheduler: Any, name: str) -> None:
+    """Let tasks of a sum run on any worker if their worker is gone.
 
     Dask moves tasks with ``allow_other_workers`` only when it schedules them. A task
     that was scheduled while no worker ran keeps waiting for its lost worker.
@@ -91,10 +91,8 @@ async def free_stuck(dask_scheduler: Any, name: str) -> int:
         if isinstance(task.key, tuple) and str(task.key[0]).endswith(name)
     ]
     for task in waiting:
-        unbind(task)
-    recommended = {task.key: "processing" for task in waiting}
-    dask_scheduler.transitions(recommended, f"clustertune-{name}")
-    return len(waiting)
+        bindings.unbind(task)
+    await bindings.start_waiting(dask_scheduler, waiting)
 
 
 # --- one result after the other -------------------------------------------------------
