@@ -175,7 +175,7 @@ def collection(
         loaded=homes is not None,
         rows=counts,
         nbytes=None if homes is None else nbytes,
-        holders=None if homes is None else _holders(homes),
+        holders=None if homes is None else indices(homes),
         columns=max(1, row_bytes // 8),
         itemsize=8,
         total_bytes=None if nbytes is None else int(nbytes.sum()),
@@ -233,7 +233,8 @@ def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return {name: overrides.pop(name) for name in names}
 
 
-def _holders(homes: Homes) -> tuple[Int64s, Int64s]:
+def indices(homes: Homes) -> tuple[Int64s, Int64s]:
+    """Return the partitions and holders of all replicas, as in ``CollectionInfo``."""
     pairs = [
         (partition, home)
         for partition, held in enumerate(homes)

@@ -5,7 +5,7 @@ The main loop runs against it as against a live cluster. Tests can inject faults
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from clustertune.errors import ScaleError
 from clustertune.planner.layouts import held_bytes, part_bytes
 from clustertune.planner.memory import refuse_overfull
 from clustertune.planner.verification import problems
-from clustertune.testing.builders import worker
+from clustertune.testing.builders import indices, worker
 
 Homes = dict[str, list[set[str]]]
 """By label of a collection, for each partition the addresses of its holders."""
@@ -155,7 +155,8 @@ class MemoryCluster:
             _with_collections(x, partial(self._collection, addresses, x is training))
             for x in self.layouts
         )
-        workers = tuple(self._worker(w, layouts) for w in self.workers.values())
+        held = held_bytes(layouts, len(addresses)).tolist()
+        workers = tuple(map(self._worker, self.workers.values(), held))
         now = Snapshot(
             time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
         )
@@ -224,8 +225,7 @@ class MemoryCluster:
         for _ in shuffle.rows:
             self._inject_fault()
         before = self.moved
-        wanted = [shuffle.workers[i] for i in shuffle.targets.tolist()]
-        homes = [{self._running_or_fallback(a)} for a in wanted]
+        homes = self._homes_on(shuffle.workers, shuffle.targets)
         number = [x.label for x in self.layouts].index(shuffle.layout)
         old = self.layouts[number].collections
         sources = {s.label for s in shuffle.sources}
@@ -308,6 +308,11 @@ class MemoryCluster:
         """Return the worker if it runs, else the fallback."""
         return address if self._runs(address) else self._fallback_worker()
 
+    def _homes_on(self, addresses: Sequence[str], targets: Int64s) -> list[set[str]]:
+        """Return the holder of each partition by its target's index."""
+        wanted = [addresses[i] for i in targets.tolist()]
+        return [{self._running_or_fallback(a)} for a in wanted]
+
     def _drain(self, restart: Restart) -> list[tuple[CollectionInfo, int]]:
         """Move partitions that only this worker holds to another worker.
 
@@ -374,8 +379,7 @@ class MemoryCluster:
         nbytes = np.zeros(len(recut.rows), dtype=np.int64)
         for _ in recut.rows:
             self._inject_fault()
-        wanted = [recut.workers[i] for i in recut.targets.tolist()]
-        homes = [{self._running_or_fallback(a)} for a in wanted]
+        homes = self._homes_on(recut.workers, recut.targets)
         columns = (cut.new, cut.key, cut.start, cut.stop)
         for partition, key, start, stop in zip(
             *(c.tolist() for c in columns), strict=True
@@ -481,24 +485,11 @@ class MemoryCluster:
             found = tuple(look(values[rows]) for rows in self.contents[m.label])
             m = replace(m, contents=Contents(partitions=found))
         index = {a: i for i, a in enumerate(addresses)}
-        pairs = [
-            (partition, index[a])
-            for partition, holders in enumerate(self.homes[m.label])
-            for a in sorted(holders)
-        ]
-        columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        return replace(m, holders=(columns[0], columns[1]))
+        homes = [[index[a] for a in sorted(held)] for held in self.homes[m.label]]
+        return replace(m, holders=indices(homes))
 
-    def _worker(self, w: WorkerSnapshot, layouts: Iterable[Layout]) -> WorkerSnapshot:
+    def _worker(self, w: WorkerSnapshot, held: int) -> WorkerSnapshot:
         """Return the worker with the memory of the keys that it holds at present."""
-        held = sum(
-            int(m.nbytes[i])
-            for x in layouts
-            for m in x.collections
-            if m.loaded and m.nbytes is not None
-            for i, holders in enumerate(self.homes[m.label])
-            if w.address in holders
-        )
         managed = held + self._other_bytes.get(w.address, 0)
         process = w.unmanaged + managed
         return replace(w, managed=managed, counted=managed, process=process)
