@@ -198,6 +198,7 @@ async def held_bytes(
         return [{} for _ in groups]
     scheduler = await _scheduler(client)
     holders: Mapping[Key, Sequence[str]]
+    sizes: Mapping[Key, int]
     holders, sizes = await asyncio.gather(
         scheduler.who_has(keys=wanted), scheduler.nbytes(keys=wanted, summary=False)
     )

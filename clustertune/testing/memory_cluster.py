@@ -305,7 +305,6 @@ class MemoryCluster:
         return next(running, next(iter(self.workers)))
 
     def _running_or_fallback(self, address: str) -> str:
-        """Return the worker if it runs, else the fallback."""
         return address if self._runs(address) else self._fallback_worker()
 
     def _homes_on(self, addresses: Sequence[str], targets: Int64s) -> list[set[str]]:

@@ -356,7 +356,7 @@ async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
 
 
 def _candidate(address: str, entry: Any, answer: Any, held: int) -> Candidate:
-    facts = answer if isinstance(answer, dict) else {"process": address}
+    facts: Any = answer if isinstance(answer, dict) else {"process": address}
     return Candidate(
         address=address,
         id=monitor.worker_id(address, entry),

@@ -80,6 +80,12 @@ class RoleState:
     def lost(self) -> bool:
         return self.failure is not None and self.failure.lost
 
+    def fail(
+        self, text: str, error: BaseException | None = None, *, lost: bool = False
+    ) -> None:
+        """Record a failure; the first one is kept."""
+        self.failure = self.failure or Failure(monotonic(), text, error, lost)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
@@ -386,11 +392,10 @@ class Roles(ClientContext):
             await asyncio.wait_for(left, timeout)
         except asyncio.TimeoutError:
             for state in self._at(stage):
-                state.failure = Failure(
-                    monotonic(),
+                state.fail(
                     f"{state} did not begin within {seconds_text(timeout)}: other "
                     "tasks occupy its worker, or the worker is paused or frozen. See "
-                    "the dashboard, or pass a longer timeout",
+                    "the dashboard, or pass a longer timeout"
                 )
 
     async def _wait_for_end(self) -> None:
@@ -450,9 +455,7 @@ class Roles(ClientContext):
         except Exception as error:  # noqa: BLE001
             kind = type(error).__name__
             text = f"{state} returned no readable result: {kind}: {error}"
-            state.failure = state.failure or Failure(
-                monotonic(), printable(text, longest=1000), error
-            )
+            state.fail(printable(text, longest=1000), error)
         finally:
             state.over = True
             self._notify()
@@ -485,7 +488,7 @@ class Roles(ClientContext):
             text = printable(str(error) or repr(error), longest=1000)
             location = printable(answer["location"], longest=300)
             text = f"{state} failed: {type(error).__name__}: {text} ({location})"
-            state.failure = Failure(monotonic(), text, error)
+            state.fail(text, error)
         if answer["dropped"] > state.dropped:
             logger.warning(
                 "%s reports faster than this client reads, so %s scores or log lines "
@@ -513,8 +516,7 @@ class Roles(ClientContext):
                 listener.cancel()
 
     def _mark_lost(self, state: RoleState) -> None:
-        state.failure = state.failure or Failure(
-            monotonic(),
+        state.fail(
             f"{state} is lost: the worker ({printable(state.worker)}) has left the "
             "cluster or was restarted",
             lost=True,
