@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import cloudpickle
 from distributed import Client
 
 from clustertune.collections import graphs, inputs
@@ -31,6 +30,7 @@ from clustertune.operations.prepared import Prepared
 from clustertune.remote import ship
 from clustertune.training import frameworks, remote_roles
 from clustertune.training.frameworks import Framework
+from clustertune.training.reduction_plan import pickled
 from clustertune.training.running_roles import Lifecycle, Roles, RoleState, by_role
 
 ANSWER_TIMEOUT = 10.0  # seconds in which a worker answers
@@ -203,14 +203,7 @@ def _members(name: Any, value: Any, framework: Framework) -> _Members:
         )
     if not is_pair:
         return _Members(number, ship.pickled(function), are_servers=True)
-    try:
-        code = cloudpickle.dumps(function)
-    # a class of the user may raise any error while it is pickled
-    except Exception as error:
-        raise TypeError(
-            f"the function of roles[{name!r}] cannot be sent to workers ({error}). "
-            "Remove objects of this process, such as locks, open files and clients"
-        ) from error
+    code = pickled(f"the function of roles[{name!r}]", function)
     return _Members(number, code, are_servers=False)
 
 

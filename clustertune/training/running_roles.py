@@ -21,7 +21,7 @@ from clustertune.core import arguments
 from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
-from clustertune.monitor import monitor
+from clustertune.monitor import connection, monitor
 from clustertune.operations.client_context import ClientContext
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
@@ -400,10 +400,11 @@ class Roles(ClientContext):
 
     async def _wait_for_end(self) -> None:
         """Wait until all roles have ended or must end."""
-        target, servers = self._lifecycle.target, self._lifecycle.servers
-        leading = [s for s in self._states if s.role == target]
-        leading = leading or [s for s in self._states if s.role not in servers]
-        leading = leading or list(self._states)  # servers alone run until stopped
+        leading = (
+            [s for s in self._states if s.role == self._lifecycle.target]
+            or self._clients_of_servers()
+            or self._states  # servers alone run until stopped
+        )
         await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
         if not self._is_ending() and not self._all_over():
             self._start(self._stop_all(None))
@@ -449,7 +450,7 @@ class Roles(ClientContext):
                 [state.future], errors="skip" if failed else "raise"
             )
             state.result = next(iter(await fetching), None)
-            await self._ask(state, {"command": "forget"})
+            await self._ask(state, "forget")
             state.forgotten = True
         # after any error the role cannot be followed
         except Exception as error:  # noqa: BLE001
@@ -461,8 +462,9 @@ class Roles(ClientContext):
             self._notify()
 
     async def _wait_for_news(self, state: RoleState) -> None:
-        message = {"command": "listen", "seen": state.seen, "timeout": LISTEN_TIMEOUT}
-        reached, answer = await self._ask(state, message)
+        reached, answer = await self._ask(
+            state, "listen", seen=state.seen, timeout=LISTEN_TIMEOUT
+        )
         if not reached:
             await asyncio.sleep(RETRY_INTERVAL)
             await self._find_lost_workers()
@@ -548,28 +550,23 @@ class Roles(ClientContext):
             for s in (self._states if states is None else states)
             if not (s.forgotten or s.lost if command == "forget" else s.over)
         ]
-        requests = [self._ask(s, {"command": command}) for s in reachable]
+        requests = [self._ask(s, command) for s in reachable]
         await asyncio.gather(*requests, return_exceptions=True)
 
-    async def _ask(self, state: RoleState, message: Any) -> tuple[bool, Any]:
+    async def _ask(
+        self, state: RoleState, command: str, **arguments: Any
+    ) -> tuple[bool, Any]:
         """Return whether the worker was reached, and the answer of its endpoint."""
         scheduler: Any = self._client.scheduler
+        handler = remote_roles.handler_name(self._name)
         try:
-            self._refuse_closed()
+            connection.refuse_closed(self._client)
             answers = await scheduler.broadcast(
-                msg={"op": remote_roles.handler_name(self._name), **message},
+                msg={"op": handler, "command": command, **arguments},
                 workers=[state.worker],
                 on_error="ignore",
             )
         except OSError as error:
-            self._refuse_closed()
-            raise ConnectionLostError(
-                f"the scheduler does not answer: {error}"
-            ) from error
+            connection.refuse_closed(self._client)
+            raise ConnectionLostError(connection.not_answering(error)) from error
         return state.worker in answers, answers.get(state.worker)
-
-    def _refuse_closed(self) -> None:
-        if self._client.status != "running" or self._client.scheduler is None:
-            raise ConnectionLostError(
-                f"the client is {self._client.status}, and its roles end with it"
-            )
