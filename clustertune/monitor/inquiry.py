@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -47,6 +47,8 @@ from clustertune.planner.memory import free_below, process_limit
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process
+
+T = TypeVar("T")
 
 PACKAGES = (  # distributions whose versions are compared
     "dask",
@@ -104,15 +106,13 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
     kind, total, free = answer["disk"]
     left, returns = answer["lifetime"]
     count, memory = answer["children"]
-    pools = answer["pools"]
+    names, pools = ("api", "library", "threads"), answer["pools"]
     return Details(
         pid=answer["pid"],
         daemon=answer["daemon"],
         child_count=count,
         child_memory=memory,
-        thread_pools=None
-        if pools is None
-        else tuple(ThreadPool(api=a, library=name, threads=n) for a, name, n in pools),
+        thread_pools=None if pools is None else _read_rows(ThreadPool, names, pools),
         variables=dict(answer["variables"]),
         disk=kind,
         disk_total=total,
@@ -124,29 +124,26 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
     )
 
 
+def _read_rows(
+    kind: Callable[..., T], names: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> tuple[T, ...]:
+    """Make one value of each row, whose columns have these names."""
+    return tuple(kind(**dict(zip(names, row, strict=True))) for row in rows)
+
+
 def _read_survey(answer: Mapping[str, Any]) -> Survey:
-    names = ("name", "memory", "waiting", "processing", "erred", "finished")
-    columns = (*names, "seconds", "nbytes", "inputs")
+    same = ("worker_ttl", "loop_delay", "queued", "unrunnable", "actors", "complete")
+    client = ("id", "keys", "heartbeat_age")
+    dataset = ("name", "keys", "missing")
+    counts = ("memory", "waiting", "processing", "erred", "finished")
+    prefix = ("name", *counts, "seconds", "nbytes", "inputs")
     return Survey(
+        **{name: answer[name] for name in same},
         client=answer["me"],
-        worker_ttl=answer["worker_ttl"],
-        loop_delay=answer["loop_delay"],
-        queued=answer["queued"],
-        unrunnable=answer["unrunnable"],
         unmet_restrictions=read_unmet(answer["unmet"]),
-        actors=answer["actors"],
-        clients=tuple(
-            ClientFacts(id=i, keys=n, heartbeat_age=s) for i, n, s in answer["clients"]
-        ),
-        published=tuple(
-            PublishedDataset(name=name, keys=n, missing=m)
-            for name, n, m in answer["published"]
-        ),
-        prefixes=tuple(
-            TaskPrefix(**dict(zip(columns, row, strict=True)))
-            for row in answer["prefixes"]
-        ),
-        complete=answer["complete"],
+        clients=_read_rows(ClientFacts, client, answer["clients"]),
+        published=_read_rows(PublishedDataset, dataset, answer["published"]),
+        prefixes=_read_rows(TaskPrefix, prefix, answer["prefixes"]),
         packages={
             "client": probe.installed(PACKAGES),
             "scheduler": dict(answer["packages"]),
@@ -243,7 +240,7 @@ async def with_held_data(
     found = await monitor.ask(client, "held_data", workers=addresses)
     snapshot = await with_bandwidths(client, snapshot)
     names = ("keys", "unique", "nbytes", "scattered", "actors")
-    held = {a: HeldData(**dict(zip(names, n, strict=True))) for a, n in found.items()}
+    held = dict(zip(found, _read_rows(HeldData, names, found.values()), strict=True))
     snapshot = monitor.with_values(snapshot, "held_data", held)
     spaces = await _parking_spaces(client, snapshot.workers, limit)
     return monitor.with_values(snapshot, "parking_space", spaces)
