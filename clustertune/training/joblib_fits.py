@@ -446,16 +446,15 @@ def memory_problem(
     workers: Sequence[WorkerCapacity], nbytes: int, fraction: float
 ) -> str | None:
     """Explain why the data exceeds the memory of workers; None if it fits."""
-    full = [
-        worker
-        for worker in workers
-        if worker.limit
-        and worker.used + needed_memory(nbytes, worker.threads)
-        > fraction * worker.limit
-    ]
+
+    def excess(worker: WorkerCapacity) -> float:
+        needed = needed_memory(nbytes, worker.threads)
+        return worker.used + needed - fraction * worker.limit
+
+    full = [worker for worker in workers if worker.limit and excess(worker) > 0]
     if not full:
         return None
-    worst = max(full, key=lambda w: w.used + needed_memory(nbytes, w.threads) - w.limit)
+    worst = max(full, key=excess)
     return (
         f"{workers_text([w.id for w in full])}: a copy of the data "
         f"({bytes_text(nbytes)}) and the copies of {plural(worst.threads, 'thread')} "
