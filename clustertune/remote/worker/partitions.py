@@ -8,25 +8,30 @@ the files, so nothing in them is unpickled or run.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
+from zlib import crc32
+
+logger = logging.getLogger("distributed.worker")
 
 TYPES = b"clustertune.types"  # metadata of a file: a frame without rows
-TEXTS = (
-    b"clustertune.texts"  # metadata: the storage of texts by number of column, as JSON
-)
+#: metadata: the storage of texts by number of column, as JSON
+TEXTS = b"clustertune.texts"
 MOST = 2**28  # bytes in one file of an array; compressors take less than 2 GiB
 OLDEST = "14.0.1"  # pyarrow that does not unpickle types of columns
 LEVEL = 1  # of compression
 KINDS = "biufcmMSU"  # of NumPy's types that are saved: none of them holds objects
 Options = Mapping[str, Any]
+
 # --- tasks ----------------------------------------------------------------------------
 
 
 def save_frame(url: str, options: Options, path: str, partition: Any) -> dict[str, Any]:
     """Write a DataFrame or Series as one Parquet file, and read it again."""
-    from zlib import crc32
-
     files, root = _files(url, options)
     data = encode(partition)
     file = f"{root}/{path}"
@@ -42,8 +47,6 @@ def load_frame(
     url: str, options: Options, path: str, crc: int, shape: list[int], series: bool
 ) -> Any:
     """Read a file of :func:`save_frame`."""
-    from zlib import crc32
-
     files, root = _files(url, options)
     data = files.cat_file(f"{root}/{path}")
     if crc32(data) != crc:
@@ -56,9 +59,6 @@ def load_frame(
 
 def save_array(url: str, options: Options, path: str, partition: Any) -> dict[str, Any]:
     """Write a NumPy array as one Zarr array, and read it again."""
-    import json
-    from zlib import crc32
-
     import numpy as np
     from numcodecs.zstd import Zstd
 
@@ -104,9 +104,6 @@ def load_array(url: str, options: Options, path: str, saved: Mapping[str, Any]) 
     description must match the manifest, and each file its checksum, before any byte is
     decoded.
     """
-    import json
-    from zlib import crc32
-
     import numpy as np
     from numcodecs.zstd import Zstd
 
@@ -138,8 +135,6 @@ async def leave_mark(
     A thread writes it, because storage may be slow. Errors are returned: Dask would log
     a raised one with the arguments, and options may contain secrets.
     """
-    import asyncio
-    from importlib.util import find_spec
 
     def write() -> None:
         files, root = _files(url, options)
@@ -160,8 +155,6 @@ async def leave_mark(
 
 async def remove_mark(dask_worker: Any, url: str, options: Options, path: str) -> None:
     """Remove the small file, also on storage that only this worker has."""
-    import asyncio
-    import logging
 
     def remove() -> None:
         files, root = _files(url, options)
@@ -173,7 +166,6 @@ async def remove_mark(dask_worker: Any, url: str, options: Options, path: str) -
         await asyncio.to_thread(remove)
     # Dask would log the arguments, as above
     except Exception as error:  # noqa: BLE001
-        logger = logging.getLogger("distributed.worker")
         logger.warning("clustertune could not remove %s: %r", path, error)
 
 
@@ -232,8 +224,6 @@ def encode(frame: Any) -> bytes:
     dates). They are added as an empty batch in Arrow's own format. Arrow in turn stores
     texts as pandas does by default, which before pandas 3 differs from Dask.
     """
-    import json
-
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -262,8 +252,6 @@ def encode(frame: Any) -> bytes:
 
 def decode(data: bytes, *, series: bool) -> Any:
     """The frame, or the Series, that :func:`encode` has encoded."""
-    import json
-
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -65,18 +65,10 @@ def _setup(dask_worker: Any) -> dict[str, str]:
         "memory limits of control groups": ", ".join(
             f"{name}: {limit}" for name, limit in memory_limits()
         ),
-        "containers": _mount_namespace(),
+        "containers": _namespace("mnt"),
     }
     found |= {k: v for k, v in os.environ.items() if k.endswith(SPECIFIC)}
     return {name: text for name, text in found.items() if text}
-
-
-def _mount_namespace() -> str:
-    """Identify the container of this process; empty where there is none."""
-    try:
-        return str(Path("/proc/self/ns/mnt").readlink())
-    except OSError:
-        return ""
 
 
 def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
@@ -221,7 +213,8 @@ def _levels(controller: str) -> Iterator[tuple[str, Path]]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = Path(ROOT, controllers) if controllers else Path(ROOT)
-        namespace = _namespace()
+        # two containers on a host may both use "/"
+        namespace = _namespace("cgroup")
         leaf = PurePosixPath(path)
         for level in (leaf, *leaf.parents):
             folder = mount / level.relative_to("/")
@@ -229,10 +222,10 @@ def _levels(controller: str) -> Iterator[tuple[str, Path]]:
                 yield f"{namespace}:{level}", folder
 
 
-def _namespace() -> str:
-    """The cgroup namespace, as two containers on a host may both use ``/``."""
+def _namespace(kind: str) -> str:
+    """The kernel's namespace of this process; empty if there is none."""
     try:
-        return str(Path("/proc/self/ns/cgroup").readlink())
+        return str(Path("/proc/self/ns", kind).readlink())
     except OSError:
         return ""
 
