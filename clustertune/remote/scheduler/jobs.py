@@ -106,10 +106,11 @@ class Jobs:
             "error": task.result() if finished else "",
         }
 
-    def stop(self, name: str | None = None) -> None:
+    def stop(self, job: str | None = None) -> None:
         """Stop one job or all: copies in flight arrive, other changes are undone."""
-        for job in [self.kept[n] for n in self.kept if name in (None, n)]:
-            job.work.stopped = True
+        for name, one in self.kept.items():
+            if job in (None, name):
+                one.work.stopped = True
 
     # --- lost keys --------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from clustertune.remote.keys import (
     in_rotation,
     in_turns,
     unpack,
-    with_targets,
 )
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.audit import audit
@@ -56,6 +55,8 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 NAME = "clustertune"
 PROTOCOL = 18
 STATE = 1  # format of the state that a newer plugin restores
+#: packed keys with their workers: bytes of an int64 array of indices into a list
+Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
 UNREADABLE = {
     "client": "",
@@ -138,6 +139,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "wanted_by_others": partial(survey.wanted_by_others, scheduler),
             "missing_keys": partial(survey.missing_keys, scheduler),
             "is_held": self.lease.is_held,
+            "stop": self.jobs.stop,
             "record_names": self.names.note,
             "schedule": self.schedules.add,
             "cancel_schedule": self.schedules.cancel,
@@ -385,17 +387,15 @@ class ClustertunePlugin(SchedulerPlugin):
         token: str,
         workers: Sequence[str],
         ceilings: Sequence[int],
-        moves: Sequence[tuple[Sequence[Any], bytes]],
+        moves: Placed,
         deadline: float,
     ) -> str:
         """Start to move keys to their targets; return the name of the job.
 
-        ``moves`` are packed keys with their targets: bytes of an int64 array of
-        indices into ``workers``. ``deadline`` is in seconds from now.
+        ``deadline`` is in seconds from now.
         """
         self.lease.check(token)
-        async for key, address in in_turns(in_rotation(moves, workers)):
-            self.prepared.put(key, address)
+        await self._note_prepared(workers, moves)
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
         policy = MovePolicy(
@@ -409,17 +409,16 @@ class ClustertunePlugin(SchedulerPlugin):
         self,
         token: str,
         workers: Sequence[str],
-        places: Sequence[tuple[Sequence[Any], bytes]],
+        places: Placed,
     ) -> None:
-        """Have Dask's memory manager keep prepared keys on their workers.
-
-        ``places`` are packed keys and their workers, as :meth:`move` has targets.
-        """
+        """Have Dask's memory manager keep prepared keys on their workers."""
         self.lease.check(token)
-        for packed, homes in places:
-            async for key, i in in_turns(with_targets(packed, homes)):
-                self.prepared.put(key, workers[i])
+        await self._note_prepared(workers, places)
         self.prepared.begin()
+
+    async def _note_prepared(self, workers: Sequence[str], places: Placed) -> None:
+        async for key, address in in_turns(in_rotation(places, workers)):
+            self.prepared.put(key, address)
 
     async def restart_worker(
         self,
@@ -475,10 +474,6 @@ class ClustertunePlugin(SchedulerPlugin):
         await self.jobs.wait(job, wait)
         self.lease.check(token)  # it may have ended meanwhile
         return self.jobs.state(job)
-
-    def stop(self, job: str) -> None:
-        """Start no more moves; copies in flight arrive, other changes are undone."""
-        self.jobs.stop(job)
 
     # --- requests about released and published data -----------------------------------
 
@@ -586,9 +581,9 @@ def _unfinished_move() -> dict[str, Any]:
 
 #: requests that methods of the plugin answer
 METHODS = frozenset((
-    "look", "past_runs", "acquire", "release", "begin_hold", "end_hold", "move",
-    "keep_placement", "running_work", "restart_worker", "holdings", "release_keys",
-    "release_rows", "restart_without_data", "replace_names", "progress", "stop", "pin",
-    "free_stuck", "unpin", "unmet_restrictions", "list_schedules", "store_report",
+    "look", "acquire", "release", "begin_hold", "end_hold", "move", "keep_placement",
+    "running_work", "restart_worker", "holdings", "release_keys", "release_rows",
+    "restart_without_data", "replace_names", "progress", "pin", "free_stuck", "unpin",
+    "unmet_restrictions", "past_runs", "list_schedules", "store_report",
     "last_report", "store_facts",
 ))  # fmt: skip
