@@ -85,7 +85,7 @@ class ScheduleRunner:
         if not schedule.ended:
             schedule.cancelled = True
             if schedule.state == "waiting":
-                self._end(schedule, "cancelled")
+                self._note(schedule, "cancelled")
         return schedule.describe(time())
 
     def running(self) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class ScheduleRunner:
     def close(self, handed_over: bool = False) -> list[asyncio.Task[None]]:
         """Stop waiting; return the cancelled task."""
         for schedule in () if handed_over else self._waiting():
-            self._end(schedule, "cancelled")
+            self._note(schedule, "cancelled")
         if self.task is None:
             return []
         self.task.cancel()
@@ -133,7 +133,7 @@ class ScheduleRunner:
             await self._check(schedule)
         except Exception as error:
             logger.exception("clustertune's scheduled restart failed")
-            self._note(schedule, "failed", [], repr(error))
+            self._note(schedule, "failed", repr(error))
 
     def _tick(self) -> float:
         idle_for: list[float] = [s.terms["idle_for"] / 4 for s in self._waiting()]
@@ -159,7 +159,7 @@ class ScheduleRunner:
         if schedule.ended:  # it was cancelled while another schedule had its turn
             return
         if moment.now >= schedule.terms["expires"]:
-            self._end(schedule, "expired")
+            self._note(schedule, "expired")
             return
         reason = schedule.obstacle(moment)
         if reason is not None:
@@ -169,7 +169,7 @@ class ScheduleRunner:
             return
         workers = self._workers(schedule)
         if schedule.left is not None and not workers:
-            self._note(schedule, "done", [], "the remaining workers are gone")
+            self._note(schedule, "done", "the remaining workers are gone")
             return
         problem = await self._obstacle(schedule, workers)
         if problem:
@@ -192,7 +192,7 @@ class ScheduleRunner:
         if yes:
             return True
         if schedule.instants:  # the next instant gives it another chance
-            self._note(schedule, "not needed", [], text)
+            self._note(schedule, "not needed", text)
         else:
             schedule.wait({"for": "condition", "text": text}, time() + self.again)
         return False
@@ -220,8 +220,11 @@ class ScheduleRunner:
             )
         found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
         ceilings = self._lines(schedule).items()
+        there = self.scheduler.workers
         # most free memory first, so that most workers fit at the first attempt
-        rooms = sorted(((self._room(a, most), a) for a, most in ceilings), reverse=True)
+        rooms = sorted(
+            ((free_bytes(there[a], most), a) for a, most in ceilings), reverse=True
+        )
         for id, ws in workers.items():
             if ws.address in found:
                 why = await self._reason(schedule, id, ws, found[ws.address], rooms)
@@ -294,10 +297,6 @@ class ScheduleRunner:
             found[ws.address] = int(line * (ws.memory_limit or 0))
         return found
 
-    def _room(self, address: str, most: int) -> float:
-        worker = self.scheduler.workers.get(address)
-        return 0.0 if worker is None else free_bytes(worker, most)
-
     # --- the restart ------------------------------------------------------------------
 
     async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
@@ -321,9 +320,9 @@ class ScheduleRunner:
             elif not outcome:  # the worker has left
                 schedule.left.remove(id)
             if outcome:
-                self._note(schedule, outcome, turns, problem)
+                self._note(schedule, outcome, problem, turns)
                 return
-        self._note(schedule, "done", turns, "")
+        self._note(schedule, "done", turns=turns)
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
         """Sort the workers by the memory that they need on others, smallest first."""
@@ -395,8 +394,8 @@ class ScheduleRunner:
         self,
         schedule: Schedule,
         outcome: str,
-        turns: list[dict[str, Any]],
-        problem: str,
+        problem: str = "",
+        turns: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Record the result of an attempt, and change the schedule's state."""
         now = time()
@@ -429,11 +428,7 @@ class ScheduleRunner:
         self._log(schedule, outcome, result)
         self._forget()
 
-    def _end(self, schedule: Schedule, state: str) -> None:
-        self._note(schedule, state, [], "")
-
     def _forget(self) -> None:
-        """Forget old schedules that have ended."""
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
