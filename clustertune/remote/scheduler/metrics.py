@@ -13,7 +13,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -37,6 +36,44 @@ SCHEDULES = ("waiting", "running", "done", "failed", "expired", "cancelled")
 CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
 MAX_CHECKS = 100
 MAX_STEPS = 1000  # of one event
+
+Values = Mapping[tuple[str, ...], float]
+"""Values by those of the labels."""
+
+#: texts by name
+COUNTERS = {
+    "operations": "Operations that changed the cluster, by outcome",
+    "operation_seconds": "Seconds that these operations took",
+    "steps": "Steps of operations, by outcome",
+    "moved_bytes": "Bytes that steps transferred between workers",
+    "lost_keys": (
+        "Keys whose only replica was on a worker that is gone; Dask computes computed "
+        "keys again if they are needed"
+    ),
+}
+GAUGES = {
+    "findings": "Findings of the last checks",
+    "findings_timestamp_seconds": "Time of the last checks; 0 before the first ones",
+    "holds": "Holds that protect workers during a fit",
+    "lease": "1 while an operation changes the cluster",
+    "schedules": "Scheduled restarts, by state",
+    "imbalance_ratio": (
+        "Rows of the fullest worker as a multiple of its share, in the training data "
+        "of the last operation"
+    ),
+    "unmanaged_memory_growth_bytes": (
+        "Growth of unmanaged memory from one run to the next, on the worker where it "
+        "grew most"
+    ),
+}
+LABELS = {
+    "operations": ("operation", "status"),
+    "operation_seconds": ("operation",),
+    "steps": ("action", "outcome"),
+    "lost_keys": ("kind",),
+    "findings": ("check", "severity"),
+    "schedules": ("state",),
+}
 
 
 class Metrics:
@@ -133,87 +170,41 @@ class Metrics:
         """Yield the metrics; ``prometheus_client`` calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        counter = partial(_filled, CounterMetricFamily)
-        gauge = partial(_filled, GaugeMetricFamily)
-        findings = self._last_findings()
-        states = Counter(s["state"] for s in self.plugin.schedules.listed())
-        growth = last_growth(self.plugin.runs.kept)
-        yield counter(
-            "clustertune_operations",
-            "Operations that changed the cluster, by outcome",
-            ("operation", "status"),
-            # Prometheus sees an increase only of series that were there before
-            dict.fromkeys(product(OPERATIONS, STATUSES), 0) | self.operations,
-        )
-        yield counter(
-            "clustertune_operation_seconds",
-            "Seconds that these operations took",
-            ("operation",),
-            {(name,): n for name, n in self.operation_seconds.items()},
-        )
-        yield counter(
-            "clustertune_steps",
-            "Steps of operations, by outcome",
-            ("action", "outcome"),
-            self.steps,
-        )
-        yield counter(
-            "clustertune_moved_bytes",
-            "Bytes that steps transferred between workers",
-            (),
-            {(): self.moved_bytes},
-        )
-        yield counter(
-            "clustertune_lost_keys",
-            "Keys whose only replica was on a worker that is gone; Dask computes "
-            "computed keys again if they are needed",
-            ("kind",),
-            {(kind,): self.lost_keys[kind] for kind in ("computed", "scattered")},
-        )
-        yield gauge(
-            "clustertune_findings",
-            "Findings of the last checks",
-            ("check", "severity"),
-            self._findings(),
-        )
-        yield gauge(
-            "clustertune_findings_timestamp_seconds",
-            "Time of the last checks; 0 before the first ones",
-            (),
-            {(): _amount(findings.get("time"))},
-        )
-        yield gauge(
-            "clustertune_holds",
-            "Holds that protect workers during a fit",
-            (),
-            {(): len(self.plugin.holds.active())},
-        )
-        yield gauge(
-            "clustertune_lease",
-            "1 while an operation changes the cluster",
-            (),
-            {(): int(self.plugin.lease.holder() is not None)},
-        )
-        yield gauge(
-            "clustertune_schedules",
-            "Scheduled restarts, by state",
-            ("state",),
-            {(state,): states[state] for state in SCHEDULES},
-        )
-        yield gauge(
-            "clustertune_imbalance_ratio",
-            "Rows of the fullest worker as a multiple of its share, in the training "
-            "data of the last operation",
-            (),
-            {} if self.imbalance is None else {(): self.imbalance},
-        )
-        yield gauge(
-            "clustertune_unmanaged_memory_growth_bytes",
-            "Growth of unmanaged memory from one run to the next, on the worker where "
-            "it grew most",
-            (),
-            {} if growth is None else {(): growth},
-        )
+        values = self._counters() | self._gauges()
+        for name, text in (COUNTERS | GAUGES).items():
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            metric = kind(f"clustertune_{name}", text, labels=LABELS.get(name, ()))
+            for labels, value in sorted(values[name].items()):
+                metric.add_metric(labels, value)
+            yield metric
+
+    def _counters(self) -> dict[str, Values]:
+        # Prometheus sees an increase only of series that were there before
+        operations = dict.fromkeys(product(OPERATIONS, STATUSES), 0) | self.operations
+        lost = {(kind,): self.lost_keys[kind] for kind in ("computed", "scattered")}
+        return {
+            "operations": operations,
+            "operation_seconds": {(k,): n for k, n in self.operation_seconds.items()},
+            "steps": self.steps,
+            "moved_bytes": {(): self.moved_bytes},
+            "lost_keys": lost,
+        }
+
+    def _gauges(self) -> dict[str, Values]:
+        plugin = self.plugin
+        states = Counter(schedule["state"] for schedule in plugin.schedules.listed())
+        growth = last_growth(plugin.runs.kept)
+        return {
+            "findings": self._findings(),
+            "findings_timestamp_seconds": {
+                (): _amount(self._last_findings().get("time"))
+            },
+            "holds": {(): len(plugin.holds.active())},
+            "lease": {(): int(plugin.lease.holder() is not None)},
+            "schedules": {(state,): states[state] for state in SCHEDULES},
+            "imbalance_ratio": {} if self.imbalance is None else {(): self.imbalance},
+            "unmanaged_memory_growth_bytes": {} if growth is None else {(): growth},
+        }
 
     def _last_findings(self) -> Mapping[str, Any]:
         return self.plugin.page_data.facts.get("findings") or {}
@@ -227,19 +218,6 @@ class Metrics:
             known = CHECK.fullmatch(name) and len(found) < MAX_CHECKS
             found[name if known else OTHER, severity] += 1
         return found
-
-
-def _filled(
-    family: Any,
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    values: Mapping[Any, Any],
-) -> Any:
-    metric = family(name, text, labels=labels)
-    for key, value in sorted(values.items()):
-        metric.add_metric(key, value)
-    return metric
 
 
 def _one_of(known: frozenset[str], name: Any) -> str:
