@@ -96,8 +96,9 @@ class Parking:
         If it comes too late, it closes by itself.
         """
         name = f"{PARKING_PREFIX}{uuid4().hex[:8]}"
-        wanted = {"what": "open", "name": name, "nbytes": nbytes, "timeout": seconds}
-        _, why = await call(self.scheduler, nanny, self.code, wanted, seconds)
+        _, why = await self._act(
+            nanny, "open", seconds, name=name, nbytes=nbytes, timeout=seconds
+        )
         self.worker = self.scheduler.workers.get(self.scheduler.aliases.get(name))
         if self.worker is None:
             return f"its nanny opened no parking worker: {why or 'it did not register'}"
@@ -140,13 +141,7 @@ class Parking:
             return obstacle or "", failure
         if not self.is_open():
             return "", ""
-        _, lost = await call(
-            self.scheduler,
-            worker.address,
-            self.code,
-            {"what": "detach"},
-            ANSWER_TIMEOUT,
-        )
+        _, lost = await self._act(worker.address, "detach", ANSWER_TIMEOUT)
         if lost:
             logger.warning("clustertune: a former process did not answer: %s", lost)
         if self.is_open():  # it may have reported that it runs
@@ -172,46 +167,44 @@ class Parking:
 
     async def spilled_files(self, worker: Any) -> list[Any]:
         """Files of a worker's spilled keys; none if the worker does not answer."""
-        files, _ = await call(
-            self.scheduler,
-            worker.address,
-            self.code,
-            {"what": "spilled"},
-            ANSWER_TIMEOUT,
-        )
+        files, _ = await self._act(worker.address, "spilled", ANSWER_TIMEOUT)
         return list(files or ())
 
     async def adopt(self, worker: Any, files: Sequence[Any]) -> list[Any]:
         """Have a worker on the same host take over files; return its new keys."""
         if not files:
             return []
-        wanted = {"what": "adopt", "files": files}
-        taken, why = await call(
-            self.scheduler, worker.address, self.code, wanted, GRACE
-        )
+        taken, why = await self._act(worker.address, "adopt", GRACE, files=files)
         if why:
             logger.warning("clustertune: keys are read, as links failed: %s", why)
         if taken and self.scheduler.workers.get(worker.address) is worker:
             self.scheduler.add_keys(worker=worker.address, keys=taken)
         return list(taken or ())
 
+    async def _act(
+        self, address: str, what: str, seconds: float, **arguments: Any
+    ) -> tuple[Any, str]:
+        """Have a worker or a nanny do one step of ``park.act``."""
+        wanted = {"what": what, **arguments}
+        return await call(self.scheduler, address, self.code, wanted, seconds)
+
     async def close(self) -> str:
         """Close the parking worker; if it has the only copy of keys, report that."""
         if not self.is_open():
             return ""
         alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
+        if alone and self.nanny:
+            return (
+                f"{alone} keys are still on its former process {self.worker.name}: "
+                "restart again to move them to running workers"
+            )
         if alone:
-            if self.nanny:
-                return (
-                    f"{alone} keys are still on its former process {self.worker.name}: "
-                    "restart again to move them to running workers"
-                )
             return (
                 f"{alone} keys are still on the parking worker {self.worker.name}: "
                 "restart again once its worker runs, to bring them back"
             )
         if self.nanny:
-            await call(self.scheduler, self.nanny, self.code, {"what": "end"}, GRACE)
+            await self._act(self.nanny, "end", GRACE)
         await self.scheduler.remove_worker(
             self.worker.address,
             stimulus_id=f"clustertune-unpark-{time()}",
@@ -261,9 +254,8 @@ class Resizing:
     async def _run(
         self, nanny: str, function: bytes, arguments: Mapping[str, Any]
     ) -> str:
-        _, why = await call(
-            self.scheduler, nanny, function, arguments, GRACE, answers=False
-        )
+        scheduler = self.scheduler
+        _, why = await call(scheduler, nanny, function, arguments, GRACE, answers=False)
         return why
 
     def shortage(self, worker: Any, nbytes: int) -> str:
