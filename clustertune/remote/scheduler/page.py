@@ -327,29 +327,23 @@ def _words(event: Mapping[str, Any]) -> str:
     texts = [
         _FIELD_TEXTS[name](value) if name in _FIELD_TEXTS else f"{name} {value}"
         for name, value in event.items()
-        if name not in _HIDDEN_FIELDS and _is_shown_value(value)
+        if name not in _HIDDEN_FIELDS and value
     ]
-    steps = event.get("steps") or ()
-    texts += [step["summary"] for step in steps]
+    texts += [step["summary"] for step in event.get("steps") or ()]
     action = event["action"]
     if action == "schedule":  # each change of its state is an event
         action = f"schedule {event.get('state')}"
     return f"{action}: {', '.join(texts)}"[:MAX_TEXT]
 
 
-def _is_shown_value(value: Any) -> bool:
-    """Whether it is a text, or a number other than zero."""
-    return isinstance(value, str | int | float) and bool(value)
-
-
 _HIDDEN_FIELDS = (
-    "action", "state", "client", "time", "pid", "more_steps", "doing", "direct",
+    "action", "state", "steps", "client", "time", "pid", "more_steps", "doing",
+    "direct",
 )  # fmt: skip
 
 
-_FIELD_TEXTS: Mapping[
-    str, Callable[[Any], str]
-] = {  # other fields are shown with their names
+#: other fields are shown with their names
+_FIELD_TEXTS: Mapping[str, Callable[[Any], str]] = {
     "keys": lambda n: f"{n} keys",
     "nbytes": bytes_text,
     "seconds": seconds_text,
@@ -443,7 +437,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    return type(value) is str and 0 < len(value) <= 100
+    return _is_text(value) and 0 < len(value) <= 100
 
 
 def _is_number(value: Any) -> bool:
