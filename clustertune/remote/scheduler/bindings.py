@@ -135,16 +135,15 @@ class Bindings:
         """Start tasks that may run elsewhere and wait for workers that are gone."""
         if not self.scheduler.running:
             return
+        workers = self.scheduler.workers.keys()
         lost = [
             ts
             async for ts in self._still_waiting()
-            if ts.loose_restrictions and self._has_lost_all_workers(ts)
+            if ts.loose_restrictions
+            and ts.worker_restrictions
+            and workers.isdisjoint(ts.worker_restrictions)
         ]
         await start_waiting(self.scheduler, lost)
-
-    def _has_lost_all_workers(self, task: Any) -> bool:
-        bound = task.worker_restrictions
-        return bool(bound) and not bound & self.scheduler.workers.keys()
 
     async def _unbind(self, keys: Iterable[Any]) -> int:
         """Undo bindings; return how many tasks waited because of them."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Collection, Iterator
-from itertools import takewhile
+from collections.abc import Collection
+from itertools import chain, takewhile
 from time import monotonic, time
 from typing import Any
 
@@ -140,26 +140,22 @@ class WorkerChanges:
         """Record the reason in an event of Dask; any client may log any event."""
         if type(event) is not dict or not self.processes:
             return
-        action = event.get("action")
-        if action == "closing-worker" and topic in self.processes:
-            reason = str(event.get("reason"))[:MAX_TEXT]
-            self.processes[topic].recorded["closing"] = reason
-        elif action == "retired" and topic in self.processes:
-            by = str(event.get("stimulus_id"))[:MAX_TEXT]
-            self.processes[topic].recorded["retired"] = by
+        action, process = event.get("action"), self.processes.get(topic)
+        if action == "closing-worker" and process is not None:
+            process.recorded["closing"] = str(event.get("reason"))[:MAX_TEXT]
+        elif action == "retired" and process is not None:
+            process.recorded["retired"] = str(event.get("stimulus_id"))[:MAX_TEXT]
         elif action == "worker-ttl-timed-out" and topic == "scheduler":
             for address in event.get("workers", ()):
                 if address in self.processes:
                     self.processes[address].recorded["ttl"] = float(event["ttl"])
         elif topic == "worker-restart-memory":
-            for process in self._known():  # Dask may have removed the worker before
-                if process.address == event.get("worker"):
-                    process.recorded["rss"] = int(event["rss"])
+            # Dask may have removed the worker before
+            ended = (change.process for change in reversed(self.kept))
+            for known in chain(self.processes.values(), ended):
+                if known.address == event.get("worker"):
+                    known.recorded["rss"] = int(event["rss"])
                     break
-
-    def _known(self) -> Iterator[WorkerProcess]:
-        yield from self.processes.values()
-        yield from (change.process for change in reversed(self.kept))
 
     def _note(self, process: WorkerProcess) -> Change:
         self.last += 1

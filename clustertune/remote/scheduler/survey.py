@@ -96,10 +96,9 @@ async def missing_keys(
     gone, unwanted = array("q"), array("q")
     client = scheduler.clients.get(owner)
     async for position, key in in_turns(enumerate(unpack(keys))):
-        ts = scheduler.tasks.get(key)
-        if ts is None or ts.state in ("released", "forgotten"):
+        if is_gone(scheduler, key):
             gone.append(position)
-        elif client not in (ts.who_wants or ()):
+        elif client not in (scheduler.tasks[key].who_wants or ()):
             unwanted.append(position)
     return {"gone": gone.tobytes(), "unwanted": unwanted.tobytes()}
 
