@@ -106,7 +106,8 @@ async def read(
     timeout
         Seconds after which a worker that has not answered counts as silent.
     """
-    more, remote = list(packages), _scheduler(client)
+    more = list(packages)
+    remote: Any = client.scheduler  # distributed has no types for its calls
     here = get_versions(packages=more)["packages"]
     scheduler = (await remote.versions(packages=more))["packages"]
     asked = None if workers is None else list(workers)
@@ -115,10 +116,10 @@ async def read(
     if asked is None:
         identity = await remote.identity(n_workers=-1)
         asked = list(identity["workers"])
-    found = await _ask(client, asked, more, timeout)
+    found = await _ask(remote, asked, more, timeout)
     if len(asked) > 1 and all(answer is None for answer in found.values()):
         # one silent worker delays the answers of all: ask each alone
-        each = await asyncio.gather(*(_ask(client, [a], more, timeout) for a in asked))
+        each = await asyncio.gather(*(_ask(remote, [a], more, timeout) for a in asked))
         found = {a: answer for one in each for a, answer in one.items()}
     return Sides(
         here,
@@ -128,16 +129,11 @@ async def read(
     )
 
 
-def _scheduler(client: Client) -> Any:
-    """The scheduler's remote calls, for which distributed has no types."""
-    return client.scheduler
-
-
 async def _ask(
-    client: Client, workers: list[str], packages: list[str], timeout: float
+    scheduler: Any, workers: list[str], packages: list[str], timeout: float
 ) -> dict[str, Mapping[str, str | None] | None]:
     """Versions by address of worker; None if a worker did not answer."""
-    call = _scheduler(client).broadcast(
+    call = scheduler.broadcast(
         msg={"op": "versions", "packages": packages},
         workers=workers,
         on_error="ignore",
