@@ -146,6 +146,27 @@ class Schedule:
         else:
             self.wait_for_next_gap(now)
 
+    def is_met(
+        self,
+        scheduler: Any,
+        runs: Iterable[Mapping[str, Any]],
+        findings: Mapping[str, Any] | None,
+    ) -> tuple[bool, str]:
+        """Whether the condition is met, and the reason.
+
+        ``runs`` are the last ones, oldest first. ``findings`` are the last ones:
+        ``time``, and ``found``, each with check, severity and message.
+        """
+        condition = self.terms["condition"]
+        if condition is None:
+            return True, ""
+        workers = {id_of(ws): ws for ws in training_workers(scheduler)}
+        if condition["kind"] == "leak":
+            return _has_leak(condition["least"], workers, list(runs))
+        if condition["kind"] == "memory":
+            return _has_full_memory(condition["severity"], workers, self.lines)
+        return _has_finding(condition, findings, self.restarted)
+
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""
         terms = self.terms
@@ -167,39 +188,6 @@ class Schedule:
             "tries": self.tries,
             "results": list(self.results),
         }
-
-
-def met(
-    condition: Mapping[str, Any],
-    scheduler: Any,
-    runs: Iterable[Mapping[str, Any]],
-    lines: Mapping[Any, Mapping[str, float]],
-    findings: Mapping[str, Any] | None,
-    since: float,
-) -> tuple[bool, str]:
-    """Whether a condition is met, and the reason.
-
-    Parameters
-    ----------
-    condition
-        ``kind`` and its terms, as ``operations.scheduling.triggers`` ships them.
-    scheduler
-        The scheduler.
-    runs
-        The last runs, oldest first.
-    lines
-        By id of worker the fractions of its limit at which it spills and pauses.
-    findings
-        The last ones: ``time``, and ``found``, each with check, severity and message.
-    since
-        Epoch seconds of the last restart; earlier findings are outdated.
-    """
-    workers = {id_of(ws): ws for ws in training_workers(scheduler)}
-    if condition["kind"] == "leak":
-        return _has_leak(condition["least"], workers, list(runs))
-    if condition["kind"] == "memory":
-        return _has_full_memory(condition["severity"], workers, lines)
-    return _has_finding(condition, findings, since)
 
 
 def _has_leak(

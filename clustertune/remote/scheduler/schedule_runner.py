@@ -18,7 +18,7 @@ from uuid import uuid4
 from clustertune.core.rules import needed_elsewhere, problem
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, public
 from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
-from clustertune.remote.scheduler.schedule import Moment, Schedule, met
+from clustertune.remote.scheduler.schedule import Moment, Schedule
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     free_bytes,
@@ -178,17 +178,8 @@ class ScheduleRunner:
             await self._roll(schedule, workers)
 
     def _is_met(self, schedule: Schedule) -> bool:
-        condition = schedule.terms["condition"]
-        if condition is None:
-            return True
-        yes, text = met(
-            condition,
-            self.scheduler,
-            self.plugin.runs.kept,
-            schedule.lines,
-            self.plugin.findings,
-            schedule.restarted,
-        )
+        runs, findings = self.plugin.runs.kept, self.plugin.findings
+        yes, text = schedule.is_met(self.scheduler, runs, findings)
         if yes:
             return True
         if schedule.instants:  # the next instant gives it another chance

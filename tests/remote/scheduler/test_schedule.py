@@ -16,7 +16,6 @@ from clustertune.remote.scheduler.schedule import (
     MAX_RESULTS,
     Moment,
     Schedule,
-    met,
 )
 from clustertune.testing import runs, view, worker
 
@@ -135,6 +134,15 @@ def scheduler(**workers: tuple[int, int]) -> Any:
             for name, (process, managed) in workers.items()
         }
     )
+
+
+def met(
+    condition: Any, there: Any, past: Any, lines: Any, last: Any, since: float
+) -> tuple[bool, str]:
+    """Return whether the condition of a schedule is met, and the reason."""
+    it = schedule(condition=condition, lines=lines.items())
+    it.restarted = since
+    return it.is_met(there, past, last)
 
 
 def memory(severity: str, **workers: tuple[int, int]) -> tuple[bool, str]:
