@@ -29,8 +29,8 @@ from distributed import Client, Scheduler
 from clustertune.dashboard.mount import mount
 from clustertune.errors import ClustertuneError
 from clustertune.operations.scheduling.request import schedule_restart
-from clustertune.remote.scheduler.audit import audit_logger
 from clustertune.remote.scheduler.plugin import install
+from clustertune.remote.scheduler.telemetry import audit_logger
 
 logger = logging.getLogger("distributed.clustertune")
 

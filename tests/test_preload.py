@@ -23,7 +23,7 @@ from distributed import Client
 
 import clustertune
 from clustertune import preload
-from clustertune.remote.scheduler import audit
+from clustertune.remote.scheduler import telemetry
 from tests.processes import free_ports, process, until, workers_of
 
 ROOT = Path(__file__).parents[1]
@@ -116,9 +116,9 @@ def test_wrong_schedules(settings: dict[str, Any], text: str) -> None:
 def test_lines_of_any_event() -> None:
     """A client may log any event: a line stays one short line of JSON."""
     event = {"action": "a\nb", "more": [object()], 3: 1, (1, 2): 2, "long": "x" * 10**6}
-    text = audit.line(event)
+    text = telemetry.audit_line(event)
     assert "\n" not in text
-    assert len(text) <= audit.MAX_LINE
+    assert len(text) <= telemetry.MAX_LINE
     assert json.loads(text)["action"] == "a\nb"
 
 

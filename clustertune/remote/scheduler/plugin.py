@@ -24,7 +24,6 @@ from clustertune.remote.keys import (
     unpack,
 )
 from clustertune.remote.scheduler import survey
-from clustertune.remote.scheduler.audit import audit
 from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
 from clustertune.remote.scheduler.changes import WorkerChanges
 from clustertune.remote.scheduler.jobs import Jobs
@@ -36,7 +35,6 @@ from clustertune.remote.scheduler.lease import (
     has_closed,
     public,
 )
-from clustertune.remote.scheduler.metrics import Metrics
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.published import PublishedNames
@@ -51,6 +49,7 @@ from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.runs import Runs, measured, settled, watch_runs
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.state import is_parking, worker_id
+from clustertune.remote.scheduler.telemetry import Metrics, audit
 
 NAME = "clustertune"
 PROTOCOL = 18

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
-from clustertune.remote.scheduler import metrics
+from clustertune.remote.scheduler import telemetry
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.metrics import Metrics, last_growth
+from clustertune.remote.scheduler.telemetry import Metrics, last_growth
 
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -92,10 +92,10 @@ def test_events_of_other_clients(event: Any) -> None:
     """Any client may log anything: labels are from fixed sets, amounts are finite."""
     found = counted(event)
     assert set(found.operations) <= {
-        (metrics.OTHER, metrics.OTHER),
-        (metrics.OTHER, "done"),
+        (telemetry.OTHER, telemetry.OTHER),
+        (telemetry.OTHER, "done"),
     }
-    assert set(found.steps) <= {(metrics.OTHER, metrics.OTHER)}
+    assert set(found.steps) <= {(telemetry.OTHER, telemetry.OTHER)}
     assert found.moved_bytes == 0
     assert not any(found.operation_seconds.values())
 
@@ -136,6 +136,6 @@ def test_findings_have_few_labels() -> None:
     facts = {"findings": {"found": found}}
     plugin = SimpleNamespace(page_data=SimpleNamespace(facts=facts))
     counts = Metrics(plugin)._findings()
-    assert len(counts) <= metrics.MAX_CHECKS + 1
-    assert counts[metrics.OTHER, "info"] == 1001 - metrics.MAX_CHECKS
+    assert len(counts) <= telemetry.MAX_CHECKS + 1
+    assert counts[telemetry.OTHER, "info"] == 1001 - telemetry.MAX_CHECKS
     assert ("x", "bad") not in counts

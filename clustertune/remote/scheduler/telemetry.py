@@ -1,24 +1,35 @@
-"""Metrics of clustertune on the scheduler's own ``/metrics`` page, for Prometheus.
+"""What operators see of clustertune: metrics for Prometheus, and the audit trail.
 
-Counters grow with events of the topic ``clustertune`` and with the keys that Dask
-reports as lost. Gauges are read from the scheduler plugin at each scrape. Any client
-may log events, so labels come from fixed sets, and their number is bounded.
+Both follow the events of the topic ``clustertune``, which any client may log.
 
-Without ``prometheus_client`` on the scheduler there are no metrics.
+The metrics are on the scheduler's own ``/metrics`` page, if the scheduler has
+``prometheus_client``. Counters grow with events and with the keys that Dask reports as
+lost. Gauges are read from the scheduler plugin at each scrape. Labels come from fixed
+sets, and their number is bounded.
+
+The audit trail has every operation of every client as one line of JSON, in Python's
+logger ``clustertune.audit`` of the scheduler's process. Add a handler there to keep the
+lines, or set ``clustertune.audit`` for ``clustertune.preload``.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from itertools import product
 from typing import Any
 
 from clustertune.remote.scheduler.lease import TOPIC
 
 logger = logging.getLogger("distributed.clustertune")
+audit_logger = logging.getLogger("clustertune.audit")
+
+MAX_LINE = 100_000  # characters of the audit trail
+MAX_SHORT = 100  # fields of a line that was too long
 
 OTHER = "other"  # the label of names that are not in the sets below
 OPERATIONS = frozenset((
@@ -240,3 +251,35 @@ def last_growth(runs: Sequence[Mapping[str, Any]]) -> float | None:
     if len(floors) < 2 or not (both := floors[0].keys() & floors[1].keys()):
         return None
     return float(max(0, *(floors[1][worker] - floors[0][worker] for worker in both)))
+
+
+# --- the audit trail ------------------------------------------------------------------
+
+
+def audit(topic: str, event: Any) -> None:
+    """Log one event as a line of JSON; clients may send any event."""
+    wanted = topic == TOPIC and audit_logger.isEnabledFor(logging.INFO)
+    if wanted and isinstance(event, Mapping):
+        audit_logger.info("%s", audit_line(event))
+
+
+def audit_line(event: Mapping[str, Any]) -> str:
+    """Return an event as one line of JSON with its time in UTC."""
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    # json escapes line breaks and control characters in texts
+    text = json.dumps({"time": now, **_plain(event)}, default=repr)
+    if len(text) <= MAX_LINE:
+        return text
+    short = {
+        str(k)[:200]: v[:200] if isinstance(v, str) else v
+        for k, v in list(event.items())[:MAX_SHORT]
+        if isinstance(v, str | int | float)
+    }
+    return json.dumps({"time": now, "shortened": True, **short})
+
+
+def _plain(value: Any) -> Any:
+    """The value with texts as keys, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
