@@ -31,9 +31,9 @@ class LeaseEndedError(PermissionError):
 class Owners:
     """The time of the last message of each client."""
 
-    def __init__(self, scheduler: Any, grace: float = GRACE):
+    def __init__(self, scheduler: Any):
         self.scheduler = scheduler
-        self.grace = grace
+        self.grace = GRACE
         self.seen: dict[str, float] = {}  # epoch seconds, without heartbeats
         self.timers: dict[str, asyncio.TimerHandle] = {}  # ends of grace periods
 
@@ -129,6 +129,11 @@ class Lease:
         if not self.owners.is_alive(self.current["client"]):
             self.end(self.owners.silence())
         return self.current
+
+    def in_use(self) -> dict[str, Any] | None:
+        """Return the lease or the oldest hold, or None."""
+        holder = self.holder() or next(iter(self.holds.active()), None)
+        return holder and public(holder)
 
     def obstacle(self, owner: str, token: str) -> dict[str, Any] | None:
         """Return the lease or hold that prevents a new lease, or None."""

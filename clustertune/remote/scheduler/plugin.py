@@ -184,9 +184,8 @@ class ClustertunePlugin(SchedulerPlugin):
         A lease, a hold and a running job belong to a client with this protocol, so a
         newer plugin cannot continue them.
         """
-        holder = self.lease.holder() or next(iter(self.holds.active()), None)
-        if holder is not None:
-            return public(holder)
+        if (holder := self.lease.in_use()) is not None:
+            return holder
         moving = self.jobs.are_running()
         return _unfinished_move() if moving else self.schedules.running()
 
@@ -272,7 +271,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self, scheduler: Any, workers: list[Any]
     ) -> list[Any]:
         """Protect all workers during a plan or a fit, and parking workers always."""
-        if self.holds.active() or self.lease.holder():
+        if self.lease.in_use() is not None:
             return []
         return [ws for ws in workers if not is_parking(ws.name)]
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from clustertune.core.rules import needed_elsewhere, problem
-from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, public
+from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
 from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
 from clustertune.remote.scheduler.schedule import Moment, Schedule
 from clustertune.remote.scheduler.state import (
@@ -146,13 +146,12 @@ class ScheduleRunner:
         scheduler, now = self.scheduler, time()
         tasks = sum(begun_tasks(ws) for ws in scheduler.workers.values())
         queued = len(scheduler.queued) if scheduler.running else 0
-        lease = self.plugin.lease.holder()
-        holder = lease or next(iter(self.plugin.holds.active()), None)
+        holder = self.plugin.lease.in_use()
         worked = scheduler.transition_counter != self.seen
         if tasks or queued or worked or holder is not None:
             self.idle_since = now
         self.seen = scheduler.transition_counter
-        return Moment(now, tasks, queued, self.idle_since, holder and public(holder))
+        return Moment(now, tasks, queued, self.idle_since, holder)
 
     async def _check(self, schedule: Schedule) -> None:
         moment = self._moment()
