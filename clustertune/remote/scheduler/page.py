@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
@@ -189,10 +189,9 @@ async def _count(
 ) -> dict[str, Any]:
     """Rows and partitions of a layout by worker, which holds most of their bytes."""
     workers = _shown(scheduler)
-    index = {ws: i for i, ws in enumerate(workers)}
     rows = array("q", layout["rows"])
-    held = [[0] * len(workers), [0] * len(workers)]  # rows, partitions
-    apart = missing = lost = parked = 0
+    held_rows, held_partitions = Counter[Any](), Counter[Any]()  # by worker
+    apart = missing = lost = 0
     tasks = scheduler.tasks
     partitions = zip(*map(unpack, members), strict=True)
     async for partition, keys in in_turns(enumerate(partitions)):
@@ -203,12 +202,11 @@ async def _count(
             continue
         nbytes, whole = found
         apart += not whole
-        home = index.get(max(nbytes, key=lambda ws: nbytes[ws]))
-        if home is None:  # a former process or a parking worker
-            parked += rows[partition]
-        else:
-            held[0][home] += rows[partition]
-            held[1][home] += 1
+        home = max(nbytes, key=lambda ws: nbytes[ws])
+        held_rows[home] += rows[partition]
+        held_partitions[home] += 1
+    # other workers are former processes or parking workers
+    parked = held_rows.total() - sum(held_rows[ws] for ws in workers)
     alike = layout["alike"]
     claims = [
         0 if ws.status.name != "running" else 1 if alike else ws.nthreads
@@ -226,8 +224,8 @@ async def _count(
         "counted": time(),
         "workers": {
             "id": [id_of(ws) for ws in workers],
-            "rows": held[0],
-            "partitions": held[1],
+            "rows": [held_rows[ws] for ws in workers],
+            "partitions": [held_partitions[ws] for ws in workers],
             "due": [every * claim / all_claims for claim in claims],
         },
     }
