@@ -101,14 +101,13 @@ class WorkerChanges:
         self.processes[ws.address] = process
         if former is not None:
             former.next = process
-        for change in reversed(self.kept):
-            if change.process.id == process.id:
-                seconds = time() - change.time
-                ended = change.stimulus is not None and change.returned is None
-                if ended and seconds < RETURN and not change.is_known():
-                    change.returned = seconds
-                    return
-                break
+        own = (c for c in reversed(self.kept) if c.process.id == process.id)
+        last = next(own, None)
+        if last is not None and last.returned is None and not last.is_known():
+            seconds = time() - last.time
+            if seconds < RETURN:
+                last.returned = seconds
+                return
         if former is None:
             self._note(process)
 
