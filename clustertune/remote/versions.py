@@ -110,13 +110,10 @@ async def read(
     remote: Any = client.scheduler  # distributed has no types for its calls
     here = get_versions(packages=more)["packages"]
     scheduler = (await remote.versions(packages=more))["packages"]
-    asked = None if workers is None else list(workers)
-    if asked == []:
-        return Sides(here, scheduler, {})
-    if asked is None:
-        identity = await remote.identity(n_workers=-1)
-        asked = list(identity["workers"])
-    found = await _ask(remote, asked, more, timeout)
+    if workers is None:
+        workers = (await remote.identity(n_workers=-1))["workers"]
+    asked = list(workers)
+    found = await _ask(remote, asked, more, timeout) if asked else {}
     if len(asked) > 1 and all(answer is None for answer in found.values()):
         # one silent worker delays the answers of all: ask each alone
         each = await asyncio.gather(*(_ask(remote, [a], more, timeout) for a in asked))
