@@ -4,5 +4,6 @@
 background), ``survey`` and ``state`` (reading), and ``page``. The jobs are ``mover``,
 ``restart`` (with ``evacuation`` and ``nanny``) and ``release``. ``runs`` and
 ``schedule_runner`` watch the cluster. ``bindings``, ``replicas`` and ``published``
-guard where tasks run, which replicas stay, and what names point to.
+guard where tasks run, which replicas stay, and what names point to. ``changes`` and
+``telemetry`` record what happens.
 """

@@ -12,6 +12,7 @@ import mmap
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -280,15 +281,11 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Versions of installed distributions, by name."""
-    found = {name: _version(name) for name in packages}
+    found: dict[str, str | None] = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)  # None if its metadata has no version
     return {name: text for name, text in found.items() if text is not None}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _resident(process: psutil.Process) -> int:
