@@ -46,8 +46,6 @@ class SampledMemory(NamedTuple):
 
 
 Memory = Mapping[Id, SampledMemory]
-
-
 IdleMemory = tuple[int, int]  # unmanaged and managed bytes
 
 
@@ -86,17 +84,16 @@ class Ended:
 class Runs:
     """The last runs as plain values, from samples and from transitions of tasks."""
 
-    def __init__(self, gap: float = GAP) -> None:
-        self.gap = gap
+    def __init__(self) -> None:
+        self.gap = GAP
         self.kept: deque[dict[str, Any]] = deque(maxlen=MAX_RUNS)
         #: time, process and managed bytes of all workers together, for the page
         self.totals: deque[tuple[float, int, int]] = deque(maxlen=MAX_TOTALS)
         self.began: float | None = None  # begin of the current run
         self.worked: float = 0.0  # time of the last work
         self.peaks: dict[Id, int] = {}
-        self.floors: dict[
-            Id, IdleMemory
-        ] = {}  # least unmanaged memory since the last work
+        #: least unmanaged memory since the last work
+        self.floors: dict[Id, IdleMemory] = {}
         self.training: set[str] = set()  # keys of training tasks that run
         self.recent: deque[Ended] = deque(maxlen=RECENT)  # oldest first
 
