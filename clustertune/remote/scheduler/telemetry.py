@@ -48,8 +48,7 @@ CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
 MAX_CHECKS = 100
 MAX_STEPS = 1000  # of one event
 
-Values = Mapping[tuple[str, ...], float]
-"""Values by those of the labels."""
+Values = Mapping[Any, float]  # by the values of the labels, in a tuple
 
 #: texts by name
 COUNTERS = {
