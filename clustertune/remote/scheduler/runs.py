@@ -99,12 +99,12 @@ class Runs:
 
     def state(self) -> dict[str, Any]:
         """Plain data, for :meth:`restore` of the next plugin."""
-        kept = {name: getattr(self, name) for name in ("began", "worked")}
-        return kept | {
+        return {
+            "began": self.began,
+            "worked": self.worked,
             "kept": list(self.kept),
             "totals": list(self.totals),
             "peaks": list(self.peaks.items()),
-            "floors": [(id, unmanaged) for id, (unmanaged, _) in self.floors.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
