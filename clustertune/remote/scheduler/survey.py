@@ -178,8 +178,7 @@ async def running_tasks(
 
 async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:
     """Clients, published names, task prefixes and queues; plain types."""
-    publisher = scheduler.extensions.get("publish")
-    datasets = {} if publisher is None else publisher.datasets
+    datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
     tables = (scheduler.clients, datasets, scheduler.task_prefixes)
     return {
         "me": owner,
