@@ -79,11 +79,6 @@ class Tasks:
     The code stays bytes until a task runs. A scheduler that unpickled the function
     would pickle it again for each task, which takes longer than a small task. In a
     graph all tasks of one maker share the bytes.
-
-    Parameters
-    ----------
-    function
-        The function that the tasks call.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -132,10 +127,7 @@ async def on_workers(
     is asked alone, unless ``again`` is False because the caller needs no answers. The
     result of :func:`function` is not pickled again.
 
-    Returns
-    -------
-    dict
-        By address of worker its answer, or the exception.
+    Returns by address of worker its answer, or the exception.
     """
     if not workers:
         return {}

@@ -192,12 +192,9 @@ def _parts(packages: Mapping[str, str | None], name: str) -> tuple[int, ...]:
 
 
 def missing_names(dask_scheduler: Any) -> dict[str, Any]:
-    """Names that the scheduler plugin needs and this scheduler does not have.
+    """Return names that the scheduler plugin needs and this scheduler does not have.
 
-    Returns
-    -------
-    dict
-        ``version`` of distributed, and the ``missing`` names.
+    The answer has the ``version`` of distributed, and the ``missing`` names.
     """
     import distributed
     from distributed import active_memory_manager, scheduler

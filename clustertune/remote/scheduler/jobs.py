@@ -128,10 +128,7 @@ class Jobs:
     ) -> tuple[set[Any], set[Any]]:
         """Report the keys that were lost with a worker, each key to one restart.
 
-        Returns
-        -------
-        computed, scattered
-            These keys.
+        Returns the computed and the scattered keys.
         """
         event, self.last_event = self.last_event, {}
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):

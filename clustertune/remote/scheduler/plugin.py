@@ -79,11 +79,8 @@ async def install(dask_scheduler: Any) -> dict[str, Any]:
     The new plugin restores the state of an older one. An older one stays installed
     while a client uses the cluster, or if this release cannot read its state.
 
-    Returns
-    -------
-    dict
-        ``protocol`` of the installed plugin. ``busy`` describes the use that keeps an
-        older plugin installed (``client``, ``label``, ``since``), or is None.
+    Returns ``protocol`` of the installed plugin, and ``busy``: the use that keeps an
+    older plugin installed (``client``, ``label``, ``since``), or None.
     """
     old = dask_scheduler.plugins.get(NAME)
     if old is None:
@@ -304,11 +301,8 @@ class ClustertunePlugin(SchedulerPlugin):
         The caller makes the token. So it can release the lease even if it is
         interrupted before the answer. A released token gets no lease.
 
-        Returns
-        -------
-        dict
-            ``token`` if the lease is granted. Otherwise ``holder`` with ``client``,
-            ``label`` and ``since`` (epoch seconds).
+        Returns ``token`` if the lease is granted. Otherwise ``holder`` with
+        ``client``, ``label`` and ``since`` (epoch seconds).
         """
         holder = self.lease.obstacle(owner, token)
         if holder is None and self.jobs.are_running():
@@ -326,10 +320,7 @@ class ClustertunePlugin(SchedulerPlugin):
     def begin_hold(self, owner: str, label: str, name: str) -> dict[str, Any]:
         """Block adaptive scaling and plans of other clients until the hold ends.
 
-        Returns
-        -------
-        dict
-            Empty if the hold has begun. Otherwise ``holder``, as in :meth:`acquire`.
+        Returns nothing if the hold has begun. Otherwise ``holder``, as :meth:`acquire`.
         """
         holder = self.lease.holder()
         if holder is not None and holder["client"] != owner:

@@ -40,10 +40,7 @@ MAX_ENDED = 20
 class ScheduleRunner:
     """The schedules of one scheduler, by name.
 
-    Parameters
-    ----------
-    plugin
-        The scheduler plugin, whose lease and restarts are used.
+    It uses the lease and the restarts of the scheduler plugin.
     """
 
     def __init__(self, plugin: Any):

@@ -294,10 +294,7 @@ class BytesBuffer(SpillBuffer):
 class Parking(Worker):
     """A worker that holds keys and does nothing else.
 
-    Parameters
-    ----------
-    empty_timeout
-        Seconds after which it closes if it holds nothing.
+    It closes if it holds nothing after ``empty_timeout`` seconds.
     """
 
     def __init__(self, *args: Any, empty_timeout: float, **kwargs: Any):

@@ -238,12 +238,8 @@ def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
 async def trim(dask_worker: Any) -> list[Any]:
     """Return unneeded memory of a worker's process to its host.
 
-    The scheduler gets the new value at once, so that forecasts use it.
-
-    Returns
-    -------
-    list
-        Bytes before, bytes after, and whether the C library returned memory.
+    The scheduler gets the new value at once, so that forecasts use it. Returns the
+    bytes before and after, and whether the C library returned memory.
     """
     process = psutil.Process()
     before = process.memory_info().rss
