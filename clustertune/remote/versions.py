@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from distributed.versions import get_versions
@@ -155,37 +156,36 @@ def _packages(answer: Any) -> Mapping[str, str | None] | None:
 def _objections(
     ours: Mapping[str, str | None], theirs: Mapping[str, str | None]
 ) -> Iterable[str]:
-    if _parts(ours, "python")[:2] != _parts(theirs, "python")[:2]:
+    python, cloudpickle, distributed = map(
+        theirs.get, ("python", "cloudpickle", "distributed")
+    )
+    if _numbers(ours.get("python"))[:2] != _numbers(python)[:2]:
         yield (
-            f"runs Python {_shown(theirs, 'python')}, this client "
-            f"{ours.get('python')}: code of another Python minor can crash it, so none "
-            "is sent; use the same Python minor on all sides"
+            f"runs Python {_shown(python)}, this client {ours.get('python')}: code of "
+            "another Python minor can crash it, so none is sent; use the same Python "
+            "minor on all sides"
         )
-    if _parts(ours, "cloudpickle")[:1] != _parts(theirs, "cloudpickle")[:1]:
+    if _numbers(ours.get("cloudpickle"))[:1] != _numbers(cloudpickle)[:1]:
         yield (
-            f"has cloudpickle {_shown(theirs, 'cloudpickle')}, this client "
+            f"has cloudpickle {_shown(cloudpickle)}, this client "
             f"{ours.get('cloudpickle')}: install the same major release on all sides"
         )
-    if _parts(theirs, "distributed")[:2] < OLDEST:
+    if _numbers(distributed)[:2] < OLDEST:
         yield (
-            f"has distributed {_shown(theirs, 'distributed')}: clustertune needs "
+            f"has distributed {_shown(distributed)}: clustertune needs "
             f"{'.'.join(map(str, OLDEST))} or later on all sides"
         )
 
 
-def _shown(packages: Mapping[str, str | None], name: str) -> str:
+def _shown(version: str | None) -> str:
     """A version that another process has sent, as text without control characters."""
-    return ascii(packages.get(name))[:40].strip("'")
+    return ascii(version)[:40].strip("'")
 
 
-def _parts(packages: Mapping[str, str | None], name: str) -> tuple[int, ...]:
+def _numbers(version: str | None) -> tuple[int, ...]:
     """The leading numbers of a version; empty if it is unknown."""
-    numbers = []
-    for part in (packages.get(name) or "").split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    parts = takewhile(str.isdigit, (version or "").split("."))
+    return tuple(map(int, parts))
 
 
 # --- private names of distributed -----------------------------------------------------
@@ -228,10 +228,9 @@ def refusal(version: str | None, missing: Sequence[str]) -> str:
     more = len(missing) - len(names)
     shown = ", ".join(names) + (f" and {more} more" if more else "")
     oldest, newest = TESTED
-    found = _shown({"distributed": version}, "distributed")
     return (
-        f"distributed {found} on the scheduler has no {shown}, which clustertune "
-        "needs. So clustertune was not installed on the scheduler, and nothing was "
-        f"changed. clustertune is tested with distributed {oldest} to {newest}: use "
-        "one of these releases on all sides"
+        f"distributed {_shown(version)} on the scheduler has no {shown}, which "
+        "clustertune needs. So clustertune was not installed on the scheduler, and "
+        "nothing was changed. clustertune is tested with distributed "
+        f"{oldest} to {newest}: use one of these releases on all sides"
     )
