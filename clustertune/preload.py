@@ -21,6 +21,7 @@ import logging.handlers
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
+from time import time
 from typing import Any
 
 import dask
@@ -35,10 +36,11 @@ from clustertune.remote.scheduler.telemetry import audit_logger
 logger = logging.getLogger("distributed.clustertune")
 
 EXPIRES = "30 days"  # of a schedule, unless it has its own; then it is renewed
-RENEWAL = 30 * 86400.0  # seconds
 RETRY = 60.0  # seconds after a schedule was refused
+#: of a request that the scheduler refuses, or does not answer
+ERRORS = (ClustertuneError, ValueError, TypeError, OSError, asyncio.TimeoutError)
 #: tasks that schedule restarts, by id of the scheduler
-_tasks: dict[str, asyncio.Task[None]] = {}
+_tasks: dict[str, list[asyncio.Task[None]]] = {}
 REASON = "clustertune.schedules of the scheduler's configuration"
 
 
@@ -56,18 +58,18 @@ async def dask_setup(scheduler: Scheduler) -> None:
     answer = mount(scheduler)
     if "error" in answer:
         logger.info("no dashboard page: the scheduler %s", answer["error"])
-    if schedules:
-        # workers must have connected before their restarts are scheduled
-        work = _keep_scheduled(scheduler, schedules)
-        _tasks[scheduler.id] = asyncio.ensure_future(work)
+    # workers must have connected before their restarts are scheduled
+    _tasks[scheduler.id] = [
+        asyncio.ensure_future(_keep_scheduled(scheduler, one)) for one in schedules
+    ]
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:
-    """End the task that waits for workers; Dask calls this at the scheduler's end."""
-    task = _tasks.pop(scheduler.id, None)
-    if task is not None:
+    """End the tasks that wait for workers; Dask calls this at the scheduler's end."""
+    tasks = _tasks.pop(scheduler.id, [])
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def configured_schedules() -> list[dict[str, Any]]:
@@ -118,12 +120,20 @@ def _add_audit_handler(target: Any) -> None:
     audit_logger.propagate = False
 
 
-async def _keep_scheduled(
-    scheduler: Scheduler, schedules: Sequence[Mapping[str, Any]]
-) -> None:
-    """Schedule the restarts once workers are there, and again when they expire."""
-    waiting = list(schedules)
+async def _keep_scheduled(scheduler: Scheduler, arguments: Mapping[str, Any]) -> None:
+    """Schedule a restart once workers are there, and again when it expires."""
     while True:
+        seconds = await _schedule(scheduler, arguments)
+        await asyncio.sleep(seconds)
+
+
+async def _schedule(scheduler: Scheduler, arguments: Mapping[str, Any]) -> float:
+    """Schedule a restart; return the seconds until it expires.
+
+    If it is refused, or the scheduler does not answer, log the reason and return the
+    seconds until the next attempt.
+    """
+    try:
         async with Client(
             scheduler.address,
             asynchronous=True,
@@ -132,17 +142,11 @@ async def _keep_scheduled(
             name="clustertune-preload",
         ) as client:
             await client.wait_for_workers(1)
-            refused = [a for a in waiting if not await _schedule(client, a)]
-        await asyncio.sleep(RETRY if refused else RENEWAL)
-        waiting = refused or list(schedules)
-
-
-async def _schedule(client: Client, arguments: Mapping[str, Any]) -> bool:
-    """Schedule one restart; return False and log the reason if it is refused."""
-    try:
-        made: Any = schedule_restart(client, **arguments)
-        logger.info("clustertune scheduled a restart: %s", (await made).id)
-    except (ClustertuneError, ValueError, TypeError) as error:
-        logger.warning("clustertune.schedules: %s", error)
-        return False
-    return True
+            scheduled: Any = schedule_restart(client, **arguments)
+            made = await scheduled
+    except ERRORS as error:
+        logger.warning("clustertune.schedules: %s", str(error) or type(error).__name__)
+        return RETRY
+    logger.info("clustertune scheduled a restart: %s", made.id)
+    seconds: float = made.expires - time()
+    return max(RETRY, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from urllib.request import urlopen
 import dask
 import pytest
 import yaml
-from distributed import Client
+from distributed import Client, Scheduler
 
 import clustertune
 from clustertune import preload
@@ -95,6 +96,32 @@ def test_a_scheduler_that_is_started_again(tmp_path: Path) -> None:
     (done,) = [x for x in lines if x["action"] == "trim"]
     assert done["status"] == "done"
     assert {"time", "by", "client", "reason", "seconds", "lost", "steps"} <= done.keys()
+
+
+def test_each_schedule_has_its_own_next_attempt(local_cluster: Any) -> None:
+    """It is renewed when it expires; one that is refused does not delay others."""
+    cluster, client = local_cluster(1)
+
+    def seconds(**arguments: Any) -> float:
+        given = {"cron": "* * * * *", "condition": "memory", **arguments}
+        found: float = client.sync(preload._schedule, cluster.scheduler, given)
+        return found
+
+    assert 3000 < seconds(expires="1h") <= 3600
+    assert seconds(expires="1h", workers=["none"]) == preload.RETRY
+    (made,) = waiting(client)
+    assert made.condition == "memory:warning"
+
+
+def test_a_scheduler_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def seconds() -> float:
+        async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as ended:
+            pass
+        return await preload._schedule(ended, {"cron": "0 3 * * *"})
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        assert asyncio.run(seconds()) == preload.RETRY
+    assert "clustertune.schedules: Timed out" in caplog.text
 
 
 @pytest.mark.parametrize(
