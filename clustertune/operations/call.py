@@ -92,7 +92,6 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
         )
     connection.refuse_closed(client)
     scheduler: Any = client.scheduler
-    ours = scheduler.address
     for x in given:
         if lost := inputs.missing(x.collection):
             promised = x.collection.npartitions
@@ -115,19 +114,21 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
                 f"{x.label} is released: its partitions are gone, as after "
                 "release_inputs=True; give what prepare returned then, or load it again"
             )
-        # the same scheduler may be known by two addresses
-        if theirs != ours and _scheduler_id(owner) != _scheduler_id(client):
+        if not have_one_scheduler(owner, client):
             raise ValueError(
                 f"{x.label} is persisted on the cluster {theirs}, but client is "
-                f"connected to {ours}; give the client of that cluster"
+                f"connected to {scheduler.address}; give the client of that cluster"
             )
 
 
-def _scheduler_id(client: Client) -> object:
-    """The scheduler's id; for a disconnected client an object that equals no other."""
-    if client.status != "running":
-        return object()
-    return client.scheduler_info().get("id")
+def have_one_scheduler(*clients: Client) -> bool:
+    """Return whether clients have the same scheduler, which may have two addresses."""
+    schedulers: list[Any] = [client.scheduler for client in clients]
+    if len({scheduler.address for scheduler in schedulers}) == 1:
+        return True
+    if any(client.status != "running" for client in clients):
+        return False
+    return len({client.scheduler_info().get("id") for client in clients}) == 1
 
 
 # --- context of a task ----------------------------------------------------------------

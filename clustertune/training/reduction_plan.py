@@ -24,7 +24,7 @@ from distributed import Client, Future
 from clustertune.collections import inputs
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.errors import AlignmentError
-from clustertune.operations.call import check_client
+from clustertune.operations.call import check_client, have_one_scheduler
 
 LARGE_ITEMS = 10_000_000  # bytes of items from which Dask advises to scatter them
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
@@ -205,12 +205,12 @@ def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
         owner = future.client
         if owner is None or owner.status != "running" or future.cancelled():
             raise ValueError(f"items[{i}] is released or cancelled; compute it again")
-        theirs = getattr(owner.scheduler, "address", None)
-        ours = getattr(client.scheduler, "address", None)
-        if owner is not client and theirs != ours:
+        if not have_one_scheduler(owner, client):
+            theirs: Any = owner.scheduler
+            ours: Any = client.scheduler
             raise ValueError(
-                f"items[{i}] is on the cluster {theirs}, but client is connected to "
-                f"{ours}; pass the client of that cluster"
+                f"items[{i}] is on the cluster {theirs.address}, but client is "
+                f"connected to {ours.address}; pass the client of that cluster"
             )
 
 

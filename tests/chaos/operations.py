@@ -17,6 +17,7 @@ from distributed import Client
 
 import clustertune
 from clustertune import training
+from clustertune.operations.call import assigned, permitted_phases
 from tests.chaos.data import GROUP, Data
 
 TIMEOUT = 60.0  # seconds for each call
@@ -119,6 +120,11 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result
         ordered=not (options.get("sort") or options.get("shuffle")),
         separated=sum(x.separated or 0 for x in after),
     )
+
+
+def _rebalance(client: Client, data: Data, options: Any, notify: Notify) -> Result:
+    with assigned(permitted_phases, frozenset(("rebalance",))):
+        return _prepare(client, data, options, notify)
 
 
 def _groups(data: Data, *, scattered: bool) -> Any:
@@ -245,7 +251,6 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     ),
     "rechunk": _rechunk_options,
     "shuffle": _order_options,
-    "rebalance": lambda _: {"_only": ["rebalance"]},
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
     "resize": lambda rng: rng.choice(
         (
@@ -261,7 +266,7 @@ OPERATIONS: Mapping[str, Callable[[Client, Data, Any, Notify], Result]] = {
     "prepare and hold": _prepare_and_hold,
     "rechunk": _prepare,
     "shuffle": _prepare,
-    "rebalance": _prepare,
+    "rebalance": _rebalance,
     "restart": _restart,
     "resize": _resize,
     "scale": _scale,
