@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from dask_saturn import SaturnCluster
 from distributed import Client, LocalCluster, Variable, wait
+from distributed.utils_test import async_poll_for
 
 import clustertune
 from clustertune.cli import main
@@ -294,6 +295,35 @@ def test_workers_that_do_not_join(
             n_workers=2, timeout="2 minutes",
         )  # fmt: skip
     assert resets(server)
+
+
+def test_a_cancelled_call_closes_the_new_client(
+    server: Saturn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller does not have this client, so nothing else could close it."""
+    clients: list[Client] = []
+
+    async def load(_: Any, client: Client) -> Any:
+        clients.append(client)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        cluster = await asyncio.to_thread(SaturnCluster)
+        async with Client(cluster, asynchronous=True) as client:
+            X = client.persist(RANDOM)
+            await wait(X)
+            call: Any = clustertune.recreate_cluster(
+                client, X, worker_size="large", save_to=tmp_path
+            )
+            work = asyncio.ensure_future(call)
+            await async_poll_for(lambda: clients, 60)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            assert clients[0].status == "closed"
+
+    monkeypatch.setattr(recreating._Recreation, "_load", load)
+    asyncio.run(main())
 
 
 # --- the command line -----------------------------------------------------------------

@@ -465,7 +465,7 @@ class _Recreation:
     async def _closed_by_error(self, client: Client) -> AsyncIterator[None]:
         try:
             yield
-        except Exception:
+        except BaseException:  # also if the time limit has cancelled the work
             if self.asynchronous:
                 await client.close()
             else:
