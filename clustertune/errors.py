@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clustertune.core.remedies import Parts
+    from clustertune.core.findings import Parts
     from clustertune.core.report import Report
 
 

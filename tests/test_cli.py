@@ -24,8 +24,8 @@ import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import inspection, main, planning, running
+from clustertune.core.findings import Shell
 from clustertune.core.model import Severity
-from clustertune.core.remedies import Shell
 from clustertune.operations import planfile
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority

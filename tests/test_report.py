@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from clustertune import checks
 from clustertune.core import rendering
 from clustertune.core.counts import Done, carried_out, planned
+from clustertune.core.findings import Call, Remedy
 from clustertune.core.model import (
     Finding,
     MeasuredMemory,
@@ -29,7 +30,6 @@ from clustertune.core.model import (
     Step,
     Trim,
 )
-from clustertune.core.remedies import Call, Remedy
 from clustertune.core.report import (
     SCHEMA_VERSION,
     Report,

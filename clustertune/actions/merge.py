@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from clustertune.actions import restart, retire
+from clustertune.core.findings import code
 from clustertune.core.model import (
     Cluster,
     Finding,
@@ -26,7 +27,6 @@ from clustertune.core.model import (
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import code
 from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.errors import RefusedError
 from clustertune.planner import guards, remedies

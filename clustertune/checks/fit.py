@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from clustertune.core.findings import info, unknown, warning
+from clustertune.core.findings import Literal, Remedy, info, join, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
-from clustertune.core.remedies import Literal, Remedy, join
 from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
 from clustertune.planner import forecast, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions

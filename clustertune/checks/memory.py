@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from clustertune.core.findings import info, unknown, warning
+from clustertune.core.findings import Call, Remedy, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -17,7 +17,6 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import Call, Remedy
 from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.findings import critical, info, unknown, warning
+from clustertune.core.findings import Remedy, critical, info, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -16,7 +16,6 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.remedies import Remedy
 from clustertune.core.wording import (
     are,
     bytes_text,

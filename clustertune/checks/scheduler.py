@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.findings import critical, info, unknown, warning
+from clustertune.core.findings import Remedy, code, critical, info, unknown, warning
 from clustertune.core.model import Finding, Severity, Snapshot, View
-from clustertune.core.remedies import Remedy, code
 from clustertune.core.wording import (
     are,
     bytes_text,

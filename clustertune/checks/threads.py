@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.findings import Scalar, info, unknown, warning
+from clustertune.core.findings import Remedy, Scalar, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -14,7 +14,6 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import Remedy
 from clustertune.core.wording import (
     are,
     names_text,

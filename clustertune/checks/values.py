@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.findings import info, warning
+from clustertune.core.findings import code, info, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -13,7 +13,6 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.remedies import code
 from clustertune.core.wording import bytes_text, names_text, plural, printable, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from clustertune.core.findings import critical, info, unknown, warning
+from clustertune.core.findings import Remedy, code, critical, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -16,7 +16,6 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import Remedy, code
 from clustertune.core.wording import (
     are,
     bytes_text,

@@ -31,8 +31,7 @@ from clustertune.cli.running import (
     usage_errors,
     with_usage_errors,
 )
-from clustertune.core.findings import Severity
-from clustertune.core.remedies import Shell
+from clustertune.core.findings import Severity, Shell
 from clustertune.core.report import in_shell
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError

@@ -14,7 +14,7 @@ import click
 import dask
 
 from clustertune.cli import INTERRUPTED, REFUSED
-from clustertune.core.remedies import Shell
+from clustertune.core.findings import Shell
 
 if TYPE_CHECKING:
     from distributed.security import Security

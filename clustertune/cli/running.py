@@ -21,9 +21,8 @@ from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Consent, Target
 from clustertune.core import arguments, rendering
-from clustertune.core.findings import Severity
+from clustertune.core.findings import Severity, Shell, text_of
 from clustertune.core.progress import Progress
-from clustertune.core.remedies import Shell, text_of
 from clustertune.core.report import Report, acted, in_shell, text_after
 from clustertune.core.wording import printable
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from clustertune.core import decoding, rendering, sections
+from clustertune.core.findings import Shell
 from clustertune.core.model import Finding, Severity
-from clustertune.core.remedies import Shell
 from clustertune.core.results import Results
 from clustertune.core.wording import printable
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from clustertune.core import counts, tables
 from clustertune.core.counts import EXECUTED, Done
+from clustertune.core.findings import Call, Parts, sentences, text_of
 from clustertune.core.model import Finding, Severity
-from clustertune.core.remedies import Call, Parts, sentences, text_of
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
 from clustertune.core.tables import NONE, bars, compact, predicted, value_text

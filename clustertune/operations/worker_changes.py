@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clustertune.core.findings import Remedy, join
 from clustertune.core.model import Finding, Severity
-from clustertune.core.remedies import Remedy, join
 from clustertune.core.wording import (
     bytes_text,
     names_text,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clustertune.core.findings import Call, Literal, Remedy, join
 from clustertune.core.model import (
     CollectionInfo,
     Float64s,
@@ -31,7 +32,6 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import Call, Literal, Remedy, join
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from clustertune.core.findings import Call, Literal, Remedy, code
 from clustertune.core.model import (
     ORDER,
     CollectionInfo,
@@ -13,7 +14,6 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.core.remedies import Call, Literal, Remedy, code
 from clustertune.core.wording import names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 

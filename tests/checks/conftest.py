@@ -12,8 +12,7 @@ import pytest
 
 import clustertune
 from clustertune.cli import main
-from clustertune.core.findings import Finding
-from clustertune.core.remedies import Call, Shell, command
+from clustertune.core.findings import Call, Finding, Shell, command
 
 NAMED = ("sample_weight", "qid", "base_margin", "init_score")
 SHELL = Shell(

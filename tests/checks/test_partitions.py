@@ -14,8 +14,8 @@ from clustertune.checks.partitions import (
     too_few_partitions,
     too_many_partitions,
 )
+from clustertune.core.findings import Call
 from clustertune.core.model import Layout, Profile, Severity
-from clustertune.core.remedies import Call
 from clustertune.errors import AlignmentError
 from clustertune.testing import collection, layout, snapshot, view, worker
 

@@ -17,8 +17,8 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune.core import counts, model, report
+from clustertune.core.findings import Shell
 from clustertune.core.model import Finding, Severity, Snapshot
-from clustertune.core.remedies import Shell
 from clustertune.core.report import Report
 from clustertune.core.wording import (
     bytes_text,

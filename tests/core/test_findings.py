@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertune.core.remedies import Call, Remedy, Shell, command, sentences
+from clustertune.core.findings import Call, Remedy, Shell, command, sentences
 
 SHELL = Shell(
     cluster=("--scheduler-file", "my file.json"),
