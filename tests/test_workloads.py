@@ -31,10 +31,10 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from clustertune.collections import inputs
-from clustertune.core import estimators
 from clustertune.core.model import Profile
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows, choose
+from clustertune.integrations.libraries.workload import counterpart
 
 FILES = {p.stem: p for p in Path(libraries.__file__).parent.glob("[!_]*.py")}
 SGD = sklearn.linear_model.SGDClassifier
@@ -348,7 +348,7 @@ def test_what_counterparts_are_called() -> None:
         sklearn.linear_model.LinearRegression,
         sklearn.linear_model.PoissonRegressor,
     ):
-        module, _, found = estimators.counterpart(kind).rpartition(".")
+        module, _, found = counterpart(kind).rpartition(".")
         assert claimed(getattr(sys.modules[module], found))
 
 

@@ -17,11 +17,11 @@ from dask.base import unpack_collections
 from distributed import Client
 
 from clustertune.collections import inputs
-from clustertune.core import estimators
 from clustertune.core.report import Report, headlines
 from clustertune.core.wording import plural, printable
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries
+from clustertune.integrations.libraries.workload import last_step, parameters
 from clustertune.operations import call as calling
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
@@ -52,11 +52,11 @@ class FitReport(Report):
 
 def _refuse_arguments(model: Any, fit_kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments that ``model.fit`` does not take or ``prepare`` does not see."""
-    own = estimators.parameters(model.fit)
+    own = parameters(model.fit)
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in own.values())
     kind = type(model).__name__
     for name, value in fit_kwargs.items():
-        if name in estimators.parameters(prepare):
+        if name in parameters(prepare):
             raise TypeError(
                 f"fit takes no {name}=; call clustertune.prepare(client, X, y, "
                 f"estimator=model, {name}=...), then model.fit"
@@ -78,7 +78,7 @@ def _refuse_arguments(model: Any, fit_kwargs: Mapping[str, Any]) -> None:
 
 def _refuse_client(client: Client, model: Any) -> None:
     """Refuse a model that has another client."""
-    prefix, step = estimators.last_step(model)
+    prefix, step = last_step(model)
     theirs = _client_of(step, client)
     if isinstance(theirs, Client) and theirs is not client:
         name = "model[-1]" if prefix else "model"
@@ -131,7 +131,7 @@ class _Work:
     @contextmanager
     def equipped(self, prepared: Prepared) -> Iterator[None]:
         """Set the model's client, and for the fit its parameters."""
-        step: Any = estimators.last_step(self.model)[1]
+        step: Any = last_step(self.model)[1]
         if _client_of(step, self.client) is self.client:
             step.client = self.client
         needed = prepared.estimator_params

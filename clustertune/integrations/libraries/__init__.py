@@ -19,30 +19,24 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from clustertune.core import estimators, plugins
+from clustertune.core import plugins
 from clustertune.core.model import Profile
 from clustertune.integrations.libraries import (
-    dask_glm,
     dask_ml,
     lightgbm,
-    tensorflow,
-    torch,
+    neural_networks,
+    prediction,
     xgboost,
 )
-from clustertune.integrations.libraries.workload import FitInputs, Rows, Workload
-
-__all__ = [
-    "FitInputs",
-    "Rows",
-    "Workload",
-    "available",
-    "choose",
-    "estimator_params",
-    "eval_arguments",
-    "fit_kwargs",
-    "refuse",
-    "refuse_fit",
-]
+from clustertune.integrations.libraries.workload import FitInputs as FitInputs
+from clustertune.integrations.libraries.workload import Rows as Rows
+from clustertune.integrations.libraries.workload import (
+    Workload,
+    counterpart,
+    isa,
+    last_step,
+    uses_dask,
+)
 
 
 class Generic(Workload):
@@ -62,18 +56,17 @@ class Generic(Workload):
 
     def profile_for(self, estimator: object) -> Profile:
         """Keep the number of partitions for blockwise voting: one model for each."""
-        voting = estimators.isa(estimator, "dask_ml.ensemble", "BlockwiseBase")
+        voting = isa(estimator, "dask_ml.ensemble", "BlockwiseBase")
         return replace(self.profile, keeps_partitions=voting)
 
 
 GENERIC = Generic()
 OWN: tuple[Workload, ...] = (
     GENERIC,
-    *dask_glm.WORKLOADS,
     *dask_ml.WORKLOADS,
     *lightgbm.WORKLOADS,
-    *tensorflow.WORKLOADS,
-    *torch.WORKLOADS,
+    *neural_networks.WORKLOADS,
+    *prediction.WORKLOADS,
     *xgboost.WORKLOADS,
 )
 
@@ -124,7 +117,7 @@ def choose(estimator: object = None) -> Profile:
         return GENERIC.profile
     if isinstance(estimator, str):
         return _named(estimator)
-    _, trains = estimators.last_step(estimator)
+    _, trains = last_step(estimator)
     text = f"estimator={_name(estimator)}"
     if trains is not estimator:
         text += f", which ends with {_name(trains)},"
@@ -132,9 +125,9 @@ def choose(estimator: object = None) -> Profile:
     for known in (*OWN, *available().values()):
         if known.matches(trains):
             return _not_refused(known.profile_for(trains), text)
-    if estimators.uses_dask(trains):
+    if uses_dask(trains):
         return GENERIC.profile_for(trains)
-    if there := estimators.counterpart(trains):
+    if there := counterpart(trains):
         raise ValueError(
             f"{text} trains in one process, without Dask; use its counterpart: {there}"
         )
@@ -201,7 +194,7 @@ def refuse_fit(model: object, *, asynchronous: bool) -> None:
         )
     profile = choose(model)
     workload = available()[profile.name]
-    prefix, trains = estimators.last_step(model)
+    prefix, trains = last_step(model)
     text = f"model={_name(trains)}"
     if workload.unfit:
         raise ValueError(f"{text}: {workload.unfit}")
@@ -217,7 +210,7 @@ def refuse_fit(model: object, *, asynchronous: bool) -> None:
 def can_use_host(model: object) -> bool:
     """Return whether a training task of this model may use all threads of its host."""
     workload = available()[choose(model).name]
-    trains: Any = estimators.last_step(model)[1]
+    trains: Any = last_step(model)[1]
     return bool(workload.thread_parameters) and workload.can_use_host(
         trains.get_params(deep=False)
     )
@@ -230,17 +223,21 @@ def eval_arguments(model: object) -> Mapping[str, str]:
 
 def fit_kwargs(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return arguments for the estimator's ``fit`` beyond X and y."""
-    prefix, trains = estimators.last_step(fit_inputs.estimator)
-    workload = available()[profile.name]
-    found = workload.fit_kwargs(replace(fit_inputs, estimator=trains)) or {}
-    return {f"{prefix}{name}": value for name, value in found.items()}
+    return _of_last_step("fit_kwargs", profile, fit_inputs)
 
 
 def estimator_params(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:
     """Return parameters for the estimator: ``estimator.set_params(**these)``."""
-    prefix, trains = estimators.last_step(fit_inputs.estimator)
-    workload = available()[profile.name]
-    found = workload.estimator_params(replace(fit_inputs, estimator=trains)) or {}
+    return _of_last_step("estimator_params", profile, fit_inputs)
+
+
+def _of_last_step(
+    method: str, profile: Profile, fit_inputs: FitInputs
+) -> dict[str, Any]:
+    """Call a method of the workload, and name the last step of a pipeline."""
+    prefix, trains = last_step(fit_inputs.estimator)
+    make = getattr(available()[profile.name], method)
+    found = make(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 

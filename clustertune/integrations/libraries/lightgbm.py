@@ -8,9 +8,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from clustertune.core.estimators import isa, parameters
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries.workload import FitInputs, Workload, given
+from clustertune.integrations.libraries.workload import (
+    FitInputs,
+    Workload,
+    given,
+    isa,
+    parameters,
+)
 
 BOOSTING = Profile(
     name="lightgbm",

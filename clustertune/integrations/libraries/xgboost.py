@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clustertune.core.estimators import isa, parameter
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries.workload import FitInputs, Workload, given
+from clustertune.integrations.libraries.workload import (
+    FitInputs,
+    Workload,
+    given,
+    isa,
+    parameter,
+)
 
 HIST = Profile(
     name="xgboost",

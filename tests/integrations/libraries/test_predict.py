@@ -22,9 +22,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from clustertune.core.sharing import share
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
+from clustertune.integrations.libraries.prediction import share
 from tests.integrations.libraries import data
 from tests.integrations.libraries.models import Seen
 from tests.processes import workers_of
