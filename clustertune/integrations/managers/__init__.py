@@ -26,28 +26,7 @@ from clustertune.integrations.managers import (
     saturn,
     spec_cluster,
 )
-from clustertune.integrations.managers.adapter import (
-    Adapter,
-    Bounds,
-)
-
-__all__ = [
-    "Adapter",
-    "Bounds",
-    "adapt",
-    "attach",
-    "attachable",
-    "available",
-    "bounds",
-    "expecting",
-    "find",
-    "merge_obstacle",
-    "obstacle",
-    "resized",
-    "restart_obstacle",
-    "retired",
-    "start_with",
-]
+from clustertune.integrations.managers.adapter import Adapter, Bounds
 
 #: packages to install for clusters that are reached by name
 LIBRARIES = {
@@ -69,14 +48,10 @@ def available() -> Mapping[str, Adapter]:
         "kubernetes": kubernetes,
         "saturn": saturn,
     }
-    most_general: dict[str, Any] = {"spec_cluster": spec_cluster}
+    last: dict[str, Any] = {"spec_cluster": spec_cluster}
     # no other package takes the name of an adapter here
-    others = {
-        name: module
-        for name, module in plugins.of("adapters").items()
-        if name not in own | most_general
-    }
-    return {**own, **others, **most_general}
+    others = {n: m for n, m in plugins.of("adapters").items() if n not in own | last}
+    return {**own, **others, **last}
 
 
 def attachable() -> Mapping[str, Attach]:
@@ -120,10 +95,15 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
     await adapter.adapt(cluster, minimum, maximum)
 
 
+def _optional(cluster: Any, name: str) -> Callable[..., Any] | None:
+    """Return a function that not every adapter has."""
+    found: Callable[..., Any] | None = getattr(find(cluster), name, None)
+    return found
+
+
 def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
     """Give the cluster object the new size of one of its workers."""
-    own = getattr(find(cluster), "resized", None)
-    if own is not None:
+    if own := _optional(cluster, "resized"):
         own(cluster, id, size)
 
 
@@ -134,7 +114,7 @@ def start_with(cluster: Any, size: WorkerSize | None) -> AbstractContextManager[
     """
     if size is None:
         return nullcontext()
-    own = getattr(find(cluster), "start_with", None)
+    own = _optional(cluster, "start_with")
     if own is None:
         kind = type(cluster).__name__
         raise ScaleError(f"{kind} starts workers of the size that it was made with")
@@ -151,24 +131,23 @@ async def retired(cluster: Any, id: str | int) -> None:
 
 def expecting(cluster: Any, ids: Collection[str | int]) -> AbstractContextManager[None]:
     """Keep a cluster object from replacing workers that restart."""
-    own = getattr(find(cluster), "expecting", None)
+    own = _optional(cluster, "expecting")
     found: AbstractContextManager[None] = nullcontext()
     return found if own is None else own(cluster, ids)
 
 
 def restart_obstacle(cluster: Any) -> str | None:
     """Return why nannies must not restart workers; None: they may, or unknown."""
-    own = getattr(find(cluster), "restart_obstacle", None)
+    own = _optional(cluster, "restart_obstacle")
     return None if own is None else str(own(cluster))
 
 
 def merge_obstacle(cluster: Any) -> str | None:
     """Return why one worker cannot replace several; see ``Snapshot.can_merge``."""
-    adapter: Any = find(cluster)
-    if hasattr(adapter, "merge_obstacle"):
-        reason: str | None = adapter.merge_obstacle(cluster)
+    if own := _optional(cluster, "merge_obstacle"):
+        reason: str | None = own(cluster)
         return reason
-    if adapter is None or hasattr(adapter, "resized"):
+    if find(cluster) is None or _optional(cluster, "resized"):
         return None
     kind = type(cluster).__name__
     return (
