@@ -6,7 +6,7 @@ The line contains results only, never the text of a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from clustertune.core.model import (
@@ -64,63 +64,6 @@ class Done:
     predicted_peak: int | None = None  # greatest rise of one worker's memory, in bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """The unit of a step: ``restarted``, ``worker``, 1 of them, named w0."""
-
-    verb: str  # past participle
-    noun: str  # singular
-    total: int | None = None  # None: not known before the step
-    workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
-    loses: bool = False  # whether data can be lost; then the lost keys are shown
-
-
-# --- counting -------------------------------------------------------------------------
-
-
-def of(step: Step) -> Count:
-    """Return the unit of a step; steps of other packages are their own unit."""
-    make = _MAKERS.get(type(step.args))
-    if make is not None:
-        return make(step.args, VERBS.get(step.action, step.action))
-    if step.action == "scale" and isinstance(step.args, int):
-        return Count(verb="scaled to", noun="worker", total=step.args)
-    return Count(verb="carried out", noun=f"{step.action} step", total=1)
-
-
-def _of_restart(args: Restart, verb: str) -> Count:
-    noun = "worker"
-    if args.size is not None:
-        verb = "resized"
-    elif args.retire and verb == "restarted":
-        verb, noun = "emptied and closed", "parking worker"
-    return Count(verb=verb, noun=noun, total=1, workers=(args.id,), loses=True)
-
-
-def _of_all(args: Drop | Trim, _verb: str) -> Count:
-    ids, loses = tuple(args.workers.values()), isinstance(args, Drop)
-    verb = "restarted" if loses else "trimmed"
-    return Count(verb=verb, noun="worker", total=len(ids), workers=ids, loses=loses)
-
-
-_MAKERS: Mapping[type, Callable[[Any, str], Count]] = {
-    Restart: _of_restart,
-    Drop: _of_all,
-    Trim: _of_all,
-    Moves: lambda args, _: Count(verb="moved", noun="key", total=args.count),
-    Release: lambda *_: Count(verb="released", noun="key"),
-    Load: lambda *_: Count(verb="loaded", noun="collection"),
-    Rechunk: lambda args, verb: Count(
-        verb=verb, noun="collection", total=len(args.cuts)
-    ),
-    Shuffle: lambda args, _: Count(
-        verb="reordered", noun="collection", total=len(args.sources)
-    ),
-    Split: lambda args, _: Count(verb="scaled to", noun="worker", total=args.n_workers),
-    Bounds: lambda *_: Count(verb="adjusted", noun="adaptive cluster", total=1),
-}
-
-
 # --- steps of a report ----------------------------------------------------------------
 
 
@@ -153,7 +96,7 @@ def carried_out(outcome: Outcome) -> Done:
 
 def _done(step: Step, status: str, **result: Any) -> Done:
     return Done(
-        **asdict(of(step)),
+        **_unit(step),
         action=step.action,
         summary=step.summary,
         gain=step.gain,
@@ -164,6 +107,46 @@ def _done(step: Step, status: str, **result: Any) -> Done:
         at_risk=step.price.at_risk,
         **result,
     )
+
+
+#: by the type of a step's arguments: verb ("": that of the action), noun, all units
+_UNITS: Mapping[type, tuple[str, str, Callable[[Any], int | None]]] = {
+    Bounds: ("adjusted", "adaptive cluster", lambda _: 1),
+    Drop: ("restarted", "worker", lambda args: len(args.workers)),
+    Load: ("loaded", "collection", lambda _: None),
+    Moves: ("moved", "key", lambda args: args.count),
+    Rechunk: ("", "collection", lambda args: len(args.cuts)),
+    Release: ("released", "key", lambda _: None),
+    Restart: ("", "worker", lambda _: 1),
+    Shuffle: ("reordered", "collection", lambda args: len(args.sources)),
+    Split: ("scaled to", "worker", lambda args: args.n_workers),
+    Trim: ("trimmed", "worker", lambda args: len(args.workers)),
+}
+
+
+def _unit(step: Step) -> dict[str, Any]:
+    """Return the fields of ``Done`` for the unit that a step counts.
+
+    Steps of other packages are units themselves.
+    """
+    args = step.args
+    if step.action == "scale" and isinstance(args, int):
+        return {"verb": "scaled to", "noun": "worker", "total": args}
+    if type(args) not in _UNITS:
+        return {"verb": "carried out", "noun": f"{step.action} step", "total": 1}
+    verb, noun, total = _UNITS[type(args)]
+    unit = {"verb": verb or VERBS.get(step.action, step.action), "noun": noun}
+    workers: tuple[str | int, ...] = ()
+    if isinstance(args, Drop | Trim):
+        workers = tuple(args.workers.values())
+    elif isinstance(args, Restart):
+        workers = (args.id,)
+        if args.size is not None:
+            unit["verb"] = "resized"
+        elif args.retire and unit["verb"] == "restarted":
+            unit = {"verb": "emptied and closed", "noun": "parking worker"}
+    loses = isinstance(args, Drop | Restart)
+    return {**unit, "total": total(args), "workers": workers, "loses": loses}
 
 
 # --- the line -------------------------------------------------------------------------
