@@ -16,7 +16,7 @@ from clustertune.core.findings import Call, Parts, sentences, text_of
 from clustertune.core.model import Finding, Severity
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
-from clustertune.core.tables import NONE, bars, compact, predicted, value_text
+from clustertune.core.tables import NONE, Row, bars, compact, predicted, value_text
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -35,6 +35,9 @@ ABOUT_REQUEST = ("missing_estimator", "one_machine")
 ABOUT_TRAINING = ("", "check", "prepare")
 #: actions with one row for each worker
 BY_WORKER = ("restart", "trim")
+#: headers of the table of workers
+MOVED, PREDICTED_BYTES = "bytes\nmoved", "bytes\npredicted"
+PREDICTED_SECONDS = "seconds\npredicted"
 #: parts of reasons that the table of workers already shows
 _SHOWN = re.compile(
     r"[\d,]+ keys moved away( and back)?|lost [\d,]+( keys)?"
@@ -255,7 +258,10 @@ def _unshown(reason: str) -> str:
 
 
 def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
-    """Return a table of workers that were restarted or trimmed."""
+    """Return a table of workers that were restarted or trimmed.
+
+    Columns that repeat what other places show are hidden.
+    """
     memory = {m.worker: m for m in results.memory}
     states = {w.worker: w for w in results.workers}
     rows = [
@@ -263,36 +269,21 @@ def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
         for step in steps
         for worker in step.workers
     ]
-    header = (
-        *("worker", "memory\nbefore", "memory\nafter", "threshold", "keys"),
-        *("bytes\nmoved", "bytes\npredicted", "seconds", "seconds\npredicted"),
-        "outcome",
-    )
-    return compact(header, _without_repeated(results, steps, rows))
-
-
-def _without_repeated(
-    results: Results, steps: Sequence[Done], rows: Sequence[tuple[Cell, ...]]
-) -> list[tuple[Cell, ...]]:
-    """Empty the columns of a table of workers that repeat what other places show."""
-    texts = [tuple(cell.text for cell in row) for row in rows]
-    _, _, _, _, _, moved, moved_predicted, _, seconds, _ = zip(*texts, strict=True)
+    texts = [{header: cell.text for header, cell in row} for row in rows]
     above = any(
         m.threshold and value and value > m.threshold
         for m in results.memory
         for value in (m.before, m.after_trim, m.after_restart)
     )
-    empty = {
-        3: not above,
-        6: moved == moved_predicted,
-        8: set(seconds) <= {NONE, "unknown"},
-        9: all(s.status == "done" and not s.lost for s in steps)
-        and len({s.verb for s in steps}) == 1,
+    known = {row[PREDICTED_SECONDS] for row in texts} - {NONE, "unknown"}
+    done = all(s.status == "done" and not s.lost for s in steps)
+    repeated = {
+        "threshold": not above,
+        PREDICTED_BYTES: all(row[MOVED] == row[PREDICTED_BYTES] for row in texts),
+        PREDICTED_SECONDS: not known,
+        "outcome": done and len({s.verb for s in steps}) == 1,
     }
-    return [
-        tuple(Cell(NONE) if empty.get(i) else cell for i, cell in enumerate(row))
-        for row in rows
-    ]
+    return compact(rows, hidden=[name for name, hides in repeated.items() if hides])
 
 
 def _step_row(
@@ -300,7 +291,7 @@ def _step_row(
     worker: str | int,
     memory: WorkerMemory | None,
     state: WorkerState | None,
-) -> tuple[Cell, ...]:
+) -> Row:
     before = memory.before if memory else state.process_before if state else None
     after = threshold = keys = None
     if memory is not None:
@@ -309,19 +300,27 @@ def _step_row(
         threshold, keys = memory.threshold, None if trims else memory.keys
         if not trims and memory.after_trim is not None:
             before = memory.after_trim
-    alone = len(step.workers) == 1
-    executed = step.status in EXECUTED
+    moved = predicted_bytes = seconds = predicted_seconds = NONE
+    if len(step.workers) == 1:
+        predicted_bytes = predicted(step.predicted_bytes, bytes_text)
+        predicted_seconds = predicted(step.predicted_seconds, seconds_text)
+        if step.status in EXECUTED:
+            moved = value_text(step.nbytes, bytes_text)
+            seconds = value_text(step.seconds, seconds_text)
+    was, now = (
+        Cell(value_text(n, bytes_text), bars(threshold, n)) for n in (before, after)
+    )
     return (
-        Cell(names_text([worker])),
-        Cell(value_text(before, bytes_text), bars(threshold, before)),
-        Cell(value_text(after, bytes_text), bars(threshold, after)),
-        Cell(value_text(threshold, bytes_text)),
-        Cell(value_text(keys, "{:,}".format)),
-        Cell(value_text(step.nbytes if alone and executed else None, bytes_text)),
-        Cell(predicted(step.predicted_bytes, bytes_text) if alone else NONE),
-        Cell(value_text(step.seconds if alone and executed else None, seconds_text)),
-        Cell(predicted(step.predicted_seconds, seconds_text) if alone else NONE),
-        Cell(_outcome(step)),
+        ("worker", Cell(names_text([worker]))),
+        ("memory\nbefore", was),
+        ("memory\nafter", now),
+        ("threshold", Cell(value_text(threshold, bytes_text))),
+        ("keys", Cell(value_text(keys, "{:,}".format))),
+        (MOVED, Cell(moved)),
+        (PREDICTED_BYTES, Cell(predicted_bytes)),
+        ("seconds", Cell(seconds)),
+        (PREDICTED_SECONDS, Cell(predicted_seconds)),
+        ("outcome", Cell(_outcome(step))),
     )
 
 
@@ -425,20 +424,19 @@ def _risks(results: Results) -> str:
 def _cost_table(steps: Sequence[Done]) -> Table:
     rows = [
         (
-            Cell(s.action),
-            Cell(predicted(s.predicted_bytes, bytes_text)),
-            Cell(_measured(s, s.nbytes, bytes_text)),
-            Cell(predicted(s.predicted_seconds, seconds_text)),
-            Cell(_measured(s, s.seconds, seconds_text)),
-            Cell(value_text(s.predicted_peak, bytes_text)),
+            ("action", Cell(s.action)),
+            ("bytes moved:\npredicted", Cell(predicted(s.predicted_bytes, bytes_text))),
+            ("\nmeasured", Cell(_measured(s, s.nbytes, bytes_text))),
+            ("seconds:\npredicted", Cell(predicted(s.predicted_seconds, seconds_text))),
+            ("\nmeasured", Cell(_measured(s, s.seconds, seconds_text))),
+            (
+                "memory rise of a worker:\npredicted",
+                Cell(value_text(s.predicted_peak, bytes_text)),
+            ),
         )
         for s in steps
     ]
-    header = (
-        *("action", "bytes moved:\npredicted", "\nmeasured"),
-        *("seconds:\npredicted", "\nmeasured", "memory rise of a worker:\npredicted"),
-    )
-    return compact(header, rows)
+    return compact(rows)
 
 
 def _measured(step: Done, value: float | None, text: Callable[[float], str]) -> str:

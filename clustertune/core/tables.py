@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 from clustertune.core.rendering import Cell, Item, Table
@@ -11,6 +11,10 @@ from clustertune.core.wording import bytes_text, names_text, plural
 
 MAX_ROWS = 12  # of a table of workers: the first and the last
 NONE = "-"  # in a cell
+
+Row = Sequence[tuple[str, Cell]]
+"""The cells of a row, each with the header of its column."""
+
 
 # --- workers --------------------------------------------------------------------------
 
@@ -51,25 +55,22 @@ def _layout_table(
         ids.sort(key=lambda id: -known[id].share)
     largest = max((w.rows for w in chain(was.values(), now.values())), default=0)
 
-    def row(id: str | int) -> tuple[Cell, ...]:
+    def row(id: str | int) -> Row:
         a, b = was.get(id), now.get(id)
         rows = (a.rows if a else None, b.rows if b else None)
         partitions = (a.partitions if a else None, b.partitions if b else None)
         nbytes = (a.nbytes if a else None, b.nbytes if b else None)
+        peak = value_text(forecast.get(id), bytes_text)
         return (
-            Cell(names_text([id])),
-            Cell(change(*partitions, "{:,}".format)),
-            Cell(change(*rows, "{:,}".format), bars(largest, *rows)),
-            Cell(change(*nbytes, bytes_text)),
-            _process_cell(states.get(id)),
-            Cell(value_text(forecast.get(id), bytes_text)),
+            ("worker", Cell(names_text([id]))),
+            ("partitions", Cell(change(*partitions, "{:,}".format))),
+            ("rows", Cell(change(*rows, "{:,}".format), bars(largest, *rows))),
+            ("bytes", Cell(change(*nbytes, bytes_text))),
+            ("process memory", _process_cell(states.get(id))),
+            ("peak in the fit,\npredicted", Cell(peak)),
         )
 
-    header = (
-        *("worker", "partitions", "rows", "bytes", "process memory"),
-        "peak in the fit,\npredicted",
-    )
-    return compact(header, [row(id) for id in ids], _layout_title(before, after))
+    return compact([row(id) for id in ids], title=_layout_title(before, after))
 
 
 def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
@@ -116,15 +117,14 @@ def _memory_item(workers: Sequence[WorkerState]) -> Item:
 def _memory_table(workers: Sequence[WorkerState]) -> Table:
     rows = [
         (
-            Cell(names_text([w.worker])),
-            Cell(change(w.data_before, w.data_after, bytes_text)),
-            _process_cell(w),
-            Cell(bytes_text(w.limit) if w.limit else "none"),
+            ("worker", Cell(names_text([w.worker]))),
+            ("data in memory", Cell(change(w.data_before, w.data_after, bytes_text))),
+            ("process memory", _process_cell(w)),
+            ("memory limit", Cell(bytes_text(w.limit) if w.limit else "none")),
         )
         for w in workers
     ]
-    header = ("worker", "data in memory", "process memory", "memory limit")
-    return compact(header, rows)
+    return compact(rows)
 
 
 # --- cells ----------------------------------------------------------------------------
@@ -161,15 +161,20 @@ def bars(most: float | None, *values: float | None) -> tuple[float, ...]:
 
 
 def compact(
-    header: tuple[str, ...], rows: Sequence[tuple[Cell, ...]], title: str = ""
+    rows: Sequence[Row], hidden: Collection[str] = (), title: str = ""
 ) -> Table:
-    """Make a table without empty columns; of many rows the first and the last."""
-    numbers = range(len(header))
-    columns = [i for i in numbers if any(row[i].text != NONE for row in rows)]
-    kept = [tuple(row[i] for i in columns) for row in rows]
+    """Make a table without hidden and empty columns; leave out rows of a long one."""
+    columns = [
+        column
+        for column in zip(*rows, strict=True)
+        if column[0][0] not in hidden and any(cell.text != NONE for _, cell in column)
+    ]
+    header = tuple(column[0][0] for column in columns)
+    cells = ([cell for _, cell in column] for column in columns)
+    kept = list(zip(*cells, strict=True))
     if len(kept) > MAX_ROWS:
         half = MAX_ROWS // 2
         more = Cell(f"... {len(kept) - 2 * half:,} more")
-        gap = (more, *[Cell("")] * (len(columns) - 1))
+        gap = (more, *[Cell("")] * (len(header) - 1))
         kept = [*kept[:half], gap, *kept[-half:]]
-    return Table(tuple(header[i] for i in columns), tuple(kept), title)
+    return Table(header, tuple(kept), title)
