@@ -13,7 +13,8 @@ import pytest
 from distributed import Client, Event, wait
 
 import clustertune
-from clustertune.core.report import Report, headlines
+from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
 from tests.processes import cluster as processes
 from tests.processes import until, workers_of

@@ -35,10 +35,9 @@ from clustertune.core.report import (
     Report,
     findings_html,
     findings_text,
-    headlines,
 )
 from clustertune.core.results import LayoutSummary, WorkerShare, WorkerState
-from clustertune.core.sections import ABOUT_REQUEST
+from clustertune.core.sections import ABOUT_REQUEST, headlines
 from clustertune.operations.journal import Journal, memory_of
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize

@@ -17,7 +17,7 @@ from distributed import Client, Event, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.report import headlines
+from clustertune.core.sections import headlines
 from clustertune.errors import RefusedError
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
@@ -16,6 +16,8 @@ from clustertune.core.wording import printable
 # errors of Dask's parsers for text that they cannot read, and for infinite amounts
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
+T = TypeVar("T")
+
 
 def _wrong(name: str, value: object, allowed: str) -> ValueError:
     return ValueError(f"{name}={value!r} must be {allowed}")
@@ -25,6 +27,14 @@ def _is_whole(value: object, least: int) -> bool:
     """Whether this is a whole number, from ``least`` on; True and False are none."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     return whole and int(value) >= least  # type: ignore[call-overload]
+
+
+def _one_of(name: str, value: object, choices: Sequence[T], allowed: str) -> T:
+    """Return the choice that equals the value; 1 is not True."""
+    for choice in choices:
+        if isinstance(value, type(choice)) and value == choice:
+            return choice
+    raise _wrong(name, value, allowed)
 
 
 def fraction(name: str, value: object, *, zero: bool = False) -> float:
@@ -51,44 +61,37 @@ def count(name: str, value: object) -> int | None:
 
 def workers_wanted(name: str, value: object) -> int | str | None:
     """Return a whole number of at least 1, ``"fit"``, or None."""
-    if value is None or value == "fit":
-        return "fit" if value else None
-    fit = ', "fit" (as many as the memory that the fit needs), or None'
-    return number(name, value, fit)
+    if value is None or _is_whole(value, 1):
+        return count(name, value)
+    fit = '"fit" (as many as the memory that the fit needs)'
+    allowed = f"a whole number of at least 1, {fit}, or None"
+    return _one_of(name, value, ("fit",), allowed)
 
 
 def flag(name: str, value: object) -> bool:
     """Return True or False; refuse other truthy or falsy values."""
-    if isinstance(value, bool):
-        return value
-    raise _wrong(name, value, "True or False")
+    return _one_of(name, value, (True, False), "True or False")
 
 
 def cutting(name: str, value: Any) -> bool | int:
     """Return True, False, or a whole number of at least 1."""
-    if isinstance(value, bool) or _is_whole(value, 1):
-        return value if isinstance(value, bool) else int(value)
-    raise _wrong(
-        name,
-        value,
-        "True (cut where needed), False (never), or a number of partitions of at "
-        "least 1",
-    )
+    if _is_whole(value, 1):
+        return int(value)
+    numbers = "a number of partitions of at least 1"
+    allowed = f"True (cut where needed), False (never), or {numbers}"
+    return _one_of(name, value, (True, False), allowed)
 
 
 def restarting(name: str, value: object) -> bool | str:
     """Return True, False or ``"auto"``."""
-    if isinstance(value, bool) or value == "auto":
-        return "auto" if value == "auto" else bool(value)
+    choices: Sequence[bool | str] = (True, False, "auto")
     allowed = 'False (none), "auto" (workers that leak), or True (all)'
-    raise _wrong(name, value, allowed)
+    return _one_of(name, value, choices, allowed)
 
 
 def on_low_memory(name: str, value: object) -> bool:
     """Return whether ``"raise"`` is given; ``"report"`` is the other choice."""
-    if isinstance(value, str) and value in ("report", "raise"):
-        return value == "raise"
-    raise _wrong(name, value, '"report" or "raise"')
+    return _one_of(name, value, ("report", "raise"), '"report" or "raise"') == "raise"
 
 
 def maybe(name: str, value: object) -> bool | None:
@@ -98,16 +101,22 @@ def maybe(name: str, value: object) -> bool | None:
 
 def order(shuffle: object, sort: object) -> str:
     """Return the order of rows: ``"sort"``, ``"rows"``, ``"partitions"`` or ""."""
-    if not (shuffle is False or shuffle in ("rows", "partitions")):
-        rows = '"rows" (all rows in random order)'
-        partitions = '"partitions" (whole partitions, none of which moves)'
-        raise _wrong("shuffle", shuffle, f"False, {rows} or {partitions}")
-    if flag("sort", sort) and shuffle:
+    rows = '"rows" (all rows in random order)'
+    partitions = '"partitions" (whole partitions, none of which moves)'
+    allowed = f"False, {rows} or {partitions}"
+    shuffled = _one_of("shuffle", shuffle, (False, "rows", "partitions"), allowed)
+    if flag("sort", sort) and shuffled:
         raise ValueError(
             f"sort=True and shuffle={shuffle!r}: rows can be in one order only; leave "
             "one of them out"
         )
-    return "sort" if sort else str(shuffle or "")
+    return "sort" if sort else str(shuffled or "")
+
+
+def kind(name: str, value: object) -> str | None:
+    """Return ``"array"``, or None."""
+    allowed = '"array" (frames and series become arrays) or None'
+    return _one_of(name, value, ("array", None), allowed)
 
 
 def seed(name: str, value: Any) -> int:
@@ -115,13 +124,6 @@ def seed(name: str, value: Any) -> int:
     if _is_whole(value, 0):
         return int(value)
     raise _wrong(name, value, "a whole number, 0 or more")
-
-
-def kind(name: str, value: object) -> str | None:
-    """Return ``"array"``, or None."""
-    if value is None or value == "array":
-        return "array" if value else None
-    raise _wrong(name, value, '"array" (frames and series become arrays) or None')
 
 
 def number_type(name: str, value: Any) -> str | None:

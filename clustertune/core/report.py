@@ -186,11 +186,6 @@ def _plain(value: Any) -> Any:
 # --- for other modules ----------------------------------------------------------------
 
 
-def headlines(report: Report) -> list[str]:
-    """Return at most six lines: problem, action, cost, remaining, info."""
-    return sections.headlines(report)
-
-
 def in_shell(report: Report, shell: Shell) -> Report:
     """Return the report with command lines in its remedies, where there are any."""
     found, left = (

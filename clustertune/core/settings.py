@@ -31,11 +31,15 @@ def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     for name in os.environ:
         if is_ours(name):
             _refuse_variable(name, checks)
-    known = defaults()["clustertune"]
-    for name in section("clustertune"):
+    _refuse_names("clustertune", defaults()["clustertune"])
+
+
+def _refuse_names(path: str, known: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a name in a section that is no setting."""
+    for name in section(path):
         if name.replace("-", "_") not in known:
             raise ValueError(
-                f"clustertune has no setting {name!r}; it has {', '.join(known)}"
+                f"{path} has no setting {name!r}; it has {', '.join(known)}"
                 f"{_near(name, known)}"
             )
 
@@ -100,13 +104,7 @@ def fractions() -> dict[str, float]:
     Raises ``ValueError`` if a setting does not exist, or is no fraction.
     """
     known = defaults()["clustertune"]["prepare"]
-    given = section("clustertune.prepare")
-    for name in given:
-        if name.replace("-", "_") not in known:
-            raise ValueError(
-                f"clustertune.prepare has no setting {name!r}; it has "
-                f"{', '.join(known)}{_near(name, known)}"
-            )
+    _refuse_names("clustertune.prepare", known)
     return {
         name: arguments.fraction(
             f"clustertune.prepare.{name}",

@@ -42,7 +42,8 @@ from clustertune.core.model import (
     attached_result,
 )
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, headlines
+from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.core.wording import seconds_text
 from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
 from clustertune.integrations import libraries

@@ -17,7 +17,8 @@ from dask.base import unpack_collections
 from distributed import Client
 
 from clustertune.collections import inputs
-from clustertune.core.report import Report, headlines
+from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable
 from clustertune.errors import LayoutChanged, VerificationError
 from clustertune.integrations import libraries

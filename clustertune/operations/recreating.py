@@ -37,7 +37,8 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, headlines
+from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, plural, printable, seconds_text
 from clustertune.errors import (
     ClustertuneError,

@@ -15,7 +15,7 @@ import psutil
 from distributed import wait
 
 import clustertune
-from clustertune.core.report import headlines
+from clustertune.core.sections import headlines
 from clustertune.errors import ClustertuneError
 from tests.chaos import data, faults
 from tests.chaos.clusters import LocalWorkers, becomes_true

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clustertune import actions, checks
 from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
-from clustertune.core.report import headlines
+from clustertune.core.sections import headlines
 from clustertune.operations.journal import Journal
 from clustertune.planner import plan as planner
 from clustertune.testing import layout, view, worker
