@@ -100,11 +100,9 @@ def _bundled(
             bundles.setdefault(home, []).append(partition)
         partitions[x.label] = list(bundles.values())
         graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
-        for key, bundle in zip(
-            graph.partitions[x.label], bundles.values(), strict=True
-        ):
+        for key, bundle in enumerate(bundles.values()):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
-            graph.tasks[key] = look(key, sources)
+            graph.tasks[name, key] = look((name, key), sources)
     return graph, partitions
 
 
@@ -163,21 +161,29 @@ async def read(
         ) from error
     found = {}
     for label, bundles in partitions.items():
-        keys = graph.partitions[label]
         results = {
             partition: answer
-            for key, bundle in zip(keys, bundles, strict=True)
+            for key, bundle in zip(graph.partitions[label], bundles, strict=True)
             for partition, answer in zip(bundle, answers[key], strict=True)
         }
-        in_order = tuple(results[i] for i in range(len(results)))
+        in_order = tuple(answer for _, answer in sorted(results.items()))
         found[label] = Contents(partitions=in_order)
     return found
 
 
-def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
-    """Return the layout with the contents of its collections."""
+def with_contents(
+    layout: Layout,
+    found: Mapping[str, Contents],
+    conversions: Mapping[str, Conversion | None] = MappingProxyType({}),
+) -> Layout:
+    """Return the layout with the contents and conversions of its collections."""
     infos = tuple(
-        replace(m, contents=found.get(m.label, m.contents)) for m in layout.collections
+        replace(
+            m,
+            contents=found.get(m.label, m.contents),
+            conversion=conversions.get(m.label, m.conversion),
+        )
+        for m in layout.collections
     )
     return replace(layout, collections=infos)
 
@@ -254,15 +260,7 @@ class Values:
         known = {k: x.contents for k, x in self._read.items() if keys.get(k) == x.keys}
         self._categories = categories(known)
         conversions = {x.label: self.conversion(x, view.goal) for x in given}
-        return tuple(
-            replace(
-                x,
-                collections=tuple(
-                    replace(m, conversion=conversions[m.label]) for m in x.collections
-                ),
-            )
-            for x in (with_contents(layout, known) for layout in view.layouts)
-        )
+        return tuple(with_contents(x, known, conversions) for x in view.layouts)
 
     def conversion(self, x: Given, goal: Goal) -> Conversion | None:
         """Return the conversion that the goal and the workload need."""
@@ -279,22 +277,19 @@ def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
 
     All partitions of the training data and of eval sets get the same type.
     """
-    types: dict[Any, list[Any]] = {}  # by column
-    types_of: dict[str, dict[Any, list[Any]]] = {}  # by label and column
+    types: dict[Any, dict[str, list[Any]]] = {}  # by column and label
     for label, contents in found.items():
         for partition in contents.partitions:
             for column, dtype in partition.get("lists", {}).items():
-                types.setdefault(column, []).append(dtype)
-                types_of.setdefault(label, {}).setdefault(column, []).append(dtype)
-    common = {column: conversion.union(known) for column, known in types.items()}
-    return {
-        label: {
-            column: common[column]
-            for column, known in columns.items()
-            if common[column] is not None and any(t != common[column] for t in known)
-        }
-        for label, columns in types_of.items()
-    }
+                types.setdefault(column, {}).setdefault(label, []).append(dtype)
+    changed: dict[str, dict[Any, Any]] = {}
+    for column, by_label in types.items():
+        common = conversion.union(chain.from_iterable(by_label.values()))
+        for label, known in by_label.items():
+            columns = changed.setdefault(label, {})
+            if common is not None and any(t != common for t in known):
+                columns[column] = common
+    return changed
 
 
 def number_type(x: Given, contents: Contents, goal: Goal) -> str | None:

@@ -245,13 +245,17 @@ def _refuse_lossy(label: str, types: list[np.dtype[Any]], dtype: np.dtype[Any]) 
 # --- apply ----------------------------------------------------------------------------
 
 
-def converter(x: Any, conversion: Conversion) -> tuple[Callable[[Any], Any], ...]:
+def converter(
+    x: Any, conversion: Conversion | None
+) -> tuple[Callable[[Any], Any], ...]:
     """Return functions to apply in turn to a partition of x, or to some of its rows.
 
     The result may be a view. A partition may differ from the metadata: integers with a
     missing value in one file are floats there. A value that does not fit then raises an
     error and never becomes another number.
     """
+    if conversion is None:
+        return ()
     dtype = conversion.dtype
     whole = np.dtype(dtype).kind in "biu"
     rule = "safe" if whole else "same_kind"
@@ -284,11 +288,9 @@ def meta(x: Any, conversion: Conversion | None) -> Any:
     """Return an empty partition of the converted collection."""
     is_array = isinstance(x, da.Array)
     empty: Any = meta_from_array(x) if is_array else x._meta  # noqa: SLF001 (Dask's name)
-    if conversion is None:
-        return empty
     if is_array:
-        return empty.astype(conversion.dtype)
-    if conversion.kind == "array":
+        return empty if conversion is None else empty.astype(conversion.dtype)
+    if conversion is not None and conversion.kind == "array":
         shape = (0, len(x.columns)) if isinstance(x, dd.DataFrame) else (0,)
         return np.empty(shape, dtype=conversion.dtype)
     for function in converter(x, conversion):

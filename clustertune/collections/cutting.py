@@ -178,20 +178,17 @@ class _Rows:
         self, collection: Any, conversion: Conversion | None, types: Iterable[str]
     ):
         self.given = Partitions(collection, types)
-        self.convert: tuple[Callable[[Any], Any], ...] = ()
-        if conversion is not None:
-            self.convert = converting.converter(collection, conversion)
+        self.convert = converting.converter(collection, conversion)
         meta = converting.meta(collection, conversion)
         self.array = self.given.array or isinstance(meta, np.ndarray)
         self.tail = (0,) * (meta.ndim - 1) if self.array else ()
         self.name = "array" if self.array else "frame"
         # the copy shares no memory with the old partition, which can then be released;
         # `copy` keeps the memory order, masks, and sparse formats
-        plain = type(meta) is np.ndarray
-        self.copy: Callable[[Any], Any] = (
-            copy if plain else operator.methodcaller("copy")
-        )
-        if plain and not self.given.array:  # a frame stores columns
+        self.copy: Callable[[Any], Any] = copy
+        if type(meta) is not np.ndarray:
+            self.copy = operator.methodcaller("copy")
+        elif not self.given.array:  # a frame stores columns
             self.copy = partial(np.array, order="C")
 
     def view(self, partition: Key, rows: slice) -> Task:
@@ -206,11 +203,10 @@ class _Rows:
         if len(parts) > 1:
             return self._join(parts)
         if is_sent:
+            if self.given.array or not self.array:
+                return parts[0]
             # a frame stores columns
-            becomes_array = self.array and not self.given.array
-            return (
-                Task(None, np.ascontiguousarray, *parts) if becomes_array else parts[0]
-            )
+            return Task(None, np.ascontiguousarray, *parts)
         if self.given.array and self.convert:
             return parts[0]  # the cast has copied
         return Task(None, self.copy, *parts)

@@ -370,8 +370,8 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             f'shuffle="{goal.order}" would separate rows of one group (qid), and '
             f"{goal.workload.title} needs whole groups; leave it out"
         )
-    for i, labels in enumerate(inputs.eval_sets):
-        _refuse_unfit_eval_set(inputs, goal.workload, i, labels)
+    for i in range(len(inputs.eval_sets)):
+        _refuse_unfit_eval_set(inputs, goal.workload, f"eval_set[{i}]")
     if wants_arrays(inputs, goal.workload) and goal.to != "array":
         raise ValueError(
             f"{goal.workload.title} takes Arrays, and frames become Arrays while they "
@@ -413,16 +413,13 @@ def _refuse_swapped(X: Any, y: Any) -> None:
         )
 
 
-def _refuse_unfit_eval_set(
-    inputs: Inputs, profile: Profile, number: int, labels: tuple[str, ...]
-) -> None:
-    name = f"eval_set[{number}]"
-    if profile.groups and f"{name}.qid" not in labels:
+def _refuse_unfit_eval_set(inputs: Inputs, profile: Profile, name: str) -> None:
+    if profile.groups and f"{name}.qid" not in inputs.same:
         raise ValueError(
             f"{profile.title} scores groups of rows: {name} needs them too, "
             'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
         )
-    if profile.stops_early and is_training_data(inputs, number):
+    if profile.stops_early and name in evaluated(inputs):
         raise ValueError(
             f"{name} is the training data, and each worker of {profile.title} scores "
             "only the rows that it holds: with early stopping the workers would stop "
@@ -433,13 +430,8 @@ def _refuse_unfit_eval_set(
 
 def evaluated(inputs: Inputs) -> tuple[str, ...]:
     """Return the eval sets that are the training data."""
-    numbers = range(len(inputs.eval_sets))
-    return tuple(f"eval_set[{i}]" for i in numbers if is_training_data(inputs, i))
-
-
-def is_training_data(inputs: Inputs, number: int) -> bool:
-    """Return whether this eval set has the features of the training data."""
-    return inputs.same[f"eval_set[{number}].X"] in inputs.training
+    names = (f"eval_set[{i}]" for i in range(len(inputs.eval_sets)))
+    return tuple(n for n in names if inputs.same[f"{n}.X"] in inputs.training)
 
 
 # --- metadata of collections ----------------------------------------------------------
