@@ -54,9 +54,9 @@ def convert(data: Any, kind: type[T], *, forbid_unknown: bool = False) -> T:
     return found
 
 
-def read_json(text: str | bytes, kind: type[T], *, forbid_unknown: bool = False) -> T:
+def read_json(text: str | bytes, kind: type[T]) -> T:
     """Parse JSON and convert it: see :func:`parse_json` and :func:`convert`."""
-    return convert(parse_json(text), kind, forbid_unknown=forbid_unknown)
+    return convert(parse_json(text), kind)
 
 
 def _parse_int(digits: str) -> int:

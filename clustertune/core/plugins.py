@@ -25,24 +25,14 @@ def of(group: str, function: str = "") -> Mapping[str, Any]:
 
 
 def _load(entry: EntryPoint, function: str) -> Any:
+    named = f"{entry.group}: {entry.name} = {entry.value}"
     try:
         found = entry.load()
     except Exception as error:  # noqa: BLE001 (code of other packages)
-        logger.warning(
-            "%s: %s = %s cannot be loaded and is left out: %s",
-            entry.group,
-            entry.name,
-            entry.value,
-            printable(repr(error), longest=200),
-        )
+        text = printable(repr(error), longest=200)
+        logger.warning("%s cannot be loaded and is left out: %s", named, text)
         return None
     if function and not callable(getattr(found, function, found)):
-        logger.warning(
-            "%s: %s = %s has no function %s and is left out",
-            entry.group,
-            entry.name,
-            entry.value,
-            function,
-        )
+        logger.warning("%s has no function %s and is left out", named, function)
         return None
     return found

@@ -58,5 +58,5 @@ def test_values() -> None:
 def test_errors(text: str, error: str) -> None:
     """The path comes first."""
     with pytest.raises(ValueError, match=re.escape(error)) as caught:
-        decoding.read_json(text, Outer, forbid_unknown=True)
+        decoding.convert(decoding.parse_json(text), Outer, forbid_unknown=True)
     assert "\n" not in str(caught.value)

@@ -30,7 +30,10 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
+
+from distributed import Client
 
 from clustertune.core.model import Unknown
 from clustertune.core.wording import printable
@@ -85,6 +88,12 @@ async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 async def await_if_needed(answer: Any) -> Any:
     """Await the answer of a method if the cluster object is asynchronous."""
     return await answer if inspect.isawaitable(answer) else answer
+
+
+async def connect(stack: AsyncExitStack, cluster: Any, **options: Any) -> Client:
+    """Return a client of a cluster object or an address; the stack closes it."""
+    client = Client(cluster, asynchronous=True, set_as_default=False, **options)
+    return await stack.enter_async_context(client)
 
 
 def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:

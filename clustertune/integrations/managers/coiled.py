@@ -15,6 +15,7 @@ from distributed import Client
 
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
+    connect,
     is_instance,
     off_loop,
     starts_by_itself,
@@ -94,13 +95,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
     ) as error:
         raise ConnectionLostError(f"coiled:{name}: {error}") from error
     stack.push_async_callback(off_loop, cluster.close)
-    client: Client = await stack.enter_async_context(
-        Client(
-            cluster.scheduler_address,
-            security=cluster.security,
-            asynchronous=True,
-            set_as_default=False,
-        )
-    )
+    address = cluster.scheduler_address
+    client = await connect(stack, address, security=cluster.security)
     client.cluster = cluster
     return client

@@ -17,6 +17,7 @@ from distributed import Client
 from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
+    connect,
     is_instance,
     off_loop,
     unknown_name,
@@ -99,10 +100,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         await stack.enter_async_context(cluster)
     except (aiohttp.ClientError, dask_gateway.GatewayServerError) as error:
         raise ConnectionLostError(f"{gateway.address}: {error}") from error
-    client = Client(
-        cluster, security=cluster.security, asynchronous=True, set_as_default=False
-    )
-    return await stack.enter_async_context(client)
+    return await connect(stack, cluster, security=cluster.security)
 
 
 def _workers(cluster: Any) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError, ScaleError
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
+    connect,
     is_instance,
     off_loop,
     starts_by_itself,
@@ -117,8 +118,7 @@ async def attach(name: str, stack: AsyncExitStack) -> Client:
         await cluster
     except (httpx.HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
         raise ConnectionLostError(f"kubernetes:{name}: {error!r}") from error
-    client = Client(cluster, asynchronous=True, set_as_default=False)
-    return await stack.enter_async_context(client)
+    return await connect(stack, cluster)
 
 
 # --- in the cluster object's event loop -----------------------------------------------

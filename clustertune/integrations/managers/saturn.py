@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dask.utils import parse_bytes
@@ -88,7 +88,7 @@ class OfferedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedSizes:
-    """Sizes of a recreated cluster; None: Saturn's default."""
+    """Arguments for a recreated cluster; None: Saturn's default."""
 
     worker_size: str | None = None
     scheduler_size: str | None = None
@@ -142,12 +142,7 @@ def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str |
 def recreate(cluster: Any, wanted: RequestedSizes) -> Any:
     """Destroy the cluster and start one with the requested sizes."""
     try:
-        new = type(cluster).reset(
-            n_workers=wanted.n_workers,
-            worker_size=wanted.worker_size,
-            scheduler_size=wanted.scheduler_size,
-            nthreads=wanted.nthreads,
-        )
+        new = type(cluster).reset(**asdict(wanted))
     except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
         raise RecreateError(f"Saturn: {_text(error)}") from error
     new.shutdown_on_close = cluster.shutdown_on_close

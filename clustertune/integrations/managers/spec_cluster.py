@@ -89,26 +89,21 @@ def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
 
 
 def merge_obstacle(cluster: SpecCluster) -> str | None:
-    """Return that workers are restarting, or are started together as a group."""
-    if not any("group" in spec for spec in cluster.worker_spec.values()):
-        return _missing(cluster)
-    return (
-        f"{type(cluster).__name__} starts the workers of a host together; run "
-        f"`{type(cluster).__name__}(..., worker_options={{{{'n_workers': 1, "
-        "'nthreads': {nthreads}}})`"
-    )
-
-
-def _missing(cluster: SpecCluster) -> str | None:
-    """Return that not all workers run: a missing one may return with its threads."""
+    """Return that workers are missing, or are started together as a group."""
+    kind = type(cluster).__name__
+    if any("group" in spec for spec in cluster.worker_spec.values()):
+        return (
+            f"{kind} starts the workers of a host together; run "
+            f"`{kind}(..., worker_options={{{{'n_workers': 1, "
+            "'nthreads': {nthreads}}})`"
+        )
     planned, observed = len(cluster.plan), len(cluster.observed)
-    if observed >= planned:
-        return None
-    return (
-        f"only {observed} of {planned} workers of the {type(cluster).__name__} run; "
-        "the others may return with their threads, so wait for them, and call this "
-        "again"
-    )
+    if observed < planned:
+        return (
+            f"only {observed} of {planned} workers of the {kind} run; the others may "
+            "return with their threads, so wait for them, and call this again"
+        )
+    return None
 
 
 @contextmanager
