@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from itertools import groupby
 
 from clustertune.core.wording import printable
 
@@ -75,14 +74,14 @@ class Remedy(str):
 
     def __new__(cls, *parts: str | Call) -> Remedy:
         flat = [x for p in parts for x in (p.parts if isinstance(p, Remedy) else [p])]
-        self = super().__new__(cls, text_of(flat))
-        # text that is joined has all ends of sentences
-        joined = groupby(flat, key=lambda part: isinstance(part, Call) and id(part))
-        self.parts = tuple(
-            part
-            for is_call, some in joined
-            for part in (some if is_call else [text_of([*some])])
-        )
+        joined: list[str | Call] = []  # text that is joined has all ends of sentences
+        for part in flat:
+            if joined and isinstance(part, str) and isinstance(joined[-1], str):
+                joined[-1] += part
+            else:
+                joined.append(part)
+        self = super().__new__(cls, text_of(joined))
+        self.parts = tuple(joined)
         return self
 
 

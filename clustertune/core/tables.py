@@ -57,9 +57,10 @@ def _layout_table(
 
     def row(id: str | int) -> Row:
         a, b = was.get(id), now.get(id)
-        rows = (a.rows if a else None, b.rows if b else None)
-        partitions = (a.partitions if a else None, b.partitions if b else None)
-        nbytes = (a.nbytes if a else None, b.nbytes if b else None)
+        rows, partitions, nbytes = (
+            (getattr(a, name, None), getattr(b, name, None))
+            for name in ("rows", "partitions", "nbytes")
+        )
         peak = value_text(forecast.get(id), bytes_text)
         return (
             ("worker", Cell(names_text([id]))),
@@ -103,15 +104,15 @@ def _memory_item(workers: Sequence[WorkerState]) -> Item:
     seen = [w.process_after or w.process_before for w in workers]
     known = [n for n in seen if n is not None]
     limits = [w.limit for w in workers]
-    used, limit = (
-        " to ".join(dict.fromkeys(bytes_text(n) for n in (min(some), max(some))))
-        for some in (known or [0], limits)
-    )
-    used = used if known else "unknown"
-    of = f" of {limit} each" if all(limits) else ""
-    return Item(
-        "memory", f"{used}{of} in {plural(len(workers), 'process', 'processes')}"
-    )
+    used = _range_text(known) if known else "unknown"
+    of = f" of {_range_text(limits)} each" if all(limits) else ""
+    processes = plural(len(workers), "process", "processes")
+    return Item("memory", f"{used}{of} in {processes}")
+
+
+def _range_text(sizes: Sequence[int]) -> str:
+    ends = (bytes_text(n) for n in (min(sizes), max(sizes)))
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _memory_table(workers: Sequence[WorkerState]) -> Table:

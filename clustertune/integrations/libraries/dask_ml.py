@@ -108,10 +108,6 @@ class KMeans(Workload):
     )
 
 
-def _uses_admm(estimator: object) -> bool:
-    return bool(parameter(estimator, "solver") == "admm")
-
-
 class Gradients(Workload):
     """Linear models of dask-ml and dask-glm, with any solver except ``admm``.
 
@@ -123,6 +119,7 @@ class Gradients(Workload):
     """
 
     kinds = (("dask_ml.linear_model", "_GLM"), ("dask_glm.estimators", "_GLM"))
+    uses_admm = False
     profile = Profile(
         name="glm",
         title="linear models (dask-ml, dask-glm)",
@@ -141,10 +138,11 @@ class Gradients(Workload):
     )
 
     def matches(self, estimator: object) -> bool:
-        return super().matches(estimator) and not _uses_admm(estimator)
+        uses_admm = bool(parameter(estimator, "solver") == "admm")
+        return super().matches(estimator) and uses_admm is self.uses_admm
 
 
-class Admm(Workload):
+class Admm(Gradients):
     """Linear models of dask-ml and dask-glm with ``admm``, their default solver.
 
     A long task runs for every partition in every iteration. The penalty is divided by
@@ -152,7 +150,7 @@ class Admm(Workload):
     between runs.
     """
 
-    kinds = Gradients.kinds
+    uses_admm = True
     profile = replace(
         Gradients.profile,
         name="glm_admm",
@@ -163,9 +161,6 @@ class Admm(Workload):
         base_bytes=172 * 2**20,
         source="measured with dask-glm 0.4, 1, 4 and 16 partitions a thread",
     )
-
-    def matches(self, estimator: object) -> bool:
-        return super().matches(estimator) and _uses_admm(estimator)
 
 
 WORKLOADS: tuple[Workload, ...] = (

@@ -54,10 +54,6 @@ RANK = replace(
 )
 
 
-def _is_ranker(estimator: object) -> bool:
-    return isa(estimator, "xgboost.dask", "DaskXGBRanker")
-
-
 def _makes_quantiles(estimator: object) -> bool:
     """Return whether the tree method is ``hist``, the default."""
     return parameter(estimator, "tree_method") in {None, "auto", "hist"}
@@ -72,6 +68,7 @@ class XGBoost(Workload):
     """
 
     profile = HIST
+    makes_quantiles = True
     awaitable_fit = True
     thread_parameters = ("n_jobs", "nthread")
     eval_arguments: tuple[tuple[str, str], ...] = (
@@ -80,17 +77,15 @@ class XGBoost(Workload):
     )
 
     def matches(self, estimator: object) -> bool:
-        return self._is_plain(estimator) and _makes_quantiles(estimator)
+        plain = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
+        plain &= not isa(estimator, "xgboost.dask", "DaskXGBRanker")
+        return plain and _makes_quantiles(estimator) is self.makes_quantiles
 
     def can_use_host(self, params: Mapping[str, Any]) -> bool:
         """Return whether it trains on CPUs, and no number of threads is given."""
         on_cpu = params.get("device") in {None, "cpu"}
         on_cpu &= not str(params.get("tree_method")).startswith("gpu")
         return on_cpu and super().can_use_host(params)
-
-    def _is_plain(self, estimator: object) -> bool:
-        is_dask = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
-        return is_dask and not _is_ranker(estimator)
 
     def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         return given(
@@ -115,9 +110,7 @@ class DMatrix(XGBoost):
     """
 
     profile = DMATRIX
-
-    def matches(self, estimator: object) -> bool:
-        return self._is_plain(estimator) and not _makes_quantiles(estimator)
+    makes_quantiles = False
 
 
 class Rank(XGBoost):
@@ -134,7 +127,7 @@ class Rank(XGBoost):
     eval_arguments = (*XGBoost.eval_arguments, ("eval_qid", "qid"))
 
     def matches(self, estimator: object) -> bool:
-        return _is_ranker(estimator)
+        return isa(estimator, "xgboost.dask", "DaskXGBRanker")
 
     def profile_for(self, estimator: object) -> Profile:
         """Return the memory of the older tree methods if one of them is chosen."""
