@@ -32,7 +32,7 @@ from clustertune.core.model import (
     Layout,
     View,
 )
-from clustertune.core.wording import printable
+from clustertune.core.wording import printable, variable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
 from clustertune.remote.worker import content
@@ -50,7 +50,7 @@ ROWS = 64  # row positions of each class, one for each worker
 
 def of_everything(given: Inputs) -> dict[str, Look]:
     """Return how a diagnosis reads the partitions, by label."""
-    roles = {x.label: x.label.rpartition(".")[2] for x in given}
+    roles = {x.label: variable(x.label) for x in given}
     return {label: DEEP[role] for label, role in roles.items() if role in DEEP}
 
 
@@ -58,7 +58,7 @@ def of_need(
     info: CollectionInfo, goal: Goal, n_workers: int, *, training: bool
 ) -> Look | None:
     """Return how to read a collection for what the goal needs; None: not at all."""
-    profile, role = goal.workload, info.label.rpartition(".")[2]
+    profile, role = goal.workload, variable(info.label)
     if role == "qid" and (goal.workload.groups or goal.order == "sort"):
         return content.runs
     if role == "y" and training and profile.needs_all_classes is not False:
@@ -212,10 +212,6 @@ class _Read(NamedTuple):
     n_workers: int  # for which positions of classes are known
     contents: Contents
 
-    def is_of(self, info: CollectionInfo, n_workers: int) -> bool:
-        """Return whether the collection need not be read again."""
-        return self.keys == info.keys and n_workers <= max(self.n_workers, ROWS)
-
 
 class Values:
     """The contents of the given data, and the conversions that follow from them.
@@ -248,7 +244,8 @@ class Values:
         for m, training in infos:
             wanted = of_need(m, view.goal, len(workers), training=training)
             before = self._read.get(m.label)
-            if wanted and not (before and before.is_of(m, len(workers))):
+            same = before if before and before.keys == m.keys else None
+            if wanted and not (same and len(workers) <= max(same.n_workers, ROWS)):
                 looks[m.label] = wanted
         threads = [w.nthreads for w in view.now.workers]
         homes = {m.label: _homes(m, threads) for m, _ in infos if m.label in looks}

@@ -25,7 +25,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.sizeof import sizeof
 
 from clustertune.core.model import Conversion, Goal
-from clustertune.core.wording import names_text
+from clustertune.core.wording import names_text, variable
 
 MAX_GROUPS = 2**32  # in a partition
 _NUMBERS = {np.dtype(code).name for code in "?bBhHiIlLqQefd"}  # without long double
@@ -37,7 +37,7 @@ def requested(label: str, x: Any, goal: Goal) -> Conversion | None:
     ``dtype`` applies to features, also those of eval sets. Labels, weights and groups
     keep their numbers. A conversion that would change values raises a ``ValueError``.
     """
-    features = label.rpartition(".")[2] == "X"
+    features = variable(label) == "X"
     dtype = np.dtype(goal.dtype) if goal.dtype and features else None
     if isinstance(x, da.Array):
         return None if dtype is None else _of_array(label, x, dtype)
@@ -50,13 +50,15 @@ def _of_array(label: str, x: da.Array, dtype: np.dtype[Any]) -> Conversion | Non
     if x.dtype == dtype:
         return None
     _refuse_lossy(label, [x.dtype], dtype)
+    width = n_columns(x)
+    row_bytes = None if width is None else width * dtype.itemsize
+    return Conversion(kind="array", dtype=dtype.name, row_bytes=row_bytes)
+
+
+def n_columns(x: da.Array) -> int | None:
+    """Return the numbers in a row of an array; None: unknown."""
     width = math.prod(x.shape[1:])
-    known = not math.isnan(width)
-    return Conversion(
-        kind="array",
-        dtype=dtype.name,
-        row_bytes=int(width) * dtype.itemsize if known else None,
-    )
+    return None if math.isnan(width) else int(width)
 
 
 def _to_array(label: str, x: Any, dtype: np.dtype[Any] | None) -> Conversion:
@@ -97,13 +99,12 @@ def _of_frame(label: str, x: Any, dtype: np.dtype[Any]) -> Conversion | None:
         return None
     _refuse_repeated(label, types)
     _refuse_lossy(label, [_plain(t) for _, t in changed], dtype)
-    sizes = [dtype.itemsize if _is_cast(t) else None for _, t in types]
-    known = [s for s in sizes if s is not None]
+    known = len(cast) == len(types)
     made = Conversion(
         kind="dataframe" if isinstance(x, dd.DataFrame) else "series",
         dtype=dtype.name,
         columns=tuple(name for name, _ in cast),
-        row_bytes=sum(known) if len(known) == len(sizes) else None,
+        row_bytes=len(types) * dtype.itemsize if known else None,
     )
     return replace(made, fixed=fixed_bytes(x, made))
 
@@ -328,11 +329,8 @@ def group_numbers(label: str, sizes: Any) -> da.Array:
 
     The numbers ascend, and the partitions are those of the sizes.
     """
-    if isinstance(sizes, dd.Series):
-        array = sizes.to_dask_array()
-    elif isinstance(sizes, da.Array):
-        array = sizes
-    else:
+    array = sizes.to_dask_array() if isinstance(sizes, dd.Series) else sizes
+    if not isinstance(array, da.Array):
         raise TypeError(
             f"{label} must be a Dask Array or Series of the sizes of groups, in the "
             f"order of rows; it was {type(sizes).__name__}"

@@ -200,16 +200,12 @@ def of_futures(x: Any, futures: Sequence[Any]) -> Any:
 
 def _numbered(partitions: Mapping[Key, Any]) -> dict[Key, Any]:
     """Number the keys of an array from 0, as Dask needs it."""
-    first: Any = next(iter(partitions))
-    if first[1] == 0:
+    items: Any = partitions.items()
+    old, start, *_ = next(iter(partitions))
+    if start == 0:
         return dict(partitions)
-    keys: list[Any] = list(partitions)
-    return {
-        (f"{first[0]}-from-{first[1]}", i - first[1], *rest): partitions[
-            (name, i, *rest)
-        ]
-        for name, i, *rest in keys
-    }
+    name = f"{old}-from-{start}"
+    return {(name, i - start, *rest): future for (_, i, *rest), future in items}
 
 
 def with_rows(x: Any, rows: Int64s | None) -> Any:

@@ -25,6 +25,7 @@ from distributed import Future
 from clustertune.collections.conversion import (
     fixed_bytes,
     group_numbers,
+    n_columns,
     number_bytes,
     requested,
     value_bytes,
@@ -37,7 +38,7 @@ from clustertune.core.model import (
     Key,
     Profile,
 )
-from clustertune.core.wording import names_text
+from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
 
@@ -293,7 +294,7 @@ def _given(label: str, collection: Any) -> Given:
 
 
 def _how_to_convert(label: str, value: Any) -> str:
-    name = label.rpartition(".")[2]
+    name = variable(label)
     module = type(value).__module__.split(".")[0]
     if isinstance(value, np.ndarray):
         chunks = "(rows, -1)" if value.ndim > 1 else "rows"
@@ -395,7 +396,7 @@ def _refuse_byte_order(given: Given) -> None:
     types = list(x.dtypes) if isinstance(x, dd.DataFrame) else [x.dtype]
     odd = [t for t in types if isinstance(t, np.dtype) and not t.isnative]
     if odd:
-        name = given.label.rpartition(".")[2]
+        name = variable(given.label)
         raise ValueError(
             f"{given.label} has columns of {odd[0].str}, the byte order of other "
             "machines, and pandas cannot put their rows in another order; convert "
@@ -494,8 +495,7 @@ def describe(
     frame = isinstance(x, dd.DataFrame)
     types = list(x.dtypes) if frame else [x.dtype]
     if isinstance(x, da.Array):
-        width = math.prod(x.shape[1:])
-        kind, columns = "array", None if math.isnan(width) else int(width)
+        kind, columns = "array", n_columns(x)
         blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
     else:
         kind = "dataframe" if frame else "series"

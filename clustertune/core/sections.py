@@ -457,7 +457,8 @@ def headlines(results: Results) -> list[str]:
         *(f"info: {message}" for message in _about_request(results)),
     ]
     notes = [f"note: {note}" for note in results.notes]
-    failed = [_failure(results.error, account)] if results.error else []
+    failure = "; ".join(filter(None, [results.error, account]))
+    failed = [f"failed: {failure}"] if results.error else []
     most = max(0, MAX_HEADLINES - len(notes) - len(failed))
     return [printable(line) for line in (*lines[:most], *notes, *failed)]
 
@@ -499,10 +500,6 @@ def _about_request(results: Results) -> Iterator[str]:
     latest = results.left or results.found
     shown = {f.check: f.message for f in latest if f.severity is Severity.info}
     return (shown[check] for check in ABOUT_REQUEST if check in shown)
-
-
-def _failure(error: str, account: str) -> str:
-    return f"failed: {error}; {account}" if account else f"failed: {error}"
 
 
 def _in_turn(texts: Sequence[str]) -> str:

@@ -158,9 +158,8 @@ async def _remove(cluster: Any, worker: str) -> None:
     from dask_kubernetes.operator._objects import DaskWorkerGroup
     from kr8s.asyncio.objects import Deployment
 
-    with suppress(
-        kr8s.NotFoundError
-    ):  # another client has deleted it and reduced the number
+    # another client may have deleted it and reduced the number
+    with suppress(kr8s.NotFoundError):
         deployment = await Deployment.get(worker, namespace=cluster.namespace)
         group = deployment.labels["dask.org/workergroup-name"]
         await deployment.delete()
