@@ -134,20 +134,20 @@ def gather(
     named += [(f"others[{i}]", other) for i, other in enumerate(others)]
     named += [(name, companions.get(name)) for name in COMPANIONS]
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
-    evals = [
-        [_given(f"eval_set[{i}].{n}", c) for n, c in named.items()]
-        for i, one in enumerate(eval_sets(eval_set))
-        for named in [_with_qid(f"eval_set[{i}].", one, sizes)]
-    ]
+    sets = {"training data": training}
+    for i, one in enumerate(eval_sets(eval_set)):
+        name = f"eval_set[{i}]"
+        roles = _with_qid(f"{name}.", one, sizes)
+        sets[name] = [_given(f"{name}.{role}", x) for role, x in roles.items()]
     same: dict[str, str] = {}
     groups: list[Group] = []
-    _add("training data", training, groups, same)
-    for i, one in enumerate(evals):
-        _add(f"eval_set[{i}]", one, groups, same)
+    for name, given in sets.items():
+        _add(name, given, groups, same)
+    labels, *labels_of_evals = (tuple(x.label for x in s) for s in sets.values())
     return Inputs(
         groups=tuple(groups),
-        training=tuple(x.label for x in training),
-        eval_sets=tuple(tuple(x.label for x in one) for one in evals),
+        training=labels,
+        eval_sets=tuple(labels_of_evals),
         same=same,
         sizes=sizes,
     )
@@ -182,14 +182,10 @@ def _add(
 
     Two groups with the same partitions would send them to two workers.
     """
+    home = {_name(x.collection): i for i, g in enumerate(groups) for x in g.given}
     labels = {_name(x.collection): x.label for g in groups for x in g.given}
-    names = {_name(x.collection) for x in given}
-    shared = (
-        i
-        for i, g in enumerate(groups)
-        if not names.isdisjoint(_name(x.collection) for x in g.given)
-    )
-    position = next(shared, len(groups))
+    shared = [home[n] for x in given if (n := _name(x.collection)) in home]
+    position = min(shared, default=len(groups))
     if position == len(groups):
         groups.append(Group(label, ()))
     added = []
