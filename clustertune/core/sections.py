@@ -35,9 +35,10 @@ ABOUT_REQUEST = ("missing_estimator", "one_machine")
 ABOUT_TRAINING = ("", "check", "prepare")
 #: actions with one row for each worker
 BY_WORKER = ("restart", "trim")
-#: headers of the table of workers
+#: headers of tables
 MOVED, PREDICTED_BYTES = "bytes\nmoved", "bytes\npredicted"
 PREDICTED_SECONDS = "seconds\npredicted"
+PREDICTED_RISE = "memory rise of a worker:\npredicted"
 #: parts of reasons that the table of workers already shows
 _SHOWN = re.compile(
     r"[\d,]+ keys moved away( and back)?|lost [\d,]+( keys)?"
@@ -269,17 +270,17 @@ def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
         for step in steps
         for worker in step.workers
     ]
-    texts = [{header: cell.text for header, cell in row} for row in rows]
     above = any(
         m.threshold and value and value > m.threshold
         for m in results.memory
         for value in (m.before, m.after_trim, m.after_restart)
     )
-    known = {row[PREDICTED_SECONDS] for row in texts} - {NONE, "unknown"}
+    cells = [dict(row) for row in rows]
+    known = {row[PREDICTED_SECONDS] for row in cells} - {NONE, "unknown"}
     done = all(s.status == "done" and not s.lost for s in steps)
     repeated = {
         "threshold": not above,
-        PREDICTED_BYTES: all(row[MOVED] == row[PREDICTED_BYTES] for row in texts),
+        PREDICTED_BYTES: all(row[MOVED] == row[PREDICTED_BYTES] for row in cells),
         PREDICTED_SECONDS: not known,
         "outcome": done and len({s.verb for s in steps}) == 1,
     }
@@ -311,16 +312,16 @@ def _step_row(
         Cell(value_text(n, bytes_text), bars(threshold, n)) for n in (before, after)
     )
     return (
-        ("worker", Cell(names_text([worker]))),
+        ("worker", names_text([worker])),
         ("memory\nbefore", was),
         ("memory\nafter", now),
-        ("threshold", Cell(value_text(threshold, bytes_text))),
-        ("keys", Cell(value_text(keys, "{:,}".format))),
-        (MOVED, Cell(moved)),
-        (PREDICTED_BYTES, Cell(predicted_bytes)),
-        ("seconds", Cell(seconds)),
-        (PREDICTED_SECONDS, Cell(predicted_seconds)),
-        ("outcome", Cell(_outcome(step))),
+        ("threshold", value_text(threshold, bytes_text)),
+        ("keys", value_text(keys, "{:,}".format)),
+        (MOVED, moved),
+        (PREDICTED_BYTES, predicted_bytes),
+        ("seconds", seconds),
+        (PREDICTED_SECONDS, predicted_seconds),
+        ("outcome", _outcome(step)),
     )
 
 
@@ -424,15 +425,12 @@ def _risks(results: Results) -> str:
 def _cost_table(steps: Sequence[Done]) -> Table:
     rows = [
         (
-            ("action", Cell(s.action)),
-            ("bytes moved:\npredicted", Cell(predicted(s.predicted_bytes, bytes_text))),
-            ("\nmeasured", Cell(_measured(s, s.nbytes, bytes_text))),
-            ("seconds:\npredicted", Cell(predicted(s.predicted_seconds, seconds_text))),
-            ("\nmeasured", Cell(_measured(s, s.seconds, seconds_text))),
-            (
-                "memory rise of a worker:\npredicted",
-                Cell(value_text(s.predicted_peak, bytes_text)),
-            ),
+            ("action", s.action),
+            ("bytes moved:\npredicted", predicted(s.predicted_bytes, bytes_text)),
+            ("\nmeasured", _measured(s, s.nbytes, bytes_text)),
+            ("seconds:\npredicted", predicted(s.predicted_seconds, seconds_text)),
+            ("\nmeasured", _measured(s, s.seconds, seconds_text)),
+            (PREDICTED_RISE, value_text(s.predicted_peak, bytes_text)),
         )
         for s in steps
     ]

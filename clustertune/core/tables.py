@@ -12,8 +12,8 @@ from clustertune.core.wording import bytes_text, names_text, plural
 MAX_ROWS = 12  # of a table of workers: the first and the last
 NONE = "-"  # in a cell
 
-Row = Sequence[tuple[str, Cell]]
-"""The cells of a row, each with the header of its column."""
+Row = Sequence[tuple[str, str | Cell]]
+"""The cells of a row, each with the header of its column; text alone has no bars."""
 
 
 # --- workers --------------------------------------------------------------------------
@@ -63,12 +63,12 @@ def _layout_table(
         )
         peak = value_text(forecast.get(id), bytes_text)
         return (
-            ("worker", Cell(names_text([id]))),
-            ("partitions", Cell(change(*partitions, "{:,}".format))),
+            ("worker", names_text([id])),
+            ("partitions", change(*partitions, "{:,}".format)),
             ("rows", Cell(change(*rows, "{:,}".format), bars(largest, *rows))),
-            ("bytes", Cell(change(*nbytes, bytes_text))),
+            ("bytes", change(*nbytes, bytes_text)),
             ("process memory", _process_cell(states.get(id))),
-            ("peak in the fit,\npredicted", Cell(peak)),
+            ("peak in the fit,\npredicted", peak),
         )
 
     return compact([row(id) for id in ids], title=_layout_title(before, after))
@@ -118,10 +118,10 @@ def _range_text(sizes: Sequence[int]) -> str:
 def _memory_table(workers: Sequence[WorkerState]) -> Table:
     rows = [
         (
-            ("worker", Cell(names_text([w.worker]))),
-            ("data in memory", Cell(change(w.data_before, w.data_after, bytes_text))),
+            ("worker", names_text([w.worker])),
+            ("data in memory", change(w.data_before, w.data_after, bytes_text)),
             ("process memory", _process_cell(w)),
-            ("memory limit", Cell(bytes_text(w.limit) if w.limit else "none")),
+            ("memory limit", bytes_text(w.limit) if w.limit else "none"),
         )
         for w in workers
     ]
@@ -165,17 +165,18 @@ def compact(
     rows: Sequence[Row], hidden: Collection[str] = (), title: str = ""
 ) -> Table:
     """Make a table without hidden and empty columns; leave out rows of a long one."""
-    columns = [
-        column
-        for column in zip(*rows, strict=True)
-        if column[0][0] not in hidden and any(cell.text != NONE for _, cell in column)
-    ]
-    header = tuple(column[0][0] for column in columns)
-    cells = ([cell for _, cell in column] for column in columns)
-    kept = list(zip(*cells, strict=True))
+    header: list[str] = []
+    columns: list[list[Cell]] = []
+    for column in zip(*rows, strict=True):
+        name = column[0][0]
+        cells = [c if isinstance(c, Cell) else Cell(c) for _, c in column]
+        if name not in hidden and any(cell.text != NONE for cell in cells):
+            header.append(name)
+            columns.append(cells)
+    kept = list(zip(*columns, strict=True))
     if len(kept) > MAX_ROWS:
         half = MAX_ROWS // 2
         more = Cell(f"... {len(kept) - 2 * half:,} more")
         gap = (more, *[Cell("")] * (len(header) - 1))
         kept = [*kept[:half], gap, *kept[-half:]]
-    return Table(header, tuple(kept), title)
+    return Table(tuple(header), tuple(kept), title)
