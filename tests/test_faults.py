@@ -43,13 +43,13 @@ def quickly(dask_scheduler: Any) -> None:
 
 def state(dask_scheduler: Any) -> dict[str, Any]:
     """Return the state that must be restored: memory manager, lease and jobs."""
-    resident = dask_scheduler.plugins["clustertune"]
+    plugin = dask_scheduler.plugins["clustertune"]
     return {
         "manager": dask_scheduler.extensions["amm"].running,
-        "holds": resident.manager.moves,
-        "lease": resident.lease.holder() is not None,
-        "jobs": [(j.work.done, j.work.total) for j in resident.jobs.kept.values()],
-        "ended": all(job.task.done() for job in resident.jobs.kept.values()),
+        "holds": plugin.manager.moves,
+        "lease": plugin.lease.holder() is not None,
+        "jobs": [(j.work.done, j.work.total) for j in plugin.jobs.kept.values()],
+        "ended": all(job.task.done() for job in plugin.jobs.kept.values()),
     }
 
 
@@ -73,7 +73,7 @@ def uneven(local_cluster: Any) -> Iterator[Any]:
     """
     cluster, client = local_cluster(3)
     first = next(iter(workers_of(client)))
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the scheduler plugin is there
     client.run_on_scheduler(slowly)
     X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
     y = X[:, 0] * 2

@@ -47,8 +47,8 @@ def given(client: Client, what: str) -> tuple[da.Array, da.Array]:
 
 def bound(dask_scheduler: Any) -> dict[str, int]:
     """Return the bound tasks of this plan: all, known to Dask, and finished."""
-    resident = dask_scheduler.plugins["clustertune"]
-    ours = set().union(*resident.bindings.kept.values())
+    plugin = dask_scheduler.plugins["clustertune"]
+    ours = set().union(*plugin.bindings.kept.values())
     found = [dask_scheduler.tasks[k] for k in ours if k in dask_scheduler.tasks]
     done = sum(ts.state in ("memory", "released", "forgotten") for ts in found)
     return {"all": len(ours), "known": len(found), "done": done}
@@ -82,7 +82,7 @@ def test_a_worker_is_killed(
 ) -> None:
     """Whichever worker is killed, prepare ends with every row, paired and even."""
     _, client = local_cluster(3)
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the resident is there
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the scheduler plugin is there
     X, y = given(client, what)
     pids = list(client.run(os.getpid).values())
     preparing = Preparing(client, X, y)

@@ -30,6 +30,7 @@ from tests.test_faults_restart import (
     doing,
     is_free,
     lose_clients_soon,
+    lose_nannies_soon,
     source,
     statuses,
 )
@@ -39,7 +40,7 @@ def data(
     client: Client, where: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[da.Array, list[Any]]:
     """Published data that can be recomputed, and scattered data."""
-    clustertune.check(client)  # the resident is there
+    clustertune.check(client)  # the scheduler plugin is there
     # and elsewhere, if it has to be computed again
     X = client.persist(source(), allow_other_workers=bool(where), **where)
     wait(X)
@@ -204,6 +205,7 @@ def test_its_nanny_is_killed(tmp_path: Path, options: Any, when: str) -> None:
         restarting = Restarting(client, timeout="2 minutes")
         restarting.start()
         until(lambda: client.run_on_scheduler(doing).startswith(when))
+        client.run_on_scheduler(lose_nannies_soon)
         nanny.kill()
         restarting.join(100)
         assert not restarting.is_alive()

@@ -31,8 +31,8 @@ def source() -> da.Array:
 
 def doing(dask_scheduler: Any) -> str:
     """Return the current stage of the restart."""
-    resident = dask_scheduler.plugins.get("clustertune")
-    jobs = [] if resident is None else resident.jobs.kept.values()
+    plugin = dask_scheduler.plugins.get("clustertune")
+    jobs = [] if plugin is None else plugin.jobs.kept.values()
     return next(
         (j.work.doing for j in jobs if hasattr(j.work, "doing") and not j.task.done()),
         "",
@@ -45,10 +45,10 @@ def statuses(dask_scheduler: Any) -> set[str]:
 
 def is_free(dask_scheduler: Any) -> bool:
     """Whether the lease is free, no job runs, and the memory manager is on."""
-    resident = dask_scheduler.plugins["clustertune"]
-    jobs = any(not job.task.done() for job in resident.jobs.kept.values())
+    plugin = dask_scheduler.plugins["clustertune"]
+    jobs = any(not job.task.done() for job in plugin.jobs.kept.values())
     running = dask_scheduler.extensions["amm"].running
-    return resident.lease.holder() is None and not jobs and bool(running)
+    return plugin.lease.holder() is None and not jobs and bool(running)
 
 
 def lose_clients_soon(dask_scheduler: Any) -> None:
@@ -56,6 +56,15 @@ def lose_clients_soon(dask_scheduler: Any) -> None:
     owners = dask_scheduler.plugins["clustertune"].owners
     assert owners.grace == 15
     owners.grace = 3
+
+
+def lose_nannies_soon(dask_scheduler: Any) -> None:
+    """Count the nanny of the restart as lost after 3 s instead of 30 s."""
+    jobs = dask_scheduler.plugins["clustertune"].jobs.kept.values()
+    (work,) = [job.work for job in jobs if not job.task.done()]
+    constants = type(work)._returns.__globals__
+    assert constants["NANNY_TIMEOUT"] == 30
+    constants["NANNY_TIMEOUT"] = 3.0
 
 
 class Restarting(threading.Thread):
@@ -86,7 +95,7 @@ def start(
     local_cluster: Any, **options: Any
 ) -> tuple[Client, da.Array, list[int], list[str]]:
     cluster, client = local_cluster(3, **options)
-    clustertune.check(client)  # the resident is there
+    clustertune.check(client)  # the scheduler plugin is there
     X = client.persist(source())
     wait(X)
     addresses = [cluster.workers[i].worker_address for i in range(3)]

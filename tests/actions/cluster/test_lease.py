@@ -68,14 +68,14 @@ async def test_a_call_that_asks_nothing_for_long(
     """The lease is refreshed, whatever the interval of the client's heartbeat is."""
     monkeypatch.setattr("clustertune.actions.cluster.lease.REFRESH", 0.1)
     lease = await opened(c)
-    resident = s.plugins[NAME]
+    plugin = s.plugins[NAME]
     async with lease.held("loading", quietly):
-        resident.owners.grace = 0.5
+        plugin.owners.grace = 0.5
         loop = asyncio.get_running_loop()
         end = loop.time() + 1.5
         await soon(lambda: loop.time() > end)
-        assert resident.lease.holder()["label"] == "loading"
-    assert resident.lease.current is None
+        assert plugin.lease.holder()["label"] == "loading"
+    assert plugin.lease.current is None
 
 
 @gen_cluster(client=True, nthreads=TWO)
