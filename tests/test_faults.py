@@ -73,7 +73,8 @@ def uneven(local_cluster: Any) -> Iterator[Any]:
     """
     cluster, client = local_cluster(3)
     first = next(iter(workers_of(client)))
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the scheduler plugin is there
+    # installs the scheduler plugin
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))
     client.run_on_scheduler(slowly)
     X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
     y = X[:, 0] * 2

@@ -82,7 +82,8 @@ def test_a_worker_is_killed(
 ) -> None:
     """Whichever worker is killed, prepare ends with every row, paired and even."""
     _, client = local_cluster(3)
-    clustertune.prepare(client, da.ones((30, 1), chunks=1))  # the scheduler plugin is there
+    # installs the scheduler plugin
+    clustertune.prepare(client, da.ones((30, 1), chunks=1))
     X, y = given(client, what)
     pids = list(client.run(os.getpid).values())
     preparing = Preparing(client, X, y)

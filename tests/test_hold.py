@@ -169,11 +169,11 @@ async def test_a_client_with_a_slow_heartbeat(
     monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
         held.monitor.interval = 3600.0
-        resident = s.plugins["clustertune"]
-        resident.owners.grace = 0.6
+        plugin = s.plugins["clustertune"]
+        plugin.owners.grace = 0.6
         began = s.clients[c.id].last_seen
         await soon(lambda: time() - began > 2)
-        assert resident.holds.active()
+        assert plugin.holds.active()
         assert s.clients[c.id].last_seen == began
     assert held.measures is not None
     assert held.measures.unheld == 0
@@ -232,15 +232,15 @@ async def test_a_hold_that_is_lost(
     """A warning is logged at once, and the hold is taken again when possible."""
     monkeypatch.setattr("clustertune.operations.hold.REFRESH", 0.1)
     async with clustertune.hold(c) as held:
-        resident = s.plugins["clustertune"]
+        plugin = s.plugins["clustertune"]
         async with Client(s.address, asynchronous=True) as other:
-            resident.holds.forget(c.id, "frozen")
-            resident.acquire(other.id, "a plan", "t")
+            plugin.holds.forget(c.id, "frozen")
+            plugin.acquire(other.id, "a plan", "t")
             await soon(lambda: any("ended this hold" in m for m in messages(caplog)))
-            assert resident.holds.kept == {}
-            resident.release("t")
+            assert plugin.holds.kept == {}
+            plugin.release("t")
             await soon(lambda: any("taken again" in m for m in messages(caplog)))
-        assert list(resident.holds.kept) == [held._name]
+        assert list(plugin.holds.kept) == [held._name]
     assert held.measures is not None
     assert held.measures.unheld > 0
     assert "the hold was lost for up to" in str(held.measures)
@@ -276,21 +276,21 @@ async def test_a_plan_that_is_going_on(
 ) -> None:
     """The hold waits for it, up to a time limit."""
     await clustertune.check(c)
-    resident = s.plugins["clustertune"]
+    plugin = s.plugins["clustertune"]
     async with Client(s.address, asynchronous=True) as other:
-        resident.acquire(other.id, "a long plan", "t")
+        plugin.acquire(other.id, "a long plan", "t")
         with monkeypatch.context() as patch:
             patch.setattr("clustertune.operations.hold.WAIT_SECONDS", 0.3)
             with pytest.raises(LeaseHeldError, match="a long plan"):
                 async with clustertune.hold(c):
                     raise AssertionError
-        assert resident.holds.active() == []
+        assert plugin.holds.active() == []
         asked: list[dict[str, Any]] = []
-        begin = resident.begin_hold
-        resident.begin_hold = lambda **k: asked.append(begin(**k)) or asked[-1]
+        begin = plugin.begin_hold
+        plugin.begin_hold = lambda **k: asked.append(begin(**k)) or asked[-1]
         block = asyncio.ensure_future(_held(c))
         await soon(lambda: any("holder" in answer for answer in asked))
-        resident.release("t")
+        plugin.release("t")
         assert await asyncio.wait_for(block, 10)
 
 
@@ -317,17 +317,17 @@ async def test_a_watch_that_fails_is_said(
 async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) -> None:
     """A hold that was granted meanwhile is given back."""
     await clustertune.check(c)
-    resident = s.plugins["clustertune"]
-    begin = resident.begin_hold
+    plugin = s.plugins["clustertune"]
+    begin = plugin.begin_hold
 
     async def taken(**arguments: Any) -> None:
         begin(**arguments)
         await asyncio.sleep(60)
 
-    resident.begin_hold = taken
+    plugin.begin_hold = taken
     block = asyncio.ensure_future(_held(c))
-    await soon(resident.holds.active)
+    await soon(plugin.holds.active)
     block.cancel()
     with pytest.raises(asyncio.CancelledError):
         await block
-    assert resident.holds.active() == []
+    assert plugin.holds.active() == []

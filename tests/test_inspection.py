@@ -53,7 +53,7 @@ async def test_a_healthy_cluster(c, s, *nannies):
 
 
 @gen_cluster(client=True, nthreads=ONE)
-async def test_it_changes_nothing_but_the_resident(c, s, a):
+async def test_it_changes_nothing_but_the_plugin(c, s, a):
     """An inspection leaves no task and no lease on the scheduler."""
     await inspect(c)
     assert not s.tasks

@@ -122,8 +122,8 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
         np.testing.assert_array_equal(await future, np.arange(1000) + i)
     assert statuses(s) == {"running"}
     assert s.extensions["amm"].running
-    resident = s.plugins["clustertune"]
-    assert resident.lease.current is None
+    plugin = s.plugins["clustertune"]
+    assert plugin.lease.current is None
     events = [e for _, e in s.get_events("clustertune") if e["action"] == "restart"]
     assert [e.get("state", "called") for e in events] == [
         *["began", "ended"] * 3,
@@ -367,7 +367,7 @@ async def test_one_that_is_undone_after_the_call(
     """The last line states that the scheduler continues."""
     monkeypatch.setattr("clustertune.actions.cluster.lease.LANDING", 0.5)
     await clustertune.check(c)
-    resident = s.plugins["clustertune"]
+    plugin = s.plugins["clustertune"]
     undo, worker = asyncio.Event(), s.workers[a.worker_address]
     task = c.submit(at_gate, "gate", workers=[worker.address])
     await soon(lambda: worker.processing)
@@ -375,7 +375,7 @@ async def test_one_that_is_undone_after_the_call(
         clustertune.restart_workers(c, workers=[worker.name])
     )
     await soon(lambda: "closing_gracefully" in statuses(s))
-    (job,) = resident.jobs.kept.values()
+    (job,) = plugin.jobs.kept.values()
     begun = job.work._undo
 
     async def late(*args: Any) -> None:

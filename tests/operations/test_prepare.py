@@ -482,8 +482,8 @@ async def test_a_held_lease_is_named(c, s, a, b):
     """The error names the holder of the lease."""
     X, y = await uneven(c, a)
     await clustertune.prepare(c, X, y)
-    resident = s.plugins["clustertune"]
-    assert "token" in resident.acquire(c.id, "a rolling restart", "t")
+    plugin = s.plugins["clustertune"]
+    assert "token" in plugin.acquire(c.id, "a rolling restart", "t")
     with pytest.raises(errors.LeaseHeldError, match="a rolling restart"):
         await clustertune.prepare(c, X, y, timeout="2 s")
 

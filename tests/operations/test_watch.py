@@ -215,10 +215,10 @@ async def test_a_scheduler_that_hangs(c, s, a, b, monkeypatch):
 async def test_past_runs_are_asked_now_and_then(c, s, a, b):
     """They are not read at each look, because they are large."""
     async with clustertune.Monitor(c, interval=0.02) as monitor:
-        resident = s.plugins["clustertune"]
+        plugin = s.plugins["clustertune"]
         asked = []
-        past = resident.past_runs
-        resident.past_runs = lambda: asked.append(1) or past()
+        past = plugin.past_runs
+        plugin.past_runs = lambda: asked.append(1) or past()
         n = len(monitor.snapshots)
         await soon(lambda: len(monitor.snapshots) >= n + 5)
         assert asked == []

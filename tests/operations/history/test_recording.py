@@ -172,10 +172,10 @@ async def test_switched_off(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> N
 async def test_collecting(c: Any, s: Any, a: Any, b: Any, tmp_path: Path) -> None:
     """Each run is added once, with the job of an overlapping record."""
     await clustertune.check(c)
-    resident = s.plugins["clustertune"]
+    plugin = s.plugins["clustertune"]
     for n in range(3):
         run = {"floors": [(0, n + 1)], "peaks": [(0, 100), (1, 90)]}
-        resident.runs.kept.append(run | {"began": 10.0 * n, "ended": 10.0 * n + 5})
+        plugin.runs.kept.append(run | {"began": 10.0 * n, "ended": 10.0 * n + 5})
     with noted_in(tmp_path):
         fit = Record(kind="fit", job="j", began=9, seconds=2, cluster=s.address)
         other = Record(kind="fit", job="other", began=20, seconds=2, cluster="b")

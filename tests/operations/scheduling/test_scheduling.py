@@ -51,9 +51,9 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert "unpublished data is freed when its client closes" in str(made)
     await other.close()
     before = set(s.workers)
-    resident, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
+    plugin, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
     past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
-    resident.runs.kept.append(past)
+    plugin.runs.kept.append(past)
     states = []
     done = await schedule.follow(c, made, lambda now: states.append(now.state))
     assert (done.state, states[-1]) == ("done", "done")
@@ -79,7 +79,7 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
         c, condition="memory_limits:critical", idle_for="1h"
     )
     assert "memory_limits:critical: not found now" in str(checked)
-    assert abs(resident.findings["time"] - time()) < 60
+    assert abs(plugin.findings["time"] - time()) < 60
     await s.plugins["clustertune"].close()  # as if the scheduler were another one
     with pytest.raises(ConnectionLostError, match="does not outlive its scheduler"):
         await schedule.follow(c, made, print)
@@ -139,9 +139,9 @@ async def test_a_client_with_another_clock(
         c, condition="memory_limits:critical", idle_for="1h", expires="10 minutes"
     )
     assert checked.state == "waiting"
-    resident = s.plugins["clustertune"]
-    assert abs(resident.findings["time"] - time()) < 60
-    state = resident.page_data.look()
+    plugin = s.plugins["clustertune"]
+    assert abs(plugin.findings["time"] - time()) < 60
+    state = plugin.page_data.look()
     assert abs(state["time"] - state["findings"]["time"]) < 60
     plan = await clustertune.make_plan(c, "trim", expires="10 minutes")
     assert abs(plan.made - time()) < 60
