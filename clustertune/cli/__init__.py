@@ -18,80 +18,51 @@ from clustertune import __version__
 #: exit codes; 0 is success, and click uses 2 for usage errors
 UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 
-# By name: the module of the command, and the first line of its help.
+# the first line of the help of each command
 COMMANDS = {
-    "apply": (
-        "planning",
-        "Carry out a plan if the cluster and the data have not changed since.",
-    ),
-    "check": (
-        "inspection",
-        "Check this cluster for problems that slow down or break training.",
-    ),
+    "apply": "Carry out a plan if the cluster and the data have not changed since.",
+    "check": "Check this cluster for problems that slow down or break training.",
     "dashboard": (
-        "inspection",
-        "Show the page of a cluster, on its dashboard or served from this machine.",
+        "Show the page of a cluster, on its dashboard or served from this machine."
     ),
-    "demo": (
-        "inspection",
-        "Train before and after `prepare`, on a local cluster.",
-    ),
-    "explain": (
-        "inspection",
-        "Describe a check; without NAME, list all checks by symptom.",
-    ),
-    "history": (
-        "history",
-        "Show records of past calls and runs, and trends over them.",
-    ),
+    "demo": "Train before and after `prepare`, on a local cluster.",
+    "explain": "Describe a check; without NAME, list all checks by symptom.",
+    "history": "Show records of past calls and runs, and trends over them.",
     "merge": (
-        "changes",
-        "Replace the workers of each host by one with all their threads and memory.",
+        "Replace the workers of each host by one with all their threads and memory."
     ),
     "plan": (
-        "planning",
-        "Plan a change without making it, for `apply`; without VERB plan `prepare`.",
+        "Plan a change without making it, for `apply`; without VERB plan `prepare`."
     ),
-    "playbooks": (
-        "playbooks",
-        "List the playbooks, print the text of NAME, or check playbooks.",
-    ),
+    "playbooks": "List the playbooks, print the text of NAME, or check playbooks.",
     "prepare": (
-        "changes",
-        "Prepare published data for a fit; its names then refer to the new data.",
+        "Prepare published data for a fit; its names then refer to the new data."
     ),
     "recreate": (
-        "recreating",
-        "Destroy this Saturn Cloud cluster and create it again with other sizes.",
+        "Destroy this Saturn Cloud cluster and create it again with other sizes."
     ),
-    "release": ("changes", "Release data in memory, by row, client or prefix."),
-    "report": ("inspection", "Show the last report of this cluster."),
-    "resize": (
-        "changes",
-        "Change the threads, memory or variables of workers without losing data.",
-    ),
-    "restart": ("changes", "Restart workers one at a time without losing data."),
-    "run": (
-        "playbooks",
-        "Carry out a playbook: run checks, and act on their findings.",
-    ),
+    "release": "Release data in memory, by row, client or prefix.",
+    "report": "Show the last report of this cluster.",
+    "resize": "Change the threads, memory or variables of workers without losing data.",
+    "restart": "Restart workers one at a time without losing data.",
+    "run": "Carry out a playbook: run checks, and act on their findings.",
     "scale": (
-        "changes",
-        "Scale to N_WORKERS workers; leaving workers move their data to the others.",
+        "Scale to N_WORKERS workers; leaving workers move their data to the others."
     ),
-    "schedule": (
-        "scheduling",
-        "List or cancel restarts that wait for a gap between runs.",
-    ),
-    "size": (
-        "sizing",
-        "Recommend a cluster for a fit, and print the line that starts it.",
-    ),
-    "trim": ("changes", "Return unused memory of workers to the operating system."),
-    "watch": (
-        "inspection",
-        "Print when conditions begin or end, and workers join, leave or die.",
-    ),
+    "schedule": "List or cancel restarts that wait for a gap between runs.",
+    "size": "Recommend a cluster for a fit, and print the line that starts it.",
+    "trim": "Return unused memory of workers to the operating system.",
+    "watch": "Print when conditions begin or end, and workers join, leave or die.",
+}
+# the commands of each module
+_MODULES = {
+    "data": ("prepare", "release"),
+    "history": ("history",),
+    "inspection": ("check", "dashboard", "demo", "explain", "report", "size", "watch"),
+    "planning": ("apply", "plan"),
+    "playbooks": ("playbooks", "run"),
+    "scheduling": ("schedule",),
+    "workers": ("merge", "recreate", "resize", "restart", "scale", "trim"),
 }
 
 
@@ -103,13 +74,11 @@ def examples(*lines: str) -> str:
 class LazyGroup(click.Group):
     """A group that imports a command when it is used.
 
-    ``table`` has, by name of the command, its module and the first line of its help.
-    The command is the module's attribute of that name.
+    ``table`` has the first line of the help of each command. The command is the
+    attribute of that name of its module.
     """
 
-    def __init__(
-        self, *args: Any, table: Mapping[str, tuple[str, str]], **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.table = table
 
@@ -123,8 +92,9 @@ class LazyGroup(click.Group):
     ) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        module = import_module(f"{__name__}.{self.table[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        (module,) = (m for m, names in _MODULES.items() if cmd_name in names)
+        found = import_module(f"{__name__}.{module}")
+        command: click.Command = getattr(found, cmd_name)
         return command
 
     def resolve_command(
@@ -141,9 +111,8 @@ class LazyGroup(click.Group):
         ctx: click.Context,  # noqa: ARG002 - click passes it
         formatter: click.HelpFormatter,
     ) -> None:
-        rows = [(name, self.table[name][1]) for name in sorted(self.table)]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl(sorted(self.table.items()))
 
 
 # Dask lists a command under the command's own name: `dask tune`

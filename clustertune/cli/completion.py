@@ -1,4 +1,4 @@
-"""Complete names in a shell: of checks, playbooks, workloads and published data.
+"""Names that a shell completes: of checks, playbooks, workloads and published data.
 
 A shell calls these functions at each press of the tab key. They print no errors:
 without names, there is nothing to complete. Names from a cluster are untrusted, and the
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from clustertune.cli.options import Target, target_of
+from clustertune.cli.options import Decorator, Target, checked, target_of
+from clustertune.core import arguments
 
 TIMEOUT = 2.0  # seconds to connect and to read the names of published data
 
@@ -103,3 +105,30 @@ async def _published(target: Target) -> Iterable[object]:
         asking = running.connected(target, lambda c: c.list_datasets(), TIMEOUT)
         found: Iterable[object] = await asyncio.wait_for(asking, TIMEOUT)
     return found
+
+
+# --- options with such names ----------------------------------------------------------
+
+
+def dataset_option(text: str, **more: Any) -> Decorator:
+    """Return ``--dataset`` for distinct names of published data."""
+    settings = {"shell_complete": dataset_names} | more
+    return click.option(
+        "--dataset", "datasets", multiple=True, metavar="NAME",
+        callback=checked(arguments.distinct), help=text, **settings,
+    )  # fmt: skip
+
+
+def workload_option(*names: str, **more: Any) -> Decorator:
+    """Return ``--workload`` with the name of a known workload."""
+    return click.option(
+        "--workload", *names, callback=checked(_workload),
+        shell_complete=workload_names, **more,
+    )  # fmt: skip
+
+
+def _workload(_option: str, name: str) -> str:
+    from clustertune.integrations import libraries
+
+    libraries.choose(name)
+    return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -13,18 +13,22 @@ import click
 from click.core import ParameterSource
 
 from clustertune.cli import examples
-from clustertune.cli.options import Target, cluster_options
-from clustertune.cli.running import exit_on_error, fail_on_option, run, usage_errors
+from clustertune.cli.options import (
+    Target,
+    cluster_options,
+    fail_on_option,
+    text_or_json,
+    usage_errors,
+    with_options,
+)
+from clustertune.cli.running import exit_on_error, run
 from clustertune.core.findings import Severity
 from clustertune.core.wording import plural, printable
 from clustertune.operations.history import query
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
-_form = click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Print the output in this form.",
-)  # fmt: skip
+_form = text_or_json("Print the output in this form.")
 _job = click.option("--job", metavar="NAME", help="Select records of this job.")
 _path = click.option(
     "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
@@ -43,10 +47,7 @@ _last = click.option(
 )
 
 
-def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (_form, _path, _last, _kind, _cluster, _job):
-        command = option(command)
-    return command
+_selecting = with_options(_job, _cluster, _kind, _last, _path, _form)
 
 
 @contextmanager

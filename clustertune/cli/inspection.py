@@ -17,25 +17,21 @@ from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.cli import examples
-from clustertune.cli.completion import check_names, dataset_names, workload_names
-from clustertune.cli.options import Target, cluster_options
-from clustertune.cli.running import (
-    distinct_names,
-    exit_on_error,
+from clustertune.cli.completion import check_names, dataset_option, workload_option
+from clustertune.cli.options import (
+    Target,
+    cluster_options,
     fail_on_option,
     format_option,
-    named_data,
-    parse_seconds,
-    render,
-    run,
+    text_or_json,
+    time_option,
     usage_errors,
-    with_usage_errors,
 )
+from clustertune.cli.running import exit_on_error, render, run, with_usage_errors
 from clustertune.core.findings import Severity, Shell
 from clustertune.core.report import in_shell
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations import libraries
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -45,16 +41,7 @@ if TYPE_CHECKING:
 PORT = 8790
 LOOPBACK = "127.0.0.1"
 
-_workload = click.option(
-    "--workload", shell_complete=workload_names, help="Check for this library, like "
-    "xgboost."
-)  # fmt: skip
-
-
-def _known_workload(name: str | None) -> str | None:
-    with usage_errors(ValueError):
-        libraries.choose(name)
-    return name
+_workload = workload_option(help="Check for this library, like xgboost.")
 
 
 # --- check ----------------------------------------------------------------------------
@@ -69,11 +56,10 @@ def _known_workload(name: str | None) -> str | None:
 )
 @cluster_options()
 @format_option
-@click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    shell_complete=dataset_names, help="Also check this published data set: first X, "
-    "then y, then others. Reading it runs code of its publisher."
-)  # fmt: skip
+@dataset_option(
+    "Also check this published data set: first X, then y, then others. Reading it runs "
+    "code of its publisher."
+)
 @_workload
 @fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
 def check(
@@ -90,9 +76,9 @@ def check(
     """
     from clustertune.cli.features import inspect
 
-    inspecting = partial(inspect, datasets=datasets, workload=_known_workload(workload))
+    inspecting = partial(inspect, datasets=datasets, workload=workload)
     found = run(target, lambda client: with_usage_errors(inspecting(client)))
-    shell = target.shell(named_data(datasets, {"estimator": workload}))
+    shell = target.shell(datasets, estimator=workload)
     found = replace(found, report=in_shell(found.report, shell))
     click.echo(render(found, form))
     if found.datasets and not datasets:
@@ -115,23 +101,18 @@ def check(
 )
 @cluster_options()
 @_workload
-@click.option(
-    "--interval", metavar="TIME", help="Read the cluster this often, like 5s. By "
-    "default at the interval of heartbeats."
+@time_option(
+    "--interval", help="Read the cluster this often, like 5s. By default at the "
+    "interval of heartbeats."
 )  # fmt: skip
-@click.option(
-    "--for", "duration", metavar="TIME", help="End after this time. By default with ^C."
-)
-@click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Print each event as a line of this form.",
-)  # fmt: skip
+@time_option("--for", "duration", help="End after this time. By default with ^C.")
+@text_or_json("Print each event as a line of this form.")
 def watch(
     target: Target,
-    workload: str | None,
-    interval: str | None,
-    duration: str | None,
     form: str,
+    workload: str | None,
+    interval: float | None,
+    duration: float | None,
 ) -> None:
     """Print when conditions begin or end, and workers join, leave or die.
 
@@ -142,15 +123,11 @@ def watch(
     """
     from clustertune.operations.watch import Monitor
 
-    profile = _known_workload(workload)
-    seconds = parse_seconds("--for", duration)
-
     async def follow(client: Client) -> None:
-        every = parse_seconds("--interval", interval)
-        async with Monitor(client, interval=every, estimator=profile) as monitoring:
+        async with Monitor(client, interval=interval, estimator=workload) as monitoring:
             try:
                 printing = _print_events(monitoring, form, target.shell())
-                await asyncio.wait_for(printing, seconds)
+                await asyncio.wait_for(printing, duration)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
 
@@ -214,6 +191,57 @@ def explain(name: str | None) -> None:
             f"there is no check {name!r}; {hint}`clustertune explain` lists them"
         )
     click.echo(checks.page(name))
+
+
+# --- size -----------------------------------------------------------------------------
+
+_count = click.IntRange(1)
+
+
+@click.command(
+    epilog=examples(
+        "clustertune size --rows 100000000 --columns 50 --workload xgboost",
+        "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
+    )
+)
+@click.option("--rows", type=_count, help="Set the rows of the data.")
+@click.option(
+    "--columns", type=_count, help="Set the columns: features, labels, weights."
+)
+@click.option(
+    "--dtype", help="Set the type of the numbers, like float32; for Parquet data, the "
+    "type after loading."
+)  # fmt: skip
+@click.option(
+    "--parquet", metavar="PATH", help="Read rows and columns from the footers of this "
+    "file, folder, pattern or URL of Parquet data."
+)  # fmt: skip
+@workload_option("estimator", help="Recommend for this library, like xgboost.")
+@click.option(
+    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
+    help="Add eval sets with this fraction of the rows of the data, like 0.2.",
+)  # fmt: skip
+@click.option(
+    "--host-cpus", type=_count, help="Set the CPUs of one host. By default this "
+    "machine's."
+)  # fmt: skip
+@click.option(
+    "--host-memory", metavar="SIZE", help="Set the memory of one host, like 64GiB. By "
+    "default this machine's."
+)  # fmt: skip
+@click.option(
+    "--hosts", "n_hosts", type=_count, help="Set the number of available hosts. By "
+    "default as many as needed. Exit with code 1 if these hosts are not enough."
+)  # fmt: skip
+@format_option
+def size(form: str, **options: Any) -> None:
+    """Recommend a cluster for a fit, and print the line that starts it."""
+    from clustertune.operations import sizing
+
+    with exit_on_error(), usage_errors(ValueError):
+        found = sizing.recommend_size(**options)
+    click.echo(render(found, form))
+    sys.exit(0 if found.enough else 1)
 
 
 # --- the page, the demo ---------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Options that many commands share: the cluster to use, and consent to changes."""
+"""Options that many commands share, and checks of their values."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import chain
@@ -14,19 +15,115 @@ import click
 import dask
 
 from clustertune.cli import INTERRUPTED, REFUSED
-from clustertune.core.findings import Shell
+from clustertune.core import arguments
+from clustertune.core.findings import Severity, Shell
+from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed.security import Security
 
 Command = Callable[..., None]
+Decorator = Callable[[Command], Command]
 
 
-def _with_options(command: Command, options: Sequence[Callable[[Any], Any]]) -> Command:
-    """Add options in the order of the help text."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+def with_options(*options: Decorator) -> Decorator:
+    """Add options to a command, in the order of its help text."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@contextmanager
+def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into usage errors."""
+    try:
+        yield
+    except kinds as error:
+        raise click.UsageError(printable(str(error), longest=2000)) from error
+
+
+def checked(
+    check: Callable[[str, Any], Any],
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that checks and converts the value of an option, if it has one.
+
+    ``check`` gets the name of the option and the value. Its ValueError is a usage
+    error.
+    """
+
+    def callback(_context: click.Context, option: click.Parameter, value: Any) -> Any:
+        if value is None:
+            return None
+        with usage_errors(ValueError):
+            return check(option.opts[0], value)
+
+    return callback
+
+
+def pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
+    """Parse texts of the form NAME=VALUE with distinct names."""
+    for text in texts:
+        if "=" not in text:
+            raise ValueError(f"{option} {text} is not of the form {form}")
+    found = [text.partition("=") for text in texts]
+    arguments.distinct(option, [name for name, _, _ in found])
+    return {name: value for name, _, value in found}
+
+
+# --- single options -------------------------------------------------------------------
+
+format_option = click.option(
+    "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
+    default="text", show_default=True, help="Form of the output.",
+)  # fmt: skip
+worker_option = click.option(
+    "--worker", "workers", multiple=True, metavar="NAME",
+    callback=lambda _context, _option, names: list(names) or None,
+    help="Use only the worker with this name or address; may be given several times."
+)  # fmt: skip
+
+other_clients_option = click.option(
+    "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
+    "and published data."
+)  # fmt: skip
+
+
+def text_or_json(text: str) -> Decorator:
+    """Return ``--format`` of a command that prints no HTML."""
+    return click.option(
+        "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
+        show_default=True, help=text,
+    )  # fmt: skip
+
+
+def fail_on_option(default: str, text: str) -> Decorator:
+    """Return ``--fail-on``; the command gets a severity, or None for `never`."""
+    return click.option(
+        "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
+        default=default, show_default=True, help=text,
+        callback=lambda _, __, name: None if name == "never" else Severity[name],
+    )  # fmt: skip
+
+
+def time_option(*names: str, **settings: Any) -> Decorator:
+    """Return an option with a duration; the command gets seconds."""
+    return click.option(
+        *names, metavar="TIME", callback=checked(arguments.duration),
+        show_default="default" in settings, **settings,
+    )  # fmt: skip
+
+
+def timeout_option(default: str) -> Decorator:
+    """Return ``--timeout``, which also limits the time to connect."""
+    text = "Limit the time of the whole command."
+    return time_option("--timeout", default=default, help=text)
 
 
 # --- the cluster ----------------------------------------------------------------------
@@ -61,14 +158,16 @@ class Target:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
 
-    def shell(self, variables: Mapping[str, tuple[str, ...]] | None = None) -> Shell:
-        """Return the words of commands for the same cluster, and for some data."""
+    def shell(self, datasets: Sequence[str] = (), **options: Any) -> Shell:
+        """Return the words of commands for the same cluster and the named data."""
         named = [self.address] if self.address else []
         if self.scheduler_file:
             named = ["--scheduler-file", self.scheduler_file]
         if self.cluster:
             named = ["--cluster", ":".join(self.cluster)]
-        return Shell(cluster=(*named, *self.tls), variables=variables or {})
+        return Shell(
+            cluster=(*named, *self.tls), variables=_named_data(datasets, options)
+        )
 
     def command(self, line: str) -> str:
         """Return a command line for the same cluster."""
@@ -89,6 +188,24 @@ class Target:
                 "DASK_SCHEDULER_ADDRESS"
             )
         return str(source)
+
+
+def _named_data(
+    datasets: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
+    """Return the options that name data and the workload, by variable in Python."""
+    words = [("--dataset", name) for name in datasets]
+    found: dict[str, tuple[str, ...]] = dict(zip(("X", "y"), words, strict=False))
+    found["*others"] = tuple(chain.from_iterable(words[2:]))
+    for name in ("sample_weight", "qid", "base_margin", "init_score"):
+        if value := options.get(name):
+            found[name] = (f"--{name.replace('_', '-')}", value)
+    if workload := options.get("estimator"):
+        found["model"] = ("--workload", workload)
+    if pairs := options.get("eval_set"):
+        each = (("--eval-set", *pair) for pair in pairs)
+        found["eval_set"] = tuple(chain.from_iterable(each))
+    return found
 
 
 def _kind_and_name(
@@ -143,7 +260,7 @@ def target_of(values: Mapping[str, Any]) -> Target:
     )
 
 
-def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
+def cluster_options(*, manager: bool = False) -> Decorator:
     """Add the options that name a cluster; the command gets a :class:`Target` first.
 
     ``manager`` adds ``--cluster``.
@@ -155,7 +272,7 @@ def cluster_options(*, manager: bool = False) -> Callable[[Command], Command]:
             others = {k: v for k, v in values.items() if k not in _NAMES}
             command(target_of(values), **others)
 
-        return _with_options(call, (*_TARGET, _CLUSTER) if manager else _TARGET)
+        return with_options(*_TARGET, *([_CLUSTER] if manager else []))(call)
 
     return decorate
 
@@ -245,7 +362,7 @@ def with_consent(command: Command) -> Command:
         with dask.config.set(settings):
             command(*args, consent=consent, **others)
 
-    return _with_options(call, _CONSENT)
+    return with_options(*_CONSENT)(call)
 
 
 def is_terminal() -> bool:

@@ -12,20 +12,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
-from clustertune.cli.options import Consent, Target, cluster_options, with_consent
+from clustertune.cli.options import (
+    Consent,
+    Target,
+    checked,
+    cluster_options,
+    format_option,
+    usage_errors,
+    with_consent,
+)
 from clustertune.cli.running import (
     PlanOnly,
     carry_out_call,
     exit_on_error,
-    format_option,
-    parse_seconds,
     render,
     run,
     shell_of,
-    usage_errors,
     with_usage_errors,
 )
 from clustertune.cli.scheduling import SCHEDULE_OPTIONS
+from clustertune.core import arguments
 from clustertune.core.report import Report, acted, in_shell
 from clustertune.errors import ChangedError
 
@@ -39,11 +45,10 @@ DEFAULT = "prepare"
 _LEFT_OUT = {"dry_run", "yes", *SCHEDULE_OPTIONS}
 
 
-def _expires(_context: click.Context, option: click.Parameter, text: str) -> float:
+def _lifetime(option: str, text: str) -> float:
     from clustertune.operations.planfile import LONGEST
 
-    seconds = parse_seconds(option.opts[0], text)
-    assert seconds is not None
+    seconds = arguments.duration(option, text)
     if seconds > LONGEST:
         raise click.BadParameter(f"{text!r} is more than a year")
     return seconds
@@ -54,7 +59,7 @@ _options = (
         help="File for the plan, for `clustertune apply FILE`; by default the plan is "
         "only shown."),
     click.Option(["--expires"], metavar="TIME", default="1 hour", show_default=True,
-        callback=_expires, help="Time until the plan expires."),
+        callback=checked(_lifetime), help="Time until the plan expires."),
 )  # fmt: skip
 
 

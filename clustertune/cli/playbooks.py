@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,36 +15,28 @@ import click
 from tabulate import tabulate
 
 from clustertune.cli import examples
-from clustertune.cli.completion import (
-    dataset_names,
-    playbook_names,
-    workload_names,
-)
-from clustertune.cli.options import Consent, Target, cluster_options, with_consent
-from clustertune.cli.running import (
-    carry_out,
-    distinct_names,
+from clustertune.cli.completion import dataset_option, playbook_names, workload_option
+from clustertune.cli.options import (
+    Consent,
+    Target,
+    checked,
+    cluster_options,
     fail_on_option,
     format_option,
-    named_data,
-    parse_pairs,
+    pairs,
+    text_or_json,
     usage_errors,
+    with_consent,
 )
+from clustertune.cli.running import carry_out
 from clustertune.core.model import Severity
 from clustertune.core.wording import plural, printable
 from clustertune.errors import PlaybookError
-from clustertune.integrations import libraries
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.playbooks.playbook import PlaybookResult
-
-
-def _values(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str]:
-    return parse_pairs("--set", given, "KEY=VALUE")
 
 
 @contextmanager
@@ -70,19 +63,13 @@ def _usage_errors() -> Iterator[None]:
 @cluster_options(manager=True)
 @format_option
 @click.option(
-    "--set", "values", multiple=True, metavar="KEY=VALUE", callback=_values,
+    "--set", "values", multiple=True, metavar="KEY=VALUE",
+    callback=checked(partial(pairs, form="KEY=VALUE")),
     help="Replace a value of the playbook, like n_workers=2 or steps[1].holds=5m. "
     "Repeat for several values.",
 )  # fmt: skip
-@click.option(
-    "--dataset", "datasets", multiple=True, metavar="NAME", callback=distinct_names,
-    shell_complete=dataset_names, help="Use a published data set: first X, then y, "
-    "then others.",
-)  # fmt: skip
-@click.option(
-    "--workload", "estimator", metavar="NAME", shell_complete=workload_names,
-    help="Name the workload, like xgboost.",
-)  # fmt: skip
+@dataset_option("Use a published data set: first X, then y, then others.")
+@workload_option("estimator", metavar="NAME", help="Name the workload, like xgboost.")
 @fail_on_option(
     "critical", "Exit with code 1 if the last checks find at least this severity."
 )
@@ -107,9 +94,8 @@ def run(
     with _usage_errors():
         read = library.read(playbook, values)
         running.refuse_without_data(read, datasets or None)
-        libraries.choose(estimator)
 
-    shell = target.shell(named_data(datasets, {"estimator": estimator}))
+    shell = target.shell(datasets, estimator=estimator)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # in the client's event loop this returns an awaitable
@@ -123,14 +109,11 @@ def run(
         consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
-    carry_out(
-        target,
-        make,
-        form,
-        consent,
-        acts=lambda plan: any(s.status == "planned" for s in plan.steps),
-        code=lambda result: result.exit_status(fail_on),
-    )
+
+    def acts(plan: PlaybookResult) -> bool:
+        return any(s.status == "planned" for s in plan.steps)
+
+    sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
 
 
 @click.command(
@@ -142,10 +125,7 @@ def run(
     )
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
-@click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
-    show_default=True, help="Form of the list, and of the problems.",
-)  # fmt: skip
+@text_or_json("Form of the list, and of the problems.")
 @click.option(
     "--lint", is_flag=True, help="Check each NAME without a cluster, and print all "
     "problems with file and line. Exit with code 1 if there is one."

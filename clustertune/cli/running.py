@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ import click
 
 from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
-from clustertune.cli.options import Consent, Target
-from clustertune.core import arguments, rendering
-from clustertune.core.findings import Severity, Shell, text_of
+from clustertune.cli.options import Consent, Target, usage_errors
+from clustertune.core import rendering
+from clustertune.core.findings import Shell, text_of
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted, in_shell, text_after
 from clustertune.core.wording import printable
@@ -38,94 +38,12 @@ ATTACH = 60  # seconds to connect through a manager, which may forward a port
 
 _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
 
-format_option = click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
-    default="text", show_default=True, help="Form of the output.",
-)  # fmt: skip
-
-
-def fail_on_option(default: str, text: str) -> Callable[[Any], Any]:
-    """Return ``--fail-on``; the command gets a severity, or None for `never`."""
-
-    def severity(_: click.Context, __: click.Parameter, name: str) -> Severity | None:
-        return None if name == "never" else Severity[name]
-
-    return click.option(
-        "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-        default=default, show_default=True, callback=severity, help=text,
-    )  # fmt: skip
-
-
-def parse_part(option: str, text: str) -> float:
-    """Parse a number of workers, or a part of all workers."""
-    with usage_errors(ValueError):
-        return arguments.part(option, text)
-
-
-def parse_seconds(option: str, text: str | None) -> float | None:
-    """Parse a duration, in seconds."""
-    with usage_errors(ValueError):
-        return None if text is None else arguments.duration(option, text)
-
-
-def distinct_names(
-    _context: click.Context, option: click.Parameter, names: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Refuse duplicate names of an option (a callback)."""
-    with usage_errors(ValueError):
-        return arguments.distinct(option.opts[0], names)
-
-
-def parse_pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
-    """Parse texts like NAME=VALUE with distinct names."""
-    wrong = [text for text in texts if "=" not in text]
-    if wrong:
-        raise click.UsageError(f"{option} {wrong[0]} is not of the form {form}")
-    pairs = [text.partition("=") for text in texts]
-    with usage_errors(ValueError):
-        arguments.distinct(option, [name for name, _, _ in pairs])
-    return {name: value for name, _, value in pairs}
-
-
-def named_data(
-    datasets: Sequence[str], options: Mapping[str, Any]
-) -> dict[str, tuple[str, ...]]:
-    """Return the options that name data and the workload, by variable in Python."""
-    words = [("--dataset", name) for name in datasets]
-    given: dict[str, tuple[str, ...]] = dict(zip(("X", "y"), words, strict=False))
-    given["*others"] = tuple(word for option in words[2:] for word in option)
-    names = ("sample_weight", "qid", "base_margin", "init_score")
-    options_of = {name: f"--{name.replace('_', '-')}" for name in names}
-    for variable, option in (options_of | {"model": "--workload"}).items():
-        value = options.get("estimator" if variable == "model" else variable)
-        if value:
-            given[variable] = (option, value)
-    if pairs := options.get("eval_set"):
-        each = [("--eval-set", *pair) for pair in pairs]
-        given["eval_set"] = tuple(word for option in each for word in option)
-    return given
-
-
-def shell_of(target: Target, call: PlannedCall) -> Shell:
-    """Return the words of commands for the cluster and the data of a call."""
-    datasets = call.names if call.verb == "prepare" else ()
-    return target.shell(named_data(datasets, call.options))
-
 
 def render(thing: Any, form: str) -> str:
     """Format a report or a diagnosis as text, JSON or an HTML page."""
     if form == "json":
         return str(thing.to_json())
     return rendering.to_page(thing._repr_html_()) if form == "html" else str(thing)
-
-
-@contextmanager
-def usage_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into usage errors."""
-    try:
-        yield
-    except kinds as error:
-        raise click.UsageError(printable(str(error), longest=2000)) from error
 
 
 async def with_usage_errors(work: Awaitable[T]) -> T:
@@ -151,8 +69,7 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
 def _at_most(seconds: float) -> float:
     """Limit seconds to the ``--timeout`` of the running command."""
     context = click.get_current_context(silent=True)
-    given = None if context is None else context.params.get("timeout")
-    limit = parse_seconds("--timeout", given)
+    limit = context.params.get("timeout") if context else None
     return seconds if limit is None else min(seconds, limit)
 
 
@@ -279,6 +196,12 @@ def change(
         carry_out_call(target, call, call.make, form, consent)
 
 
+def shell_of(target: Target, call: PlannedCall) -> Shell:
+    """Return the words of commands for the cluster and the data of a call."""
+    datasets = call.names if call.verb == "prepare" else ()
+    return target.shell(datasets, **call.options)
+
+
 def carry_out_call(
     target: Target,
     call: PlannedCall,
@@ -301,7 +224,7 @@ def carry_out_call(
         with _errors_in_shell(shell):
             return in_shell(await make(client, **how), shell)
 
-    carry_out(target, make_in_shell, form, consent, acts=acts, code=code)
+    sys.exit(code(carry_out(target, make_in_shell, form, consent, acts)))
 
 
 def carry_out(
@@ -309,11 +232,10 @@ def carry_out(
     make: Callable[..., Awaitable[T]],
     form: str,
     consent: Consent,
-    *,
     acts: Callable[[T], bool],
-    code: Callable[[T], int],
-) -> None:
-    """Show the plan, ask, carry it out, and exit with the code of the result.
+    show: Callable[[T, str], str] = render,
+) -> T:
+    """Show the plan, ask, and carry it out; print and return the result or the plan.
 
     Parameters
     ----------
@@ -321,8 +243,8 @@ def carry_out(
         Makes the call with a client, ``dry_run`` and ``progress``.
     acts
         Returns whether a plan has something to carry out.
-    code
-        Returns the exit code of a plan or a result.
+    show
+        Formats a plan or a result.
     """
 
     def call(dry: bool) -> T:
@@ -336,18 +258,17 @@ def carry_out(
 
         return run(target, work)
 
-    def end(result: T, plan: T | None = None) -> None:
-        below_plan = form == "text" and sys.stdout.isatty()
-        if below_plan and isinstance(result, Report) and isinstance(plan, Report):
-            click.echo(text_after(result, plan))
-        else:
-            click.echo(render(result, form))
-        sys.exit(code(result))
-
     plan = None
     if consent.dry_run or not consent.yes:
         plan = call(dry=True)
         if consent.dry_run or not acts(plan):
-            end(plan)
+            click.echo(show(plan, form))
+            return plan
         consent.ask(str(plan))
-    end(call(dry=False), plan)
+    result = call(dry=False)
+    below_plan = form == "text" and sys.stdout.isatty()
+    if below_plan and isinstance(result, Report) and isinstance(plan, Report):
+        click.echo(text_after(result, plan))
+    else:
+        click.echo(show(result, form))
+    return result

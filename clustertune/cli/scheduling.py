@@ -6,9 +6,7 @@ import asyncio
 import html
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +14,15 @@ from click.core import ParameterSource
 
 from clustertune.cli import FAILED, examples
 from clustertune.cli.completion import conditions
-from clustertune.cli.options import Consent, Target, cluster_options
-from clustertune.cli.running import format_option, run, usage_errors, with_usage_errors
+from clustertune.cli.options import (
+    Consent,
+    Target,
+    cluster_options,
+    format_option,
+    usage_errors,
+    with_options,
+)
+from clustertune.cli.running import carry_out, run
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -28,15 +33,7 @@ SCHEMA_VERSION = 1
 NOT_FOUND = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions:
-    """Options of ``--between-runs``, for :func:`clustertune.schedule_restart`."""
-
-    options: dict[str, Any]
-    stay: bool
-
-
-_options = (
+with_schedule_options = with_options(
     click.option("--between-runs", is_flag=True, help="Schedule the restart: the "
         "scheduler waits for the next gap between runs, and this command may end."),
     click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
@@ -53,52 +50,33 @@ _options = (
     click.option("--stay", is_flag=True, help="Between runs: wait until the restart "
         "has ended, and show its state."),
 )  # fmt: skip
-_NOT_SCHEDULED = (
-    "drop_data",
-    "if_needed",
-    "include_other_clients",
-    "max_unavailable",
-    "timeout",
-)
-_WHEN = ("idle_for", "cron", "tz", "condition", "expires")
-_ONLY_SCHEDULED = (*_WHEN, "stay")
+#: only with ``--between-runs``
+_ONLY_SCHEDULED = ("idle_for", "cron", "tz", "condition", "expires", "stay")
+_NEVER_SCHEDULED = (
+    "drop_data", "if_needed", "include_other_clients", "max_unavailable", "timeout",
+)  # fmt: skip
 SCHEDULE_OPTIONS = frozenset(("between_runs", *_ONLY_SCHEDULED))
 
 
-def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``--between-runs``; the command gets ``scheduled``.
+def take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any]:
+    """Remove the options of a scheduled restart from others, and return them.
 
-    ``scheduled`` is None without ``--between-runs``: the command restarts at once.
+    Refuse options that do not go together with ``between_runs``.
     """
-
-    @wraps(command)
-    def call(
-        *args: Any, between_runs: bool = False, stay: bool = False, **others: Any
-    ) -> None:
-        wrong = _NOT_SCHEDULED if between_runs else _ONLY_SCHEDULED
-        # `plan` has another --expires
-        known = {*others, "stay"}
-        given = [name for name in wrong if name in known and _is_given(name)]
-        if given:
-            name = "if" if given[0] == "condition" else given[0]
-            option = f"--{name.replace('_', '-')}"
+    when = {name: options.pop(name) for name in _ONLY_SCHEDULED if name in options}
+    wrong = _NEVER_SCHEDULED if between_runs else when
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in wrong and _is_given(parameter.name):
+            option = parameter.opts[0]
             raise click.UsageError(
                 f"{option} and --between-runs do not go together"
                 if between_runs
                 else f"{option} is for --between-runs"
             )
-        options = {name: others.pop(name, None) for name in _WHEN}
-        if between_runs and _is_given("wait"):
-            options["wait"] = others["wait"]
-        scheduled = None
-        if between_runs:
-            scheduled = ScheduleOptions(options=options, stay=stay)
-        command(*args, scheduled=scheduled, **others)
-
-    decorated: Callable[..., None] = call
-    for option in reversed(_options):
-        decorated = option(decorated)
-    return decorated
+    when["workers"] = options["workers"]
+    if _is_given("wait"):
+        when["wait"] = options["wait"]
+    return when
 
 
 def _is_given(name: str) -> bool:
@@ -106,42 +84,29 @@ def _is_given(name: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
-def between_runs(
-    target: Target,
-    workers: tuple[str, ...],
-    form: str,
-    consent: Consent,
-    scheduled: ScheduleOptions,
+def schedule_between_runs(
+    target: Target, form: str, consent: Consent, when: Mapping[str, Any]
 ) -> None:
     """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
     from clustertune.operations.scheduling.request import schedule_restart
 
-    async def call(client: Client, dry: bool) -> Schedule:
-        names = list(workers) or None
-        with usage_errors(ValueError, TypeError):
-            answer: Any = schedule_restart(
-                client, workers=names, dry_run=dry, **scheduled.options
-            )
-        found: Schedule = await with_usage_errors(answer)
-        return found
+    options = dict(when)
+    stay = options.pop("stay")
 
-    async def schedule(client: Client) -> Schedule:
-        made = await call(client, dry=False)
-        if not scheduled.stay:
+    async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
+        with usage_errors(ValueError, TypeError):
+            answer: Any = schedule_restart(client, dry_run=dry_run, **options)
+        made: Schedule = await answer
+        if dry_run or not stay:
             return made
         return await _follow(client, made, consent, _cancel_command(made, target))
 
-    if consent.dry_run or not consent.yes:
-        plan = run(target, lambda client: call(client, dry=True))
-        if consent.dry_run:
-            click.echo(_rendered([plan], form))
-            return
-        consent.ask(str(plan))
-    done = run(target, schedule)
-    click.echo(_rendered([done], form))
-    if not (done.ended or scheduled.stay or consent.quiet):
-        click.echo(f"to cancel it: {_cancel_command(done, target)}", err=True)
-    sys.exit(0 if done.state in ("done", "waiting", "running") else FAILED)
+    made = carry_out(target, make, form, consent, lambda _: True, _rendered)
+    if consent.dry_run:
+        return
+    if not (made.ended or stay or consent.quiet):
+        click.echo(f"to cancel it: {_cancel_command(made, target)}", err=True)
+    sys.exit(0 if made.state in ("done", "waiting", "running") else FAILED)
 
 
 def _cancel_command(made: Schedule, target: Target) -> str:
@@ -165,11 +130,12 @@ async def _follow(
         raise
 
 
-def _rendered(found: Sequence[Schedule], form: str) -> str:
+def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
+    schedules = found if isinstance(found, Sequence) else [found]
     if form == "json":
-        rows = [s.plain() for s in found]
+        rows = [s.plain() for s in schedules]
         return json.dumps({"schema_version": SCHEMA_VERSION, "schedules": rows})
-    text = "\n".join(map(str, found)) or "no restart is scheduled"
+    text = "\n".join(map(str, schedules)) or "no restart is scheduled"
     return f"<pre>{html.escape(text)}</pre>" if form == "html" else text
 
 
@@ -216,4 +182,4 @@ def cancel(target: Target, id: str, form: str) -> None:
     if isinstance(found, str):
         click.echo(found, err=True)
         sys.exit(NOT_FOUND)
-    click.echo(_rendered([found], form))
+    click.echo(_rendered(found, form))
