@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from clustertune.cli import examples
 from clustertune.cli.completion import dataset_names, dataset_option, workload_option
 from clustertune.cli.options import (
     Consent,
-    Decorator,
     Target,
     checked,
     cluster_options,
@@ -25,7 +23,7 @@ from clustertune.cli.options import (
     with_options,
     worker_option,
 )
-from clustertune.cli.running import PlanOnly, change, run
+from clustertune.cli.running import PlanOnly, change, run, text_or_json
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import RefusedError
@@ -100,13 +98,12 @@ async def _rows_of(user: str, client: Client) -> tuple[str, ...]:
     ids = sorted({id for h in found for id in h.others})
     matching = [id for id in ids if id.startswith(user)]
     if len(matching) != 1:
-        number = (
-            "several clients with data have" if matching else "no client with data has"
-        )
+        number, verb = ("several clients", "have") if matching else ("no client", "has")
         there = names_text(matching or ids, most=20)
+        fix = f"; give one of {there}" if there else ""
         raise click.UsageError(
-            f"--client {printable(user)}: {number} an id that begins like this"
-            + (f"; give one of {there}" if there else "")
+            f"--client {printable(user)}: {number} with data {verb} an id that begins "
+            f"like this{fix}"
         )
     (id,) = matching
     own = [h for h in found if h.row and h.others == (id,) and not (h.shared or h.mine)]
@@ -132,11 +129,6 @@ async def _holdings(client: Client) -> tuple[KeyGroup, ...]:
 
 
 def _render_holdings(holdings: tuple[KeyGroup, ...], form: str) -> str:
-    if form == "json":
-        rows = [asdict(h) for h in holdings]
-        return json.dumps({"schema_version": 1, "holdings": rows})
-    if not holdings:
-        return "no data is in memory"
     table = [
         [
             h.row or "-",
@@ -150,15 +142,39 @@ def _render_holdings(holdings: tuple[KeyGroup, ...], form: str) -> str:
     ]
     headers = ["row", "prefix", "keys", "bytes", "scattered", "used by"]
     style = "html" if form == "html" else "simple"
-    return tabulate(table, headers=headers, tablefmt=style)
+    text = tabulate(table, headers=headers, tablefmt=style)
+    rows = [asdict(h) for h in holdings]
+    text = text if rows else "no data is in memory"
+    return text_or_json(text, form, {"holdings": rows})
 
 
 def _number_or_fit(name: str, text: str) -> int | str | None:
     return arguments.workers_wanted(name, int(text) if text.isdecimal() else text)
 
 
+@click.command(
+    epilog=examples(
+        "clustertune prepare --dataset X --dataset y --workload xgboost",
+        "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
+        "clustertune prepare --dataset X --dataset y --restart auto --yes",
+    )
+)
+@cluster_options(manager=True)
+@format_option
 # Each option has the name of an argument of prepare.
-_PREPARE = (
+@with_options(
+    dataset_option("Prepare this published data set: first X, then y, and so on.",
+        required=True),
+    *(click.option(companion, metavar="NAME", shell_complete=dataset_names,
+        help="Use this published data set.")
+        for companion in ("--sample-weight", "--qid", "--base-margin", "--init-score")),
+    click.option("--eval-set", nargs=2, multiple=True, metavar="X y",
+        shell_complete=dataset_names, help="Use these two published data sets; may be "
+        "given several times."),
+    click.option("--keep-old", metavar="NAME", help="Publish the old collections under "
+        "this name. A name for several collections contains {name}, like {name}-old. "
+        "By default the old collections are released."),
+    worker_option,
     workload_option("estimator", metavar="NAME", help="Prepare for this library, like "
         "xgboost."),
     click.option("--n-workers", metavar="N", callback=checked(_number_or_fit),
@@ -188,42 +204,6 @@ _PREPARE = (
         "memory, or refuse to prepare."),
     timeout_option("10 minutes"),
 )  # fmt: skip
-
-
-def _companion(option: str) -> Decorator:
-    return click.option(
-        option, metavar="NAME", shell_complete=dataset_names,
-        help="Use this published data set.",
-    )  # fmt: skip
-
-
-@click.command(
-    epilog=examples(
-        "clustertune prepare --dataset X --dataset y --workload xgboost",
-        "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
-        "clustertune prepare --dataset X --dataset y --restart auto --yes",
-    )
-)
-@cluster_options(manager=True)
-@format_option
-@dataset_option(
-    "Prepare this published data set: first X, then y, and so on.", required=True
-)
-@_companion("--sample-weight")
-@_companion("--qid")
-@_companion("--base-margin")
-@_companion("--init-score")
-@click.option(
-    "--eval-set", nargs=2, multiple=True, metavar="X y", shell_complete=dataset_names,
-    help="Use these two published data sets; may be given several times.",
-)  # fmt: skip
-@click.option(
-    "--keep-old", metavar="NAME", help="Publish the old collections under this name. "
-    "A name for several collections contains {name}, like {name}-old. By default the "
-    "old collections are released."
-)  # fmt: skip
-@worker_option
-@with_options(*_PREPARE)
 @with_consent
 def prepare(
     target: Target,

@@ -51,7 +51,7 @@ class DemoError(ClustertuneError):
     """The demo cannot run with its arguments or its data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Data:
     """A loaded training set and its validation set."""
 
@@ -62,7 +62,7 @@ class Data:
     classes: int | None  # None: the label is a quantity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One fit: where its rows were, its time and its score."""
 
@@ -275,13 +275,8 @@ def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
             [part.astype(numbered).cat.codes for part in (y, y_valid)]
         )
         wait([y, y_valid])
-    return Data(
-        X=X,
-        y=y,
-        X_valid=X_valid,
-        y_valid=y_valid,
-        classes=None if classes is None else len(classes),
-    )
+    n_classes = None if classes is None else len(classes)
+    return Data(X, y, X_valid, y_valid, n_classes)
 
 
 def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
@@ -360,12 +355,7 @@ def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Tri
     rows = _rows_by_worker(client, data.X)
     with Step(echo, f"training XGBoost {name}") as training:
         model.fit(data.X, data.y)
-    return Trial(
-        name=name,
-        rows=rows,
-        seconds=training.seconds,
-        score=_score(model, data),
-    )
+    return Trial(name, rows, training.seconds, _score(model, data))
 
 
 def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
@@ -391,9 +381,8 @@ def _score(model: Any, data: Data) -> float:
     truth = _as_array(data.y_valid)
     if data.classes is not None:
         return float((predicted == truth).mean().compute())
-    return float(
-        1 - ((truth - predicted) ** 2).mean().compute() / truth.var().compute()
-    )
+    residual = ((truth - predicted) ** 2).mean()
+    return float((1 - residual / truth.var()).compute())
 
 
 def _as_array(collection: Any) -> Any:

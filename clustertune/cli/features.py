@@ -40,7 +40,7 @@ _PACKAGES = ("python", "dask", "distributed", "cloudpickle", "numpy", *PACKAGES)
 _REQUIRED = frozenset(("workers", "sending code", "placing data"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Feature:
     """One feature of clustertune, and whether it works on a cluster."""
 
@@ -141,23 +141,18 @@ async def inspect(
         ) from None
     objections = sides.objections()
     features = [*_cluster_features(client, identity, sides), *_version_features(sides)]
-    features.append(
-        Feature(
-            subject="sending code",
-            works=not objections,
-            detail="; ".join(objections[:3]) or "all sides have suitable versions",
-        )
-    )
+    detail = "; ".join(objections[:3]) or "all sides have suitable versions"
+    features.append(Feature("sending code", not objections, detail))
     try:
         await monitor.install_plugin(client, identity)  # before data sets are unpickled
         data = await publishing.present(client, datasets)
         diagnosed: Any = checking.check(client, *data, estimator=workload)
         report: Report = await diagnosed
         snapshot, _ = await monitor.look(client, [])
-        features += [_placing(snapshot.workers), _limits(snapshot.workers)]
+        features += _memory_features(snapshot.workers)
     except VersionMismatchError as error:
         report = Report(status="failed", seconds=0.0, error=str(error))
-        features.append(Feature(subject="placing data", works=False, detail=str(error)))
+        features.append(Feature("placing data", False, str(error)))
     return Inspection(
         address=identity["address"],
         report=report,
@@ -181,31 +176,19 @@ def _cluster_features(
     states = Counter(w["status"] for w in workers.values())
     counts = ", ".join(f"{n} {status}" for status, n in sorted(states.items()))
     threads = plural(sum(w["nthreads"] for w in workers.values()), "thread")
-    yield Feature(
-        subject="workers",
-        works=states["running"] > 0,
-        detail=f"{counts or 'none'}; {threads}",
-    )
+    yield Feature("workers", states["running"] > 0, f"{counts or 'none'}; {threads}")
     bare = [address for address, w in workers.items() if w["nanny"] is None]
     why = "they were started with --no-nanny or processes=False"
-    yield Feature(
-        subject="restarting workers",
-        works=not bare,
-        detail=f"no nanny: {names_text(bare)}; {why}" if bare else "all have a nanny",
-    )
+    detail = f"no nanny: {names_text(bare)}; {why}" if bare else "all have a nanny"
+    yield Feature("restarting workers", not bare, detail)
     reason = managers.obstacle(client.cluster, len(workers) + 1)
-    yield Feature(
-        subject="scaling (n_workers=)",
-        works=reason is None,
-        detail=reason or f"with {type(client.cluster).__name__}",
-    )
+    detail = reason or f"with {type(client.cluster).__name__}"
+    yield Feature("scaling (n_workers=)", reason is None, detail)
     port, bokeh = identity["services"].get("dashboard"), sides.scheduler.get("bokeh")
     detail = f"port {port}" if port else "the scheduler serves none"
-    yield Feature(
-        subject="dashboard",
-        works=bool(port and bokeh),
-        detail=detail if bokeh else f"{detail}; the scheduler has no Bokeh",
-    )
+    if not bokeh:
+        detail += "; the scheduler has no Bokeh"
+    yield Feature("dashboard", bool(port and bokeh), detail)
 
 
 def _version_features(sides: versions.Sides) -> Iterator[Feature]:
@@ -221,21 +204,18 @@ def _version_features(sides: versions.Sides) -> Iterator[Feature]:
         texts += [f"{plural(n, 'worker')} {v or 'without'}" for v, n in counts.items()]
         same = len(different) == 1
         detail = str(sides.client.get(name)) if same else f"differs: {', '.join(texts)}"
-        yield Feature(subject=name, works=True if same else None, detail=detail)
+        yield Feature(name, True if same else None, detail)
     if sides.silent:
         detail = f"{names_text(sides.silent)} did not report their versions"
-        yield Feature(subject="silent workers", works=None, detail=detail)
+        yield Feature("silent workers", None, detail)
 
 
-def _placing(workers: tuple[WorkerSnapshot, ...]) -> Feature:
+def _memory_features(workers: tuple[WorkerSnapshot, ...]) -> Iterator[Feature]:
     silent = [w.id for w in workers if isinstance(w.facts, Unknown)]
     detail = "the memory thresholds of all workers are known"
     if silent:
         detail = f"the memory thresholds of {names_text(silent)} are unknown"
-    return Feature(subject="placing data", works=not silent, detail=detail)
-
-
-def _limits(workers: tuple[WorkerSnapshot, ...]) -> Feature:
+    yield Feature("placing data", not silent, detail)
     unlimited = [w.id for w in workers if not w.memory_limit]
     known = [w.facts for w in workers if not isinstance(w.facts, Unknown)]
     kept = [f for f in known if f.thresholds.spill is None]
@@ -244,5 +224,4 @@ def _limits(workers: tuple[WorkerSnapshot, ...]) -> Feature:
         detail = f"no memory limit: {names_text(unlimited)}"
     elif kept:
         detail = f"{plural(len(kept), 'worker')} cannot spill to disk"
-    works = None if unlimited or kept else True
-    return Feature(subject="memory limits", works=works, detail=detail)
+    yield Feature("memory limits", None if unlimited or kept else True, detail)

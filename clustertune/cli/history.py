@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +16,18 @@ from clustertune.cli.options import (
     Target,
     cluster_options,
     fail_on_option,
-    text_or_json,
+    text_format_option,
     usage_errors,
     with_options,
 )
-from clustertune.cli.running import exit_on_error, run
+from clustertune.cli.running import exit_on_error, run, text_or_json
 from clustertune.core.findings import Severity
 from clustertune.core.wording import plural, printable
 from clustertune.operations.history import query
 
 COMMANDLINE = ParameterSource.COMMANDLINE
 
-_form = text_or_json("Print the output in this form.")
+_form = text_format_option("Print the output in this form.")
 _job = click.option("--job", metavar="NAME", help="Select records of this job.")
 _path = click.option(
     "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
@@ -117,10 +116,8 @@ def show(number: int, path: str | None, form: str) -> None:
     """Show all values of record NUMBER."""
     with _checked():
         record = query.history(path=path).record(number)
-    if form == "json":
-        click.echo(json.dumps({"schema_version": 1, "record": asdict(record)}))
-    else:
-        click.echo(query.details(record))
+    plain = {"record": asdict(record)}
+    click.echo(text_or_json(query.details(record), form, plain))
 
 
 @history.command(epilog=examples("clustertune history compare 11 12"))
@@ -132,11 +129,8 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
     """Show the records FIRST and SECOND side by side."""
     with _checked():
         found = query.history(path=path).compare(first, second)
-    if form == "json":
-        rows = [asdict(d) for d in found]
-        click.echo(json.dumps({"schema_version": 1, "differences": rows}))
-    else:
-        click.echo(query.differences(found))
+    plain = {"differences": [asdict(d) for d in found]}
+    click.echo(text_or_json(query.differences(found), form, plain))
 
 
 @history.command(
@@ -150,20 +144,14 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
 @_path
 @_form
 @fail_on_option("never", "Exit with code 1 if a trend has at least this severity.")
-def trends(
-    job: str | None,
-    cluster: str | None,
-    path: str | None,
-    form: str,
-    fail_on: Severity | None,
-) -> None:
+def trends(form: str, fail_on: Severity | None, **selection: str | None) -> None:
     """Show memory leaks, regressions, and how many workers would be enough.
 
     A leak is critical if the next run fills the memory limit of its worker, a warning
     if one of the next ten runs does, otherwise information. A regression is a warning.
     """
     with _checked():
-        past = query.history(job, cluster=cluster, path=path)
+        past = query.history(**selection)
         _refuse_missing(past)
         found = past.trends()
     click.echo(found.to_json() if form == "json" else str(found))

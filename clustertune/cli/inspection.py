@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import sys
 import textwrap
 from dataclasses import asdict, replace
@@ -23,11 +22,17 @@ from clustertune.cli.options import (
     cluster_options,
     fail_on_option,
     format_option,
-    text_or_json,
+    text_format_option,
     time_option,
     usage_errors,
 )
-from clustertune.cli.running import exit_on_error, render, run, with_usage_errors
+from clustertune.cli.running import (
+    exit_on_error,
+    render,
+    run,
+    text_or_json,
+    with_usage_errors,
+)
 from clustertune.core.findings import Severity, Shell
 from clustertune.core.report import in_shell
 from clustertune.core.wording import names_text, plural, printable
@@ -106,7 +111,7 @@ def check(
     "interval of heartbeats."
 )  # fmt: skip
 @time_option("--for", "duration", help="End after this time. By default with ^C.")
-@text_or_json("Print each event as a line of this form.")
+@text_format_option("Print each event as a line of this form.")
 def watch(
     target: Target,
     form: str,
@@ -143,11 +148,9 @@ async def _print_events(monitoring: Monitor, form: str, shell: Shell) -> None:
         begun = True
         for taken in monitoring.take_events():
             event = replace(taken, finding=taken.finding.in_shell(shell))
-            if form == "json":
-                click.echo(json.dumps({"schema_version": 1} | asdict(event)))
-            else:
-                at = datetime.fromtimestamp(event.time).astimezone()
-                click.echo(f"{at:%H:%M:%S %Z} {printable(str(event))}")
+            at = datetime.fromtimestamp(event.time).astimezone()
+            text = f"{at:%H:%M:%S %Z} {printable(str(event))}"
+            click.echo(text_or_json(text, form, asdict(event)))
     raise ConnectionLostError("the scheduler does not answer, so nothing is watched")
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ other_clients_option = click.option(
 )  # fmt: skip
 
 
-def text_or_json(text: str) -> Decorator:
+def text_format_option(text: str) -> Decorator:
     """Return ``--format`` of a command that prints no HTML."""
     return click.option(
         "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
@@ -129,6 +129,14 @@ def timeout_option(default: str) -> Decorator:
 # --- the cluster ----------------------------------------------------------------------
 
 
+# arguments of Dask's Security by name of the option
+_TLS = {
+    "tls_ca_file": "tls_ca_file",
+    "tls_cert": "tls_client_cert",
+    "tls_key": "tls_client_key",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The cluster that a command uses; None: the value in Dask's configuration."""
@@ -136,15 +144,16 @@ class Target:
     address: str | None = None  # of the scheduler
     scheduler_file: str | None = None  # instead of the address
     cluster: tuple[str, str] | None = None  # kind and name, instead of both
-    security: Security | None = None
-    tls: tuple[str, ...] = ()  # the options of ``security``
+    tls_ca_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.cluster and (self.address or self.scheduler_file):
             raise click.UsageError(
                 "--cluster replaces ADDRESS and --scheduler-file: leave them out"
             )
-        if self.cluster and self.security:
+        if self.cluster and self._tls:
             raise click.UsageError(
                 "--cluster uses the manager's own certificates: leave --tls-... out"
             )
@@ -152,6 +161,25 @@ class Target:
             raise click.UsageError(
                 f"--scheduler-file replaces ADDRESS: leave {self.address!r} out"
             )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, missing = ("cert", "key") if self.tls_cert else ("key", "cert")
+            raise click.UsageError(f"--tls-{given} needs --tls-{missing}: give both")
+
+    @property
+    def _tls(self) -> dict[str, str]:
+        """The given TLS files by name."""
+        files = {name: getattr(self, name) for name in _TLS}
+        return {name: file for name, file in files.items() if file}
+
+    @property
+    def security(self) -> Security | None:
+        """The given TLS files; Dask's configuration names the others."""
+        if not self._tls:
+            return None
+        from distributed.security import Security
+
+        files = {_TLS[name]: file for name, file in self._tls.items()}
+        return Security(require_encryption=True, **files)
 
     @property
     def _source(self) -> str | None:
@@ -165,9 +193,9 @@ class Target:
             named = ["--scheduler-file", self.scheduler_file]
         if self.cluster:
             named = ["--cluster", ":".join(self.cluster)]
-        return Shell(
-            cluster=(*named, *self.tls), variables=_named_data(datasets, options)
-        )
+        tls = chain(*((_option(name), file) for name, file in self._tls.items()))
+        variables = _named_data(datasets, options)
+        return Shell(cluster=(*named, *tls), variables=variables)
 
     def command(self, line: str) -> str:
         """Return a command line for the same cluster."""
@@ -190,21 +218,24 @@ class Target:
         return str(source)
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _named_data(
     datasets: Sequence[str], options: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
     """Return the options that name data and the workload, by variable in Python."""
     words = [("--dataset", name) for name in datasets]
     found: dict[str, tuple[str, ...]] = dict(zip(("X", "y"), words, strict=False))
-    found["*others"] = tuple(chain.from_iterable(words[2:]))
+    found["*others"] = tuple(chain(*words[2:]))
     for name in ("sample_weight", "qid", "base_margin", "init_score"):
         if value := options.get(name):
-            found[name] = (f"--{name.replace('_', '-')}", value)
+            found[name] = (_option(name), value)
     if workload := options.get("estimator"):
         found["model"] = ("--workload", workload)
-    if pairs := options.get("eval_set"):
-        each = (("--eval-set", *pair) for pair in pairs)
-        found["eval_set"] = tuple(chain.from_iterable(each))
+    if sets := options.get("eval_set"):
+        found["eval_set"] = tuple(chain(*(("--eval-set", *names) for names in sets)))
     return found
 
 
@@ -241,23 +272,9 @@ _CLUSTER = click.option(
 )  # fmt: skip
 
 
-_NAMES = (
-    *("address", "scheduler_file", "cluster"),
-    *("tls_ca_file", "tls_cert", "tls_key"),
-)
-
-
 def target_of(values: Mapping[str, Any]) -> Target:
     """Return the cluster that the values of arguments and options name."""
-    address, file, cluster, *tls = (values.get(name) for name in _NAMES)
-    options = zip(("--tls-ca-file", "--tls-cert", "--tls-key"), tls, strict=True)
-    return Target(
-        address=address,
-        scheduler_file=file,
-        cluster=cluster,
-        security=_security(*tls),
-        tls=tuple(chain.from_iterable((o, file) for o, file in options if file)),
-    )
+    return Target(**{field.name: values.get(field.name) for field in fields(Target)})
 
 
 def cluster_options(*, manager: bool = False) -> Decorator:
@@ -269,29 +286,14 @@ def cluster_options(*, manager: bool = False) -> Decorator:
     def decorate(command: Command) -> Command:
         @wraps(command)
         def call(**values: Any) -> None:
-            others = {k: v for k, v in values.items() if k not in _NAMES}
-            command(target_of(values), **others)
+            target = target_of(values)
+            for field in fields(target):
+                values.pop(field.name, None)
+            command(target, **values)
 
         return with_options(*_TARGET, *([_CLUSTER] if manager else []))(call)
 
     return decorate
-
-
-def _security(
-    ca_file: str | None, cert: str | None, key: str | None
-) -> Security | None:
-    if not (ca_file or cert or key):
-        return None
-    from distributed.security import Security
-
-    if bool(cert) != bool(key):
-        given, missing = ("cert", "key") if cert else ("key", "cert")
-        raise click.UsageError(f"--tls-{given} needs --tls-{missing}: give both")
-    files = {"tls_ca_file": ca_file, "tls_client_cert": cert, "tls_client_key": key}
-    # files that are not given come from Dask's configuration
-    return Security(
-        require_encryption=True, **{k: v for k, v in files.items() if v is not None}
-    )
 
 
 # --- consent --------------------------------------------------------------------------

@@ -24,11 +24,11 @@ from clustertune.cli.options import (
     fail_on_option,
     format_option,
     pairs,
-    text_or_json,
+    text_format_option,
     usage_errors,
     with_consent,
 )
-from clustertune.cli.running import carry_out
+from clustertune.cli.running import carry_out, text_or_json
 from clustertune.core.model import Severity
 from clustertune.core.wording import plural, printable
 from clustertune.errors import PlaybookError
@@ -125,7 +125,7 @@ def run(
     )
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
-@text_or_json("Form of the list, and of the problems.")
+@text_format_option("Form of the list, and of the problems.")
 @click.option(
     "--lint", is_flag=True, help="Check each NAME without a cluster, and print all "
     "problems with file and line. Exit with code 1 if there is one."
@@ -155,12 +155,10 @@ def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) ->
             click.echo(library.text_of(names[0]), nl=False)
             return
         found = [_described(n, path) for n, path in available().items()]
-    if form == "json":
-        click.echo(json.dumps({"schema_version": 1, "playbooks": found}))
-        return
     rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
-    click.echo(tabulate(rows, headers=headers, maxcolwidths=[None, 60, None]))
+    table = tabulate(rows, headers=headers, maxcolwidths=[None, 60, None])
+    click.echo(text_or_json(table, form, {"playbooks": found}))
 
 
 def _lint(names: tuple[str, ...], form: str) -> NoReturn:
@@ -170,15 +168,11 @@ def _lint(names: tuple[str, ...], form: str) -> NoReturn:
     if not names:
         raise click.UsageError("--lint needs the files to check")
     found = {name: library.problems(name) for name in names}
-    total = sum(map(len, found.values()))
-    if form == "json":
-        rows = [{"file": name, "problems": lines} for name, lines in found.items()]
-        click.echo(json.dumps({"schema_version": 1, "playbooks": rows}))
-    else:
-        for line in (line for lines in found.values() for line in lines):
-            click.echo(line)
-        click.echo(f"{plural(len(found), 'playbook')}: {plural(total, 'problem')}")
-    sys.exit(1 if total else 0)
+    problems = [line for lines in found.values() for line in lines]
+    total = f"{plural(len(found), 'playbook')}: {plural(len(problems), 'problem')}"
+    rows = [{"file": name, "problems": lines} for name, lines in found.items()]
+    click.echo(text_or_json("\n".join([*problems, total]), form, {"playbooks": rows}))
+    sys.exit(1 if problems else 0)
 
 
 def _described(name: str, path: Path) -> dict[str, str]:

@@ -46,6 +46,11 @@ def render(thing: Any, form: str) -> str:
     return rendering.to_page(thing._repr_html_()) if form == "html" else str(thing)
 
 
+def text_or_json(text: str, form: str, plain: Mapping[str, Any]) -> str:
+    """Return a text, or plain data as JSON with a schema version."""
+    return json.dumps({"schema_version": 1} | plain) if form == "json" else text
+
+
 async def with_usage_errors(work: Awaitable[T]) -> T:
     """Turn a ValueError, such as an unknown worker, into a usage error."""
     with usage_errors(ValueError):

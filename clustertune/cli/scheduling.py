@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,14 +21,13 @@ from clustertune.cli.options import (
     usage_errors,
     with_options,
 )
-from clustertune.cli.running import carry_out, run
+from clustertune.cli.running import carry_out, run, text_or_json
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.scheduling.schedule import Schedule
 
-SCHEMA_VERSION = 1
 NOT_FOUND = 1
 
 
@@ -132,11 +130,10 @@ async def _follow(
 
 def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
     schedules = found if isinstance(found, Sequence) else [found]
-    if form == "json":
-        rows = [s.plain() for s in schedules]
-        return json.dumps({"schema_version": SCHEMA_VERSION, "schedules": rows})
     text = "\n".join(map(str, schedules)) or "no restart is scheduled"
-    return f"<pre>{html.escape(text)}</pre>" if form == "html" else text
+    if form == "html":
+        text = f"<pre>{html.escape(text)}</pre>"
+    return text_or_json(text, form, {"schedules": [s.plain() for s in schedules]})
 
 
 @click.group(
