@@ -26,9 +26,11 @@ from clustertune.core.wording import bytes_text, plural, printable
 from clustertune.dashboard import style
 from clustertune.dashboard.state import (
     MAX_IMBALANCE,
+    SHARE,
     THRESHOLDS,
     Columns,
     State,
+    columns,
     conditions,
     imbalance,
     make,
@@ -44,7 +46,7 @@ _PARTS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("unmanaged", style.ORANGE, {}),
     ("spilled", style.PURPLE, {"hatch_pattern": "/", "hatch_color": "white"}),
 )
-_SIZES = ("managed", "unmanaged", "spilled")
+_SIZES = tuple(name for name, _, _ in _PARTS)
 _BAR_TOOLTIPS = [
     ("worker", "@name"),
     ("address", "@address"),
@@ -104,28 +106,27 @@ class MemoryBars:
             "Memory of workers", height=120, x_range=(0, 1), y_range=(1, 0)
         )
         chart = self.root
-        bars, left = [], ""
+        bars: dict[str, Any] = {}
+        left: str | int = 0
         for name, color, pattern in _PARTS:
-            bar = chart.hbar(
-                y="y", height=0.62, left=left or 0, right=f"{name}_end",
-                source=self.source, color=color, line_color=None, **pattern,
+            bars[name] = chart.hbar(
+                y="y", height=0.62, left=left, right=f"{name}_end", source=self.source,
+                color=color, line_color=None, **pattern,
             )  # fmt: skip
-            bars.append((name, [bar]))
             left = f"{name}_end"
-        ticks = [(name, [self._tick(name, dash)]) for name, dash in _DASHES.items()]
+        ticks = {
+            name: chart.segment(
+                x0="x", x1="x", y0="y0", y1="y1", source=self.ticks[name], line_width=2,
+                line_dash=dash, line_color=style.GREY, tags=["ink"],
+            )
+            for name, dash in _DASHES.items()
+        }  # fmt: skip
         style.add_marks(chart, self.marks, x="end", y="y", marker="mark", size=11)
         style.add_words(chart, self.marks, x="end", text="status", x_offset=10)
-        renderers = [r for _, rs in bars for r in rs]
-        chart.add_tools(HoverTool(tooltips=_BAR_TOOLTIPS, renderers=renderers))
+        chart.add_tools(HoverTool(tooltips=_BAR_TOOLTIPS, renderers=[*bars.values()]))
         style.bytes_axis(chart.xaxis)
         chart.ygrid.visible = False
-        style.legend(chart, [*bars, *ticks])
-
-    def _tick(self, name: str, dash: str) -> Any:
-        return self.root.segment(
-            x0="x", x1="x", y0="y0", y1="y1", source=self.ticks[name], line_width=2,
-            line_dash=dash, line_color=style.GREY, tags=["ink"],
-        )  # fmt: skip
+        style.legend(chart, bars | ticks)
 
     def update(self, state: State) -> None:
         workers, data = state["workers"], _bar_columns(state)
@@ -338,7 +339,7 @@ class Rows:
 
     def __init__(self) -> None:
         title = "Rows of the training data"
-        self.source = style.source(_row_columns(_no_share()))
+        self.source = style.source(_row_columns(columns(SHARE, ())))
         self.marks = style.source(_row_marks(self.source.data))
         self.bars = style.plot(title, height=120, x_range=(0, 1), y_range=(1, 0))
         self.profile = style.plot(f"{title}, by worker", height=260, y_range=(0, 1))
@@ -364,7 +365,7 @@ class Rows:
         chart.add_tools(HoverTool(tooltips=_ROW_TOOLTIPS, renderers=[bars, even]))
         chart.xaxis.formatter = NumeralTickFormatter(format="0.[0]a")
         chart.ygrid.visible = False
-        style.legend(chart, [("even share", [even])])
+        style.legend(chart, {"even share": even})
 
     def _draw_profile(self) -> None:
         chart = self.profile
@@ -381,14 +382,14 @@ class Rows:
         chart.yaxis.formatter = NumeralTickFormatter(format="0.[0]a")
         chart.xgrid.visible = False
         chart.xaxis.ticker = FixedTicker(ticks=[])
-        style.legend(chart, [("even share", [even])])
+        style.legend(chart, {"even share": even})
 
     def update(self, state: State) -> None:
         known = state["collections"]
         layouts = [
             x for x in known if not x["missing"] or x["missing"] < x["partitions"]
         ]
-        share = layouts[0]["workers"] if layouts else _no_share()
+        share = layouts[0]["workers"] if layouts else columns(SHARE, ())
         n = len(share["id"])
         self.bars.visible, self.profile.visible = 0 < n <= MAX_BARS, n > MAX_BARS
         data = _row_columns(share)
@@ -401,10 +402,6 @@ class Rows:
             self.profile.y_range.end = most * 1.1
         nothing = RELEASED if known else NO_COLLECTIONS
         self.table.text = _layout_table(layouts) if layouts else nothing
-
-
-def _no_share() -> Columns:
-    return {"id": [], "rows": [], "partitions": [], "due": []}
 
 
 def _row_columns(share: Columns) -> Columns:
@@ -487,9 +484,6 @@ class Timeline:
         )
         self.figures = (self.root,)
         self.roots = (self.root, self.list)
-        self._draw()
-
-    def _draw(self) -> None:
         chart = self.root
         whole = chart.varea(
             x="time", y1="managed", y2="process", source=self.source,
@@ -519,7 +513,7 @@ class Timeline:
         chart.add_tools(hover, HoverTool(tooltips=[("", "@text")], renderers=[marks]))
         style.bytes_axis(chart.yaxis)
         chart.xaxis.axis_label = "UTC"
-        style.legend(chart, [("managed", [data]), ("unmanaged", [whole])])
+        style.legend(chart, {"managed": data, "unmanaged": whole})
 
     def update(self, state: State) -> None:
         history, events = state["history"], state["events"]

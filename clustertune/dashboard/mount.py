@@ -17,8 +17,11 @@ from clustertune.dashboard.state import make
 from clustertune.remote.scheduler.plugin import NAME
 
 PATH = "/clustertune"
-#: parts with a page for each
-INDIVIDUAL = ("memory", "rows", "findings", "timeline")
+#: parts with a page for each, by its path
+INDIVIDUAL = {
+    f"/individual-clustertune-{part}": part
+    for part in ("memory", "rows", "findings", "timeline")
+}
 NO_PLUGIN = (
     "the scheduler plugin of clustertune is gone; "
     "run clustertune.dashboard_page(client)"
@@ -57,15 +60,8 @@ def _documents(scheduler: Any) -> dict[str, Callable[[Any], None]]:
             return make(scheduler=scheduler.address, trouble=NO_PLUGIN)
         return plugin.page_data.look()
 
-    whole: dict[str, Callable[[Any], None]] = {PATH: partial(page.build, read=read)}
-    return whole | {
-        _individual(part): partial(page.build, read=read, rows=((part,),))
-        for part in INDIVIDUAL
-    }
-
-
-def _individual(part: str) -> str:
-    return f"/individual-clustertune-{part}"
+    rows = {PATH: page.ROWS} | {path: ((part,),) for path, part in INDIVIDUAL.items()}
+    return {path: partial(page.build, read=read, rows=r) for path, r in rows.items()}
 
 
 def _add(scheduler: Any, served: Any, first: Any) -> None:
@@ -74,9 +70,8 @@ def _add(scheduler: Any, served: Any, first: Any) -> None:
     from tornado.ioloop import IOLoop
 
     variables = template_variables(scheduler)  # all pages of the dashboard share it
-    paths = [PATH, *map(_individual, INDIVIDUAL)]
     ours = BokehApplication(
-        {path: partial(_fill, served, path) for path in paths},
+        {path: partial(_fill, served, path) for path in (PATH, *INDIVIDUAL)},
         scheduler,
         prefix=first.prefix,
         template_variables=variables,
@@ -87,8 +82,8 @@ def _add(scheduler: Any, served: Any, first: Any) -> None:
     first._applications.update(ours._applications)
     variables["pages"].append(PATH.strip("/"))
     variables["plots"] += [
-        {"url": _individual(part).strip("/"), "name": f"Clustertune {part.title()}"}
-        for part in INDIVIDUAL
+        {"url": path.strip("/"), "name": f"Clustertune {part.title()}"}
+        for path, part in INDIVIDUAL.items()
     ]
     variables["plots"].sort(key=lambda plot: str(plot["name"]))
 

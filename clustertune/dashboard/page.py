@@ -135,7 +135,7 @@ def hosts(state: State) -> str:
         for host, workers, threads, cpus in rows[:MAX_HOSTS]
     ]
     more = len(rows) - MAX_HOSTS
-    rest = f"<p class='soft'>and {more:,} more hosts</p>" if more > 0 else ""
+    rest = f"<p class='soft'>and {plural(more, 'more host')}</p>" if more > 0 else ""
     head = ("host", "workers", "threads", "usable CPUs", "")
     title = "<h2>Threads and CPUs of hosts</h2>"
     return title + style.table(head, cells, " nnn ") + rest
@@ -224,10 +224,8 @@ class Page:
             )
         self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
 
+    @_unchecked
     def update(self, state: State) -> None:
-        _unchecked(self._update)(state)
-
-    def _update(self, state: State) -> None:
         for part in self.parts.values():
             part.update(state)
 

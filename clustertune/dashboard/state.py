@@ -27,7 +27,8 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
     each with ``severity``, ``check``, ``message``, ``evidence``, ``remedy`` and
     ``processes``: addresses of workers. The finding ends with these workers.
 ``events``
-    Oldest first: ``time``, ``kind`` (:data:`KINDS`) and ``text``.
+    Oldest first: ``time``, ``kind`` (``did``, ``failed``, ``held`` or ``scheduled``)
+    and ``text``.
 ``history``
     Columns: ``time``, and ``process`` and ``managed`` of all workers together.
 ``prepared``
@@ -39,6 +40,7 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from time import time
 from typing import Any
@@ -55,7 +57,6 @@ WORKER = (
 )  # fmt: skip
 HOST = ("host", "workers", "threads", "cpus")
 SHARE = ("id", "rows", "partitions", "due")
-KINDS = ("did", "failed", "held", "scheduled")
 
 #: checks whose conditions the page sees live, so their old findings do not count
 LIVE_CHECKS = frozenset(
@@ -97,40 +98,40 @@ def of_identity(identity: Mapping[str, Any], now: float) -> State:
     ``identity`` is the scheduler's ``identity(n_workers=-1)``. ``now`` is the time by
     the scheduler's clock, in epoch seconds.
     """
-    rows: list[tuple[Any, ...]] = []
-    hosts: dict[str, list[int]] = {}
-    for address, entry in sorted(
+    entries = sorted(
         identity["workers"].items(),
         key=lambda item: (len(str(item[1]["name"])), str(item[1]["name"])),
-    ):
-        metrics = entry["metrics"]
-        spilled = metrics.get("spilled_bytes", {})
-        process = int(metrics.get("memory", 0))
-        managed = int(metrics.get("managed_bytes", 0)) - int(spilled.get("memory", 0))
-        name = entry["name"]
-        rows.append(
-            (
-                name if isinstance(name, str | int) and name != "" else address,
-                address,
-                entry["host"],
-                entry["status"],
-                max(0.0, now - entry["last_seen"]),
-                entry["nthreads"],
-                entry["memory_limit"] or 0,
-                process,
-                min(process, max(0, managed)),
-                int(spilled.get("disk", 0)),
-                *(None for _ in THRESHOLDS),
-            )
-        )
-        host = hosts.setdefault(entry["host"], [0, 0])
-        host[0] += 1
-        host[1] += entry["nthreads"]
+    )
+    workers = columns(WORKER, (_worker_row(*entry, now) for entry in entries))
+    threads: Counter[str] = Counter()
+    for host, n in zip(workers["host"], workers["threads"], strict=True):
+        threads[host] += n
+    counts = Counter(workers["host"])
     return make(
         time=now,
         scheduler=identity["address"],
-        workers=columns(WORKER, rows),
-        hosts=columns(HOST, ((h, *counts, None) for h, counts in hosts.items())),
+        workers=workers,
+        hosts=columns(HOST, ((h, n, threads[h], None) for h, n in counts.items())),
+    )
+
+
+def _worker_row(address: str, entry: Mapping[str, Any], now: float) -> tuple[Any, ...]:
+    metrics, name = entry["metrics"], entry["name"]
+    spilled = metrics.get("spilled_bytes", {})
+    process = int(metrics.get("memory", 0))
+    managed = int(metrics.get("managed_bytes", 0)) - int(spilled.get("memory", 0))
+    return (
+        name if isinstance(name, str | int) and name != "" else address,
+        address,
+        entry["host"],
+        entry["status"],
+        max(0.0, now - entry["last_seen"]),
+        entry["nthreads"],
+        entry["memory_limit"] or 0,
+        process,
+        min(process, max(0, managed)),
+        int(spilled.get("disk", 0)),
+        *(None for _ in THRESHOLDS),
     )
 
 

@@ -121,9 +121,9 @@ def names(ids: Iterable[object], longest: int = MAX_NAME) -> list[str]:
     return [printable(str(id), longest=longest) for id in ids]
 
 
-def html(**layout: Any) -> Div:
+def html() -> Div:
     """Return an empty element for HTML."""
-    return Div(stylesheets=[CSS], sizing_mode="stretch_width", **layout)
+    return Div(stylesheets=[CSS], sizing_mode="stretch_width")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], kinds: str = "") -> str:
@@ -177,11 +177,11 @@ def source(columns: Mapping[str, list[Any]]) -> Any:
     return ColumnDataSource(data)
 
 
-def legend(chart: Any, items: Iterable[tuple[str, Sequence[Any]]]) -> None:
-    """Add a legend above a figure, from names and their renderers."""
+def legend(chart: Any, renderers: Mapping[str, Any]) -> None:
+    """Add a legend above a figure, with a name for each renderer."""
     chart.add_layout(
         Legend(
-            items=[LegendItem(label=name, renderers=list(r)) for name, r in items],
+            items=[LegendItem(label=n, renderers=[r]) for n, r in renderers.items()],
             orientation="horizontal",
             background_fill_color=None,
             border_line_color=None,
