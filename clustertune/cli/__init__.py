@@ -6,7 +6,7 @@ The module of a command is imported when the command runs. ``clustertune --help`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -71,6 +71,13 @@ def examples(*lines: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
+def command(
+    *lines: str, name: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Return the decorator of a command with these examples."""
+    return click.command(name, epilog=examples(*lines))
+
+
 class LazyGroup(click.Group):
     """A group that imports a command when it is used.
 
@@ -94,8 +101,8 @@ class LazyGroup(click.Group):
             return None
         (module,) = (m for m, names in _MODULES.items() if cmd_name in names)
         found = import_module(f"{__name__}.{module}")
-        command: click.Command = getattr(found, cmd_name)
-        return command
+        known: click.Command = getattr(found, cmd_name)
+        return known
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tabulate import tabulate
 
-from clustertune.cli import examples
+from clustertune.cli import command
 from clustertune.cli.completion import dataset_names, dataset_option, workload_option
 from clustertune.cli.options import (
     Consent,
@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from clustertune.core.model import KeyGroup
 
 
-@click.command(
-    epilog=examples(
-        "clustertune release tcp://10.0.0.5:8786",
-        "clustertune release --row 3f2a91c0",
-        "clustertune release --client Client-5bb0f8d4 --dry-run",
-        "clustertune release --prefix random_sample --include-other-clients --dry-run",
-    )
+@command(
+    "clustertune release tcp://10.0.0.5:8786",
+    "clustertune release --row 3f2a91c0",
+    "clustertune release --client Client-5bb0f8d4 --dry-run",
+    "clustertune release --prefix random_sample --include-other-clients --dry-run",
 )
 @cluster_options()
 @format_option
@@ -152,12 +150,10 @@ def _number_or_fit(name: str, text: str) -> int | str | None:
     return arguments.workers_wanted(name, int(text) if text.isdecimal() else text)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune prepare --dataset X --dataset y --workload xgboost",
-        "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
-        "clustertune prepare --dataset X --dataset y --restart auto --yes",
-    )
+@command(
+    "clustertune prepare --dataset X --dataset y --workload xgboost",
+    "clustertune prepare --dataset X --dataset y --keep-old {name}-old --dry-run",
+    "clustertune prepare --dataset X --dataset y --restart auto --yes",
 )
 @cluster_options(manager=True)
 @format_option

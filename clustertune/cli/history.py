@@ -144,7 +144,7 @@ def compare(first: int, second: int, path: str | None, form: str) -> None:
 @_path
 @_form
 @fail_on_option("never", "Exit with code 1 if a trend has at least this severity.")
-def trends(form: str, fail_on: Severity | None, **selection: str | None) -> None:
+def trends(form: str, fail_on: Severity | None, **selection: Any) -> None:
     """Show memory leaks, regressions, and how many workers would be enough.
 
     A leak is critical if the next run fills the memory limit of its worker, a warning

@@ -15,7 +15,7 @@ import click
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.cli import examples
+from clustertune.cli import command
 from clustertune.cli.completion import check_names, dataset_option, workload_option
 from clustertune.cli.options import (
     Target,
@@ -52,12 +52,10 @@ _workload = workload_option(help="Check for this library, like xgboost.")
 # --- check ----------------------------------------------------------------------------
 
 
-@click.command(
-    epilog=examples(
-        "clustertune check tcp://10.0.0.5:8786",
-        "clustertune check --workload xgboost --fail-on warning -f json",
-        "clustertune check --dataset X --dataset y --workload xgboost",
-    )
+@command(
+    "clustertune check tcp://10.0.0.5:8786",
+    "clustertune check --workload xgboost --fail-on warning -f json",
+    "clustertune check --dataset X --dataset y --workload xgboost",
 )
 @cluster_options()
 @format_option
@@ -87,22 +85,18 @@ def check(
     found = replace(found, report=in_shell(found.report, shell))
     click.echo(render(found, form))
     if found.datasets and not datasets:
-        command = target.command("clustertune check --dataset NAME")
+        line = target.command("clustertune check --dataset NAME")
         names = names_text(found.datasets)
-        click.echo(
-            f"to check the rows of published data ({names}): {command}", err=True
-        )
+        click.echo(f"to check the rows of published data ({names}): {line}", err=True)
     sys.exit(found.exit_code(fail_on))
 
 
 # --- watch, report, explain -----------------------------------------------------------
 
 
-@click.command(
-    epilog=examples(
-        "clustertune watch tcp://10.0.0.5:8786",
-        "clustertune watch --for 1h -f json > events.jsonl",
-    )
+@command(
+    "clustertune watch tcp://10.0.0.5:8786",
+    "clustertune watch --for 1h -f json > events.jsonl",
 )
 @cluster_options()
 @_workload
@@ -154,11 +148,9 @@ async def _print_events(monitoring: Monitor, form: str, shell: Shell) -> None:
     raise ConnectionLostError("the scheduler does not answer, so nothing is watched")
 
 
-@click.command(
-    epilog=examples(
-        "clustertune report tcp://10.0.0.5:8786",
-        "clustertune report -f html > report.html",
-    )
+@command(
+    "clustertune report tcp://10.0.0.5:8786",
+    "clustertune report -f html > report.html",
 )
 @cluster_options()
 @format_option
@@ -174,9 +166,7 @@ def report(target: Target, form: str) -> None:
     click.echo(render(in_shell(found, target.shell()), form))
 
 
-@click.command(
-    epilog=examples("clustertune explain", "clustertune explain uneven_rows")
-)
+@command("clustertune explain", "clustertune explain uneven_rows")
 @click.argument("name", required=False, shell_complete=check_names)
 def explain(name: str | None) -> None:
     """Describe a check; without NAME, list all checks by symptom."""
@@ -201,11 +191,9 @@ def explain(name: str | None) -> None:
 _count = click.IntRange(1)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune size --rows 100000000 --columns 50 --workload xgboost",
-        "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
-    )
+@command(
+    "clustertune size --rows 100000000 --columns 50 --workload xgboost",
+    "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
 )
 @click.option("--rows", type=_count, help="Set the rows of the data.")
 @click.option(
@@ -250,11 +238,9 @@ def size(form: str, **options: Any) -> None:
 # --- the page, the demo ---------------------------------------------------------------
 
 
-@click.command(
-    epilog=examples(
-        "clustertune dashboard tcp://10.0.0.5:8786",
-        "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
-    )
+@command(
+    "clustertune dashboard tcp://10.0.0.5:8786",
+    "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
 )
 @cluster_options(manager=True)
 @click.option(
@@ -327,11 +313,9 @@ async def _serve(
         ) from error
 
 
-@click.command(
-    epilog=examples(
-        "clustertune demo",
-        "clustertune demo --parquet flights.parquet --label delay --workers 4",
-    )
+@command(
+    "clustertune demo",
+    "clustertune demo --parquet flights.parquet --label delay --workers 4",
 )
 @click.option("--parquet", type=click.Path(), help="Use this Parquet file or folder.")
 @click.option("--label", help="Predict this column of it.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustertune.cli import COMMANDS, REFUSED, LazyGroup, examples
+from clustertune.cli import COMMANDS, REFUSED, LazyGroup, command, examples
 from clustertune.cli.options import (
     Consent,
     Target,
@@ -67,8 +67,8 @@ class _Verbs(LazyGroup):
     """The commands that change a cluster; here they only plan."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = super().get_command(ctx, cmd_name)
-        return None if command is None else _planned(command)
+        found = super().get_command(ctx, cmd_name)
+        return None if found is None else _planned(found)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # options without a verb belong to `prepare`
@@ -77,9 +77,9 @@ class _Verbs(LazyGroup):
         return super().parse_args(ctx, args)
 
 
-def _planned(command: click.Command) -> click.Command:
+def _planned(verb: click.Command) -> click.Command:
     """Return the same command, which only plans its call."""
-    original = command.callback
+    original = verb.callback
     assert original is not None
 
     def call(*, output: str | None, expires: float, **others: Any) -> None:
@@ -87,9 +87,9 @@ def _planned(command: click.Command) -> click.Command:
         click.get_current_context().obj = plan_only
         original(dry_run=True, yes=False, **others)
 
-    kept = [p for p in command.params if p.name not in _LEFT_OUT]
-    name = command.name or ""
-    first, *rest = (command.help or "").splitlines()
+    kept = [p for p in verb.params if p.name not in _LEFT_OUT]
+    name = verb.name or ""
+    first, *rest = (verb.help or "").splitlines()
     return click.Command(
         name,
         params=[*kept, *_options],
@@ -170,12 +170,10 @@ def _store(
             click.echo(f"carry it out: clustertune apply {output}", err=True)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune apply plan.json",
-        "clustertune apply --dry-run plan.json tcp://10.0.0.5:8786",
-        "clustertune apply --yes --reason 'leaks since Monday' plan.json",
-    )
+@command(
+    "clustertune apply plan.json",
+    "clustertune apply --dry-run plan.json tcp://10.0.0.5:8786",
+    "clustertune apply --yes --reason 'leaks since Monday' plan.json",
 )
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False))
 @cluster_options(manager=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from tabulate import tabulate
 
-from clustertune.cli import examples
+from clustertune.cli import command
 from clustertune.cli.completion import dataset_option, playbook_names, workload_option
 from clustertune.cli.options import (
     Consent,
@@ -50,14 +50,12 @@ def _usage_errors() -> Iterator[None]:
             sys.exit(2)
 
 
-@click.command(
-    "run",
-    epilog=examples(
-        "clustertune run observe tcp://10.0.0.5:8786",
-        "clustertune run between-runs --set disrupted_workers=2 --yes",
-        "clustertune run before-training --dataset X --dataset y --workload xgboost",
-        "clustertune run ./nightly.yaml --dry-run -f json",
-    ),
+@command(
+    "clustertune run observe tcp://10.0.0.5:8786",
+    "clustertune run between-runs --set disrupted_workers=2 --yes",
+    "clustertune run before-training --dataset X --dataset y --workload xgboost",
+    "clustertune run ./nightly.yaml --dry-run -f json",
+    name="run",
 )
 @click.argument("playbook", shell_complete=playbook_names)
 @cluster_options(manager=True)
@@ -116,13 +114,11 @@ def run(
     sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
 
 
-@click.command(
-    epilog=examples(
-        "clustertune playbooks",
-        "clustertune playbooks between-runs > nightly.yaml",
-        "clustertune playbooks --lint nightly.yaml weekly.yaml",
-        "clustertune playbooks --schema > playbook-schema.json",
-    )
+@command(
+    "clustertune playbooks",
+    "clustertune playbooks between-runs > nightly.yaml",
+    "clustertune playbooks --lint nightly.yaml weekly.yaml",
+    "clustertune playbooks --schema > playbook-schema.json",
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
 @text_format_option("Form of the list, and of the problems.")

@@ -48,7 +48,7 @@ def render(thing: Any, form: str) -> str:
 
 def text_or_json(text: str, form: str, plain: Mapping[str, Any]) -> str:
     """Return a text, or plain data as JSON with a schema version."""
-    return json.dumps({"schema_version": 1} | plain) if form == "json" else text
+    return json.dumps({"schema_version": 1, **plain}) if form == "json" else text
 
 
 async def with_usage_errors(work: Awaitable[T]) -> T:

@@ -169,14 +169,9 @@ def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
     from clustertune.operations.scheduling import schedule as schedules
 
-    async def end(client: Client) -> Schedule | str:
-        try:
-            return await schedules.cancel(client, id)
-        except LookupError as error:
-            return str(error)
-
-    found = run(target, end)
-    if isinstance(found, str):
-        click.echo(found, err=True)
+    try:
+        found = run(target, lambda client: schedules.cancel(client, id))
+    except LookupError as error:
+        click.echo(str(error), err=True)
         sys.exit(NOT_FOUND)
     click.echo(_rendered(found, form))

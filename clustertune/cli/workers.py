@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustertune.cli import REFUSED, examples
+from clustertune.cli import REFUSED, command
 from clustertune.cli.completion import dataset_option
 from clustertune.cli.options import (
     Consent,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.core.report import Report
-    from clustertune.operations.recreating import Recreated
 
 _unavailable = click.option(
     "--max-unavailable", metavar="N", default="1", show_default=True,
@@ -64,11 +63,9 @@ def _environment(name: str, texts: tuple[str, ...]) -> dict[str, str] | None:
 # Each option has the name of an argument of the called function.
 
 
-@click.command(
-    epilog=examples(
-        "clustertune resize --nthreads 2 --memory-limit 8GiB",
-        "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
-    )
+@command(
+    "clustertune resize --nthreads 2 --memory-limit 8GiB",
+    "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
 )
 @cluster_options(manager=True)
 @format_option
@@ -94,11 +91,9 @@ def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
     change(target, "resize", options, form, consent)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune merge tcp://10.0.0.5:8786 --dry-run",
-        "clustertune merge --worker 0 --worker 1 --yes",
-    )
+@command(
+    "clustertune merge tcp://10.0.0.5:8786 --dry-run",
+    "clustertune merge --worker 0 --worker 1 --yes",
 )
 @cluster_options(manager=True)
 @format_option
@@ -119,14 +114,12 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     change(target, "merge", options, form, consent)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune restart tcp://10.0.0.5:8786",
-        'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
-        "clustertune restart --max-unavailable 25% --dry-run",
-        "clustertune restart --if-needed --yes",
-        "clustertune restart --between-runs --if leak --idle-for 1m --yes",
-    )
+@command(
+    "clustertune restart tcp://10.0.0.5:8786",
+    'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
+    "clustertune restart --max-unavailable 25% --dry-run",
+    "clustertune restart --if-needed --yes",
+    "clustertune restart --between-runs --if leak --idle-for 1m --yes",
 )
 @cluster_options(manager=True)
 @format_option
@@ -167,11 +160,9 @@ def restart(
     change(target, "restart", options, form, consent)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune scale 4 tcp://10.0.0.5:8786",
-        "clustertune scale 16 --cluster gateway:prod.1 --yes",
-    )
+@command(
+    "clustertune scale 4 tcp://10.0.0.5:8786",
+    "clustertune scale 16 --cluster gateway:prod.1 --yes",
 )
 @click.argument("n_workers", type=click.IntRange(1))
 @cluster_options(manager=True)
@@ -189,11 +180,9 @@ def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
     change(target, "scale", options, form, consent)
 
 
-@click.command(
-    epilog=examples(
-        "clustertune trim tcp://10.0.0.5:8786",
-        "clustertune trim --worker 3 --yes --quiet",
-    )
+@command(
+    "clustertune trim tcp://10.0.0.5:8786",
+    "clustertune trim --worker 3 --yes --quiet",
 )
 @cluster_options(manager=True)
 @format_option
@@ -207,11 +196,9 @@ def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
 # --- all workers of a Saturn Cloud cluster --------------------------------------------
 
 
-@click.command(
-    epilog=examples(
-        "clustertune recreate --worker-size 2xlarge --dry-run",
-        "clustertune recreate --save-to s3://bucket/saved --dataset X --dataset y",
-    )
+@command(
+    "clustertune recreate --worker-size 2xlarge --dry-run",
+    "clustertune recreate --save-to s3://bucket/saved --dataset X --dataset y",
 )
 @format_option
 @click.option("--worker-size", metavar="NAME", help="Use this size of Saturn.")
@@ -239,15 +226,6 @@ def recreate(form: str, consent: Consent, **options: Any) -> None:
     All data in its memory is lost, except data sets that --dataset names. The command
     uses the cluster of the Saturn environment in which it runs.
     """
-    consent.refuse_without_terminal()
-    with exit_on_error():
-        found = _recreate(consent, options)
-    click.echo(render(found.report, form))
-    refused = any(s.status == "refused" for s in found.report.steps)
-    sys.exit(REFUSED if refused else 0)
-
-
-def _recreate(consent: Consent, options: dict[str, Any]) -> Recreated:
     from clustertune.operations import recreating
 
     def confirm(plan: Report) -> bool:
@@ -255,16 +233,15 @@ def _recreate(consent: Consent, options: dict[str, Any]) -> Recreated:
             click.echo(str(plan), err=True)
         return consent.yes or click.confirm("Go on?", err=True)
 
-    with _saturn_client() as client, usage_errors(ValueError, TypeError):
-        found = recreating.recreate_cluster(
-            client,
-            confirm=confirm,
-            dry_run=consent.dry_run,
-            progress=False,
-            **options,
-        )
-    found.client.close()
-    return found
+    consent.refuse_without_terminal()
+    options |= {"confirm": confirm, "dry_run": consent.dry_run, "progress": False}
+    with exit_on_error():
+        with _saturn_client() as client, usage_errors(ValueError, TypeError):
+            found = recreating.recreate_cluster(client, **options)
+        found.client.close()
+    click.echo(render(found.report, form))
+    refused = any(s.status == "refused" for s in found.report.steps)
+    sys.exit(REFUSED if refused else 0)
 
 
 def _saturn_client() -> Client:

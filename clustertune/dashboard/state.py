@@ -102,7 +102,7 @@ def of_identity(identity: Mapping[str, Any], now: float) -> State:
         identity["workers"].items(),
         key=lambda item: (len(str(item[1]["name"])), str(item[1]["name"])),
     )
-    workers = columns(WORKER, (_worker_row(*entry, now) for entry in entries))
+    workers = columns(WORKER, (_worker_row(a, entry, now) for a, entry in entries))
     threads: Counter[str] = Counter()
     for host, n in zip(workers["host"], workers["threads"], strict=True):
         threads[host] += n
