@@ -41,21 +41,18 @@ if TYPE_CHECKING:
     "clustertune release --prefix random_sample --include-other-clients --dry-run",
 )
 @cluster_options()
-@format_option
-@click.option(
-    "--prefix", "prefixes", multiple=True, metavar="NAME", help="Release the keys with "
-    "this prefix; may be given several times."
+@with_options(
+    format_option,
+    click.option("--prefix", "prefixes", multiple=True, metavar="NAME", help="Release "
+        "the keys with this prefix; may be given several times."),
+    click.option("--row", "rows", multiple=True, metavar="ID",
+        callback=checked(arguments.distinct), help="Release this row of the list, also "
+        "for its clients; may be given several times. If the keys or the clients of a "
+        "row have changed, nothing is released."),
+    click.option("--client", "user", metavar="ID", help="Release the rows that only "
+        "this client uses. ID is the beginning of its id in the list."),
+    other_clients_option,
 )  # fmt: skip
-@click.option(
-    "--row", "rows", multiple=True, metavar="ID", callback=checked(arguments.distinct),
-    help="Release this row of the list, also for its clients; may be given several "
-    "times. If the keys or the clients of a row have changed, nothing is released.",
-)  # fmt: skip
-@click.option(
-    "--client", "user", metavar="ID", help="Release the rows that only this client "
-    "uses. ID is the beginning of its id in the list."
-)  # fmt: skip
-@other_clients_option
 @with_consent
 def release(
     target: Target,
@@ -156,9 +153,9 @@ def _number_or_fit(name: str, text: str) -> int | str | None:
     "clustertune prepare --dataset X --dataset y --restart auto --yes",
 )
 @cluster_options(manager=True)
-@format_option
 # Each option has the name of an argument of prepare.
 @with_options(
+    format_option,
     dataset_option("Prepare this published data set: first X, then y, and so on.",
         required=True),
     *(click.option(companion, metavar="NAME", shell_complete=dataset_names,

@@ -25,6 +25,7 @@ from clustertune.cli.options import (
     text_format_option,
     time_option,
     usage_errors,
+    with_options,
 )
 from clustertune.cli.running import (
     exit_on_error,
@@ -99,13 +100,13 @@ def check(
     "clustertune watch --for 1h -f json > events.jsonl",
 )
 @cluster_options()
-@_workload
-@time_option(
-    "--interval", help="Read the cluster this often, like 5s. By default at the "
-    "interval of heartbeats."
+@with_options(
+    _workload,
+    time_option("--interval", help="Read the cluster this often, like 5s. By default "
+        "at the interval of heartbeats."),
+    time_option("--for", "duration", help="End after this time. By default with ^C."),
+    text_format_option("Print each event as a line of this form."),
 )  # fmt: skip
-@time_option("--for", "duration", help="End after this time. By default with ^C.")
-@text_format_option("Print each event as a line of this form.")
 def watch(
     target: Target,
     form: str,
@@ -195,36 +196,27 @@ _count = click.IntRange(1)
     "clustertune size --rows 100000000 --columns 50 --workload xgboost",
     "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
 )
-@click.option("--rows", type=_count, help="Set the rows of the data.")
-@click.option(
-    "--columns", type=_count, help="Set the columns: features, labels, weights."
-)
-@click.option(
-    "--dtype", help="Set the type of the numbers, like float32; for Parquet data, the "
-    "type after loading."
+@with_options(
+    click.option("--rows", type=_count, help="Set the rows of the data."),
+    click.option("--columns", type=_count, help="Set the columns: features, labels, "
+        "weights."),
+    click.option("--dtype", help="Set the type of the numbers, like float32; for "
+        "Parquet data, the type after loading."),
+    click.option("--parquet", metavar="PATH", help="Read rows and columns from the "
+        "footers of this file, folder, pattern or URL of Parquet data."),
+    workload_option("estimator", help="Recommend for this library, like xgboost."),
+    click.option("--eval-fraction", type=float, default=0.0, show_default=True,
+        metavar="FRACTION", help="Add eval sets with this fraction of the rows of the "
+        "data, like 0.2."),
+    click.option("--host-cpus", type=_count, help="Set the CPUs of one host. By "
+        "default this machine's."),
+    click.option("--host-memory", metavar="SIZE", help="Set the memory of one host, "
+        "like 64GiB. By default this machine's."),
+    click.option("--hosts", "n_hosts", type=_count, help="Set the number of available "
+        "hosts. By default as many as needed. Exit with code 1 if these hosts are not "
+        "enough."),
+    format_option,
 )  # fmt: skip
-@click.option(
-    "--parquet", metavar="PATH", help="Read rows and columns from the footers of this "
-    "file, folder, pattern or URL of Parquet data."
-)  # fmt: skip
-@workload_option("estimator", help="Recommend for this library, like xgboost.")
-@click.option(
-    "--eval-fraction", type=float, default=0.0, show_default=True, metavar="FRACTION",
-    help="Add eval sets with this fraction of the rows of the data, like 0.2.",
-)  # fmt: skip
-@click.option(
-    "--host-cpus", type=_count, help="Set the CPUs of one host. By default this "
-    "machine's."
-)  # fmt: skip
-@click.option(
-    "--host-memory", metavar="SIZE", help="Set the memory of one host, like 64GiB. By "
-    "default this machine's."
-)  # fmt: skip
-@click.option(
-    "--hosts", "n_hosts", type=_count, help="Set the number of available hosts. By "
-    "default as many as needed. Exit with code 1 if these hosts are not enough."
-)  # fmt: skip
-@format_option
 def size(form: str, **options: Any) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
     from clustertune.operations import sizing
@@ -243,21 +235,16 @@ def size(form: str, **options: Any) -> None:
     "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
 )
 @cluster_options(manager=True)
-@click.option(
-    "--serve", is_flag=True, help="Serve the page from this machine until ^C. Use it "
-    "for schedulers without Bokeh, or with another Python."
-)  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="With --serve: listen on this port; "
-    f"0 chooses a free one. [default: {PORT}]"
-)  # fmt: skip
-@click.option(
-    "--listen", metavar="ADDRESS", help="With --serve: listen on this address. Anyone "
-    f"who reaches it can see the page. [default: {LOOPBACK}]"
-)  # fmt: skip
-@click.option(
-    "--allow-websocket-origin", "origins", metavar="HOST[:PORT]", multiple=True,
-    help="With --serve: let this proxy or page show it; may be given several times."
+@with_options(
+    click.option("--serve", is_flag=True, help="Serve the page from this machine until "
+        "^C. Use it for schedulers without Bokeh, or with another Python."),
+    click.option("--port", type=click.IntRange(0, 65535), help="With --serve: listen "
+        f"on this port; 0 chooses a free one. [default: {PORT}]"),
+    click.option("--listen", metavar="ADDRESS", help="With --serve: listen on this "
+        f"address. Anyone who reaches it can see the page. [default: {LOOPBACK}]"),
+    click.option("--allow-websocket-origin", "origins", metavar="HOST[:PORT]",
+        multiple=True, help="With --serve: let this proxy or page show it; may be "
+        "given several times."),
 )  # fmt: skip
 def dashboard(
     target: Target,

@@ -322,8 +322,6 @@ class Consent:
 
     def ask(self, plan: str) -> None:
         """Show a plan, ask, and exit if the user declines."""
-        if self.yes:
-            return
         click.echo(plan, err=True)
         if not is_terminal():
             raise click.UsageError(NO_TERMINAL)

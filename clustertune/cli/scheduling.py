@@ -19,7 +19,6 @@ from clustertune.cli.options import (
     cluster_options,
     format_option,
     usage_errors,
-    with_options,
 )
 from clustertune.cli.running import carry_out, run, text_or_json
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 1
 
-
-with_schedule_options = with_options(
+#: options of ``restart`` that schedule it
+SCHEDULE = (
     click.option("--between-runs", is_flag=True, help="Schedule the restart: the "
         "scheduler waits for the next gap between runs, and this command may end."),
     click.option("--idle-for", metavar="TIME", default="30s", show_default=True,

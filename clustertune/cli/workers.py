@@ -21,13 +21,14 @@ from clustertune.cli.options import (
     timeout_option,
     usage_errors,
     with_consent,
+    with_options,
     worker_option,
 )
 from clustertune.cli.running import CONNECT, change, exit_on_error, render
 from clustertune.cli.scheduling import (
+    SCHEDULE,
     schedule_between_runs,
     take_schedule,
-    with_schedule_options,
 )
 from clustertune.core import arguments
 from clustertune.errors import ConnectionLostError
@@ -68,21 +69,19 @@ def _environment(name: str, texts: tuple[str, ...]) -> dict[str, str] | None:
     "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
 )
 @cluster_options(manager=True)
-@format_option
-@worker_option
-@_nthreads
-@click.option(
-    "--memory-limit", metavar="SIZE", callback=checked(_size), help="Set the memory "
-    "limit of a worker, like 4GiB."
+@with_options(
+    format_option,
+    worker_option,
+    _nthreads,
+    click.option("--memory-limit", metavar="SIZE", callback=checked(_size),
+        help="Set the memory limit of a worker, like 4GiB."),
+    click.option("--env", multiple=True, metavar="NAME=VALUE",
+        callback=checked(_environment), help="Set a variable of thread pools or "
+        "allocators before the worker's process starts; may be given several times."),
+    _unavailable,
+    _wait,
+    timeout_option("30 minutes"),
 )  # fmt: skip
-@click.option(
-    "--env", multiple=True, metavar="NAME=VALUE", callback=checked(_environment),
-    help="Set a variable of thread pools or allocators before the worker's process "
-    "starts; may be given several times."
-)  # fmt: skip
-@_unavailable
-@_wait
-@timeout_option("30 minutes")
 @with_consent
 def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Change the threads, memory or variables of workers without losing data."""
@@ -96,15 +95,15 @@ def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune merge --worker 0 --worker 1 --yes",
 )
 @cluster_options(manager=True)
-@format_option
-@worker_option
-@click.option(
-    "--undo", metavar="N", type=click.IntRange(1), help="Restore N workers in place of "
-    "each worker. Requires --cluster."
+@with_options(
+    format_option,
+    worker_option,
+    click.option("--undo", metavar="N", type=click.IntRange(1), help="Restore N "
+        "workers in place of each worker. Requires --cluster."),
+    _unavailable,
+    _wait,
+    timeout_option("30 minutes"),
 )  # fmt: skip
-@_unavailable
-@_wait
-@timeout_option("30 minutes")
 @with_consent
 def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Replace the workers of each host by one with all their threads and memory.
@@ -122,21 +121,20 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune restart --between-runs --if leak --idle-for 1m --yes",
 )
 @cluster_options(manager=True)
-@format_option
-@worker_option
-@_unavailable
-@click.option(
-    "--if-needed", is_flag=True, help="Trim all workers first. Restart only workers "
-    "that stay above a memory threshold, or would exceed it in the next run."
+@with_options(
+    format_option,
+    worker_option,
+    _unavailable,
+    click.option("--if-needed", is_flag=True, help="Trim all workers first. Restart "
+        "only workers that stay above a memory threshold, or would exceed it in the "
+        "next run."),
+    click.option("--drop-data", is_flag=True, help="Restart all workers at once, and "
+        "lose all data in memory. The plan lists the data."),
+    other_clients_option,
+    _wait,
+    timeout_option("30 minutes"),
+    *SCHEDULE,
 )  # fmt: skip
-@click.option(
-    "--drop-data", is_flag=True, help="Restart all workers at once, and lose all data "
-    "in memory. The plan lists the data."
-)  # fmt: skip
-@other_clients_option
-@_wait
-@timeout_option("30 minutes")
-@with_schedule_options
 @with_consent
 def restart(
     target: Target,
@@ -200,25 +198,21 @@ def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune recreate --worker-size 2xlarge --dry-run",
     "clustertune recreate --save-to s3://bucket/saved --dataset X --dataset y",
 )
-@format_option
-@click.option("--worker-size", metavar="NAME", help="Use this size of Saturn.")
-@click.option("--scheduler-size", metavar="NAME", help="Use this size of Saturn.")
-@click.option(
-    "--n-workers", type=click.IntRange(1), help="Start N workers. By default as many "
-    "as now."
+@with_options(
+    format_option,
+    click.option("--worker-size", metavar="NAME", help="Use this size of Saturn."),
+    click.option("--scheduler-size", metavar="NAME", help="Use this size of Saturn."),
+    click.option("--n-workers", type=click.IntRange(1), help="Start N workers. By "
+        "default as many as now."),
+    _nthreads,
+    click.option("--save-to", metavar="PATH", help="Save the data of --dataset here."),
+    dataset_option("Save, load and publish this data set again; may be given several "
+        "times.", shell_complete=None),
+    click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH."),
+    click.option("--include-other-clients", is_flag=True, help="Also lose data of "
+        "other clients, and other published data."),
+    timeout_option("1 hour"),
 )  # fmt: skip
-@_nthreads
-@click.option("--save-to", metavar="PATH", help="Save the data of --dataset here.")
-@dataset_option(
-    "Save, load and publish this data set again; may be given several times.",
-    shell_complete=None,
-)
-@click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH.")
-@click.option(
-    "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
-    "and other published data."
-)  # fmt: skip
-@timeout_option("1 hour")
 @with_consent
 def recreate(form: str, consent: Consent, **options: Any) -> None:
     """Destroy this Saturn Cloud cluster and create it again with other sizes.

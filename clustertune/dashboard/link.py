@@ -9,13 +9,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from distributed import Client
 
-from clustertune.collections import inputs
-from clustertune.core.model import Goal
 from clustertune.dashboard import mount
 from clustertune.errors import RefusedError, VersionMismatchError
-from clustertune.integrations import libraries
 from clustertune.operations.call import check_client
-from clustertune.operations.check import CheckRequest, diagnose
+from clustertune.operations.check import check
 from clustertune.remote import ship
 
 SERVE = "Run `clustertune dashboard --serve` to show the page from this machine"
@@ -95,14 +92,9 @@ def dashboard_page(client: Client) -> Any:
 
 async def run_checks(client: Client) -> None:
     """Run all checks, which send their findings to the scheduler."""
-    request = CheckRequest(
-        client=client,
-        given=inputs.NOTHING,
-        goal=Goal(workload=libraries.choose()),
-        workers=None,
-        timeout=TIMEOUT,
-    )
-    await diagnose(request)
+    # in the client's event loop this returns an awaitable
+    checking: Any = check(client, timeout=TIMEOUT)
+    await checking
 
 
 async def add_page(client: Client) -> DashboardPage:
