@@ -22,6 +22,7 @@ from clustertune.cli.options import (
     cluster_options,
     fail_on_option,
     format_option,
+    refuse_options,
     text_format_option,
     time_option,
     usage_errors,
@@ -257,13 +258,7 @@ def dashboard(
     if not serve:
         from clustertune.dashboard.link import add_page
 
-        for name, value in (
-            ("--port", port),
-            ("--listen", listen),
-            ("--allow-websocket-origin", origins),
-        ):
-            if value:
-                raise click.UsageError(f"{name} needs --serve")
+        refuse_options(("port", "listen", "origins"), "{} needs --serve")
         click.echo(printable(run(target, add_page).url, longest=2000))
         return
     number = PORT if port is None else port

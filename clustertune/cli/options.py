@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import dask
+from click.core import ParameterSource
 
 from clustertune.cli import INTERRUPTED, REFUSED
 from clustertune.core import arguments
@@ -35,6 +36,15 @@ def with_options(*options: Decorator) -> Decorator:
         return command
 
     return decorate
+
+
+def refuse_options(names: Collection[str], text: str) -> None:
+    """Refuse options on the command line; ``text`` has a place for the option."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(text.format(option.opts[0]))
 
 
 # --- values ---------------------------------------------------------------------------

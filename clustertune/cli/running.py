@@ -152,18 +152,6 @@ def exit_on_error() -> Iterator[None]:
         sys.exit(exit_code(error))
 
 
-@contextmanager
-def _errors_in_shell(shell: Shell) -> Iterator[None]:
-    """Make the remedies in errors command lines, where there are any."""
-    try:
-        yield
-    except errors.ClustertuneError as error:
-        if parts := error.remedy_parts:
-            remedy = text_of(shell.translate(parts))
-            error.args = (str(error).replace(text_of(parts), remedy),)
-        raise
-
-
 def exit_code(error: errors.ClustertuneError) -> int:
     """Return the exit code for an error."""
     if isinstance(error, errors.ConnectionLostError):
@@ -226,8 +214,13 @@ def carry_out_call(
 
     async def make_in_shell(client: Client, **how: Any) -> Report:
         shell = shell_of(target, call)
-        with _errors_in_shell(shell):
+        try:
             return in_shell(await make(client, **how), shell)
+        except errors.ClustertuneError as error:
+            if parts := error.remedy_parts:
+                remedy = text_of(shell.translate(parts))
+                error.args = (str(error).replace(text_of(parts), remedy),)
+            raise
 
     sys.exit(code(carry_out(target, make_in_shell, form, consent, acts)))
 

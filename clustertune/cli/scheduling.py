@@ -18,6 +18,7 @@ from clustertune.cli.options import (
     Target,
     cluster_options,
     format_option,
+    refuse_options,
     usage_errors,
 )
 from clustertune.cli.running import carry_out, run, text_or_json
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.scheduling.schedule import Schedule
-
-NOT_FOUND = 1
 
 #: options of ``restart`` that schedule it
 SCHEDULE = (
@@ -61,24 +60,16 @@ def take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any]
     Refuse options that do not go together with ``between_runs``.
     """
     when = {name: options.pop(name) for name in _ONLY_SCHEDULED if name in options}
-    wrong = _NEVER_SCHEDULED if between_runs else when
-    for parameter in click.get_current_context().command.params:
-        if parameter.name in wrong and _is_given(parameter.name):
-            option = parameter.opts[0]
-            raise click.UsageError(
-                f"{option} and --between-runs do not go together"
-                if between_runs
-                else f"{option} is for --between-runs"
-            )
+    if between_runs:
+        text = "{} and --between-runs do not go together"
+        refuse_options(_NEVER_SCHEDULED, text)
+    else:
+        refuse_options(when, "{} is for --between-runs")
     when["workers"] = options["workers"]
-    if _is_given("wait"):
+    source = click.get_current_context().get_parameter_source("wait")
+    if source is ParameterSource.COMMANDLINE:
         when["wait"] = options["wait"]
     return when
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.COMMANDLINE
 
 
 def schedule_between_runs(
@@ -172,5 +163,5 @@ def cancel(target: Target, id: str, form: str) -> None:
         found = run(target, lambda client: schedules.cancel(client, id))
     except LookupError as error:
         click.echo(str(error), err=True)
-        sys.exit(NOT_FOUND)
+        sys.exit(1)
     click.echo(_rendered(found, form))

@@ -17,6 +17,7 @@ from clustertune.cli.options import (
     format_option,
     other_clients_option,
     pairs,
+    refuse_options,
     time_option,
     timeout_option,
     usage_errors,
@@ -148,13 +149,11 @@ def restart(
     if between_runs:
         schedule_between_runs(target, form, consent, when)
         return
-    for name, option in (("workers", "--worker"), ("if_needed", "--if-needed")):
-        if options["drop_data"] and options[name]:
-            raise click.UsageError(
-                f"--drop-data restarts all workers: leave {option} out"
-            )
-    if options["include_other_clients"] and not options["drop_data"]:
-        raise click.UsageError("--include-other-clients needs --drop-data")
+    if options["drop_data"]:
+        text = "--drop-data restarts all workers: leave {} out"
+        refuse_options(("workers", "if_needed"), text)
+    else:
+        refuse_options(("include_other_clients",), "{} needs --drop-data")
     change(target, "restart", options, form, consent)
 
 
