@@ -103,7 +103,10 @@ async def add_page(client: Client) -> DashboardPage:
         await run_checks(client)
     except VersionMismatchError as error:
         raise VersionMismatchError(f"{error}. {SERVE}") from error
-    answer = await ship.on_scheduler(client, mount.mount)
+    try:
+        answer = await ship.on_scheduler(client, mount.mount)
+    except ModuleNotFoundError:  # the code of the page cannot be loaded there
+        answer = {"error": "has no Bokeh"}
     if "error" in answer:
         raise RefusedError(
             f"The scheduler {answer['error']}, so it cannot show the page. {SERVE}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
+from distributed import Client
 from distributed.utils_test import gen_cluster
 from tornado.httpclient import AsyncHTTPClient
 
@@ -14,6 +16,7 @@ from clustertune.dashboard import link as links
 from clustertune.dashboard import mount
 from clustertune.dashboard.link import page_url
 from clustertune.errors import RefusedError
+from tests.processes import BLOCK, cluster
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 ONE = [("127.0.0.1", 1)]
@@ -62,6 +65,18 @@ async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh.server.tornado", None)
     with pytest.raises(RefusedError, match="has no Bokeh"):
         await clustertune.dashboard_page(c)
+
+
+def test_a_scheduler_process_that_cannot_import_bokeh(tmp_path: Path) -> None:
+    """The code of the page cannot be loaded there."""
+    code = BLOCK.replace('"clustertune"', '"bokeh"')
+    (tmp_path / "sitecustomize.py").write_text(code)
+    with (
+        cluster(tmp_path, 1, PYTHONPATH=str(tmp_path)) as file,
+        Client(scheduler_file=file) as client,
+        pytest.raises(RefusedError, match="has no Bokeh"),
+    ):
+        clustertune.dashboard_page(client)
 
 
 @pytest.mark.parametrize(
