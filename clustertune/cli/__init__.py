@@ -61,8 +61,15 @@ _MODULES = {
     "inspection": ("check", "dashboard", "demo", "explain", "report", "size", "watch"),
     "planning": ("apply", "plan"),
     "playbooks": ("playbooks", "run"),
-    "scheduling": ("schedule",),
-    "workers": ("merge", "recreate", "resize", "restart", "scale", "trim"),
+    "workers": (
+        "merge",
+        "recreate",
+        "resize",
+        "restart",
+        "scale",
+        "schedule",
+        "trim",
+    ),
 }
 
 

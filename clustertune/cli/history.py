@@ -33,20 +33,21 @@ _path = click.option(
     "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
     "default clustertune.history.path of Dask's configuration."
 )  # fmt: skip
-_kind = click.option(
-    "--kind", type=click.Choice(query.KINDS), help="Select one kind of records: "
-    "`fit` is a held run, `run` is a run that the scheduler plugin has seen."
-)  # fmt: skip
 _cluster = click.option(
     "--cluster", metavar="ADDRESS", help="Select records of the cluster whose "
     "scheduler has this address, like tcp://10.0.0.5:8786."
 )  # fmt: skip
-_last = click.option(
-    "--last", type=click.IntRange(1), metavar="N", help="Show the last N records."
-)
-
-
-_selecting = with_options(_job, _cluster, _kind, _last, _path, _form)
+_selecting = with_options(
+    _job,
+    _cluster,
+    click.option("--kind", type=click.Choice(query.KINDS), help="Select one kind of "
+        "records: `fit` is a held run, `run` is a run that the scheduler plugin has "
+        "seen."),
+    click.option("--last", type=click.IntRange(1), metavar="N", help="Show the last N "
+        "records."),
+    _path,
+    _form,
+)  # fmt: skip
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from clustertune.cli.running import (
     shell_of,
     with_usage_errors,
 )
-from clustertune.cli.scheduling import SCHEDULE_OPTIONS
+from clustertune.cli.workers import SCHEDULE_OPTIONS
 from clustertune.core import arguments
 from clustertune.core.report import Report, acted, in_shell
 from clustertune.errors import ChangedError

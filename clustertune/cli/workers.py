@@ -1,14 +1,18 @@
-"""Commands that change workers: they show a plan and ask."""
+"""Commands that change workers, now or between runs: they show a plan and ask."""
 
 from __future__ import annotations
 
+import asyncio
+import html
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from clustertune.cli import REFUSED, command
-from clustertune.cli.completion import dataset_option
+from clustertune.cli import FAILED, REFUSED, command, examples
+from clustertune.cli.completion import conditions, dataset_option
 from clustertune.cli.options import (
     Consent,
     Target,
@@ -25,11 +29,14 @@ from clustertune.cli.options import (
     with_options,
     worker_option,
 )
-from clustertune.cli.running import CONNECT, change, exit_on_error, render
-from clustertune.cli.scheduling import (
-    SCHEDULE,
-    schedule_between_runs,
-    take_schedule,
+from clustertune.cli.running import (
+    CONNECT,
+    carry_out,
+    change,
+    exit_on_error,
+    render,
+    run,
+    text_or_json,
 )
 from clustertune.core import arguments
 from clustertune.errors import ConnectionLostError
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.core.report import Report
+    from clustertune.operations.scheduling.schedule import Schedule
 
 _unavailable = click.option(
     "--max-unavailable", metavar="N", default="1", show_default=True,
@@ -51,6 +59,32 @@ _wait = time_option(
 _nthreads = click.option(
     "--nthreads", type=click.IntRange(1), help="Set the threads of a worker."
 )
+
+
+#: options of ``restart`` that schedule it
+_SCHEDULE = (
+    click.option("--between-runs", is_flag=True, help="Schedule the restart: the "
+        "scheduler waits for the next gap between runs, and this command may end."),
+    click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
+        help="Between runs: define a gap as this long without a task."),
+    click.option("--cron", metavar="EXPRESSION", help="Between runs: restart once "
+        'after each of these times, like "0 3 * * *".'),
+    click.option("--tz", metavar="ZONE", help="Between runs: set the time zone of "
+        "--cron, like Europe/Berlin. Default: this machine's."),
+    click.option("--if", "condition", metavar="CONDITION", shell_complete=conditions,
+        help="Between runs: restart only if this is true then: leak, memory:critical, "
+        "or CHECK[:SEVERITY]."),
+    click.option("--expires", metavar="TIME", default="12h", show_default=True,
+        help="Between runs: give up after this time."),
+    click.option("--stay", is_flag=True, help="Between runs: wait until the restart "
+        "has ended, and show its state."),
+)  # fmt: skip
+#: only with ``--between-runs``
+_ONLY_SCHEDULED = ("idle_for", "cron", "tz", "condition", "expires", "stay")
+_NEVER_SCHEDULED = (
+    "drop_data", "if_needed", "include_other_clients", "max_unavailable", "timeout",
+)  # fmt: skip
+SCHEDULE_OPTIONS = frozenset(("between_runs", *_ONLY_SCHEDULED))
 
 
 def _size(name: str, text: str) -> str:
@@ -134,7 +168,7 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     other_clients_option,
     _wait,
     timeout_option("30 minutes"),
-    *SCHEDULE,
+    *_SCHEDULE,
 )  # fmt: skip
 @with_consent
 def restart(
@@ -145,9 +179,9 @@ def restart(
     **options: Any,
 ) -> None:
     """Restart workers one at a time without losing data."""
-    when = take_schedule(options, between_runs)
+    when = _take_schedule(options, between_runs)
     if between_runs:
-        schedule_between_runs(target, form, consent, when)
+        _schedule_between_runs(target, form, consent, when)
         return
     if options["drop_data"]:
         text = "--drop-data restarts all workers: leave {} out"
@@ -188,6 +222,122 @@ def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
 def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Return unused memory of workers to the operating system."""
     change(target, "trim", options, form, consent)
+
+
+# --- restarts between runs ------------------------------------------------------------
+
+
+def _take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any]:
+    """Remove the options of a scheduled restart from others, and return them.
+
+    Refuse options that do not go together with ``between_runs``.
+    """
+    when = {name: options.pop(name) for name in _ONLY_SCHEDULED if name in options}
+    if between_runs:
+        text = "{} and --between-runs do not go together"
+        refuse_options(_NEVER_SCHEDULED, text)
+    else:
+        refuse_options(when, "{} is for --between-runs")
+    when["workers"] = options["workers"]
+    source = click.get_current_context().get_parameter_source("wait")
+    if source is ParameterSource.COMMANDLINE:
+        when["wait"] = options["wait"]
+    return when
+
+
+def _schedule_between_runs(
+    target: Target, form: str, consent: Consent, when: Mapping[str, Any]
+) -> None:
+    """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
+    from clustertune.operations.scheduling.request import schedule_restart
+
+    options = dict(when)
+    stay = options.pop("stay")
+
+    async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
+        with usage_errors(ValueError, TypeError):
+            answer: Any = schedule_restart(client, dry_run=dry_run, **options)
+        made: Schedule = await answer
+        if dry_run or not stay:
+            return made
+        return await _follow(client, made, consent, _cancel_command(made, target))
+
+    made = carry_out(target, make, form, consent, lambda _: True, _rendered)
+    if consent.dry_run:
+        return
+    if not (made.ended or stay or consent.quiet):
+        click.echo(f"to cancel it: {_cancel_command(made, target)}", err=True)
+    sys.exit(0 if made.state in ("done", "waiting", "running") else FAILED)
+
+
+def _cancel_command(made: Schedule, target: Target) -> str:
+    return target.command(f"clustertune schedule cancel {made.id}")
+
+
+async def _follow(
+    client: Client, made: Schedule, consent: Consent, line: str
+) -> Schedule:
+    from clustertune.operations.scheduling import schedule as schedules
+
+    def notify(text: str) -> None:
+        if not consent.quiet:
+            click.echo(text, err=True)
+
+    notify(str(made))
+    try:
+        return await schedules.follow(client, made, lambda now: notify(now.standing()))
+    except asyncio.CancelledError:  # ^C
+        click.echo(f"still scheduled; to cancel it: {line}", err=True)
+        raise
+
+
+def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
+    schedules = found if isinstance(found, Sequence) else [found]
+    text = "\n".join(map(str, schedules)) or "no restart is scheduled"
+    if form == "html":
+        text = f"<pre>{html.escape(text)}</pre>"
+    return text_or_json(text, form, {"schedules": [s.plain() for s in schedules]})
+
+
+@click.group(
+    epilog=examples(
+        "clustertune restart --between-runs --if leak --yes tcp://10.0.0.5:8786",
+        "clustertune schedule list tcp://10.0.0.5:8786",
+        "clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786",
+    )
+)
+def schedule() -> None:
+    """List or cancel restarts that wait for a gap between runs."""
+
+
+@schedule.command(
+    "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
+)
+@cluster_options()
+@format_option
+def list_(target: Target, form: str) -> None:
+    """List waiting restarts with the reason, and the last ended ones."""
+    from clustertune.operations.scheduling import schedule as schedules
+
+    click.echo(_rendered(run(target, schedules.listed), form))
+
+
+@schedule.command(
+    epilog=examples("clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786")
+)
+@click.argument("id")
+@cluster_options()
+@format_option
+def cancel(target: Target, id: str, form: str) -> None:
+    """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
+    from clustertune.operations.scheduling import schedule as schedules
+
+    try:
+        found = run(target, lambda client: schedules.cancel(client, id))
+    except LookupError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+    click.echo(_rendered(found, form))
 
 
 # --- all workers of a Saturn Cloud cluster --------------------------------------------
