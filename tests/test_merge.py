@@ -140,7 +140,7 @@ def test_limits_above_the_memory_of_the_host() -> None:
     resize, retirement = merge.steps(view(some))
     assert resize.args.size.memory_limit == 32 * GIB
     later = view([replace(some[0], nthreads=2, memory_limit=32 * GIB), some[1]])
-    assert guards.replacement_has_its_size(retirement, later) is None
+    assert guards.replacement_has_its_size(retirement.args, later) is None
     (again,) = merge.steps(later)
     assert (again.args.id, again.args.retire) == (1, True)
     alone = view([replace(w, nanny=None) for w in some])
@@ -187,7 +187,7 @@ def test_a_worker_that_was_not_resized() -> None:
     assert refused is not None
     assert refused.guard == "replacement_has_its_size"
     alone = view(workers(10))
-    assert "has left" in str(guards.replacement_has_its_size(retirement, alone))
+    assert "has left" in str(guards.replacement_has_its_size(retirement.args, alone))
 
 
 def test_too_little_memory() -> None:

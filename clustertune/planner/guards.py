@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 from clustertune.core import rules
 from clustertune.core.model import (
@@ -112,105 +113,86 @@ def _restarted(worker: WorkerSnapshot, size: WorkerSize | None) -> WorkerSnapsho
 
 def refusal(step: Step, view: View) -> Refusal | None:
     """Return the refusal of the first guard that forbids the step."""
-    for guard in GUARDS:
-        reason = guard(step, view)
+    for guard in GUARDS.get(type(step.args), ()):
+        reason = guard(step.args, view)
         if reason is not None:
             return Refusal(step=step, guard=guard.__name__, reason=reason)
     return None
 
 
-# --- guards: (step, view) -> reason for a refusal, or None ----------------------------
+# --- guards: (arguments of a step, view) -> reason for a refusal, or None -------------
 
 
-def _targets(step: Step) -> list[str]:
+def _targets(args: Load | Moves | Rechunk | Shuffle) -> list[str]:
     """Return the addresses of the workers that receive partitions."""
-    args = step.args
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
-    elif isinstance(args, Rechunk) or (
-        isinstance(args, Shuffle) and args.partition_order is None
-    ):
-        used = set(args.targets.tolist())
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
-    else:
+    elif isinstance(args, Shuffle) and args.partition_order is not None:
         return []
+    else:
+        used = set(args.targets.tolist())
     return [args.workers[i] for i in sorted(used)]
 
 
-def targets_still_run(step: Step, view: View) -> str | None:
+def targets_still_run(args: Load | Moves | Rechunk | Shuffle, view: View) -> str | None:
     """Refuse to send partitions to a worker that has left or is paused."""
-    targets = _targets(step)
-    if not targets:
-        return None  # in time that does not grow with the cluster
     running = {w.address for w in view.eligible_workers}
-    away = [a for a in targets if a not in running]
+    away = [a for a in _targets(args) if a not in running]
     return f"{names_text(away)} no longer runs" if away else None
 
 
-def partitions_are_in_memory(step: Step, view: View) -> str | None:
+def partitions_are_in_memory(_args: object, view: View) -> str | None:
     """Refuse to move data while some of its partitions are not in memory."""
-    if not isinstance(step.args, Moves | Rechunk | Shuffle):
-        return None
-    for layout in view.layouts:
-        for m in layout.collections:
-            there = set() if m.holders is None else set(m.holders[0].tolist())
-            if m.loaded and len(there) < len(m.keys):
-                missing = plural(len(m.keys) - len(there), "partition")
-                return f"{missing} of {m.label} not in memory"
+    for m in view.collections:
+        there = set() if m.holders is None else set(m.holders[0].tolist())
+        if m.loaded and len(there) < len(m.keys):
+            missing = plural(len(m.keys) - len(there), "partition")
+            return f"{missing} of {m.label} not in memory"
     return None
 
 
-def thresholds_are_known(step: Step, view: View) -> str | None:
+def thresholds_are_known(args: Moves | Rechunk | Shuffle, view: View) -> str | None:
     """Refuse to fill a worker whose thresholds are unknown: it might spill or pause."""
-    if isinstance(step.args, Load):
-        return None  # data has to be loaded somewhere
-    for address in _targets(step):
+    for address in _targets(args):
         worker = view.now.by_address.get(address)
         if worker is not None and isinstance(worker.thresholds, Unknown):
             return f"thresholds of {names_text([worker.id])}: {worker.thresholds}"
     return None
 
 
-def partitions_are_those_planned(step: Step, view: View) -> str | None:
+def partitions_are_those_planned(args: Rechunk | Shuffle, view: View) -> str | None:
     """Refuse to rechunk partitions that another step has replaced."""
-    if isinstance(step.args, Rechunk):
-        planned = {c.label: c.keys for c in step.args.cuts}
-    elif isinstance(step.args, Shuffle):
-        planned = {s.label: s.keys for s in step.args.sources}
-    else:
-        return None
-    now = {m.label: m.keys for x in view.layouts for m in x.collections}
-    other = [label for label, keys in planned.items() if now.get(label) != keys]
+    planned = args.cuts if isinstance(args, Rechunk) else args.sources
+    now = {m.label: m.keys for m in view.collections}
+    other = [x.label for x in planned if now.get(x.label) != x.keys]
     return f"{', '.join(other)} has other partitions than planned" if other else None
 
 
-def memory_is_enough(step: Step, _view: View) -> str | None:
+def memory_is_enough(args: Rechunk, _view: View) -> str | None:
     """Refuse a rechunk that makes workers spill: old and new partitions coexist."""
-    return (step.args.shortage or None) if isinstance(step.args, Rechunk) else None
+    return args.shortage or None
 
 
-def manager_allows_restarts(step: Step, view: View) -> str | None:
+def manager_allows_restarts(args: Restart, view: View) -> str | None:
     """Refuse restarts if the manager replaces a worker that restarts."""
-    returns = isinstance(step.args, Restart) and not step.args.retire
-    return view.now.can_restart if returns else None
+    return None if args.retire else view.now.can_restart
 
 
-def restart_loses_nothing(step: Step, view: View) -> str | None:
+def restart_loses_nothing(args: Restart, view: View) -> str | None:
     """Refuse a restart that would lose keys, or that no nanny would complete."""
-    if not isinstance(step.args, Restart):
-        return None
-    worker = view.now.by_address.get(step.args.address)
+    worker = view.now.by_address.get(args.address)
     if worker is None:
-        return f"{names_text([step.args.id])} has left or was restarted in the meantime"
-    if worker.nanny is None and not step.args.retire:
+        return f"{names_text([args.id])} has left or was restarted in the meantime"
+    if worker.nanny is None and not args.retire:
         return NO_NANNY
     held = worker.held_data
     if held is None:
         return "its keys are unknown"
     if held.actors:
         return f"it holds {plural(held.actors, 'actor')}, which cannot be moved"
-    return _no_space(step.args, held, worker, view) if held.nbytes else None
+    return _no_space(args, held, worker, view) if held.nbytes else None
 
 
 def _no_space(
@@ -243,11 +225,11 @@ def _no_space(
     return f"{why}: {instead}" if why else None
 
 
-def replacement_has_its_size(step: Step, view: View) -> str | None:
+def replacement_has_its_size(args: Restart, view: View) -> str | None:
     """Refuse to retire a worker whose replacement is not larger yet."""
-    if not isinstance(step.args, Restart) or step.args.replaced_by is None:
+    if args.replaced_by is None:
         return None
-    id, size = step.args.replaced_by
+    id, size = args.replaced_by
     worker = next((w for w in view.now.workers if w.id == id), None)
     if worker is None:
         return f"{names_text([id])}, which would replace it, has left"
@@ -256,15 +238,13 @@ def replacement_has_its_size(step: Step, view: View) -> str | None:
     return None
 
 
-def limit_fits_data(step: Step, view: View) -> str | None:
+def limit_fits_data(args: Restart, view: View) -> str | None:
     """Refuse a memory limit that is too low for a new process and the worker's data.
 
     A worker above its limit spills, pauses, or is killed by its nanny.
     """
-    if not isinstance(step.args, Restart):
-        return None
-    worker = view.now.by_address.get(step.args.address)
-    limit = None if worker is None else memory.lower_limit(worker, step.args.size)
+    worker = view.now.by_address.get(args.address)
+    limit = None if worker is None else memory.lower_limit(worker, args.size)
     if worker is None or limit is None:
         return None
     if isinstance(worker.thresholds, Unknown):
@@ -297,24 +277,20 @@ def limit_fits_data(step: Step, view: View) -> str | None:
     return f"{why}: release data, or set at least {enough // MIB} MiB"
 
 
-def release_spares_other_clients(step: Step, view: View) -> str | None:
+def release_spares_other_clients(args: Release, view: View) -> str | None:
     """Refuse to release data of other clients, unless the caller includes them."""
-    if not isinstance(step.args, Release):
-        return None
-    if step.args.rows:
-        return _split_name(view, step.args.rows)
-    if step.args.include_other_clients:
-        return _shared_name(view, step.args.prefix, step.args.all_prefixes)
-    found = [h for h in view.now.key_groups or () if h.prefix == step.args.prefix]
+    if args.rows:
+        return _split_name(view, args.rows)
+    if args.include_other_clients:
+        return _shared_name(view, args.prefix, args.all_prefixes)
+    found = [h for h in view.now.key_groups or () if h.prefix == args.prefix]
     if any(h.alone for h in found):
         return None
     return f"data which {owners_text(found)}; {OTHERS}"
 
 
-def drop_spares_other_clients(step: Step, view: View) -> str | None:
+def drop_spares_other_clients(args: Drop, view: View) -> str | None:
     """Refuse to drop data of other clients, or to stop workers that cannot restart."""
-    if not isinstance(step.args, Drop):
-        return None
     alone = [w.id for w in view.now.workers if w.nanny is None]
     if alone:
         return f"{workers_text(alone)}: {NO_NANNY}"
@@ -324,7 +300,7 @@ def drop_spares_other_clients(step: Step, view: View) -> str | None:
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
     others = [h for h in view.now.key_groups if h.keys and not h.alone]
-    if others and not step.args.include_other_clients:
+    if others and not args.include_other_clients:
         return (
             f"this data would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
             "restart without drop_data loses nothing"
@@ -332,19 +308,32 @@ def drop_spares_other_clients(step: Step, view: View) -> str | None:
     return None
 
 
-GUARDS: tuple[Callable[[Step, View], str | None], ...] = (
-    drop_spares_other_clients,
-    release_spares_other_clients,
-    memory_is_enough,
-    manager_allows_restarts,
-    replacement_has_its_size,
-    restart_loses_nothing,
-    limit_fits_data,
-    targets_still_run,
-    partitions_are_those_planned,
-    partitions_are_in_memory,
-    thresholds_are_known,
-)
+#: by the type of a step's arguments, in the order in which they are asked
+GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
+    Drop: (drop_spares_other_clients,),
+    Release: (release_spares_other_clients,),
+    Restart: (
+        manager_allows_restarts,
+        replacement_has_its_size,
+        restart_loses_nothing,
+        limit_fits_data,
+    ),
+    Load: (targets_still_run,),  # data has to be loaded somewhere
+    Moves: (targets_still_run, partitions_are_in_memory, thresholds_are_known),
+    Rechunk: (
+        memory_is_enough,
+        targets_still_run,
+        partitions_are_those_planned,
+        partitions_are_in_memory,
+        thresholds_are_known,
+    ),
+    Shuffle: (
+        targets_still_run,
+        partitions_are_those_planned,
+        partitions_are_in_memory,
+        thresholds_are_known,
+    ),
+}
 
 
 # --- interrupted work -----------------------------------------------------------------
