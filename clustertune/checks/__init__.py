@@ -22,7 +22,6 @@ from typing import Any
 
 from clustertune.checks import (
     fit,
-    groups,
     labels,
     memory,
     partitions,
@@ -78,8 +77,8 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         partitions.misaligned_partitions,
         labels.missing_classes,
         labels.unshuffled_rows,
-        groups.group_order,
-        groups.split_groups,
+        labels.group_order,
+        labels.split_groups,
         values.nonfinite_values,
         values.differing_categories,
         fit.missing_estimator,
@@ -115,7 +114,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         partitions.no_rows,
         partitions.column_chunks,
         values.non_numeric_columns,
-        groups.large_groups,
+        labels.large_groups,
         fit.missing_eval_rows,
         fit.unreplicated_eval_sets,
         scheduler.unrunnable_tasks,
@@ -138,6 +137,8 @@ ERRORS: Mapping[str, type[Exception]] = {
     **goals.ERRORS,
 }
 _PARAMETERS = "Parameters\n----------\n"
+#: unknown ranks between info and warning: it may hide either
+_WORST_FIRST = (Severity.critical, Severity.warning, Severity.unknown, Severity.info)
 
 
 # --- the checks -----------------------------------------------------------------------
@@ -289,7 +290,7 @@ def run(
     for name, check in available().items():
         given = _find(name, check, view, settings.get(name, {}))
         found += (replace(finding, check=name) for finding in given)
-    return tuple(sorted(found, key=lambda f: -_order(f.severity)))
+    return tuple(sorted(found, key=lambda f: _WORST_FIRST.index(f.severity)))
 
 
 def _find(
@@ -304,11 +305,6 @@ def _find(
     except Exception as error:  # noqa: BLE001, the finding reports it
         text = printable(repr(error), longest=200)
         return [Finding(severity=Severity.unknown, message=f"the check failed: {text}")]
-
-
-def _order(severity: Severity) -> float:
-    """Unknown ranks between info and warning: it may hide either."""
-    return 1.5 if severity is Severity.unknown else float(severity)
 
 
 def error_of(finding: Finding) -> type[Exception] | None:

@@ -10,9 +10,15 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks import ERRORS
-from clustertune.checks.labels import missing_classes, unshuffled_rows
+from clustertune.checks.labels import (
+    group_order,
+    large_groups,
+    missing_classes,
+    split_groups,
+    unshuffled_rows,
+)
 from clustertune.core.model import Contents, Severity
-from clustertune.errors import ClassCoverageError
+from clustertune.errors import ClassCoverageError, GroupOrderError, GroupSplitError
 from clustertune.remote.worker import content
 from clustertune.remote.worker.content import labels
 from clustertune.testing import layout, view, worker
@@ -220,3 +226,243 @@ async def test_live(c, s, a, b):
     assert {"unshuffled_rows"} <= {f.check for f in report.found}
     report = await clustertune.check(c, X, y, deep=True, estimator="xgboost")
     assert "unshuffled_rows" not in {f.check for f in report.found}
+
+
+# --- group_order ----------------------------------------------------------------------
+
+
+def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
+    """Return findings for data with these group ids, one for each row."""
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    data = layout([len(p) for p in partitions], [0] * len(partitions), ("X", "qid"))
+    X, qid = data.collections
+    data = replace(data, collections=(X, replace(qid, contents=looked)))
+    seen = view((), [data], order=order, **goal)
+    workload = replace(seen.goal.workload, groups=needs, sorts_groups=sorts)
+    return list(group_order(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "needs", "order"),
+    [
+        pytest.param([[3, 1], [3]], "", "", id="nothing is needed"),
+        pytest.param([[3, 3], [3, 1]], "together", "", id="together across partitions"),
+        pytest.param(
+            [[1, 1], [], [1, 2]], "sorted", "", id="sorted, an empty partition"
+        ),
+        pytest.param([[1], [2]], "", "sort", id="sorted as was asked for"),
+        pytest.param([[], []], "sorted", "", id="no rows"),
+    ],
+)
+def test_silent_where_groups_lie_as_needed(partitions, needs, order):
+    """Groups have the order that the workload needs, or it needs none."""
+    assert find_group_order(*partitions, needs=needs, order=order) == []
+
+
+def test_silent_where_nobody_looked():
+    """There are no groups, or their values were not read."""
+    assert list(group_order(view())) == []
+    assert list(group_order(view((), [layout([5], [0], ("X", "qid"))]))) == []
+
+
+def test_groups_that_come_back():
+    """Groups may be unsorted within or across partitions; only sort=True sorts them."""
+    for partitions in ([[1, 2, 1]], [[1, 2], [1]]):
+        (finding,) = find_group_order(*partitions, needs="together")
+        assert finding.severity is Severity.critical
+        assert finding.message == (
+            "groups in qid come back after another group; Any training library would "
+            "split them"
+        )
+        assert finding.subject == ("X", "qid")
+        assert finding.fixed_by == ""
+    assert ERRORS["group_order"] is GroupOrderError
+
+
+def test_groups_that_are_not_ascending():
+    """Descending groups are wrong for one library and right for another."""
+    assert find_group_order([2, 1], needs="together") == []
+    (finding,) = find_group_order([2, 1], needs="sorted")
+    assert "do not come in ascending order" in finding.message
+    assert "would sort them in every fit" in finding.message
+    assert finding.severity is Severity.critical
+
+
+def test_they_are_put_in_order_where_that_was_asked_for():
+    """With sort=True the order is no error for any workload."""
+    (finding,) = find_group_order([2, 1], needs="", order="sort")
+    assert finding.severity is Severity.info
+    assert finding.fixed_by == "shuffle"
+    (finding,) = find_group_order([2, 1], needs="sorted", order="sort")
+    assert finding.severity is Severity.critical
+    assert finding.fixed_by == "shuffle"
+
+
+def test_a_library_that_sorts_rows_itself():
+    """The library sorts rows by default, unless partitions must stay unchanged."""
+    for partitions in ([[1, 2, 1]], [[2, 1], [3]]):
+        (finding,) = find_group_order(*partitions, needs="sorted", sorts=True)
+        assert finding.fixed_by == "shuffle"
+        assert "would sort them in every fit" in finding.message
+        (finding,) = find_group_order(
+            *partitions, needs="sorted", sorts=True, rechunk=False
+        )
+        assert finding.severity is Severity.critical
+        assert finding.fixed_by == ""
+
+
+def test_rows_that_were_sorted():
+    """Rows are sorted without a request, and the finding reports the new order."""
+    looked = Contents(partitions=(content.runs(np.array([1, 1, 2])),))
+    data = layout([3], [0], ("X", "qid", "row_order"))
+    X, qid, order = data.collections
+    data = replace(data, collections=(X, replace(qid, contents=looked), order))
+    for asked, expected in (("", 1), ("sort", 0)):
+        seen = view((), [data], order=asked)
+        workload = replace(seen.goal.workload, groups="sorted", sorts_groups=True)
+        seen = replace(seen, goal=replace(seen.goal, workload=workload))
+        found_there = list(group_order(seen))
+        assert [f.severity for f in found_there] == [Severity.info] * expected
+        assert all(".row_order" in f.remedy for f in found_there)
+
+
+@pytest.mark.parametrize(("needs", "order"), [("sorted", ""), ("", "sort"), ("", "")])
+def test_rows_without_a_group(needs, order):
+    """No order helps rows without a group, so the remedy does not sort."""
+    finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs, order=order)
+    needed = bool(needs or order)
+    assert finding.severity is (Severity.critical if needed else Severity.warning)
+    assert finding.message.startswith("qid has 2 rows without a group")
+    assert not finding.fixed_by
+    assert "sort=True" not in finding.remedy
+
+
+# --- split_groups ---------------------------------------------------------------------
+
+
+def find_split_groups(*partitions):
+    """Return findings from (first, last, returns) of each partition; None: empty."""
+    told = [
+        {"ends": None, "scattered": False}
+        if p is None
+        else {"ends": [p[0], p[1]], "scattered": p[2]}
+        for p in partitions
+    ]
+    data = layout(
+        [10] * len(told), None, ("qid",), contents=Contents(partitions=tuple(told))
+    )
+    return list(split_groups(view((), [data])))
+
+
+def test_silent_where_groups_are_whole():
+    """Groups are whole; empty partitions do not separate them."""
+    assert find_split_groups((1, 2, False), None, (3, 5, False)) == []
+    assert list(split_groups(view((), [layout([10], [0], ("qid",))]))) == []
+
+
+def test_groups_that_are_cut():
+    """Groups are cut, also across an empty partition, or return later."""
+    (finding,) = find_split_groups((1, 2, False), None, (2, 5, False))
+    assert finding.severity is Severity.warning
+    assert (
+        finding.message
+        == "qid has 1 group in two partitions, which a ranking would split"
+    )
+    (finding,) = find_split_groups((1, 2, True), (3, 5, True))
+    assert (
+        finding.message
+        == "qid has groups that come back in 2 partitions, which a ranking would split"
+    )
+
+
+def ranked(*partitions, others=None, needs="together", **goal):
+    """Return findings for data with these group ids; X may have other partitions."""
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    rows = [len(p) for p in partitions]
+    qid = layout(rows, [0] * len(rows), ("qid",), contents=looked).collections[0]
+    others = rows if others is None else others
+    X = layout(others, [0] * len(others), ("X",)).collections[0]
+    data = replace(layout(rows, [0] * len(rows)), collections=(X, qid))
+    seen = view((), [data], **goal)
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(split_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_partitions_end_with_groups():
+    """Partitions of all collections end with groups.
+
+    Unsorted groups are sorted or refused before they are cut.
+    """
+    assert ranked([1, 1], [], [2, 3]) == []
+    assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
+    assert ranked([1, 2], [1]) == []
+    assert ranked([2], [2, 1], needs="sorted") == []
+
+
+def test_groups_that_partitions_cut():
+    """If the workload ranks, partitions are cut at groups, if cutting is allowed."""
+    (finding,) = ranked([1, 1], [1, 2])
+    assert finding.severity is Severity.critical
+    assert finding.message == (
+        "1 group of qid would be split, as a partition ends within it"
+    )
+    assert finding.subject == ("X", "qid")
+    assert finding.fixed_by == "rechunk"
+    (finding,) = ranked([1, 1], [2, 2], others=[1, 2, 1])
+    assert finding.evidence == {"groups": 2}
+    (finding,) = ranked([1, 1], [1, 2], rechunk=False)
+    assert finding.fixed_by == ""
+    assert ERRORS["split_groups"] is GroupSplitError
+
+
+# --- large_groups ---------------------------------------------------------------------
+
+
+MIB = 2**20
+
+
+def find_large_groups(
+    *partitions, needs="together", loaded=True, limit=1000 * MIB, row_bytes=MIB
+):
+    """Return findings for data with these group ids, one for each row of a MiB."""
+    looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
+    homes = [0] * len(partitions) if loaded else None
+    data = layout(
+        [len(p) for p in partitions],
+        homes,
+        ("X", "qid"),
+        row_bytes={"X": row_bytes - 8},
+        contents=looked,
+    )
+    workers = [worker(i, memory_limit=limit, process=0) for i in range(2)]
+    seen = view(workers, [data])
+    workload = replace(seen.goal.workload, groups=needs)
+    return list(large_groups(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="they fit"),
+        pytest.param({"limit": 4 * MIB, "needs": ""}, id="groups may be cut"),
+        pytest.param({"limit": 4 * MIB, "loaded": False}, id="not loaded"),
+    ],
+)
+def test_silent(how):
+    """The largest group has room, or groups need not be whole."""
+    assert find_large_groups([7] * 5, [8], **how) == []
+    assert list(large_groups(view())) == []
+
+
+def test_one_that_fits_no_worker():
+    """Rows of all its runs count; its name comes from the data."""
+    (finding,) = find_large_groups(["a\x07", "b"], ["a\x07"] * 3, limit=5 * MIB)
+    assert finding.severity is Severity.critical
+    assert "\x07" not in finding.message
+    assert finding.message.endswith(
+        "of qid has 4 rows (4.0 MiB), and no worker has more than 3.0 MiB free below "
+        "the thresholds at which it spills"
+    )
+    assert finding.evidence == {"rows": 4, "bytes": 4 * MIB}
+    assert finding.fixed_by == ""
+    assert ERRORS["large_groups"] is GroupSplitError
