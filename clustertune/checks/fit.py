@@ -106,8 +106,11 @@ def one_machine(view: View) -> Iterator[Finding]:
     if not view.layouts or isinstance(wanted, Unknown):
         return
     needed = sum(wanted) + view.goal.workload.base_bytes
-    memory, host = max(_hosts(view), default=(0, ""))
-    if not host or needed > view.goal.memory_fraction * memory:
+    hosts = by_host(view.eligible_workers).items()
+    found = [(host_memory(workers), name) for name, workers in hosts]
+    known = [(n, name) for n, name in found if not isinstance(n, Unknown)]
+    memory, host = max(known, default=(0, ""))
+    if not known or needed > view.goal.memory_fraction * memory:
         return
     single = len(view.layouts[0].collections) == 1
     code = "X = X.compute()" if single else "X, y = dask.compute(X, y)"
@@ -118,14 +121,6 @@ def one_machine(view: View) -> Iterator[Finding]:
         evidence={"needed_bytes": round(needed), "memory_bytes": memory},
         remedy=f"To compare, run `{code}` on such a host, and fit there without Dask.",
     )
-
-
-def _hosts(view: View) -> Iterator[tuple[int, str]]:
-    """Memory and name of each host of eligible workers, if its memory is known."""
-    for name, workers in by_host(view.eligible_workers).items():
-        memory = host_memory(workers)
-        if not isinstance(memory, Unknown):
-            yield memory, name
 
 
 # --- workload -------------------------------------------------------------------------

@@ -561,11 +561,9 @@ def _disks(
     spilling: Iterable[tuple[WorkerSnapshot, Details]],
 ) -> Iterator[tuple[list[WorkerSnapshot], int]]:
     """Workers that share a disk (same host, kind and size), and its free bytes."""
-    shared: dict[tuple[str, str, int], list[WorkerSnapshot]] = {}
-    free: dict[tuple[str, str, int], int] = {}
+    disks: dict[tuple[str, str, int], list[tuple[WorkerSnapshot, Details]]] = {}
     for worker, details in spilling:
         disk = worker.host, details.disk, details.disk_total
-        shared.setdefault(disk, []).append(worker)
-        free.setdefault(disk, details.disk_free)
-    for disk, workers in shared.items():
-        yield workers, free[disk]
+        disks.setdefault(disk, []).append((worker, details))
+    for group in disks.values():
+        yield [w for w, _ in group], group[0][1].disk_free

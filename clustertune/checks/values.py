@@ -24,10 +24,6 @@ TEXT = ("object", "string", "str")
 REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
-def _members(view: View) -> Iterator[CollectionInfo]:
-    return view.collections
-
-
 # --- values ---------------------------------------------------------------------------
 
 
@@ -70,11 +66,8 @@ def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
 
 
 def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
-    found = [
-        partition["nonfinite_values"]
-        for partition in (collection.contents.partitions if collection.contents else ())
-        if "nonfinite_values" in partition
-    ]
+    partitions = collection.contents.partitions if collection.contents else ()
+    found = [p.get("nonfinite_values", (0, 0)) for p in partitions]
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
@@ -101,7 +94,7 @@ def differing_categories(view: View) -> Iterator[Finding]:
     Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
     ``X["c"].astype(CategoricalDtype([...]))``.
     """
-    for collection in _members(view):
+    for collection in view.collections:
         lists: dict[str, set[str]] = {}
         for partition in collection.contents.partitions if collection.contents else ():
             for column, categories in partition.get("categories", {}).items():
@@ -139,7 +132,7 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     them: ``X = X.categorize(columns=["city"])``, for XGBoost with
     ``enable_categorical=True``. Or use ``dask_ml.preprocessing.OrdinalEncoder``.
     """
-    for collection in _members(view):
+    for collection in view.collections:
         if variable(collection.label) != "X":
             continue
         for dtype, (count, column) in collection.types.items():
@@ -196,7 +189,7 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
     Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, or cast
     those columns: ``X = X.astype({"column": "float32"})``.
     """
-    for collection in _members(view):
+    for collection in view.collections:
         wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
         count = sum(n for _, n, _ in wide)
         narrow, _ = collection.types.get("float32", (0, ""))
