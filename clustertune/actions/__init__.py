@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
 from clustertune.core import plugins
-from clustertune.core.model import Action, Step, View
+from clustertune.core.model import Action, Cluster, Notify, Result, Step, View
 
 
 @cache
@@ -30,6 +30,16 @@ def others() -> Mapping[str, Action]:
     """Actions of other packages by name; they cannot replace an action of ours."""
     found = plugins.of("actions")
     return {name: found[name] for name in found.keys() - _own().keys()}
+
+
+def by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]:
+    """Return the ``enact`` of an action for which the port has a method."""
+
+    async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
+        result: Result = await getattr(cluster, method)(step.args, notify)
+        return result
+
+    return enact
 
 
 def needless(step: Step, view: View) -> str:

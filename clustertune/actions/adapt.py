@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import (
-    Bounds,
-    Cluster,
-    Finding,
-    Notify,
-    Price,
-    Result,
-    Step,
-    View,
-)
+from clustertune.actions import by_port
+from clustertune.core.model import Bounds, Finding, Price, Step, View
 from clustertune.planner.forecast import wanted_workers
 
 
@@ -52,7 +44,4 @@ def _text(least: int, most: float) -> str:
     return f"{least}" if least == most else f"{least} to {most:g}"
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Set the bounds."""
-    assert isinstance(step.args, Bounds)
-    return await cluster.adapt(step.args, notify)
+enact = by_port("adapt")

@@ -9,17 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from clustertune.actions import by_port
 from clustertune.actions.restart import WAIT, start_seconds
-from clustertune.core.model import (
-    Cluster,
-    Drop,
-    Finding,
-    Notify,
-    Price,
-    Result,
-    Step,
-    View,
-)
+from clustertune.core.model import Drop, Finding, Price, Step, View
 from clustertune.core.wording import plural
 from clustertune.planner.guards import at_risk
 
@@ -48,7 +40,4 @@ def steps(
     )
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Restart all workers."""
-    assert isinstance(step.args, Drop)
-    return await cluster.drop(step.args, notify)
+enact = by_port("drop")

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from clustertune.core.model import (
-    Cluster,
-    Finding,
-    Key,
-    KeyGroup,
-    Notify,
-    Price,
-    Release,
-    Result,
-    Step,
-    View,
-)
+from clustertune.actions import by_port
+from clustertune.core.model import Finding, Key, KeyGroup, Price, Release, Step, View
 from clustertune.core.wording import names_text, plural
 from clustertune.planner.guards import key_bytes_text, owners_text
 
@@ -91,7 +81,4 @@ def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
     )
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Release the keys."""
-    assert isinstance(step.args, Release)
-    return await cluster.release(step.args, notify)
+enact = by_port("release")

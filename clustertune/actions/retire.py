@@ -10,18 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from clustertune.actions import restart
-from clustertune.core.model import (
-    Cluster,
-    Finding,
-    Notify,
-    Price,
-    Restart,
-    Result,
-    Step,
-    View,
-    WorkerSnapshot,
-)
+from clustertune.actions import by_port, restart
+from clustertune.core.model import Finding, Price, Restart, Step, View, WorkerSnapshot
 from clustertune.core.wording import bytes_text, plural, workers_text
 
 
@@ -80,7 +70,4 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
     )
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Move the keys away and close the worker."""
-    assert isinstance(step.args, Restart)
-    return await cluster.restart(step.args, notify)
+enact = by_port("restart")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.model import Cluster, Finding, Notify, Price, Result, Step, View
+from clustertune.actions import by_port
+from clustertune.core.model import Finding, Price, Step, View
 from clustertune.planner.forecast import wanted_workers
 
 
@@ -34,7 +35,4 @@ def step(there: int, wanted: int) -> Step:
     )
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Scale and wait."""
-    assert isinstance(step.args, int)
-    return await cluster.scale(step.args, notify)
+enact = by_port("scale")

@@ -9,16 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from clustertune.core.model import (
-    Cluster,
-    Finding,
-    Notify,
-    Price,
-    Result,
-    Step,
-    Trim,
-    View,
-)
+from clustertune.actions import by_port
+from clustertune.core.model import Finding, Price, Step, Trim, View
 from clustertune.core.wording import bytes_text, workers_text
 from clustertune.planner import memory
 
@@ -48,7 +40,4 @@ def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
         )
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Trim all workers of the step."""
-    assert isinstance(step.args, Trim)
-    return await cluster.trim(step.args, notify)
+enact = by_port("trim")
