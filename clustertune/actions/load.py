@@ -11,17 +11,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.actions import by_port
 from clustertune.core.model import (
-    Cluster,
     CollectionInfo,
     Finding,
     Float64s,
     Int64s,
     Layout,
     Load,
-    Notify,
     Price,
-    Result,
     Step,
     Unknown,
     View,
@@ -29,13 +27,6 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, layouts, memory
-from clustertune.planner.layouts import (
-    collection_bytes,
-    held_bytes,
-    layout_bytes,
-    sum_bytes,
-)
-from clustertune.planner.memory import free_memory, thresholds_known
 from clustertune.planner.placement import AIM, place
 
 
@@ -49,23 +40,25 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     if not lazy or not view.loads_data:
         return
     labels = [m.label for m in lazy]
-    amount, most = _amount(lazy, labels, view)
+    size = layouts.sum_bytes(lazy)
+    amount, most = _amount(size, labels, view)
     targets: dict[str, Int64s] = {}
-    free = np.maximum(0.0, _room(view))
+    room, loaded = _room(view), np.zeros(len(view.now.workers))
     for layout in view.layouts:
-        found = _targets(layout, view, free)
+        found = _targets(layout, view, np.maximum(0.0, room - loaded))
         for collection in layout.collections:
-            sized = isinstance(collection_bytes(collection), int)
+            sized = isinstance(layouts.collection_bytes(collection), int)
             if collection.label in found and sized:
-                taken = np.zeros(len(free))
-                np.add.at(taken, found[collection.label], _key_bytes(collection))
-                free = np.maximum(0.0, free - taken)
+                np.add.at(loaded, found[collection.label], _key_bytes(collection))
         targets |= found
     placed = [m.label for m in lazy if m.label in targets]
+    peak = None if isinstance(size, Unknown) else size
+    if peak is not None and len(placed) == len(lazy):
+        peak = int(loaded.max())
     yield Step(
         action="load",
         summary=f"load {', '.join(labels)} ({amount}) in one call",
-        price=Price(nbytes=None, seconds=None, peak=_peak(lazy, targets, view)),
+        price=Price(nbytes=None, seconds=None, peak=peak),
         gain="partitions and row counts of all collections are known and match"
         + (f"; {names_text(placed)} on the workers that train" if placed else ""),
         args=Load(
@@ -77,36 +70,22 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _amount(
-    lazy: list[CollectionInfo], labels: list[str], view: View
+    size: int | Unknown, labels: list[str], view: View
 ) -> tuple[str, Float64s | None]:
     """Return the size of the data as text, and the free memory if it is unknown."""
-    size, free = sum_bytes(lazy), _free(view)
+    free, may = _room(view), layouts.weights(view) > 0
+    free = free[may] if may.any() else free  # paused workers may run again
     if not isinstance(size, Unknown):
         memory.refuse_too_much(labels, size, free)
         return bytes_text(size), None
-    if not len(free) or not thresholds_known(view):
+    if not len(free) or not memory.thresholds_known(view):
         return "of unknown size", None
     return f"of unknown size; no more than {bytes_text(free.sum())}", free
 
 
-def _peak(
-    lazy: list[CollectionInfo], targets: dict[str, Int64s], view: View
-) -> int | None:
-    """Return the bytes that the fullest worker receives; all if Dask places them."""
-    size = sum_bytes(lazy)
-    if isinstance(size, Unknown):
-        return None
-    if any(m.label not in targets for m in lazy):
-        return size
-    loaded = np.zeros(len(view.now.workers))
-    for collection in lazy:
-        np.add.at(loaded, targets[collection.label], _key_bytes(collection))
-    return int(loaded.max())
-
-
 def _key_bytes(collection: CollectionInfo) -> Int64s:
     """Return the bytes of every key, in proportion to its rows."""
-    total = collection_bytes(collection)
+    total = layouts.collection_bytes(collection)
     assert collection.rows is not None
     assert isinstance(total, int)
     blocks = collection.column_blocks
@@ -114,15 +93,10 @@ def _key_bytes(collection: CollectionInfo) -> Int64s:
     return (rows * (total / max(1, int(rows.sum())))).astype(np.int64)
 
 
-def _free(view: View) -> Float64s:
-    """Return the free bytes of each worker that may hold some of the data."""
-    free, may = np.maximum(0.0, _room(view)), layouts.weights(view) > 0
-    return free[may] if may.any() else free  # paused workers may run again
-
-
 def _room(view: View) -> Float64s:
     """Return the free bytes of every worker, minus loaded data that may move there."""
-    return free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
+    held = layouts.held_bytes(view.layouts, len(view.now.workers))
+    return np.maximum(0.0, memory.free_memory(view) - held)
 
 
 # --- placement ------------------------------------------------------------------------
@@ -130,53 +104,47 @@ def _room(view: View) -> Float64s:
 
 def _targets(layout: Layout, view: View, free: Float64s) -> dict[str, Int64s]:
     """Return by label the worker of every key of collections with known rows."""
-    open_ = [m for m in layout.collections if _can_be_bound(m)]
+    open_ = {
+        m: m.rows
+        for m in layout.collections
+        if m.rows is not None and m.rows.sum() and not m.loaded and not m.derived
+    }
     if not open_ or not view.eligible_workers:
         return {}
-    rows, home = _anchor(layout, open_[0], view, free)
-    total = int(rows.sum())
+    rows, home = _anchor(layout, next(iter(open_.values())), view, free)
     return {
-        m.label: np.repeat(_follow(rows, home, m.rows), m.column_blocks)
-        for m in open_
-        if m.rows is not None and int(m.rows.sum()) == total
+        m.label: np.repeat(_follow(rows, home, own), m.column_blocks)
+        for m, own in open_.items()
+        if own.sum() == rows.sum()
     }
 
 
-def _can_be_bound(collection: CollectionInfo) -> bool:
-    known = collection.rows is not None and bool(collection.rows.sum())
-    return known and not collection.loaded and not collection.derived
-
-
 def _anchor(
-    layout: Layout, first: CollectionInfo, view: View, free: Float64s
+    layout: Layout, first: Int64s, view: View, free: Float64s
 ) -> tuple[Int64s, Int64s]:
     """Rows and workers of partitions: of loaded data, otherwise as placed here."""
-    n_workers = len(view.now.workers)
     for collection in layout.collections:
         rows = collection.rows
         if collection.loaded and rows is not None and collection.column_blocks == 1:
-            only = Layout(label=layout.label, collections=(collection,))
-            home = layouts.home_workers(only, n_workers)
+            home = layouts.homes(layouts.held_of(collection), len(rows))
             if (home >= 0).all():
                 may = layouts.weights(view) > 0
                 if not may[home].all():  # these partitions will be moved
                     placed = _placed(layout, rows, view, free)
                     home = np.where(may[home], home, placed)
                 return rows, home
-    assert first.rows is not None
-    return first.rows, _placed(layout, first.rows, view, free)
+    return first, _placed(layout, first, view, free)
 
 
 def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
-    none = np.zeros(0, dtype=np.int64)
-    size = layout_bytes(layout)
+    size = layouts.layout_bytes(layout)
     total = 0 if isinstance(size, Unknown) else size
     nbytes = (rows * (total / int(rows.sum()))).astype(np.int64)
     for budget in (free, None):
         try:
             found = place(
                 rows,
-                (none, none, none),
+                None,
                 layouts.weights(view),
                 nbytes=nbytes,
                 budget=budget,
@@ -201,7 +169,4 @@ def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
     return result
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Load the collections and wait."""
-    assert isinstance(step.args, Load)
-    return await cluster.load(step.args, notify)
+enact = by_port("load")

@@ -8,28 +8,25 @@ full, and it separates X from y.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.actions import by_port
 from clustertune.core.model import (
-    Cluster,
     Finding,
     Float64s,
     Key,
     Layout,
     Moves,
-    Notify,
     Price,
-    Result,
     Step,
     View,
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import coverage, layouts, pricing
-from clustertune.planner.memory import free_memory
+from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
 
 REMEDIES = frozenset(
@@ -71,11 +68,10 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
 
 
 def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
-    there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
+    held = layouts.held_bytes_by_worker(layout, len(view.now.workers))
     tolerance = view.goal.tolerance
     # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
-    held = there.partition, there.worker, there.nbytes
     nbytes, weights = layouts.partition_bytes(layout), layouts.weights(view)
     try:
         found = place(
@@ -111,19 +107,13 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
-    """Explain which data does not fit, and how many workers would suffice."""
     rooms = budget[layouts.weights(view) > 0]
-    text = (
+    return (
         f"the {layout.label} ({bytes_text(layout.nbytes)} in partitions of up to "
         f"{bytes_text(int(layouts.partition_bytes(layout).max()))}) does not fit below "
-        f"the thresholds at which workers spill: {plural(len(rooms), 'worker')} have "
-        f"{bytes_text(rooms.sum())} free"
+        "the thresholds at which workers spill: "
+        + too_little(rooms, layout.nbytes, rooms.mean())
     )
-    if not rooms.any():
-        return f"{text}; free memory there, or add workers with n_workers="
-    enough = max(len(rooms) + 1, math.ceil(layout.nbytes / rooms.mean()))
-    text += f"; about {enough} workers of this size would suffice"
-    return f"{text}: n_workers={enough}"
 
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
@@ -158,7 +148,4 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Move the keys."""
-    assert isinstance(step.args, Moves)
-    return await cluster.move(step.args, notify)
+enact = by_port("move")

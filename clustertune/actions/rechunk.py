@@ -9,9 +9,9 @@ so workers need memory for both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,8 @@ from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import chunking, coverage, layouts, pricing
 from clustertune.planner.chunking import Division
-from clustertune.planner.layouts import HeldBytes, held_bytes, part_bytes
-from clustertune.planner.memory import free_memory
+from clustertune.planner.layouts import HeldBytes, part_bytes
+from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place
 
 REQUESTED = frozenset(("requested_partitions", "requested_type"))  # checks
@@ -45,6 +45,15 @@ _FREEING = (
     "; or release the old partitions while they are cut, which makes the given "
     "collections unusable: release_inputs=True"
 )
+#: by check
+_GAINS = {
+    "misaligned_partitions": "every partition has the rows of its labels and "
+    "companions",
+    "requested_type": "the data has the requested type",
+    "column_chunks": "every partition has all columns",
+    "missing_classes": "every worker has every class",
+    "split_groups": "every group is whole, on one worker",
+}
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -67,9 +76,9 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         step = _best_step(layout, view, about, taken)
         if step is None:
             continue
-        assert isinstance(step.args, Rechunk)
-        if not step.args.shortage:
-            taken = taken + _made(step.args, layout)
+        recut = _rechunk_of(step)
+        if not recut.shortage:
+            taken = taken + _made(recut, layout)
         yield step
 
 
@@ -93,15 +102,20 @@ def _best_step(
     must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
     own = chunking.rows_of(layout.collections[0])
     division = chunking.divide(layout, view, about)
-    rows = division.rows
     step = _step(layout, view, division, about, taken)
-    if step is None or not step.args.shortage or not must:  # type: ignore[attr-defined]
+    if step is None or not must or not (shortage := _rechunk_of(step).shortage):
         return step
-    if not np.array_equal(rows, own) and layout.collections[0].column_blocks == 1:
+    cuts = not np.array_equal(division.rows, own)
+    if cuts and layout.collections[0].column_blocks == 1:
         least = _step(layout, view, Division(own), about, taken)
-        if least is not None and not least.args.shortage:  # type: ignore[attr-defined]
+        if least is not None and not _rechunk_of(least).shortage:
             return least
-    raise CapacityError(step.args.shortage)  # type: ignore[attr-defined]
+    raise CapacityError(shortage)
+
+
+def _rechunk_of(step: Step) -> Rechunk:
+    assert isinstance(step.args, Rechunk)
+    return step.args
 
 
 def _made(recut: Rechunk, layout: Layout) -> Float64s:
@@ -149,14 +163,13 @@ def _step(
         if found:
             break
     pairs = zip(drafts, changed, strict=True)
-    cuts = tuple(_owned(draft, m, target, view) for draft, m in pairs)
     release = view.goal.release_inputs
     moves = _unchanged(layout, view, changed, target)
     recut = Rechunk(
         workers=tuple(w.address for w in view.now.workers),
         rows=rows,
         targets=target,
-        cuts=cuts,
+        cuts=tuple(_owned(draft, m, target, view) for draft, m in pairs),
         released=tuple(m.label for m in changed if _is_freed(m, release)),
         remainder=remainder,
         copies=layouts.copies(layout),
@@ -165,7 +178,7 @@ def _step(
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows) + _remainder_text(recut) + _moves_text(moves),
+        summary=_summary(changed, rows, remainder, moves),
         price=_price(recut, changed, moves, view),
         gain=_gain(layout, rows, about, view),
         args=recut,
@@ -184,34 +197,53 @@ def _unchanged(
     return staying if layouts.moves(staying, view, target).count else None
 
 
-def _moves_text(moves: Layout | None) -> str:
-    if moves is None:
-        return ""
-    return f", and move {names_text([m.label for m in moves.collections])} to them"
-
-
-def _summary(changed: list[CollectionInfo], rows: Int64s) -> str:
-    """Describe the collections that are cut or whose type changes."""
-    cut = [m for m in changed if _changes(replace(m, conversion=None), rows)]
+def _summary(
+    changed: list[CollectionInfo], rows: Int64s, remainder: int, moves: Layout | None
+) -> str:
+    """Describe which collections are cut, get another type, or move."""
+    cut = [m.label for m in changed if _changes(replace(m, conversion=None), rows)]
     texts = []
     if cut:
         texts.append(
-            f"cut {names_text([m.label for m in cut])} into "
-            f"{plural(len(rows), 'partition')} of up to {int(rows.max()):,} rows"
+            f"cut {names_text(cut)} into {plural(len(rows), 'partition')} of up to "
+            f"{int(rows.max()):,} rows"
         )
     texts += [f"make {m.label} {m.conversion}" for m in changed if m.conversion]
+    if remainder:
+        texts.append(f"the last {plural(remainder, 'row')} left out as .remainder")
+    if moves is not None:
+        texts.append(f"and move {names_text(moves.labels)} to them")
     return ", ".join(texts)
-
-
-def _remainder_text(recut: Rechunk) -> str:
-    if not recut.remainder:
-        return ""
-    return f", the last {plural(recut.remainder, 'row')} left out as .remainder"
 
 
 def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
     """Return the bytes of every part after a conversion."""
     return part_bytes(collection, cut.key, cut.stop - cut.start)
+
+
+class _Contents(NamedTuple):
+    """The bytes of new partitions."""
+
+    nbytes: Int64s  # of each new partition
+    largest: dict[str, int]  # of the largest new partition, by label of cut collections
+    there: HeldBytes  # bytes that workers hold before the cut
+
+
+def _contents(layout: Layout, drafts: list[Cut], view: View) -> _Contents:
+    collections = {m.label: m for m in layout.collections}
+    held, largest, amounts = [], {}, []
+    for cut in drafts:
+        collection = collections.pop(cut.label)
+        amount = _part_bytes(cut, collection)
+        amounts.append(np.bincount(cut.new, amount).astype(np.int64))
+        largest[cut.label] = int(amounts[-1].max())
+        held.append(chunking.held_parts(cut, collection, amount))
+    for collection in collections.values():  # these are not cut; they move later
+        assert collection.nbytes is not None
+        amounts.append(collection.nbytes)
+        held.append(layouts.held_of(collection))
+    there = layouts.added(held, len(view.now.workers))
+    return _Contents(np.sum(amounts, axis=0), largest, there)
 
 
 def _targets(
@@ -228,36 +260,20 @@ def _targets(
     ``present`` has the classes of partitions.
     """
     rows, first = new.rows, new.target
-    collections = {m.label: m for m in layout.collections}
-    held: list[tuple[Int64s, Int64s, Int64s]] = []
-    nbytes = np.zeros(len(rows), dtype=np.int64)
-    largest: dict[str, int] = {}  # bytes of a new partition, by label
-    for cut in drafts:
-        collection = collections.pop(cut.label)
-        amount = _part_bytes(cut, collection)
-        np.add.at(nbytes, cut.new, amount)
-        made = np.bincount(cut.new, amount, minlength=len(rows))
-        largest[cut.label] = int(made.max())
-        held.append(chunking.held_parts(cut, collection, amount))
-    for collection in collections.values():  # these are not cut; they move later
-        assert collection.holders is not None
-        assert collection.nbytes is not None
-        nbytes += collection.nbytes
-        held.append((*collection.holders, collection.nbytes[collection.holders[0]]))
-    partition, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
-    there = HeldBytes(partition=partition, worker=worker, nbytes=amounts)
-    trained = _trained(layout, rows, view)
-    tolerance = view.goal.tolerance
-    staying = replace(layout, collections=tuple(collections.values()))
+    nbytes, largest, there = _contents(layout, drafts, view)
+    trained, tolerance = _trained(layout, rows, view), view.goal.tolerance
+    weights, release = layouts.weights(view), view.goal.release_inputs
     # if whole partitions are placed evenly, none of them has to move
-    even = collections and 0 < layouts.imbalance(staying, view) <= 1 + tolerance
+    rest = tuple(m for m in layout.collections if m.label not in largest)
+    staying = replace(layout, collections=rest)
+    even = rest and 0 < layouts.imbalance(staying, view) <= 1 + tolerance
 
     def placed(budget: Float64s | None) -> Placement | None:
         try:
             return place(
                 trained,
-                (there.partition, there.worker, there.nbytes),
-                layouts.weights(view),
+                there,
+                weights,
                 nbytes=nbytes,
                 budget=budget,
                 tolerance=tolerance,
@@ -267,36 +283,35 @@ def _targets(
         except CapacityError:
             return None
 
-    release = view.goal.release_inputs
     budget = _budget(layout, view, largest, taken, release=release)
     found = placed(budget) or placed(None)
     assert found is not None
     target = found.target.astype(np.int64)
-    cut_collections = [m for m in layout.collections if m.label in largest]
-    if any(_is_freed(m, release) for m in cut_collections):
+    if any(_is_freed(m, release) for m in layout.collections if m.label in largest):
         target = _by_neighbours(target, rows, nbytes, there)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]
-    may = layouts.weights(view) > 0
+    may = weights > 0
     if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
         target = layouts.in_contiguous_runs(len(rows), there, may)
-    covering = None
+    covers = True
     if present is not None:
         covering = coverage.spread(
             target,
             present,
             rows,
-            layouts.weights(view),
+            weights,
             nbytes=nbytes,
             budget=budget,
             tolerance=tolerance,
         )
+        covers = covering is not None
         target = target if covering is None else covering
     shortage = ""
-    if (np.bincount(target, nbytes, minlength=len(budget)) > budget).any():
+    if (np.bincount(target, nbytes, len(budget)) > budget).any():
         freeing = _budget(layout, view, largest, taken, release=True)
         hint = "" if release or placed(freeing) is None else _FREEING
-        shortage = _too_much(layout, view, nbytes, budget) + hint
-    return target, shortage, present is None or covering is not None
+        shortage = _too_much(layout, view, int(nbytes.sum()), budget) + hint
+    return target, shortage, covers
 
 
 def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
@@ -316,13 +331,11 @@ def _by_neighbours(
     that stays is copied. Partitions are equal if they have the same rows, bytes and
     single worker.
     """
-    partition, worker, amount = there.partition, there.worker, there.nbytes
-    number, n_workers = np.arange(len(rows)), int(worker.max(initial=0)) + 1
-    codes = np.sort(partition[amount > 0] * n_workers + worker[amount > 0])
-    codes = codes[np.diff(codes, prepend=-1) > 0]
-    holders = np.bincount(codes // n_workers, minlength=len(rows))
+    held = there.nbytes > 0
+    partition, number = there.partition[held], np.arange(len(rows))
+    holders = np.bincount(partition, minlength=len(rows))
     home = np.full(len(rows), -1, dtype=np.int64)
-    home[codes // n_workers] = codes % n_workers
+    home[partition] = there.worker[held]
     others = np.where(holders == 1, -1, number)  # equal to no other
     stays = target == home  # these come last, after the others have left
     before = np.lexsort((number, others, home, nbytes, rows))
@@ -336,13 +349,10 @@ def _owned(cut: Cut, collection: CollectionInfo, target: Int64s, view: View) -> 
     """Take each part from the target if it holds it, else from a running worker."""
     assert collection.holders is not None
     key, worker = collection.holders
-    running = np.array([w.running for w in view.now.workers], dtype=bool)
-    order = np.lexsort((~running[worker], key))
-    position = np.searchsorted(key[order], cut.key)
-    owner = worker[order][position]
     n_workers = len(view.now.workers)
     wanted = cut.key * n_workers + target[cut.new]
     there = np.isin(wanted, key * n_workers + worker)
+    owner = layouts.owners(collection, view)[cut.key]
     return replace(cut, owner=np.where(there, target[cut.new], owner))
 
 
@@ -370,40 +380,23 @@ def _budget(
         for collection in other.collections:
             if other is layout and collection.label not in largest:
                 continue  # not cut: counted as part of the new partitions
-            only = Layout(label=other.label, collections=(collection,))
-            held = held_bytes((only,), n_workers)
+            there = layouts.held_of(collection)
             if other is layout and _is_freed(collection, release):
-                old = _largest(collection, n_workers)
-                held = np.maximum(old, largest[collection.label])
-            left = left - held
+                old = layouts.largest_held(there, n_workers)
+                left = left - np.maximum(old, largest[collection.label])
+            else:
+                left = left - np.bincount(there.worker, there.nbytes, n_workers)
     return np.maximum(0.0, left)
 
 
-def _largest(collection: CollectionInfo, n_workers: int) -> Int64s:
-    """Return the bytes of the largest partition on every worker."""
-    assert collection.holders is not None
-    assert collection.nbytes is not None
-    key, worker = collection.holders
-    result = np.zeros(n_workers, dtype=np.int64)
-    np.maximum.at(result, worker, collection.nbytes[key])
-    return result
-
-
-def _too_much(layout: Layout, view: View, nbytes: Int64s, budget: Float64s) -> str:
-    rooms = budget[layouts.weights(view) > 0]
-    text = (
-        f"the new partitions of the {layout.label} ({bytes_text(int(nbytes.sum()))}) "
-        "do not fit below the thresholds at which workers spill, because the old ones "
-        f"are in memory, too: {plural(len(rooms), 'worker')} have "
-        f"{bytes_text(rooms.sum())} free"
+def _too_much(layout: Layout, view: View, nbytes: int, budget: Float64s) -> str:
+    may = layouts.weights(view) > 0
+    return (
+        f"the new partitions of the {layout.label} ({bytes_text(nbytes)}) do not fit "
+        "below the thresholds at which workers spill, because the old ones are in "
+        # a new worker is empty
+        f"memory, too: {too_little(budget[may], nbytes, free_memory(view)[may].mean())}"
     )
-    if not rooms.any():
-        return f"{text}; free memory there, or add workers with n_workers="
-    # a new worker is empty
-    whole = free_memory(view)[layouts.weights(view) > 0].mean()
-    enough = len(rooms) + max(1, math.ceil((nbytes.sum() - rooms.sum()) / whole))
-    text += f"; about {enough} workers of this size would suffice"
-    return f"{text}: n_workers={enough}"
 
 
 # --- cost and gain --------------------------------------------------------------------
@@ -420,26 +413,12 @@ def _price(
         nbytes, peak = nbytes + int(moved.received.sum()), peak + moved.received
         then = pricing.seconds(moved, view)
         seconds = None if seconds is None or then is None else seconds + then
-    return Price(
-        nbytes=nbytes,
-        seconds=seconds,
-        peak=int(peak.max(initial=0)),
-    )
+    return Price(nbytes=nbytes, seconds=seconds, peak=int(peak.max(initial=0)))
 
 
 def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
     checks = {f.check for f in about}
-    gains = []
-    if "misaligned_partitions" in checks:
-        gains.append("every partition has the rows of its labels and companions")
-    if "requested_type" in checks:
-        gains.append("the data has the requested type")
-    if "column_chunks" in checks:
-        gains.append("every partition has all columns")
-    if "missing_classes" in checks:
-        gains.append("every worker has every class")
-    if "split_groups" in checks:
-        gains.append("every group is whole, on one worker")
+    gains = [text for check, text in _GAINS.items() if check in checks]
     old = layout.collections[0].n_partitions
     if old != len(rows):
         why = chunking.overhead_text(view) if view.goal.rechunk is True else ""
@@ -452,11 +431,11 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     """Make the new partitions, then move the other collections to them."""
-    assert isinstance(step.args, Rechunk)
-    cut = await cluster.rechunk(step.args, notify)
-    if step.args.moves is None:
+    recut = _rechunk_of(step)
+    cut = await cluster.rechunk(recut, notify)
+    if recut.moves is None:
         return cut
-    moved = await cluster.move(step.args.moves, notify)
+    moved = await cluster.move(recut.moves, notify)
     known = cut.nbytes is not None and moved.nbytes is not None
     return replace(
         moved,

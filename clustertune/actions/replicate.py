@@ -13,17 +13,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clustertune.actions import by_port
 from clustertune.core.model import (
-    Cluster,
-    CollectionInfo,
     Cut,
     Finding,
     Int64s,
     Layout,
-    Notify,
     Price,
     Rechunk,
-    Result,
     Step,
     View,
 )
@@ -81,7 +78,7 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
             key=key,
             start=start,
             stop=stop,
-            owner=_holders(m)[key],
+            owner=layouts.owners(m, view)[key],
             conversion=m.conversion,
         )
         for m in layout.collections
@@ -109,15 +106,4 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
     )
 
 
-def _holders(collection: CollectionInfo) -> Int64s:
-    """Return a holder of each key."""
-    assert collection.holders is not None
-    found = np.full(len(collection.keys), -1, dtype=np.int64)
-    found[collection.holders[0]] = collection.holders[1]
-    return found
-
-
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Replicate the eval set."""
-    assert isinstance(step.args, Rechunk)
-    return await cluster.rechunk(step.args, notify)
+enact = by_port("rechunk")

@@ -10,18 +10,16 @@ partitions stay in memory while anything holds them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from clustertune.actions import by_port
 from clustertune.core.model import (
-    Cluster,
-    CollectionInfo,
     Finding,
     Int64s,
     Layout,
-    Notify,
     Price,
-    Result,
     Shuffle,
     Source,
     Step,
@@ -50,31 +48,21 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         labels = set(layout.labels)
         ready = layout.loaded and layout.aligned and view.eligible_workers
         if ready and not wanted.isdisjoint(labels):
-            first = layout is view.layouts[0]
-            if first and view.goal.order == "partitions":
-                yield _partitions(layout, view)
-            else:
-                yield _rows(layout, view)
+            whole = layout is view.layouts[0] and view.goal.order == "partitions"
+            yield _partitions(layout, view) if whole else _rows(layout, view)
 
 
 def _partitions(layout: Layout, view: View) -> Step:
     order = np.random.default_rng(view.goal.seed).permutation(len(layout.rows))
     home = layouts.home_workers(layout, len(view.now.workers))
+    none = np.zeros((0, 0), dtype=np.int64)
+    args = _shuffle(layout, view, layout.rows[order], home[order], none)
     return Step(
         action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
         price=Price(nbytes=0, seconds=None),
         gain="the order of partitions is random",
-        args=Shuffle(
-            layout=layout.label,
-            workers=tuple(w.address for w in view.now.workers),
-            sources=tuple(_source(m, view) for m in layout.collections),
-            old_rows=layout.rows,
-            rows=layout.rows[order],
-            targets=home[order],
-            starts=np.zeros((0, 0), dtype=np.int64),
-            partition_order=order.astype(np.int64),
-        ),
+        args=replace(args, partition_order=order.astype(np.int64)),
     )
 
 
@@ -85,43 +73,39 @@ def _rows(layout: Layout, view: View) -> Step:
         by = groups.label
     rows, starts = _sorted(layout, view) if by else _shuffled(layout, view)
     target = _targets(layout, view, rows)
-    nbytes, n_workers = layout.nbytes, max(1, len(view.eligible_workers))
-    travels = nbytes * (n_workers - 1) // n_workers
-    what = f"sort {layout.rows.sum():,} rows of the {layout.label} by {by}"
-    if not by:
-        what = f"shuffle {layout.rows.sum():,} rows of the {layout.label}"
+    n_workers = max(1, len(view.eligible_workers))
+    what = f"{layout.rows.sum():,} rows of the {layout.label}"
+    what = f"sort {what} by {by}" if by else f"shuffle {what}"
+    args = _shuffle(layout, view, rows, target, starts)
     return Step(
         action="shuffle",
         summary=f"{what} into {plural(len(rows), 'partition')}",
         price=Price(
-            nbytes=travels,
+            nbytes=layout.nbytes * (n_workers - 1) // n_workers,
             seconds=None,  # the speed of taking rows by index is not measured
             peak=2 * _fullest(layout, view, rows, target),
         ),
         gain="groups are whole and in order" if by else "the order of rows is random",
-        args=Shuffle(
-            layout=layout.label,
-            workers=tuple(w.address for w in view.now.workers),
-            sources=tuple(_source(m, view) for m in layout.collections),
-            old_rows=layout.rows,
-            rows=rows,
-            targets=target,
-            starts=starts,
-            sort_by=by,
-            seed=view.goal.seed,
-        ),
+        args=replace(args, sort_by=by, seed=view.goal.seed),
     )
 
 
-def _source(collection: CollectionInfo, view: View) -> Source:
-    """Return a holder of each key, a running worker if possible."""
-    assert collection.holders is not None
-    key, worker = collection.holders
-    running = np.array([w.running for w in view.now.workers], dtype=bool)
-    order = np.lexsort((running[worker], key))  # the last entry of a key wins
-    owner = np.zeros(len(collection.keys), dtype=np.int64)
-    owner[key[order]] = worker[order]
-    return Source(label=collection.label, keys=collection.keys, owner=owner)
+def _shuffle(
+    layout: Layout, view: View, rows: Int64s, targets: Int64s, starts: Int64s
+) -> Shuffle:
+    sources = (
+        Source(label=m.label, keys=m.keys, owner=layouts.owners(m, view))
+        for m in layout.collections
+    )
+    return Shuffle(
+        layout=layout.label,
+        workers=tuple(w.address for w in view.now.workers),
+        sources=tuple(sources),
+        old_rows=layout.rows,
+        rows=rows,
+        targets=targets,
+        starts=starts,
+    )
 
 
 def _shuffled(layout: Layout, view: View) -> tuple[Int64s, Int64s]:
@@ -187,11 +171,10 @@ def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
     total = max(1, int(rows.sum()))
     nbytes = (rows * (layout.nbytes / total)).astype(np.int64)
     free = free_memory(view) - held_bytes(view.layouts, len(view.now.workers))
-    none = np.zeros(0, dtype=np.int64)
     try:
         found = place(
             rows,
-            (none, none, none),
+            None,
             layouts.weights(view),
             nbytes=2 * nbytes,
             budget=np.maximum(0.0, free),
@@ -213,7 +196,4 @@ def _fullest(layout: Layout, view: View, rows: Int64s, target: Int64s) -> int:
     return int(arriving.max(initial=0) * layout.nbytes / max(1, int(rows.sum())))
 
 
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Change the order of rows."""
-    assert isinstance(step.args, Shuffle)
-    return await cluster.shuffle(step.args, notify)
+enact = by_port("shuffle")

@@ -29,7 +29,7 @@ from clustertune.core.model import (
 )
 from clustertune.planner import coverage, grouping, layouts, suitability
 from clustertune.planner.grouping import Groups
-from clustertune.planner.layouts import part_bytes
+from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.placement import AIM
 
 #: checks whose findings require other partitions
@@ -292,24 +292,22 @@ def parts_of(collection: CollectionInfo, rows: Int64s) -> Cut:
     """Return the parts of a collection's new partitions, without their owners."""
     blocks = collection.column_blocks
     found = parts(rows_of(collection), rows)
-    repeated = Parts(*(np.repeat(x, blocks) for x in found))
-    key = repeated.old * blocks + np.tile(np.arange(blocks), len(found.new))
+    new, old, start, stop = (np.repeat(x, blocks) for x in found)
+    key = old * blocks + np.tile(np.arange(blocks), len(found.new))
     return Cut(
         label=collection.label,
         keys=collection.keys,
-        new=repeated.new,
+        new=new,
         key=key,
-        start=repeated.start,
-        stop=repeated.stop,
+        start=start,
+        stop=stop,
         owner=np.full(len(key), -1, dtype=np.int64),
         conversion=collection.conversion,
     )
 
 
-def held_parts(
-    cut: Cut, collection: CollectionInfo, amount: Int64s
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return (new partition, worker, bytes) for every replica of every part."""
+def held_parts(cut: Cut, collection: CollectionInfo, amount: Int64s) -> HeldBytes:
+    """Return what each worker holds of new partitions, for every replica of a part."""
     assert collection.holders is not None
     key, worker = collection.holders
     order = np.argsort(key, kind="stable")
@@ -318,7 +316,7 @@ def held_parts(
     count = np.searchsorted(key, cut.key, side="right") - first
     part = np.repeat(np.arange(len(cut.key)), count)
     offset = np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
-    return cut.new[part], worker[first[part] + offset], amount[part]
+    return HeldBytes(cut.new[part], worker[first[part] + offset], amount[part])
 
 
 class Division(NamedTuple):
@@ -347,11 +345,6 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     return _anywhere(layout, view, about)
 
 
-def is_shuffled(order: str, n_rows: int) -> bool:
-    """Return whether a random order is wanted and possible."""
-    return order == "partitions" or (order == "rows" and n_rows < TOO_MANY_TO_SHUFFLE)
-
-
 def fresh(layout: Layout, view: View) -> Int64s:
     """Return rows of even partitions for rows that all travel."""
     total = int(rows_of(layout.collections[0]).sum())
@@ -362,23 +355,22 @@ def fresh(layout: Layout, view: View) -> Int64s:
 
 def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     """Return partitions that may be cut at any row."""
-    old = rows_of(layout.collections[0])
+    old, trains = rows_of(layout.collections[0]), layout is view.layouts[0]
     total = int(old.sum())
-    wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
+    wanted = wanted_partitions(view, total) if trains else None
     if wanted is not None:
         return Division(even(total, min(total, wanted)))
-    if layout is view.layouts[0] and is_shuffled(view.goal.order, total):
+    rows_shuffled = view.goal.order == "rows" and total < TOO_MANY_TO_SHUFFLE
+    if trains and (rows_shuffled or view.goal.order == "partitions"):
         return Division(old)  # its order must not depend on where partitions are
     if _suits(layout, old, view, about):
         return Division(old)
     n_partitions = min(total, _count_for(layout, view))
     most = -(-total // n_partitions)
-    if layout is not view.layouts[0]:
+    if not trains:
         return Division(near(old, most))  # only scored, so rows need not be even
-    joins = any(f.check == "too_many_partitions" for f in about)
-    joins |= bool(suitability.too_many(_bare(layout, old), view))
     weights = layouts.weights(view)
-    rows, target = _divided(layout, most, view, joins=joins)
+    rows, target = _divided(layout, most, view, about)
     share = np.maximum(total * weights / weights.sum(), _ROUNDING)
     load = np.bincount(target, rows, len(weights))
     if not suitability.is_uneven(float((load / share).max()), view):
@@ -388,14 +380,12 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
 
 
 def _divided(
-    layout: Layout, most: int, view: View, *, joins: bool
+    layout: Layout, most: int, view: View, about: Sequence[Finding]
 ) -> tuple[Int64s, Int64s]:
-    """Return partitions of up to ``most`` rows, and targets, that move few bytes.
-
-    ``joins`` joins small partitions first.
-    """
+    """Return partitions of up to ``most`` rows, and targets, that move few bytes."""
     old, weights = rows_of(layout.collections[0]), layouts.weights(view)
-    if joins:
+    joins = any(f.check == "too_many_partitions" for f in about)
+    if joins or suitability.too_many(_bare(layout, old), view):
         rows = near(old, most, _homes(layout, old, weights > 0))
     else:
         rows = capped(old, most)
@@ -408,15 +398,13 @@ def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
 
     Only workers that ``may`` hold training data count.
     """
-    n_workers, codes, amounts = len(may), [], []
+    found = []
     for collection in layout.collections:
         cut = parts_of(collection, rows)
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
-        new, worker, amount = held_parts(cut, collection, amount)
-        codes.append((new * n_workers + worker)[may[worker]])
-        amounts.append(amount[may[worker]])
-    held = layouts.added(np.concatenate(codes), np.concatenate(amounts), n_workers)
-    return layouts.homes(held, len(rows))
+        held = held_parts(cut, collection, amount)
+        found.append(HeldBytes(*(x[may[held.worker]] for x in held)))
+    return layouts.homes(layouts.added(found, len(may)), len(rows))
 
 
 def covering(

@@ -38,6 +38,7 @@ from clustertune.planner.layouts import (
     collection_bytes,
     held_bytes,
     held_bytes_by_worker,
+    largest_held,
     weights,
 )
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
@@ -168,10 +169,10 @@ def _processed_bytes(layout: Layout, view: View) -> Float64s:
 
     Each thread is assumed to process the largest partition of its worker.
     """
-    there = held_bytes_by_worker(layout, len(view.now.workers))
-    largest = np.zeros(len(view.now.workers), dtype=np.float64)
-    np.maximum.at(largest, there.worker, there.nbytes)
-    return largest * np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
+    n_workers = len(view.now.workers)
+    largest = largest_held(held_bytes_by_worker(layout, n_workers), n_workers)
+    threads = np.array([w.nthreads for w in view.now.workers], dtype=np.float64)
+    return threads * largest
 
 
 def _other_keys(view: View) -> Float64s:

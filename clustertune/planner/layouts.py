@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,7 @@ Targets = npt.NDArray[np.intp] | Int64s
 """For each partition, the index of a worker of the snapshot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HeldBytes:
+class HeldBytes(NamedTuple):
     """Bytes of partitions on the workers that hold some of them, as coordinates."""
 
     partition: Int64s
@@ -56,27 +55,43 @@ def partition_bytes(layout: Layout) -> Int64s:
 
 def held_bytes_by_worker(layout: Layout, n_workers: int) -> HeldBytes:
     """Sum what each worker holds of each partition over all collections."""
-    codes, amounts = [], []
-    for collection in layout.collections:
-        if collection.holders is None or collection.nbytes is None:
-            continue
-        partition, worker = collection.holders
-        codes.append(partition * n_workers + worker)
-        amounts.append(collection.nbytes[partition])
-    if not codes:
-        empty = np.zeros(0, dtype=np.int64)
-        return HeldBytes(partition=empty, worker=empty, nbytes=empty)
-    return added(np.concatenate(codes), np.concatenate(amounts), n_workers)
+    return added([held_of(m) for m in layout.collections], n_workers)
 
 
-def added(codes: Int64s, amounts: Int64s, n_workers: int) -> HeldBytes:
-    """Add up amounts with the same code, ``partition * n_workers + worker``."""
-    code, index = np.unique(codes, return_inverse=True)
+def held_of(collection: CollectionInfo) -> HeldBytes:
+    """Return what each worker holds of each partition; nothing if it is not loaded."""
+    if collection.holders is None or collection.nbytes is None:
+        return HeldBytes(*np.zeros((3, 0), dtype=np.int64))
+    partition, worker = collection.holders
+    return HeldBytes(partition, worker, collection.nbytes[partition])
+
+
+def owners(collection: CollectionInfo, view: View) -> Int64s:
+    """Return a holder of each key, a running worker if possible; -1: none."""
+    assert collection.holders is not None
+    key, worker = collection.holders
+    running = np.array([w.running for w in view.now.workers], dtype=bool)
+    order = np.lexsort((~running[worker], key))
+    held, first = np.unique(key[order], return_index=True)
+    owner = np.full(len(collection.keys), -1, dtype=np.int64)
+    owner[held] = worker[order][first]
+    return owner
+
+
+def largest_held(held: HeldBytes, n_workers: int) -> Int64s:
+    """Return the bytes of the largest partition on every worker."""
+    result = np.zeros(n_workers, dtype=np.int64)
+    np.maximum.at(result, held.worker, held.nbytes)
+    return result
+
+
+def added(held: Iterable[HeldBytes], n_workers: int) -> HeldBytes:
+    """Add up the bytes of equal partitions and workers, in the order of partitions."""
+    partition, worker, amounts = (np.concatenate(x) for x in zip(*held, strict=True))
+    code, index = np.unique(partition * n_workers + worker, return_inverse=True)
     nbytes = np.zeros(len(code), dtype=np.int64)
     np.add.at(nbytes, index.reshape(-1), amounts)
-    return HeldBytes(
-        partition=code // n_workers, worker=code % n_workers, nbytes=nbytes
-    )
+    return HeldBytes(code // n_workers, code % n_workers, nbytes)
 
 
 def replicated(layout: Layout) -> Bools:
@@ -224,9 +239,8 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
     """Return the bytes of these layouts on every worker, replicas included."""
     total = np.zeros(n_workers, dtype=np.int64)
     for collection in (m for layout in layouts for m in layout.collections):
-        if collection.holders is not None and collection.nbytes is not None:
-            partition, worker = collection.holders
-            np.add.at(total, worker, collection.nbytes[partition])
+        held = held_of(collection)
+        np.add.at(total, held.worker, held.nbytes)
     return total
 
 

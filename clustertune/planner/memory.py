@@ -246,6 +246,20 @@ def _remedy(size: float, free: Float64s) -> str:
     )
 
 
+def too_little(rooms: Float64s, nbytes: float, each: float) -> str:
+    """Describe the free memory, and how many workers are enough for these bytes.
+
+    ``rooms`` are the free bytes of the present workers, ``each`` those of a new one.
+    """
+    text = f"{plural(len(rooms), 'worker')} have {bytes_text(rooms.sum())} free"
+    if not rooms.any():
+        return f"{text}; free memory there, or add workers with n_workers="
+    enough = len(rooms) + max(1, math.ceil((nbytes - rooms.sum()) / each))
+    return (
+        f"{text}; about {enough} workers of this size would suffice: n_workers={enough}"
+    )
+
+
 # --- lower memory limits --------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ import numpy.typing as npt
 from clustertune.errors import CapacityError
 
 Array: TypeAlias = npt.NDArray[Any]
+Held: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]
+NOTHING: Held = ((), (), ())
 
 # An uneven layout is brought well within the tolerance, unless that costs many bytes.
 # At the edge of the tolerance, the next small change would make it uneven again.
@@ -74,7 +76,7 @@ class _Problem:
 
 def place(
     rows: npt.ArrayLike,
-    held: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    held: Held | None,
     weights: npt.ArrayLike,
     *,
     nbytes: npt.ArrayLike,
@@ -89,9 +91,9 @@ def place(
     ----------
     rows, nbytes : (partitions,) int
         Rows and bytes of each partition, of all collections together; 0 is allowed.
-    held : three (holdings,) int
+    held : three (holdings,) int, or None
         Partition, worker, and bytes of the partition on the worker. Replicas are more
-        entries; entries with the same partition and worker add up.
+        entries; entries with the same partition and worker add up. None: nothing.
     weights : (workers,) float
         Shares of rows are proportional to it. 0: the worker may hold no partition.
     budget : (workers,) float, optional
@@ -111,7 +113,7 @@ def place(
     ValueError
         The arrays are inconsistent, or no worker is eligible.
     """
-    given = [np.asarray(values) for values in (rows, nbytes, *held)]
+    given = [np.asarray(x) for x in (rows, nbytes, *(held or NOTHING))]
     weight = np.asarray(weights, np.float64)
     bound = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
     _check(given, weight, bound, tolerance)
@@ -129,7 +131,7 @@ def place(
 
 def placed(
     rows: npt.ArrayLike,
-    held: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    held: Held | None,
     weights: npt.ArrayLike,
     *,
     nbytes: npt.ArrayLike,
@@ -139,7 +141,7 @@ def placed(
 
     The weights of all targets are positive.
     """
-    given = [np.asarray(values) for values in (rows, nbytes, *held)]
+    given = [np.asarray(x) for x in (rows, nbytes, *(held or NOTHING))]
     weight = np.asarray(weights, np.float64)
     problem = _problem(given, weight, np.full(weight.shape, np.inf))
     numbers = (np.cumsum(weight > 0) - 1)[target]

@@ -72,7 +72,7 @@ def attainable(layout: Layout, view: View) -> float:
     if excess <= view.goal.tolerance:
         return 1.0 + excess
     there = layouts.held_bytes_by_worker(layout, len(weights))
-    held = (there.partition, there.worker, np.zeros_like(there.nbytes))
+    held = there._replace(nbytes=np.zeros_like(there.nbytes))
     no_bytes, tolerance = np.zeros_like(rows), view.goal.tolerance
     return place(rows, held, weights, nbytes=no_bytes, tolerance=tolerance).imbalance
 
