@@ -8,7 +8,7 @@ moment of an interruption all data is in memory, and the next merge goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from clustertune.actions import restart, retire
@@ -39,6 +39,8 @@ from clustertune.planner.machines import (
 )
 from clustertune.planner.memory import free_below
 
+_REFUSED = "refused, and nothing was changed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
@@ -59,13 +61,16 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """
     if not view.goal.merge_workers:
         return
-    proposed = list(guards.sort_out(steps(view, view.goal.workers), view))
-    for step, refusal in proposed:
+    yield from _allowed(steps(view, view.goal.workers), view)
+
+
+def _allowed(proposed: Iterable[Step], view: View) -> list[Step]:
+    """Return the steps if no guard refuses one of them; otherwise raise the refusal."""
+    found = list(guards.sort_out(proposed, view))
+    for step, refusal in found:
         if refusal is not None:
-            raise RefusedError(
-                f"refused, and nothing was changed: {step.summary}: {refusal.reason}"
-            )
-    yield from (step for step, _ in proposed)
+            raise RefusedError(f"{_REFUSED}: {step.summary}: {refusal.reason}")
+    return [step for step, _ in found]
 
 
 def steps(
@@ -86,10 +91,8 @@ def steps(
         One worker cannot replace those of a host; the text has a fix.
     """
     merges = _merges(view, ids)
-    sizes: list[WorkerSize] = []
-    for one in merges:
-        if one.size not in sizes:
-            sizes.append(one.size)
+    sizes = [m.size for m in merges]
+    sizes = [size for i, size in enumerate(sizes) if size not in sizes[:i]]
     for size in sizes:
         some = {m.kept.id: m for m in merges if m.size == size}
         for step in restart.steps(view, some.keys(), wait=wait, size=size, most=most):
@@ -111,7 +114,7 @@ def _merges(view: View, ids: Collection[str | int] | None) -> list[Merge]:
         reason = merge_obstacle(workers, view.now)
         size = merged_size(workers)
         if reason is not None or size is None:
-            raise RefusedError(f"refused, and nothing was changed: {reason}")
+            raise RefusedError(f"{_REFUSED}: {reason}")
         kept = min(workers, key=lambda w: _rank(w, size))
         others = tuple(w for w in workers if w is not kept)
         merges.append(Merge(kept=kept, others=others, size=size))
@@ -133,8 +136,7 @@ def _retirements(merges: list[Merge], view: View, wait: float) -> Iterator[Step]
     workers = tuple(
         sizes[w.id].given_to(w) if w.id in sizes else w for w in view.now.workers
     )
-    now = replace(view.now, workers=workers)
-    later = replace(view, snapshots=(*view.snapshots[:-1], now))
+    later = guards.with_workers(view, workers)
     by_id = {w.id: m for m in merges for w in m.others}
     for step in retire.of(later, frozenset(by_id), wait=wait):
         assert isinstance(step.args, Restart)
@@ -197,26 +199,25 @@ def split(view: View, ids: Collection[str | int], n_workers: int) -> Step:
     RefusedError
         The workers cannot be started, or they have too little memory for the data.
     """
-    unchanged = "refused, and nothing was changed"
     merged = [w for w in view.now.workers if w.is_counted and w.id in ids]
     ids = [w.id for w in merged]
     who = workers_text(ids)
     nthreads, limit = merged[0].nthreads, merged[0].memory_limit
     if any((w.nthreads, w.memory_limit) != (nthreads, limit) for w in merged):
-        raise RefusedError(f"{unchanged}: {who} have different sizes; give workers=")
+        raise RefusedError(f"{_REFUSED}: {who} have different sizes; give workers=")
     if nthreads % n_workers:
         raise RefusedError(
-            f"{unchanged}: {n_workers} workers cannot share the "
+            f"{_REFUSED}: {n_workers} workers cannot share the "
             f"{plural(nthreads, 'thread')} of {who} evenly"
         )
-    size = WorkerSize(nthreads=nthreads // n_workers, memory_limit=limit // n_workers)
+    each = (nthreads // n_workers, limit // n_workers)
+    size = WorkerSize(nthreads=each[0], memory_limit=each[1])
     reason = view.now.can_scale
     if view.now.adaptive is not None:
         reason = "adaptive scaling decides the number of workers"
     if reason is not None:
-        each = (nthreads // n_workers, limit // n_workers)
         by_hand = _by_hand(start_command(view.now, n_workers, each), ids)
-        raise RefusedError(f"{unchanged}: {reason}. Or {by_hand}")
+        raise RefusedError(f"{_REFUSED}: {reason}. Or {by_hand}")
     started = n_workers * len(merged)
     _refuse_too_small(view, merged, size, started)
     there = sum(w.is_counted for w in view.now.workers)
@@ -236,14 +237,8 @@ def _refuse_too_small(
     worker = size.given_to(replace(merged[0], managed=0, counted=0, spilled=0))
     worker = replace(worker, process=merged[0].least_memory or 0, held_data=None)
     new = tuple(replace(worker, id=f"new-{i}", address=f"{i}") for i in range(count))
-    now = replace(view.now, workers=(*view.now.workers, *new))
-    later = replace(view, snapshots=(*view.snapshots[:-1], now))
-    leaving = retire.of(later, frozenset(w.id for w in merged))
-    for step, refusal in guards.sort_out(leaving, later):
-        if refusal is not None:
-            raise RefusedError(
-                f"refused, and nothing was changed: {step.summary}: {refusal.reason}"
-            )
+    later = guards.with_workers(view, (*view.now.workers, *new))
+    _allowed(retire.of(later, frozenset(w.id for w in merged)), later)
 
 
 def known_later(retirements: Collection[Step]) -> str:

@@ -81,6 +81,11 @@ def after(step: Step, view: View) -> View:
             _restarted(w, restart.size) if w.address == restart.address else w
             for w in view.now.workers
         )
+    return with_workers(view, workers)
+
+
+def with_workers(view: View, workers: tuple[WorkerSnapshot, ...]) -> View:
+    """Return the view with other workers now."""
     now = replace(view.now, workers=workers)
     return replace(view, snapshots=(*view.snapshots[:-1], now))
 
@@ -89,15 +94,14 @@ def _received(restart: Restart, view: View) -> tuple[WorkerSnapshot, ...]:
     """Return the workers after the keys of a retired one have moved to them."""
     held = view.now.by_address[restart.address].held_data
     left = held.nbytes if held else 0
-    workers = []
-    for worker in view.now.workers:
-        w = worker
+    workers = list(view.now.workers)
+    for i, w in enumerate(workers):
         if left and w.running and w.id in restart.process_limits:
             free = memory.free_below(w, restart.process_limits[w.id])
             taken = int(min(left, free))
             left -= taken
-            w = replace(w, process=w.process + taken, counted=w.counted + taken)
-        workers.append(w)
+            filled = replace(w, process=w.process + taken, counted=w.counted + taken)
+            workers[i] = filled
     return tuple(workers)
 
 
