@@ -261,7 +261,9 @@ def _targets(
     """
     rows, first = new.rows, new.target
     nbytes, largest, there = _contents(layout, drafts, view)
-    trained, tolerance = _trained(layout, rows, view), view.goal.tolerance
+    trained, tolerance = rows.copy(), view.goal.tolerance
+    if chunking.remainder(layout, view):
+        trained[-1] = 0  # the remainder
     weights, release = layouts.weights(view), view.goal.release_inputs
     # if whole partitions are placed evenly, none of them has to move
     rest = tuple(m for m in layout.collections if m.label not in largest)
@@ -312,14 +314,6 @@ def _targets(
         hint = "" if release or placed(freeing) is None else _FREEING
         shortage = _too_much(layout, view, int(nbytes.sum()), budget) + hint
     return target, shortage, covers
-
-
-def _trained(layout: Layout, rows: Int64s, view: View) -> Int64s:
-    """Return the rows of the new partitions, without the remainder."""
-    shared = rows.copy()
-    if chunking.remainder(layout, view):
-        shared[-1] = 0
-    return shared
 
 
 def _by_neighbours(

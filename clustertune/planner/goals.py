@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from clustertune.core.findings import critical, info
-from clustertune.core.model import Finding, Layout, View
+from clustertune.core.model import Finding, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.errors import RefusedError
 from clustertune.planner import remedies
@@ -83,7 +83,8 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
         return
     layout = view.layouts[0]
     labels = layout.labels
-    rows = _known_rows(layout)
+    counted = layout.collections[0].rows
+    rows = 0 if counted is None else int(counted.sum())
     if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
         yield critical(
             message=f"the {layout.label} has {rows:,} rows, but "
@@ -100,11 +101,6 @@ def requested_shuffle(view: View) -> Iterator[Finding]:
         subject=labels,
         fixed_by="shuffle",
     )
-
-
-def _known_rows(layout: Layout) -> int:
-    rows = layout.collections[0].rows
-    return 0 if rows is None else int(rows.sum())
 
 
 def requested_partitions(view: View) -> Iterator[Finding]:
