@@ -233,6 +233,13 @@ def test_held_bytes_count_every_copy():
     np.testing.assert_array_equal(held_bytes([copied, lazy], 3), [80, 160, 0])
 
 
+def test_a_running_holder_is_the_owner():
+    """A key is read from a running worker if one holds it; -1 means that none does."""
+    seen = view([worker(0, status="paused"), worker(1), worker(2)])
+    (X,) = layout([1, 1, 1, 1], [[0, 2, 1], 0, [2, 1], []], ["X"]).collections
+    assert layouts.owners(X, seen).tolist() == [2, 0, 2, -1]
+
+
 # --- arranging ------------------------------------------------------------------------
 
 
