@@ -36,27 +36,27 @@ def steps(
         if group.keys:
             by_prefix.setdefault(group.prefix, []).append(group)
     for prefix in sorted(by_prefix, key=lambda p: -sum(g.nbytes for g in by_prefix[p])):
-        own = [g for g in by_prefix[prefix] if g.alone]
-        others = [g for g in by_prefix[prefix] if not g.alone]
-        if prefix in prefixes or (not prefixes and own):
+        groups = by_prefix[prefix]
+        if prefix in prefixes or (not prefixes and any(g.alone for g in groups)):
             args = Release(
                 prefix=prefix,
                 excluded=kept,
                 include_other_clients=include_other_clients,
                 all_prefixes=tuple(prefixes),
             )
-            yield _step(args, own, others)
+            yield _step(args, groups)
 
 
 def row_step(view: View, rows: Collection[str]) -> Step:
     """Return one step that releases the keys of these rows, all or none."""
     groups = [g for g in view.now.key_groups or () if g.row in rows]
     args = Release(rows=tuple(rows), include_other_clients=True)
+    return _step(args, groups)
+
+
+def _step(args: Release, groups: list[KeyGroup]) -> Step:
+    own = [g for g in groups if g.alone]
     others = [g for g in groups if not g.alone]
-    return _step(args, [g for g in groups if g.alone], others)
-
-
-def _step(args: Release, own: list[KeyGroup], others: list[KeyGroup]) -> Step:
     going = [*own, *others] if args.include_other_clients else own
     shown = going or others  # the guard refuses these
     prefixes = sorted({g.prefix for g in shown})

@@ -220,16 +220,18 @@ class LiveCluster(WorkerActions, DataActions):
             if changed:
                 text = f"{names_text(changed)}: changed meanwhile; nothing was released"
                 return Result(nbytes=0, not_done=f"row {text}", unchanged=True)
-            return _released(count, nbytes, names)
-        count, nbytes, names = await self._lease.ask(
-            "release_keys",
-            owner=self.client.id,
-            prefix=release.prefix,
-            kept=keys.pack(release.excluded),
-            others=release.include_other_clients,
-            together=list(release.all_prefixes),
-        )
-        return _released(count, nbytes, names)
+        else:
+            count, nbytes, names = await self._lease.ask(
+                "release_keys",
+                owner=self.client.id,
+                prefix=release.prefix,
+                kept=keys.pack(release.excluded),
+                others=release.include_other_clients,
+                together=list(release.all_prefixes),
+            )
+        text = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
+        text += f"; unpublished {names_text(names)}" if names else ""
+        return Result(nbytes=0, details=text, count=count)
 
     # --- end --------------------------------------------------------------------------
 
@@ -334,9 +336,3 @@ def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
         f"the cluster {printable(identity['address'])} has no running worker "
         f"(workers: {shown}); {fix}"
     )
-
-
-def _released(count: int, nbytes: int, names: list[str]) -> Result:
-    text = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
-    text += f"; unpublished {names_text(names)}" if names else ""
-    return Result(nbytes=0, details=text, count=count)
