@@ -152,7 +152,7 @@ def _placed(layout: Layout, rows: Int64s, view: View, free: Float64s) -> Int64s:
             )
         except CapacityError:
             continue  # partitions that are too large fit after they are cut
-        return found.target.astype(np.int64)
+        return found.target
     raise AssertionError("without budgets all data can be placed")
 
 

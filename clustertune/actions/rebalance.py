@@ -94,11 +94,10 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         return bool((used > budget).any()), max(one.imbalance, 1 + tolerance), one.moved
 
     covering = []
-    for start in (None, found.target.astype(np.int64)):
+    for start in (None, found.target):
         target = coverage.shared(layout, classes, view, start=start, budget=budget)
         if target is not None:
-            new = target.astype(np.intp)
-            one = placed(layout.rows, held, weights, nbytes=nbytes, target=new)
+            one = placed(layout.rows, held, weights, nbytes=nbytes, target=target)
             covering.append(one)
     best = min(covering, key=price, default=found)
     if price(best)[0]:

@@ -288,7 +288,7 @@ def _targets(
     budget = _budget(layout, view, largest, taken, release=release)
     found = placed(budget) or placed(None)
     assert found is not None
-    target = found.target.astype(np.int64)
+    target = found.target
     if any(_is_freed(m, release) for m in layout.collections if m.label in largest):
         target = _by_neighbours(target, rows, nbytes, there)
     exact = view.goal.workload.exact_rows and layout is view.layouts[0]

@@ -188,7 +188,7 @@ def _targets(layout: Layout, view: View, rows: Int64s) -> Int64s:
             "thresholds at which workers spill. Add workers with n_workers=, or order "
             "the data before it is loaded"
         ) from error
-    return found.target.astype(np.int64)
+    return found.target
 
 
 def _fullest(layout: Layout, view: View, rows: Int64s, target: Int64s) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune.core.model import (
     COPIED,
@@ -29,7 +28,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.results import LayoutSummary, WorkerShare
 
-Targets = npt.NDArray[np.intp] | Int64s
+Targets = Int64s
 """For each partition, the index of a worker of the snapshot."""
 
 
@@ -288,8 +287,7 @@ def moves(layout: Layout, view: View, target: Targets) -> Moves:
         moving = np.delete(np.arange(len(target)), in_place)
         if len(moving):
             keys = tuple(m.keys[i] for i in moving)
-            targets = target[moving].astype(np.int64)
-            found.append(Move(label=m.label, keys=keys, targets=targets))
+            found.append(Move(label=m.label, keys=keys, targets=target[moving]))
     return Moves(
         workers=tuple(w.address for w in view.now.workers),
         process_limits=tuple(_pause_bytes(w) for w in view.now.workers),

@@ -50,7 +50,7 @@ TINY = 1e-9  # replaces a share or a budget of 0 in divisions
 class Placement:
     """The target of every partition, and the bytes to move."""
 
-    target: npt.NDArray[np.intp]  # (partitions,) index of a worker
+    target: npt.NDArray[np.int64]  # (partitions,) index of a worker
     moved: int  # bytes that are not on their target yet
     rows: npt.NDArray[np.int64]  # (workers,) rows afterwards
     imbalance: float  # max over workers of rows / share, 1.0 is perfect
@@ -135,7 +135,7 @@ def placed(
     weights: npt.ArrayLike,
     *,
     nbytes: npt.ArrayLike,
-    target: npt.NDArray[np.intp],
+    target: npt.NDArray[np.int64],
 ) -> Placement:
     """Return the placement with given targets, as :func:`place` does.
 
@@ -159,7 +159,7 @@ def _placement(
             f"{nbytes.max():,}, into budgets of {budget.sum():,.0f} bytes in all, the "
             f"largest {budget.max():,.0f}"
         )
-    workers = np.flatnonzero(weight)[target]
+    workers = np.flatnonzero(weight)[target].astype(np.int64)
     return Placement(
         target=workers,
         moved=_moved(problem, target),
