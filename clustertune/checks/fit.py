@@ -9,7 +9,7 @@ import numpy as np
 from clustertune.core.findings import Literal, Remedy, info, join, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
-from clustertune.planner import forecast, layouts, remedies
+from clustertune.planner import forecast, grouping, layouts, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import by_host, host_memory, unknown_findings
@@ -138,7 +138,7 @@ def missing_estimator(view: View) -> Iterator[Finding]:
     """
     if view.goal.workload_chosen or not view.layouts:
         return
-    groups = any(m.label == "qid" for m in view.layouts[0].collections)
+    groups = grouping.has_groups(view.layouts[0])
     if not groups and "lightgbm" not in view.goal.imported:
         return
     why = "LightGBM's classifier needs every class on every worker"

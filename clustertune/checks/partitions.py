@@ -25,7 +25,7 @@ from clustertune.core.wording import (
     variable,
     workers_text,
 )
-from clustertune.planner import chunking, remedies, suitability
+from clustertune.planner import chunking, grouping, remedies, suitability
 from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
@@ -248,7 +248,7 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
         most = plural(total, "worker")
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
     remedy = remedies.cut(view)
-    if any(m.label == "qid" for m in layout.collections):
+    if grouping.has_groups(layout):
         return Remedy(remedy, " Groups are not cut.")
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones

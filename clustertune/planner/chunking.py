@@ -340,7 +340,7 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     # that the library does not use.
     if layout is view.layouts[0] and view.goal.workload.exact_rows:
         return Division(_exact(layout, view, about))
-    if any(m.label.rpartition(".")[2] == "qid" for m in layout.collections):
+    if grouping.has_groups(layout):
         return Division(_of_groups(layout, view, about))
     return _anywhere(layout, view, about)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune.core.model import CollectionInfo, Int64s, Layout
+from clustertune.core.wording import variable
 from clustertune.planner import layouts
 
 
@@ -31,10 +32,15 @@ class Groups:
         return np.cumsum(self.counts)[:-1]
 
 
+def has_groups(layout: Layout) -> bool:
+    """Return whether a layout has query groups, which may be unread."""
+    return any(variable(m.label) == "qid" for m in layout.collections)
+
+
 def collection_of(layout: Layout) -> CollectionInfo | None:
     """Return the collection with the groups, if its values were read."""
     for m in layout.collections:
-        if m.label.rpartition(".")[2] == "qid" and m.contents is not None:
+        if variable(m.label) == "qid" and m.contents is not None:
             is_read = all("counts" in p for p in m.contents.partitions)
             return m if is_read else None
     return None

@@ -146,12 +146,10 @@ def units(view: View) -> Units | None:
 
 
 def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]:
-    groups = grouping.of(layout) if view.goal.workload.groups else None
-    if groups is not None:
-        return [Units(len(np.unique(groups.values)), "group")]
-    has_groups = any(m.label.rpartition(".")[2] == "qid" for m in layout.collections)
-    all_counted = len(counted) == len(layout.collections)
-    if view.goal.workload.groups or not has_groups or not all_counted:
+    if view.goal.workload.groups:
+        groups = grouping.of(layout)
+        return [Units(len(np.unique(groups.values)), "group")] if groups else []
+    if not grouping.has_groups(layout) or len(counted) < len(layout.collections):
         return []
     # a library that does not use groups gets joined partitions, and none is cut
     ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])
