@@ -117,10 +117,12 @@ def _restarted(worker: WorkerSnapshot, size: WorkerSize | None) -> WorkerSnapsho
 
 def refusal(step: Step, view: View) -> Refusal | None:
     """Return the refusal of the first guard that forbids the step."""
-    for guard in GUARDS.get(type(step.args), ()):
-        reason = guard(step.args, view)
-        if reason is not None:
-            return Refusal(step=step, guard=guard.__name__, reason=reason)
+    for kind, guards in GUARDS.items():
+        # another package may use a subclass
+        for guard in guards if isinstance(step.args, kind) else ():
+            reason = guard(step.args, view)
+            if reason is not None:
+                return Refusal(step=step, guard=guard.__name__, reason=reason)
     return None
 
 
