@@ -74,9 +74,9 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
     nbytes, weights = layouts.partition_bytes(layout), layouts.weights(view)
     try:
-        found = place(
+        nearby = place(
             layout.rows,
-            held,
+            layouts.held_nearby(held, nbytes, view),
             weights,
             nbytes=nbytes,
             budget=budget,
@@ -85,6 +85,7 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error
+    found = placed(layout.rows, held, weights, nbytes=nbytes, target=nearby.target)
     classes = coverage.needed(layout, view)
     if classes is None:
         return found

@@ -270,11 +270,13 @@ def _targets(
     staying = replace(layout, collections=rest)
     even = rest and 0 < layouts.imbalance(staying, view) <= 1 + tolerance
 
+    nearby = layouts.held_nearby(there, nbytes, view)
+
     def placed(budget: Float64s | None) -> Placement | None:
         try:
             return place(
                 trained,
-                there,
+                nearby,
                 weights,
                 nbytes=nbytes,
                 budget=budget,

@@ -8,6 +8,7 @@ that holds most of its bytes; that worker is the partition's *home*.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -75,6 +76,30 @@ def owners(collection: CollectionInfo, view: View) -> Int64s:
     owner = np.full(len(collection.keys), -1, dtype=np.int64)
     owner[held] = worker[order][first]
     return owner
+
+
+def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
+    """Count half of the bytes on a host as held by the only worker that trains there.
+
+    A placement with the fewest missing bytes then prefers transfers within a host,
+    which use no network. ``nbytes`` are the bytes of each partition.
+    """
+    workers, trains = view.now.workers, weights(view) > 0
+    n_training = Counter(w.host for w, t in zip(workers, trains, strict=True) if t)
+    only = {w.host: i for i, w in enumerate(workers) if trains[i]}
+    nearby = np.array(
+        [
+            only[w.host] if not trains[i] and n_training[w.host] == 1 else i
+            for i, w in enumerate(workers)
+        ]
+    )
+    worker = nearby[held.worker]
+    other = worker != held.worker
+    if not other.any():
+        return held
+    near = HeldBytes(held.partition[other], worker[other], held.nbytes[other] // 2)
+    found = added((held, near), len(workers))
+    return found._replace(nbytes=np.minimum(found.nbytes, nbytes[found.partition]))
 
 
 def largest_held(held: HeldBytes, n_workers: int) -> Int64s:

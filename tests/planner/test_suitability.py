@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune.core.model import Contents, View
+from clustertune import actions, checks
+from clustertune.core.model import Contents, Moves, View
+from clustertune.planner import plan as planner
 from clustertune.planner import suitability
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
@@ -153,6 +155,33 @@ def test_one_worker_of_each_host() -> None:
     assert after.trainers == {1, 3}
     assert suitability.chosen(after).trainers == {1, 3}
     assert suitability.threads_of_task(after) == 4
+
+
+@pytest.mark.parametrize(
+    ("owners", "crossing"),
+    [
+        ([2, 0, 1, 2, 3, 3, 1, 2, 3, 0, 0, 1], 0),
+        ([1, 1, 1, 0, 3, 3, 3, 2], 0),
+        ([1, 1, 1, 0, 0, 0, 3, 2], 2),
+    ],
+)
+def test_partitions_stay_on_their_host(owners: list[int], crossing: int) -> None:
+    """Only rows that the host has in excess use the network."""
+    seen = suitability.chosen(on_hosts(owners))
+    plan = planner.make_plan(checks.run(seen), seen, actions.available())
+    (step,) = plan.steps
+    assert isinstance(step.args, Moves)
+    hosts = {w.address: w.host for w in seen.now.workers}
+    moves = step.args.moves[0]
+    number = {key: i for i, key in enumerate(seen.layouts[0].collections[0].keys)}
+    crossed = [
+        key
+        for key, i in zip(moves.keys, moves.targets.tolist(), strict=True)
+        if hosts[step.args.workers[i]] != f"10.0.0.{owners[number[key]] // 2}"
+    ]
+    assert len(crossed) == crossing
+    moved = step.price.nbytes
+    assert moved == len(moves.keys) * seen.layouts[0].nbytes // len(owners)
 
 
 @pytest.mark.parametrize("holders", [[], [0], [2]])
