@@ -425,7 +425,7 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "published.py": {"dask.utils"},
         "park.py": {"msgpack"},
         # without it there are no metrics
-        "metrics.py": {"prometheus_client"},
+        "telemetry.py": {"prometheus_client"},
         # where a dashboard is, these are
         "mount.py": {"bokeh", "clustertune.dashboard", "tornado"},
         "probe.py": {"threadpoolctl"},  # if it is there

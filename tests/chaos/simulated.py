@@ -357,11 +357,11 @@ class FaultyCluster(_SharedCluster):
             if kind in STOPS:
                 raise STOPS[kind]
 
-    def _worker(self, w: WorkerSnapshot, layouts: Any) -> WorkerSnapshot:
-        seen = super()._worker(w, layouts)
+    def _worker(self, w: WorkerSnapshot, nbytes: int) -> WorkerSnapshot:
+        seen = super()._worker(w, nbytes)
         held = [
             (len(holders), int(m.nbytes[i]))
-            for m in (m for x in layouts for m in x.collections if m.loaded)
+            for m in (m for x in self.layouts for m in x.collections if m.loaded)
             for i, holders in enumerate(self.homes[m.label])
             if w.address in holders
         ]

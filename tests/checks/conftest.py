@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import click
 import pytest
+from dask.utils import parse_bytes
 
 import clustertune
 from clustertune.cli import main
@@ -46,9 +47,13 @@ def valid_remedies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def realistic(call: Call) -> Call:
-    """Return the call with X and a known workload, which some tests do without."""
-    made_up = call.arguments.get("estimator") == "t"
-    known = {"estimator": "xgboost"} if made_up else {}
+    """Return the call with X, a known workload and a limit that workers can have."""
+    known = {}
+    if call.arguments.get("estimator") == "t":
+        known["estimator"] = "xgboost"
+    limit = call.arguments.get("memory_limit")
+    if limit is not None and parse_bytes(limit) < 2**20:
+        known["memory_limit"] = "1 GiB"
     names = call.names if call.function != "prepare" else call.names or ("X",)
     variables = {k: v for k, v in call.variables.items() if k.isidentifier()}
     arguments = {**call.arguments, **known}

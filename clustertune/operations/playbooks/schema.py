@@ -118,9 +118,15 @@ def _pause(key: str, value: Any) -> float:
     return seconds
 
 
+def _severity(key: str, value: Any) -> Severity:
+    if not isinstance(value, str) or value not in Severity.__members__:
+        raise ValueError(f"{key} must be one of {', '.join(Severity.__members__)}")
+    return Severity[value]
+
+
 #: by key of ``with``, ``limits`` and steps, if the schema does not suffice
 READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "at_least": lambda _, name: Severity[name],
+    "at_least": _severity,
     "check": _checks,
     "disrupted_workers": arguments.part,
     "dtype": arguments.number_type,
