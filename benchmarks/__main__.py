@@ -112,6 +112,12 @@ BENCHMARKS = (
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),
     Benchmark(
+        "restart-detour",
+        "Rolling restart with 2 GB, directly and over other workers",
+        full=("--mb=2000", "--variants=ours,detour"),
+        quick=("--rounds=1", "--mb=100", "--variants=ours,detour"),
+    ),
+    Benchmark(
         "merge",
         "One worker in place of two",
         quick=("--rounds=1", "--scale=0.02"),

@@ -8,7 +8,7 @@ loaded again. `workers` calls `client.restart_workers` for one worker after the 
 `lifetime` uses Dask's `--lifetime-restart`. Each variant ends when all workers are new
 and the data is complete, except for lost scattered values.
 
-Options: `--rounds 6`, `--mb 500`.
+Options: `--rounds 6`, `--mb 500`, `--variants ours,pairs,reload,workers,lifetime`.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from measure import workers_of
 
 WORKERS = 4
 SCATTERED = 40
-LIFETIME = 15  # seconds
+VARIANTS = ("ours", "pairs", "detour", "reload", "workers", "lifetime")
+LIFETIME = 8  # seconds
 
 
 def source(mb):
@@ -111,12 +112,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--mb", type=int, default=500)
-    parser.add_argument("--variant")
+    parser.add_argument("--variants", default="ours,pairs,reload,workers,lifetime")
+    parser.add_argument("--variant", choices=VARIANTS)
     given = parser.parse_args()
     if given.variant:
         print(json.dumps(variant(given.variant, given.mb)))
         return
-    names = ["ours", "pairs", "detour", "reload", "workers", "lifetime"]
+    names = given.variants.split(",")
+    if unknown := {*names} - {*VARIANTS}:
+        parser.error(f"--variants {', '.join(unknown)}: choose from {VARIANTS}")
     rounds = measure.run(__file__, names, given.rounds, "--mb", str(given.mb))
     print(measure.machine())
     figures = {"seconds": "s", "mb": "MB sent", "computed": "lost keys, computed again",
@@ -126,7 +130,8 @@ def main():
         {f"{n}.{k}": f"{n}: {what}" for n in names for k, what in figures.items()}
         | {
             f"{n}.moved": f"{n}: bytes moved / data"
-            for n in ("ours", "pairs", "detour")
+            for n in names
+            if f"{n}.moved" in rounds[0]
         },
     )
     measure.compare(
