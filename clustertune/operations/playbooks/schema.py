@@ -108,9 +108,7 @@ def _workers(key: str, value: Any) -> Any:
 def _pause(key: str, value: Any) -> float:
     text = f'{key}={value!r} must be a duration, like "30s", or 0'
     try:
-        seconds = (
-            math.nan if isinstance(value, bool) else arguments.parse_seconds(value)
-        )
+        seconds = arguments.parse_seconds(value)
     except (*arguments.UNREADABLE, AssertionError) as error:
         raise ValueError(text) from error
     if not 0 <= seconds < math.inf:
