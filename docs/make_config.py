@@ -33,11 +33,11 @@ wrong value, raises an error before the call does anything.
       job: nightly
     checks:
       memory_pressure:
-        near: 0.2
+        close_fraction: 0.2
   ```
 
 - As variables: `DASK_CLUSTERTUNE__HISTORY__JOB=nightly`,
-  `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__NEAR=0.2`. A misspelt variable that begins
+  `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION=0.2`. A misspelt variable that begins
   with `DASK_CLUSTERTUNE_` or `CLUSTERTUNE__` is an error that names it.
 - In Python:
 
