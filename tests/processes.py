@@ -24,7 +24,8 @@ import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == "clustertune":
-            raise ModuleNotFoundError("No module named 'clustertune' (blocked)")
+            text = "No module named 'clustertune' (blocked)"
+            raise ModuleNotFoundError(text, name=name)
 
 
 sys.meta_path.insert(0, Block())

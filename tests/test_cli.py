@@ -767,7 +767,7 @@ def test_panel_says_where_the_page_is(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--port=1", "--listen=::", "--allow-websocket-origin=x"]
+    "option", ["--port=1", "--port=0", "--listen=::", "--allow-websocket-origin=x"]
 )
 def test_what_only_a_server_takes_needs_serve(option: str) -> None:
     done = run("dashboard", option, "tcp://127.0.0.1:1")

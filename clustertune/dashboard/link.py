@@ -105,7 +105,9 @@ async def add_page(client: Client) -> DashboardPage:
         raise VersionMismatchError(f"{error}. {SERVE}") from error
     try:
         answer = await ship.on_scheduler(client, mount.mount)
-    except ModuleNotFoundError:  # the code of the page cannot be loaded there
+    except ModuleNotFoundError as error:  # the page's code cannot be loaded there
+        if (error.name or "").partition(".")[0] != "bokeh":
+            raise
         answer = {"error": "has no Bokeh"}
     if "error" in answer:
         raise RefusedError(
