@@ -17,7 +17,7 @@ def test_thresholds_are_bytes_of_each_worker() -> None:
     told = page_facts.facts(view([worker(0), worker(1, pause=None)]), [])
     first, second = told["workers"].values()
     assert first == [int(f * 4 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
-    assert second[2] is None
+    assert second == [int(0.6 * 4 * GIB), int(0.7 * 4 * GIB), None, int(0.95 * 4 * GIB)]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from clustertune import actions, checks
-from clustertune.core.model import Contents, Moves, View
+from clustertune.core.model import Contents, Moves, Rechunk, View
+from clustertune.planner import goals, suitability
 from clustertune.planner import plan as planner
-from clustertune.planner import suitability
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
 from clustertune.testing import layout, view, worker
@@ -182,6 +182,20 @@ def test_partitions_stay_on_their_host(owners: list[int], crossing: int) -> None
     assert len(crossed) == crossing
     moved = step.price.nbytes
     assert moved == len(moves.keys) * seen.layouts[0].nbytes // len(owners)
+
+
+def test_cut_partitions_stay_on_their_host() -> None:
+    """Each host cuts its own rows, also those of the worker that does not train."""
+    owners = [1, 3, 0, 2, 3, 1, 2, 0]
+    seen = suitability.chosen(on_hosts(owners))
+    seen = replace(seen, goal=replace(seen.goal, rechunk=24))
+    findings = (*checks.run(seen), *goals.unmet(seen))
+    (step,) = planner.make_plan(findings, seen, actions.available()).steps
+    assert isinstance(step.args, Rechunk)
+    hosts = np.array([int(w.host[-1]) for w in seen.now.workers])
+    for cut in step.args.cuts:
+        crossing = hosts[cut.owner] != hosts[step.args.targets[cut.new]]
+        assert not crossing.any()
 
 
 @pytest.mark.parametrize("holders", [[], [0], [2]])
