@@ -73,10 +73,11 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
     nbytes, weights = layouts.partition_bytes(layout), layouts.weights(view)
+    nearby = layouts.held_nearby(held, nbytes, view)
     try:
-        nearby = place(
+        found = place(
             layout.rows,
-            layouts.held_nearby(held, nbytes, view),
+            nearby,
             weights,
             nbytes=nbytes,
             budget=budget,
@@ -85,7 +86,8 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         )
     except CapacityError as error:
         raise CapacityError(_too_much(layout, view, budget)) from error
-    found = placed(layout.rows, held, weights, nbytes=nbytes, target=nearby.target)
+    if nearby is not held:
+        found = placed(layout.rows, held, weights, nbytes=nbytes, target=found.target)
     classes = coverage.needed(layout, view)
     if classes is None:
         return found
@@ -95,7 +97,7 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         return bool((used > budget).any()), max(one.imbalance, 1 + tolerance), one.moved
 
     covering = []
-    for start in (None, found.target):
+    for start in (found.target, None):  # the first of equal ones is near
         target = coverage.shared(layout, classes, view, start=start, budget=budget)
         if target is not None:
             one = placed(layout.rows, held, weights, nbytes=nbytes, target=target)

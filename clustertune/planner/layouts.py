@@ -82,7 +82,8 @@ def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
     """Count half of the bytes on a host as held by the only worker that trains there.
 
     A placement with the fewest missing bytes then prefers transfers within a host,
-    which use no network. ``nbytes`` are the bytes of each partition.
+    which use no network. ``nbytes`` are the bytes of each partition. At least half of
+    the bytes that a worker does not hold itself stay missing.
     """
     workers, trains = view.now.workers, weights(view) > 0
     n_training = Counter(w.host for w, t in zip(workers, trains, strict=True) if t)
@@ -99,7 +100,10 @@ def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
         return held
     near = HeldBytes(held.partition[other], worker[other], held.nbytes[other] // 2)
     found = added((held, near), len(workers))
-    return found._replace(nbytes=np.minimum(found.nbytes, nbytes[found.partition]))
+    none = near._replace(nbytes=np.zeros_like(near.nbytes))
+    own = added((held, none), len(workers)).nbytes
+    most = (own + nbytes[found.partition]) // 2
+    return found._replace(nbytes=np.minimum(found.nbytes, most))
 
 
 def largest_held(held: HeldBytes, n_workers: int) -> Int64s:

@@ -10,7 +10,7 @@ import pytest
 
 from clustertune import actions, checks
 from clustertune.core.model import Contents, Moves, Rechunk, View
-from clustertune.planner import goals, suitability
+from clustertune.planner import goals, layouts, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
@@ -182,6 +182,31 @@ def test_partitions_stay_on_their_host(owners: list[int], crossing: int) -> None
     assert len(crossed) == crossing
     moved = step.price.nbytes
     assert moved == len(moves.keys) * seen.layouts[0].nbytes // len(owners)
+
+
+def test_a_full_holder_counts_more_than_its_host() -> None:
+    """Replicas next to the worker that trains do not count as a replica on it."""
+    owners = [0, 0, 0, 2, 2, 2, [1, 3], [1, 3]]
+    seen = suitability.chosen(on_hosts(owners))
+    assert seen.trainers == {0, 2}
+    partition, worker = np.array([0, 0, 0]), np.array([1, 1, 2])
+    held = layouts.HeldBytes(partition, worker, np.array([100, 100, 100]))
+    found = layouts.held_nearby(held, np.array([100]), seen)
+    counted = dict(zip(found.worker.tolist(), found.nbytes.tolist(), strict=True))
+    assert counted[0] == 50
+    assert counted[2] == 100
+
+
+def test_classes_keep_partitions_on_their_host() -> None:
+    """Of placements with the same bytes, one within hosts is taken."""
+    looked = content.classes(np.array([*"abababab"]), 64)
+    data = layout([8] * 4, [1, 1, 3, 3], contents=Contents(partitions=(looked,) * 4))
+    seen = replace(on_hosts([]), layouts=(data,), trainers=frozenset({0, 2}))
+    workload = replace(seen.goal.workload, needs_all_classes=True)
+    seen = replace(seen, goal=replace(seen.goal, workload=workload))
+    (step,) = planner.make_plan(checks.run(seen), seen, actions.available()).steps
+    assert isinstance(step.args, Moves)
+    assert step.args.moves[0].targets.tolist() == [0, 0, 2, 2]
 
 
 def test_cut_partitions_stay_on_their_host() -> None:
