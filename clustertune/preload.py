@@ -133,6 +133,7 @@ async def _schedule(scheduler: Scheduler, arguments: Mapping[str, Any]) -> float
     If it is refused, or the scheduler does not answer, log the reason and return the
     seconds until the next attempt.
     """
+    made: Any = None
     try:
         async with Client(
             scheduler.address,
@@ -146,7 +147,8 @@ async def _schedule(scheduler: Scheduler, arguments: Mapping[str, Any]) -> float
             made = await scheduled
     except ERRORS as error:
         logger.warning("clustertune.schedules: %s", str(error) or type(error).__name__)
-        return RETRY
+        if made is None:  # else the client failed to close
+            return RETRY
     logger.info("clustertune scheduled a restart: %s", made.id)
     seconds: float = made.expires - time()
     return max(RETRY, seconds)

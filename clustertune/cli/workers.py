@@ -39,6 +39,7 @@ from clustertune.cli.running import (
     text_or_json,
 )
 from clustertune.core import arguments
+from clustertune.core.wording import printable
 from clustertune.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -332,10 +333,15 @@ def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
     from clustertune.operations.scheduling import schedule as schedules
 
-    try:
-        found = run(target, lambda client: schedules.cancel(client, id))
-    except LookupError as error:
-        click.echo(str(error), err=True)
+    async def end(client: Client) -> Schedule | str:
+        try:
+            return await schedules.cancel(client, id)
+        except LookupError as error:
+            return str(error)
+
+    found = run(target, end)
+    if isinstance(found, str):
+        click.echo(printable(found), err=True)
         sys.exit(1)
     click.echo(_rendered(found, form))
 

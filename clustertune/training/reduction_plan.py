@@ -201,11 +201,14 @@ def _with_values(request: SumRequest, values: Any) -> SumRequest:
 
 
 def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:
+    near = {client: True}  # by client, which may have many futures
     for i, future in enumerate(futures):
         owner = future.client
         if owner is None or owner.status != "running" or future.cancelled():
             raise ValueError(f"items[{i}] is released or cancelled; compute it again")
-        if not have_one_scheduler(owner, client):
+        if owner not in near:
+            near[owner] = have_one_scheduler(owner, client)
+        if not near[owner]:
             theirs: Any = owner.scheduler
             ours: Any = client.scheduler
             raise ValueError(
