@@ -361,10 +361,16 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 def test_wrong_arguments(
     client: Client, model: Any, options: Any, error: Any, text: str
 ) -> None:
+    gc.collect()  # data of an earlier test would be released during this one
+    until(lambda: not client.run_on_scheduler(task_keys))
     before = transitions(client)
     with pytest.raises(error, match=text):
         fit(client, model, *data(), **options)
     assert transitions(client) == before
+
+
+def task_keys(dask_scheduler: Any) -> list[str]:
+    return [str(key) for key in dask_scheduler.tasks]
 
 
 def transitions(client: Client) -> Any:
