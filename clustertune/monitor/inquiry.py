@@ -70,7 +70,6 @@ PACKAGES = (  # distributions whose versions are compared
 )
 
 SILENT = 5.0  # seconds without a heartbeat, on a small cluster
-SOON = 1.0  # seconds to wait for values that a snapshot can do without
 
 OVERHEAD = "clustertune-overhead"  # prefix of the keys of empty tasks
 MORE_TASKS = 40  # additional tasks of the large graph
@@ -204,7 +203,9 @@ async def refresh_memory(client: Client) -> None:
     """
     workers = (await monitor.identify(client))["workers"]
     there = sorted(monitor.approved(client, workers))
-    await ship.on_workers(client, process.send_memory, there, timeout=SOON, again=False)
+    await ship.on_workers(
+        client, process.send_memory, there, timeout=monitor.SOON, again=False
+    )
 
 
 async def process_memory(client: Client, address: str) -> int | None:
@@ -215,7 +216,7 @@ async def process_memory(client: Client, address: str) -> int | None:
     except (ConnectionLostError, VersionMismatchError):
         return None
     answers = await ship.on_workers(
-        client, process.send_memory, list(there), timeout=SOON, again=False
+        client, process.send_memory, list(there), timeout=monitor.SOON, again=False
     )
     nbytes = answers.get(address)
     return nbytes if isinstance(nbytes, int) else None
@@ -274,7 +275,12 @@ async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the bandwidths that each worker measured in its last large transfers."""
     running = [w for w in snapshot.workers if w.running]
     answers = await monitor.ask_workers(
-        client, running, probe.bandwidths, timeout=SOON, again=False, cut=f"{PARTS}-"
+        client,
+        running,
+        probe.bandwidths,
+        timeout=monitor.SOON,
+        again=False,
+        cut=f"{PARTS}-",
     )
     read = {a: x for a, x in answers.items() if isinstance(x, list)}
     for i, name in enumerate(("bandwidth", "cut_bandwidth")):
@@ -287,7 +293,7 @@ async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the speed at which each running worker copies; all copy at the same time."""
     running = [w for w in snapshot.workers if w.running]
     answers = await monitor.ask_workers(
-        client, running, probe.copying, timeout=SOON, again=False
+        client, running, probe.copying, timeout=monitor.SOON, again=False
     )
     found = {a: x for a, x in answers.items() if isinstance(x, float)}
     return _with_measured(snapshot, "copying", found)

@@ -52,6 +52,7 @@ Process = tuple[str, str]  # address and local directory, which is new for each 
 
 SILENCE = 60.0  # seconds before another request to a worker that did not answer
 PATIENCE = 10.0  # seconds to wait for the facts of a worker
+SOON = 1.0  # seconds to wait for values that a snapshot can do without
 NOTICED = 0.2  # seconds until a client notices that its connection is broken
 RECONNECT = 5.0  # seconds to wait for Dask to reconnect a client
 NO_VERSIONS = Unknown("the worker did not report its versions")
@@ -386,7 +387,7 @@ async def look(
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
     snapshot = await _snapshot(client, identity, found)
-    snapshot = replace(snapshot, round_trip=round_trip)
+    snapshot = await _with_task_counts(client, replace(snapshot, round_trip=round_trip))
     if not loaded:
         return snapshot, tuple(collections)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
@@ -437,6 +438,28 @@ async def _snapshot(
     )
 
 
+async def _with_task_counts(client: Client, snapshot: Snapshot) -> Snapshot:
+    """Ask workers whose last heartbeat has more running tasks than the scheduler.
+
+    Such tasks have ended since that heartbeat, or no client waits for them any more.
+    Workers that do not answer keep the count, because a task may block them.
+    """
+    doubtful = [w for w in snapshot.workers if w.executing > w.processing]
+    answers = await ask_workers(
+        client, doubtful, probe.task_counts, timeout=SOON, again=False
+    )
+    counts = {a: n for a, n in answers.items() if isinstance(n, Mapping)}
+    workers = tuple(
+        replace(w, **_task_counts(counts[w.address])) if w.address in counts else w
+        for w in snapshot.workers
+    )
+    return replace(snapshot, workers=workers)
+
+
+def _task_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: int(counts.get(name, 0)) for name in ("executing", "cancelled")}
+
+
 def read(
     identity: Mapping[str, Any],
     found: Mapping[str, Any],
@@ -465,7 +488,6 @@ def _worker(
 ) -> WorkerSnapshot:
     process, managed, spilled, counted, processing = memory
     metrics = entry["metrics"]
-    counts = metrics.get("task_counts", {})
     return WorkerSnapshot(
         id=worker_id(address, entry),
         address=address,
@@ -484,8 +506,7 @@ def _worker(
         loop_delay=float(metrics.get("event_loop_interval", 0.0)),
         cpu=float(metrics.get("cpu", 0.0)) / 100,
         processing=processing,
-        executing=int(counts.get("executing", 0)),
-        cancelled=int(counts.get("cancelled", 0)),
+        **_task_counts(metrics.get("task_counts", {})),
         parking=scheduler_state.is_parking(entry["name"]),
     )
 

@@ -57,6 +57,11 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
     }
 
 
+def task_counts(dask_worker: Any) -> dict[str, int]:
+    """The number of tasks in each state, as in the worker's heartbeats."""
+    return dict(dask_worker.state.task_counter.current_count(by_prefix=False))
+
+
 def _setup(dask_worker: Any) -> dict[str, str]:
     """Settings that differ between workers that cannot replace each other."""
     resources = dask_worker.state.total_resources

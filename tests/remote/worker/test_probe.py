@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from distributed import LocalCluster
+from distributed import Event, LocalCluster
 from distributed.utils_test import gen_cluster
 
 from clustertune.core.model import Details, Unknown
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.worker import probe
+from tests.processes import soon
 
 
 @pytest.fixture
@@ -128,6 +129,42 @@ def test_a_folder_of_the_host_that_is_not_here(cgroups: Path) -> None:
     Path(probe.MEMBERSHIP).write_text("0::/kubepods/pod1\n")
     (cgroups / "cpu.max").write_text("200000 100000\n")
     assert [cpus for _, cpus in probe.cpu_quotas()] == [2.0]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_tasks_that_have_ended_since_the_last_heartbeat(c, s, a):
+    """They are not counted, or restarts by need would wait for them.
+
+    The others, for which no client waits any more, are.
+    """
+    gate = Event("gate", client=c)
+    await monitor.install_plugin(c, await monitor.identify(c))
+
+    async def seen() -> tuple[int, int]:
+        """Return executing and cancelled tasks, as a look has them."""
+        snapshot, _ = await monitor.look(c, [])
+        return snapshot.workers[0].executing, snapshot.workers[0].cancelled
+
+    def wait_there() -> None:
+        Event("gate").wait(60)
+
+    a.periodic_callbacks["heartbeat"].stop()
+    task = c.submit(wait_there, pure=False)
+    await soon(lambda: a.state.executing_count)
+    await a.heartbeat()
+    assert await seen() == (1, 0)
+    await gate.set()
+    await task
+    assert await seen() == (0, 0)
+    await gate.clear()
+    task = c.submit(wait_there, pure=False)
+    await soon(lambda: a.state.executing_count)
+    await a.heartbeat()
+    key = task.key
+    del task
+    await soon(lambda: a.state.tasks[key].state == "cancelled")
+    assert await seen() == (0, 1)
+    await gate.set()
 
 
 @gen_cluster(
