@@ -195,7 +195,8 @@ def test_alerts_and_panels(tmp_path: Path) -> None:
     ):
         client.wait_for_workers(2)
         first = next(iter(workers_of(client)))
-        X = client.persist(dask.array.random.random((100, 2), chunks=(10, 2)))
+        X = dask.array.random.random((100, 2), chunks=(10, 2))
+        X = client.persist(X, workers=[first], allow_other_workers=True)
         clustertune.prepare(client, X, progress=False)
         until(lambda: query(api, 'clustertune_lost_keys_total{kind="scattered"}'))
         assert "ClustertuneLostKeys" not in firing(api)

@@ -190,12 +190,13 @@ class Metrics:
 
     def _counters(self) -> dict[str, Values]:
         # Prometheus sees an increase only of series that were there before
-        operations = dict.fromkeys(product(OPERATIONS, STATUSES), 0) | self.operations
+        seconds = dict.fromkeys(OPERATIONS, 0.0) | self.operation_seconds
         lost = {(kind,): self.lost_keys[kind] for kind in ("computed", "scattered")}
         return {
-            "operations": operations,
-            "operation_seconds": {(k,): n for k, n in self.operation_seconds.items()},
-            "steps": self.steps,
+            "operations": dict.fromkeys(product(OPERATIONS, STATUSES), 0)
+            | self.operations,
+            "operation_seconds": {(k,): n for k, n in seconds.items()},
+            "steps": dict.fromkeys(product(ACTIONS, OUTCOMES), 0) | self.steps,
             "moved_bytes": {(): self.moved_bytes},
             "lost_keys": lost,
         }

@@ -56,6 +56,23 @@ async def test_a_scrape(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_counters_start_at_zero(c, s, a, b):
+    """Prometheus sees the first increase only of a series that was there before."""
+    X = c.persist(da.random.random((400, 2), chunks=(50, 2)), workers=[a.address])
+    await wait(X)
+    await clustertune.check(c, X)
+    before = await scrape(s)
+    X, *_ = await clustertune.prepare(c, X)
+    increased = {
+        name
+        for name, value in (await scrape(s)).items()
+        if name[0].endswith("_total") and value
+    }
+    assert ("clustertune_steps_total", "rebalance", "done") in increased
+    assert {before.get(name) for name in increased} == {0}
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_lost_keys(c, s, a, b):
     """Scattered keys whose only worker has gone are counted."""
     await clustertune.check(c)
