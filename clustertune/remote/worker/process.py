@@ -151,10 +151,16 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> s
             callback(1)
         raise
     new.on_exit, nanny.process, second.process = callback, new, former
-    former.on_exit = lambda _: nanny.plugins.pop(SECOND, None)
+    former.on_exit = lambda _: _forget_second(nanny)
     if former.status is Status.stopped:
         former.on_exit(None)
     return ""
+
+
+def _forget_second(nanny: Any) -> None:
+    # a nanny that closes removes its plugins itself, by names that it has listed
+    if nanny.status is not Status.closing:
+        nanny.plugins.pop(SECOND, None)
 
 
 async def _start(process: Any, nanny: Any, timeout: float) -> None:

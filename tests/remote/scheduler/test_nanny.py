@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from typing import Any
 
 import numpy as np
 from distributed import Nanny, Worker
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
+from distributed.utils_test import captured_logger, gen_cluster
 
 from clustertune.remote import ship
 from clustertune.remote.scheduler import nanny as calls
@@ -72,6 +73,21 @@ async def test_a_former_process_that_does_not_answer(
     await soon(lambda: SECOND not in nanny.plugins)
     assert nanny.status is Status.running
     assert [ws.name for ws in s.workers.values()] == [nanny.name]
+
+
+@gen_cluster(**ONE)
+async def test_a_former_process_that_ends_as_its_nanny_closes(
+    c: Any, s: Any, nanny: Any
+) -> None:
+    """The nanny removes each of its plugins once, and logs no error."""
+    await replaced(s)
+    former = nanny.plugins[SECOND].process
+    with captured_logger("distributed.nanny", level=logging.ERROR) as log:
+        closing = asyncio.ensure_future(nanny.close())
+        # once the nanny has listed its plugins
+        asyncio.get_running_loop().call_soon(former.on_exit, 0)
+        await closing
+    assert log.getvalue() == ""
 
 
 async def older(dask_worker: Any, what: str, **arguments: Any) -> None:
