@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 
@@ -34,8 +35,14 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def doomed() -> Iterator[Client]:
-    """Workers for a fit that never ends; they are killed, as they would not close."""
-    with two_workers() as client:
+    """Workers for a fit that never ends; they are killed, as they would not close.
+
+    Tasks that wait behind that fit stay there: Dask would move some to the idle worker.
+    """
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        two_workers() as client,
+    ):
         pids = set(client.run(os.getpid).values())
         yield client
         for pid in pids:

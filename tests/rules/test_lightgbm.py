@@ -176,7 +176,7 @@ def test_no_worker_without_rows(doomed: Any) -> None:
     # the next fit waits behind the task that waits for the one that failed
     again = Fit(lgb.DaskLGBMRegressor(client=doomed, **OPTIONS), p.X, p.y)
     again.join(3)
-    assert again.is_alive()
+    assert again.is_alive(), again.error
     assert "processing" in training(doomed)
 
 
