@@ -177,7 +177,7 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     text, report = str(stop.value), stop.value.report
     assert report is not None
     first, second = names(report)
-    assert f"; restarted 0 of 2 workers; skipped {first}: " in text
+    assert f"; restarted 0 of 2 workers; skipped {first}: " in text, text
     assert f"and undone; skipped {second}: not begun; lost 0 keys" in text
     assert headlines(report)[-1].endswith("lost 0 keys")
     assert [s.status for s in report.steps] == ["skipped", "skipped"]
