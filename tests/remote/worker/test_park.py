@@ -244,4 +244,7 @@ async def test_bytes_of_many_kinds(c: Any, s: Any, nanny: Any) -> None:
     found = await c.gather(kept)
     for value, now in zip(values, found, strict=True):
         assert type(now) is type(value)
-        assert pickle.dumps(now) == pickle.dumps(value)
+        if isinstance(value, pd.DataFrame):  # equal texts may be one object or several
+            pd.testing.assert_frame_equal(now, value)
+        else:
+            assert pickle.dumps(now) == pickle.dumps(value)
