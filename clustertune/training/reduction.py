@@ -13,9 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import dask.array as da
 import numpy as np
@@ -38,6 +40,10 @@ from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Argument, Plan, Reduce, SumRequest
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
+#: seconds after which the results of a call are released if no other call follows
+RELEASE_DELAY = 0.05
+SMALL = 100_000  # bytes of a result up to which the client makes the last join
+MAX_SIZES = 100  # functions whose results' sizes are remembered
 
 #: Sent before a large array, so that the array starts at an aligned address. NumPy
 #: reads aligned numbers up to twice as fast. Dask aligns all arrays of a message except
@@ -60,9 +66,9 @@ class MapReduce:
         """Sum ``func(item, *broadcast)`` over all items, on the workers.
 
         One task per thread adds up its share of the items. The workers join the
-        results, first those of the same worker, and the client receives one. The order
-        of additions depends on the items and their holders only, so the same layout
-        gives the same bits. No data stays on the cluster.
+        results, first those of the same worker, and the client receives one, or at most
+        four small ones. The order of additions depends on the items and their holders
+        only, so the same layout gives the same bits. No data stays on the cluster.
 
         Parameters
         ----------
@@ -216,23 +222,65 @@ async def _run(request: SumRequest) -> Any:
     with _loaded(request) as columns:
         await _wait_for_items(request.client, [f for column in columns for f in column])
         plan, name = await _planned(request, columns), uuid4().hex
-        graph = _graph(request, plan, columns, name)
+        earlier = _earlier.setdefault(request.client, _Earlier())
+        small = earlier.sizes.get(request.function, SMALL + 1) <= SMALL
+        graph, numbers = _graph(request, plan, columns, name, small=small)
+        earlier.release()
         try:
-            (result,) = graphs.submit(request.client, graph).values()
+            results = list(graphs.submit(request.client, graph).values())
         # a class of the user may raise any error while it is pickled
         except Exception:
             reduction_plan.refuse_unpicklable(request)
             raise
+        size = None
         try:
-            return await _result(request.client, result, plan, name)
+            sums = await _results(request.client, results, plan, name)
+            total = sums[0]
+            if len(sums) > 1:
+                total = remote_sums.join_sums(request.reduction, numbers, sums)
+            size = sizeof(total)
         except (RuntimeError, KilledWorker, CancelledError) as error:
             failure = _failure(error, plan)
             if failure is None:
                 raise
             raise failure from failure.__cause__ or error
         finally:
-            # at once, because a traceback would keep the future and its tasks
-            result.release()
+            earlier.note(request.function, results, size)
+        return total
+
+
+@dataclass
+class _Earlier:
+    """What earlier calls of one client have left for the next one."""
+
+    results: list[Future[Any]] = field(default_factory=list)
+    sizes: dict[bytes, int] = field(default_factory=dict)  # bytes, by pickled function
+
+    def note(
+        self, function: bytes, results: list[Future[Any]], size: int | None
+    ) -> None:
+        """Keep the size of a result, and the futures for a short time.
+
+        Dask's client sends messages at most every 10 ms. If results were released at
+        the end of a call, the graph of the next call would wait for that. After a
+        failure (``size`` None) they are released at once: their tasks may wait, and a
+        traceback would keep them.
+        """
+        self.results += results
+        if size is None:
+            self.release()
+            return
+        if len(self.sizes) >= MAX_SIZES:
+            self.sizes.clear()
+        self.sizes[function] = size
+        asyncio.get_running_loop().call_later(RELEASE_DELAY, self.release)
+
+    def release(self) -> None:
+        while self.results:
+            self.results.pop().release()
+
+
+_earlier: WeakKeyDictionary[Client, _Earlier] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -275,9 +323,11 @@ async def _wait_for_items(client: Client, futures: Sequence[Future[Any]]) -> Non
         await graphs.wait_for_last(client, pending, WATCH_INTERVAL)
 
 
-async def _result(client: Client, result: Future[Any], plan: Plan, name: str) -> Any:
-    """Wait for the result; let tasks of lost workers run on other workers."""
-    gathering = asyncio.ensure_future(client.gather(result))
+async def _results(
+    client: Client, results: list[Future[Any]], plan: Plan, name: str
+) -> list[Any]:
+    """Wait for the results; let tasks of lost workers run on other workers."""
+    gathering: asyncio.Future[list[Any]] = asyncio.ensure_future(client.gather(results))
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
             workers = (await monitor.identify(client))["workers"]
@@ -293,7 +343,13 @@ def _graph(
     plan: Plan,
     columns: Sequence[Sequence[Future[Any]]],
     name: str,
-) -> graphs.Graph:
+    *,
+    small: bool,
+) -> tuple[graphs.Graph, list[int]]:
+    """Return the graph, and the first item of each result that the client joins.
+
+    The client makes the last join if results are ``small``, else there is one result.
+    """
     graph = graphs.Graph(loose=True)
     function, *broadcast = (
         _argument(graph, (f"broadcast-{name}", i), argument, value)
@@ -312,7 +368,11 @@ def _graph(
         graph.where[key] = batch.worker
         keys.append(key)
         first.append(batch.items[0])
-    for i, step in enumerate(plan.joins):
+    last = [len(keys) - 1 + len(plan.joins)]
+    joins = list(plan.joins)
+    if small and joins and len(joins[-1].parts) <= reduction_plan.JOIN_WIDTH:
+        last = list(joins.pop().parts)
+    for i, step in enumerate(joins):
         key = (f"join-{name}", i)
         numbers = [first[part] for part in step.parts]
         parts = [TaskRef(keys[part]) for part in step.parts]
@@ -320,8 +380,8 @@ def _graph(
         graph.where[key] = step.worker
         keys.append(key)
         first.append(numbers[0])
-    graph.partitions["result"] = [keys[-1]]
-    return graph
+    graph.partitions["result"] = [keys[i] for i in last]
+    return graph, [first[i] for i in last]
 
 
 _tasks = cache(ship.Tasks)  # pickling a function takes longer than a small sum

@@ -386,7 +386,8 @@ def _lines(plan: Plan) -> list[str]:
     if plan.joins:
         lines.append(
             f"workers join results in {plural(len(plan.joins), 'task')}, first those "
-            "of the same worker; the client receives one result"
+            "of the same worker; the client receives one result, or makes the last "
+            "join if results are known to be small"
         )
     return lines + list(plan.remarks)
 

@@ -26,7 +26,7 @@ from clustertune.errors import (
     ItemError,
     NoWorkersError,
 )
-from clustertune.training import map_reduce, reduction_plan
+from clustertune.training import map_reduce, reduction, reduction_plan
 from tests.processes import blocking, until
 from tests.processes import cluster as processes
 
@@ -164,6 +164,52 @@ async def test_iterations_leave_no_data(
     assert most <= 2 * (3 + 2 + 1)  # two calls of batches, joins and one argument
     await async_poll_for(lambda: not c.futures, 5)
     await async_poll_for(lambda: not s.tasks and not a.data and not b.data, 5)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_client_joins_small_results(c: Any, s: Any, a: Any, b: Any) -> None:
+    """From the second call of a function on; the sum has the same bits."""
+
+    def numbers(i: int, n: int) -> Any:
+        return np.random.default_rng(i).random(n)
+
+    async def joined(n: int) -> tuple[Any, int]:
+        """Return the sum, and the joins of workers."""
+        s.transition_log.clear()
+        total = await map_reduce(c, numbers, range(9), broadcast=(n,))
+        ends = [(key, finish) for key, _, finish, *_ in s.transition_log]
+        return total, sum("join" in str(key) and end == "memory" for key, end in ends)
+
+    size = reduction.SMALL // 8
+    for n, joins in ((size, [2, 1, 1]), (size + 1, [1, 2, 2])):
+        found = [await joined(n) for _ in joins]
+        assert [count for _, count in found] == joins
+        first, *others = [total.tolist() for total, _ in found]
+        assert others == [first, first]
+
+    def uneven(i: int, more: int) -> Any:
+        return np.ones(3 + more * (i == 8))
+
+    assert (await map_reduce(c, uneven, range(9), broadcast=(0,))).tolist() == [9] * 3
+    with pytest.raises(ItemError, match=r"item 6 does not fit .*: shape \(4,\) after"):
+        await map_reduce(c, uneven, [0, 0, 0, 0, 0, 0, 8], broadcast=(1,))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_results_are_released_with_the_next_call(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their messages travel with those of its graph. A failed call keeps none."""
+    monkeypatch.setattr(reduction, "RELEASE_DELAY", 600)
+    assert await map_reduce(c, inc, range(9)) == 45
+    (before,) = c.futures
+    assert await map_reduce(c, abs, range(9)) == 36
+    (now,) = c.futures
+    assert now != before
+    await async_poll_for(lambda: before not in s.tasks, 5)
+    with pytest.raises(ItemError):
+        await map_reduce(c, lambda i: 1 / i, range(9))
+    await async_poll_for(lambda: not c.futures and not s.tasks, 5)
 
 
 # --- faults ---------------------------------------------------------------------------

@@ -128,7 +128,8 @@ def test_a_plan_as_text() -> None:
         "func (500 B) is sent with each task, 1.5 KiB in total",
         apart + "would be 114.4 MiB",
         "broadcast[1] is on the cluster",
-        joined + "the client receives one result",
+        joined + "the client receives one result, or makes the last join if results "
+        "are known to be small",
     ]
 
 
