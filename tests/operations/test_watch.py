@@ -158,18 +158,20 @@ def test_wrong_arguments(options, error):
 async def test_it_ends_with_its_client(c, s, a, b):
     """Nothing continues after the block, or after the client is closed."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
-        seen = asyncio.ensure_future(_all(monitor))
-        await soon(lambda: len(monitor.snapshots) > 2)
+        seen = []
+        iterating = asyncio.ensure_future(_add_all(monitor, seen))
+        await soon(lambda: len(seen) > 2)
         await c.close()
         await soon(monitor._task.done)
-        assert len(await asyncio.wait_for(seen, 20)) > 2
+        await asyncio.wait_for(iterating, 20)
     assert "closed" in repr(monitor)
     assert monitor.failure is None
     assert not _watching()
 
 
-async def _all(monitor):
-    return [snapshot async for snapshot in monitor]
+async def _add_all(monitor, seen):
+    async for snapshot in monitor:
+        seen.append(snapshot)
 
 
 def _watching():
@@ -182,7 +184,7 @@ async def test_what_ends_the_watch_is_told(c, s, a, b):
     """Iteration raises the error that ends the monitor, such as a wrong setting."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
         assert _watching()
-        seen = asyncio.ensure_future(_all(monitor))
+        seen = asyncio.ensure_future(_add_all(monitor, []))
         wrong = {"clustertune.checks.paused_workers.most": 1}
         text = "has no setting 'most'"
         with dask.config.set(wrong), pytest.raises(ValueError, match=text):
