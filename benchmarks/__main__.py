@@ -209,8 +209,19 @@ def digest(code: Path) -> str:
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
         name = path.relative_to(code).as_posix()
-        found.update(f"{name}\0{ast.dump(tree)}\0".encode())
+        found.update(f"{name}\0{_plain(tree)}\0".encode())
     return found.hexdigest()[:12]
+
+
+def _plain(node: object) -> object:
+    """A syntax tree as lists, which are the same in all releases of Python.
+
+    ``ast.dump`` is not: later releases have more fields, and leave out empty ones.
+    """
+    if isinstance(node, ast.AST):
+        fields = [(name, _plain(value)) for name, value in ast.iter_fields(node)]
+        return [type(node).__name__, *(f for f in fields if f[1] not in ("None", []))]
+    return [*map(_plain, node)] if isinstance(node, list) else repr(node)
 
 
 def machine() -> str:
