@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
+from distributed.sizeof import safe_sizeof
 
 from clustertune.collections import graphs, inputs
 from clustertune.core.model import Key
@@ -223,7 +224,8 @@ async def _run(request: SumRequest) -> Any:
         await _wait_for_items(request.client, [f for column in columns for f in column])
         plan, name = await _planned(request, columns), uuid4().hex
         earlier = _earlier.setdefault(request.client, _Earlier())
-        small = earlier.sizes.get(request.function, SMALL + 1) <= SMALL
+        function = hash(request.function)
+        small = earlier.sizes.get(function, SMALL + 1) <= SMALL
         graph, numbers = _graph(request, plan, columns, name, small=small)
         earlier.release()
         try:
@@ -238,27 +240,39 @@ async def _run(request: SumRequest) -> Any:
             total = sums[0]
             if len(sums) > 1:
                 total = remote_sums.join_sums(request.reduction, numbers, sums)
-            size = sizeof(total)
+            size = safe_sizeof(total)
         except (RuntimeError, KilledWorker, CancelledError) as error:
             failure = _failure(error, plan)
             if failure is None:
                 raise
             raise failure from failure.__cause__ or error
         finally:
-            earlier.note(request.function, results, size)
+            earlier.note(function, results, size)
         return total
+
+
+@dataclass(eq=False)
+class _Results:
+    """The results of a call. Only the timer of their release refers to them.
+
+    They refer to their client, which would not be freed if its loop ended before.
+    """
+
+    futures: list[Future[Any]]
+
+    def release(self) -> None:
+        while self.futures:
+            self.futures.pop().release()
 
 
 @dataclass
 class _Earlier:
     """What earlier calls of one client have left for the next one."""
 
-    results: list[Future[Any]] = field(default_factory=list)
-    sizes: dict[bytes, int] = field(default_factory=dict)  # bytes, by pickled function
+    results: WeakSet[_Results] = field(default_factory=WeakSet)
+    sizes: dict[int, int] = field(default_factory=dict)  # bytes, by hash of function
 
-    def note(
-        self, function: bytes, results: list[Future[Any]], size: int | None
-    ) -> None:
+    def note(self, function: int, futures: list[Future[Any]], size: int | None) -> None:
         """Keep the size of a result, and the futures for a short time.
 
         Dask's client sends messages at most every 10 ms. If results were released at
@@ -266,18 +280,19 @@ class _Earlier:
         failure (``size`` None) they are released at once: their tasks may wait, and a
         traceback would keep them.
         """
-        self.results += results
+        results = _Results(futures)
         if size is None:
-            self.release()
+            results.release()
             return
         if len(self.sizes) >= MAX_SIZES:
             self.sizes.clear()
         self.sizes[function] = size
-        asyncio.get_running_loop().call_later(RELEASE_DELAY, self.release)
+        self.results.add(results)
+        asyncio.get_running_loop().call_later(RELEASE_DELAY, results.release)
 
     def release(self) -> None:
-        while self.results:
-            self.results.pop().release()
+        for results in list(self.results):
+            results.release()
 
 
 _earlier: WeakKeyDictionary[Client, _Earlier] = WeakKeyDictionary()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, Event, get_worker, wait
+from distributed import Client, Event, LocalCluster, get_worker, wait
 from distributed.utils_test import async_poll_for, gen_cluster, inc
 
 from clustertune.errors import (
@@ -210,6 +212,25 @@ async def test_results_are_released_with_the_next_call(
     with pytest.raises(ItemError):
         await map_reduce(c, lambda i: 1 / i, range(9))
     await async_poll_for(lambda: not c.futures and not s.tasks, 5)
+
+
+def test_a_client_whose_loop_has_ended_is_freed() -> None:
+    """Its last results were not released."""
+
+    async def run() -> weakref.ref[Client]:
+        async with (
+            LocalCluster(
+                n_workers=1, processes=False, asynchronous=True, dashboard_address=None
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            assert await map_reduce(client, inc, range(9)) == 45
+            assert len(reduction._earlier[client].results) == 1
+            return weakref.ref(client)
+
+    client = asyncio.run(run())
+    gc.collect()
+    assert client() is None
 
 
 # --- faults ---------------------------------------------------------------------------
