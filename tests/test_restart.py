@@ -361,6 +361,38 @@ async def test_one_that_is_interrupted(c: Any, s: Any, *nannies: Any) -> None:
 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_one_that_is_interrupted_at_its_begin(
+    c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is undone, although the client did not know yet that it had begun."""
+    await clustertune.check(c)
+    plugin = s.plugins["clustertune"]
+    begun, answers = asyncio.Event(), asyncio.Event()
+    begin = plugin.restart_worker
+
+    async def late(**arguments: Any) -> str:
+        name: str = await begin(**arguments)
+        begun.set()
+        await answers.wait()
+        return name
+
+    monkeypatch.setattr(plugin, "restart_worker", late)
+    task = c.submit(at_gate, "gate", workers=[a.worker_address])
+    await soon(lambda: s.workers[a.worker_address].processing)
+    restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[a.name]))
+    await begun.wait()
+    restarting.cancel()
+    asyncio.get_running_loop().call_later(0.1, answers.set)
+    with pytest.raises(asyncio.CancelledError) as stop:
+        await restarting
+    (line,) = stop.value.args
+    assert "interrupted, and undone" in line
+    await soon(lambda: statuses(s) == {"running"})
+    await Event("gate", client=c).set()
+    await task
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_one_that_is_undone_after_the_call(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

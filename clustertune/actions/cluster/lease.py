@@ -179,21 +179,33 @@ class Lease:
         ``tell`` is called with each state. When cancelled, this stops the job, waits
         for its end for a while, and appends the last state to ``ended``.
         """
-        name = await self.ask(method, **arguments)
-        asked = {"job": name, "wait": WAIT}
+        begun = asyncio.ensure_future(self.ask(method, **arguments))
         try:
+            asked = {"job": await asyncio.shield(begun), "wait": WAIT}
             while not (state := await self.ask("progress", **asked))["finished"]:
                 self.refuse_late()
                 tell(state)
         except BaseException:
-            await asyncio.shield(self._stop(name, [] if ended is None else ended))
+            await asyncio.shield(self._stop(begun, [] if ended is None else ended))
             raise
         found: dict[str, Any] = state
         return found
 
-    async def _stop(self, name: str, ended: list[dict[str, Any]]) -> None:
-        """Stop a job, and append its last state, which may be undoing its work."""
-        asked, end = {"job": name, "wait": WAIT}, monotonic() + LANDING
+    async def _stop(
+        self, begun: asyncio.Future[str], ended: list[dict[str, Any]]
+    ) -> None:
+        """Stop a job, and append its last state, which may be undoing its work.
+
+        Its name may still be on the way.
+        """
+        end = monotonic() + LANDING
+        try:
+            name = await asyncio.wait_for(begun, LANDING)
+        # the caller raises its own error; without an answer, the lease stops the job
+        except Exception as error:  # noqa: BLE001
+            logger.info("clustertune could not stop a job: %r", error)
+            return
+        asked = {"job": name, "wait": WAIT}
         await self.quietly("stop", job=name)
         while self.opened and (seconds := end - monotonic()) > 0:
             try:
