@@ -442,17 +442,15 @@ async def _with_task_counts(client: Client, snapshot: Snapshot) -> Snapshot:
     """Ask workers whose last heartbeat has more running tasks than the scheduler.
 
     Such tasks have ended since that heartbeat, or no client waits for them any more.
-    Workers that do not answer keep the count, because a task may block them.
+    Workers without a readable answer keep the count: a task may block them.
     """
     doubtful = [w for w in snapshot.workers if w.executing > w.processing]
     answers = await ask_workers(
         client, doubtful, probe.task_counts, timeout=SOON, again=False
     )
-    counts = {a: n for a, n in answers.items() if isinstance(n, Mapping)}
-    workers = tuple(
-        replace(w, **_task_counts(counts[w.address])) if w.address in counts else w
-        for w in snapshot.workers
-    )
+    read = {a: read_answer(answer, _task_counts) for a, answer in answers.items()}
+    counts = {a: n for a, n in read.items() if not isinstance(n, Unknown)}
+    workers = tuple(replace(w, **counts.get(w.address, {})) for w in snapshot.workers)
     return replace(snapshot, workers=workers)
 
 

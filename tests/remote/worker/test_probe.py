@@ -164,6 +164,10 @@ async def test_tasks_that_have_ended_since_the_last_heartbeat(c, s, a):
     del task
     await soon(lambda: a.state.tasks[key].state == "cancelled")
     assert await seen() == (0, 1)
+    unreadable = SimpleNamespace(current_count=lambda **_: {"executing": "x"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(a.state, "task_counter", unreadable)
+        assert await seen() == (1, 0)
     await gate.set()
 
 
