@@ -22,6 +22,7 @@ from distributed.nanny import Nanny, WorkerProcess
 from clustertune.remote.worker.probe import pools
 
 SECOND = "clustertune-second-process"  # its name among the plugins of a nanny
+KILL_TIMEOUT = 5.0  # seconds for a killed process to end, as in Dask
 NEW_PROCESS = 2**30  # bytes of a new process without data; it rarely needs so many
 
 # --- size -----------------------------------------------------------------------------
@@ -110,8 +111,10 @@ class SecondProcess:
         await self.kill()
 
     async def kill(self) -> None:
+        """Kill the process, and wait until its folder and threads are gone."""
         if self.process.process is not None:
             await self.process.process.kill()
+            await asyncio.wait_for(self.process.stopped.wait(), KILL_TIMEOUT)
 
 
 async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> str:

@@ -76,6 +76,17 @@ async def test_a_former_process_that_does_not_answer(
 
 
 @gen_cluster(**ONE)
+async def test_a_nanny_that_closes_waits_for_its_former_process(
+    c: Any, s: Any, nanny: Any
+) -> None:
+    """Otherwise the process's folder and a thread would stay."""
+    await replaced(s)
+    former = nanny.plugins[SECOND].process
+    await nanny.plugin_remove(SECOND)  # as its close does
+    assert former.status is Status.stopped
+
+
+@gen_cluster(**ONE)
 async def test_a_former_process_that_ends_as_its_nanny_closes(
     c: Any, s: Any, nanny: Any
 ) -> None:
