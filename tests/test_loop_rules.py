@@ -26,14 +26,8 @@ from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
-from clustertune.testing import (
-    MemoryCluster,
-    collection,
-    layout,
-    verify,
-    view,
-    worker,
-)
+from clustertune.testing import collection, layout, verify, view, worker
+from tests.memory_cluster import MemoryCluster
 
 MEMBERS = ("X", "y", "qid")
 

@@ -463,7 +463,7 @@ class Cluster(Protocol):
     """The port through which actions and the loop of ``prepare`` use a cluster.
 
     It has two implementations: :mod:`clustertune.actions.cluster.live` and the cluster
-    in memory of :mod:`clustertune.testing`.
+    in memory of the tests.
     """
 
     async def open(

@@ -36,7 +36,8 @@ from clustertune.operations.planfile import PlannedCall, StoredPlan
 from clustertune.operations.planning import Comparison, refuse_other
 from clustertune.operations.prepare import tune
 from clustertune.planner import verification
-from clustertune.testing import MemoryCluster, layout, view, worker
+from clustertune.testing import layout, view, worker
+from tests.memory_cluster import MemoryCluster
 
 BURDEN = HeldData(keys=4, unique=3, nbytes=100, scattered=0, actors=0)
 

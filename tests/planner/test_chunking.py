@@ -19,7 +19,8 @@ from clustertune.monitor import inquiry, monitor
 from clustertune.planner import chunking
 from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
 from clustertune.remote.worker import content
-from clustertune.testing import MemoryCluster, layout, snapshot, view, worker
+from clustertune.testing import layout, snapshot, view, worker
+from tests.memory_cluster import MemoryCluster
 from tests.test_loop import run
 
 # --- chunking -------------------------------------------------------------------------

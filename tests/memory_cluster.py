@@ -46,8 +46,7 @@ from clustertune.core.model import (
 from clustertune.errors import ScaleError
 from clustertune.planner.layouts import held_bytes, part_bytes
 from clustertune.planner.memory import refuse_overfull
-from clustertune.planner.verification import problems
-from clustertune.testing.builders import indices, worker
+from clustertune.testing import indices, worker
 
 Homes = dict[str, list[set[str]]]
 """By label of a collection, for each partition the addresses of its holders."""
@@ -55,16 +54,6 @@ Homes = dict[str, list[set[str]]]
 FRESH = 200 * 2**20  # process memory of a worker without data, in bytes
 Row = int
 """Number of a row in the whole collection."""
-
-
-def verify(before: View, after: View) -> None:
-    """Assert that no data was lost, mispaired or separated, and no worker overfilled.
-
-    Raises ``AssertionError`` if one of these happened. The message lists all problems.
-    """
-    wrong = problems(before, after)
-    if wrong:
-        raise AssertionError("; ".join(wrong))
 
 
 class MemoryCluster:

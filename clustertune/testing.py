@@ -1,7 +1,7 @@
-"""Builders of snapshots, layouts and views for tests; healthy by default.
+"""For tests of checks and plans: builders of views, and a comparison of two views.
 
-Each builder returns a complete value and takes fields to override as keywords. A test
-states only the fields that matter to it::
+Each builder returns a complete value, healthy by default, and takes fields to override
+as keywords. A test states only the fields that matter to it::
 
     view(workers=[worker(0, process=3 * 2**30)], layouts=[layout([10, 10], [0, 0])])
 """
@@ -32,6 +32,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
+from clustertune.planner.verification import problems
 
 Homes = Sequence[int | Sequence[int]]
 """For each partition the index of its holder; several for replicas, -1 or none without
@@ -227,12 +228,6 @@ def view(
     return View(snapshots=tuple(seen), goal=goal, layouts=tuple(layouts), runs=runs)
 
 
-def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """Remove the fields of a dataclass from the overrides and return them."""
-    names = {f.name for f in fields(kind)} & overrides.keys()
-    return {name: overrides.pop(name) for name in names}
-
-
 def indices(homes: Homes) -> tuple[Int64s, Int64s]:
     """Return the partitions and holders of all replicas, as in ``CollectionInfo``."""
     pairs = [
@@ -243,3 +238,19 @@ def indices(homes: Homes) -> tuple[Int64s, Int64s]:
     ]
     partitions, workers = zip(*pairs, strict=True) if pairs else ((), ())
     return np.array(partitions, dtype=np.int64), np.array(workers, dtype=np.int64)
+
+
+def verify(before: View, after: View) -> None:
+    """Assert that no data was lost, mispaired or separated, and no worker overfilled.
+
+    Raises ``AssertionError`` if one of these happened. The message lists all problems.
+    """
+    wrong = problems(before, after)
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Remove the fields of a dataclass from the overrides and return them."""
+    names = {f.name for f in fields(kind)} & overrides.keys()
+    return {name: overrides.pop(name) for name in names}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import testing
 from clustertune.core.model import Load, Move, Moves, Result, View
 from clustertune.errors import CapacityError, ScaleError
-from clustertune.testing import MemoryCluster, builders, layout, verify, view, worker
+from clustertune.testing import layout, verify, view, worker
+from tests.memory_cluster import MemoryCluster
 
 ROWS = [10, 20, 30, 40]
 ANYWHERE = Load(workers=(), targets={})
@@ -41,12 +41,6 @@ def move(cluster: MemoryCluster, label: str, targets: dict[int, int]) -> Result:
 
 def homes(cluster: MemoryCluster, label: str) -> list[set[str]]:
     return cluster.homes[label]
-
-
-def test_builders_are_public() -> None:
-    """All builders are importable from one module."""
-    for name in ("worker", "snapshot", "collection", "layout", "view"):
-        assert getattr(testing, name) is getattr(builders, name)
 
 
 # --- verify ---------------------------------------------------------------------------
