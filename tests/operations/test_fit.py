@@ -162,7 +162,9 @@ def nthread(model: Any) -> int:
 @pytest.mark.parametrize("given", [None, 1])
 def test_xgboost_uses_the_host(client: Client, given: int | None) -> None:
     """One worker of a host trains with the threads of both, unless n_jobs is given."""
-    X, y = client.persist(data(ROWS // PARTITIONS))
+    where = list(workers_of(client))
+    with dask.annotate(workers=lambda key: where[key[1] % 2]):
+        X, y = client.persist(data(ROWS // PARTITIONS))
     model = dxgb.DaskXGBRegressor(n_jobs=given, **TREES)
     fit(client, model, X, y, eval_set=[(X, y)], verbose=False)
     assert model.n_jobs == given
