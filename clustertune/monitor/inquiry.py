@@ -272,7 +272,10 @@ async def _parking_spaces(
 
 
 async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the bandwidths that each worker measured in its last large transfers."""
+    """Add the bandwidths that each worker measured in its last large transfers.
+
+    They are unknown on workers whose transfers were unlike each other.
+    """
     running = [w for w in snapshot.workers if w.running]
     answers = await monitor.ask_workers(
         client,
@@ -284,7 +287,7 @@ async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
     )
     read = {a: x for a, x in answers.items() if isinstance(x, list)}
     for i, name in enumerate(("bandwidth", "cut_bandwidth")):
-        measured = {a: x[i] for a, x in read.items() if x[i]}
+        measured = {a: x[i] for a, x in read.items() if x[i] is not None}
         snapshot = _with_measured(snapshot, name, measured)
     return snapshot
 

@@ -220,12 +220,17 @@ async def test_bandwidth_is_that_of_real_transfers(
     assert not b.transfer_incoming_log
     await c.submit(lambda chunk: None, c.futures_of(loaded)[0], workers=[b.address])
     (sent,) = b.transfer_incoming_log
+    monkeypatch.setattr(probe, "MIN_GROUPS", 1)  # others are tested in test_probe.py
     now, _ = await monitor.look(c, [])
     now = await inquiry.with_bandwidths(c, now)
     found = {w.address: w.bandwidth for w in now.workers}
     # a worker that has received nothing gets the value of the others
     assert found == dict.fromkeys((a.address, b.address), found[b.address])
     assert found[b.address] == pytest.approx(sent["total"] / sent["duration"], rel=0.01)
+    later = sent["start"] + 100  # a transfer at another speed
+    b.transfer_incoming_log.append(sent | {"start": later, "stop": later + 9})
+    unsteady = await inquiry.with_bandwidths(c, now)
+    assert {w.bandwidth for w in unsteady.workers} == {0.0}
     # other processes on this host do not matter here
     monkeypatch.setattr(probe, "STEADY", float("inf"))
     monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -237,4 +242,4 @@ async def test_bandwidth_is_that_of_real_transfers(
     now = replace(now, overhead=0.001)
     assert pricing.seconds(cut, view(snapshots=[now])) is None
     await clustertune.prepare(c, loaded, rechunk=2, dry_run=True)
-    assert len(b.transfer_incoming_log) == 1
+    assert len(b.transfer_incoming_log) == 2

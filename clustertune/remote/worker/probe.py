@@ -11,10 +11,11 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from time import perf_counter, time
 from typing import Any
@@ -27,9 +28,13 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 LARGE = 10**6  # bytes; Dask measures the bandwidth of such transfers, too
 RECENT = 50  # transfers of a kind
 SEARCHED = 1000  # transfers
+GROUP = 8  # transfers whose speed is compared with that of other groups
+PAUSE = 1.0  # seconds without a transfer, after which a group ends
+MIN_GROUPS = 3
 BLOCK = 4 * 10**6  # bytes of a copy that is timed
 COPIES = 3
 STEADY = 2.0  # largest ratio of the speeds of copies
+STEADY_TRANSFERS = 1.5  # of groups of transfers
 MAX_LOAD = 1.5  # processes per CPU that run or wait, on average of a minute
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -90,13 +95,13 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
     return total
 
 
-def bandwidths(dask_worker: Any, cut: str) -> list[float]:
+def bandwidths(dask_worker: Any, cut: str) -> list[float | None]:
     """Return the bytes per second of the last large transfers to this worker.
 
     The first value is that of whole keys, the second that of keys whose name begins
-    with ``cut``. A value is 0 if there was no transfer. The worker's own ``bandwidth``
-    is not used: it begins with a configured value, and each transfer changes it by 5 %
-    only.
+    with ``cut``. A value is None if there were too few transfers, and 0 if their speeds
+    differ too much to predict the next one. The worker's own ``bandwidth`` is not used:
+    it begins with a configured value, and each transfer changes it by 5 % only.
     """
     found: tuple[list[Any], list[Any]] = ([], [])
     for transfer in islice(reversed(dask_worker.transfer_incoming_log), SEARCHED):
@@ -106,7 +111,20 @@ def bandwidths(dask_worker: Any, cut: str) -> list[float]:
     return [_bandwidth(some[:RECENT]) for some in found]
 
 
-def _bandwidth(transfers: list[Any]) -> float:
+def _bandwidth(transfers: Sequence[Any]) -> float | None:
+    groups: list[list[Any]] = []
+    for one in sorted(transfers, key=itemgetter("start")):
+        last = groups[-1] if groups else []
+        if not last or len(last) == GROUP or one["start"] > last[-1]["stop"] + PAUSE:
+            groups.append(last := [])
+        last.append(one)
+    speeds = [_speed(group) for group in groups]
+    if speeds and max(speeds) > STEADY_TRANSFERS * min(speeds):
+        return 0.0
+    return _speed(transfers) if len(speeds) >= MIN_GROUPS else None
+
+
+def _speed(transfers: Sequence[Any]) -> float:
     busy = _covered((t["start"], t["stop"]) for t in transfers)
     return sum(t["total"] for t in transfers) / busy if busy else 0.0
 

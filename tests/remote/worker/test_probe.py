@@ -72,19 +72,46 @@ def test_transfers_side_by_side_are_no_slower() -> None:
     log = [
         transfer(10.0, 0.2, 3 * 10**7),
         transfer(10.1, 0.05),
-        transfer(11.0, 0.1),
-        transfer(11.05, 0.25),
+        transfer(13.0, 0.1),
+        transfer(13.05, 0.25, 35 * 10**6),
+        transfer(16.0, 0.1, 2 * 10**7),
         small,
     ]
-    assert bandwidths(*log) == [pytest.approx(6e7 / 0.5), 0.0]
-    assert bandwidths(small) == [0.0, 0.0]
+    assert bandwidths(*log) == [pytest.approx(105 * 10**6 / 0.6), None]
+    assert bandwidths(small) == [None, None]
 
 
 def test_transfers_of_cuts_count_separately() -> None:
     """They compete with tasks."""
-    cut = transfer(10.0, 0.5, key=("parts-array-1", 0, 0, 1))
-    whole = transfer(11.0, 0.1, key=("array-1", 0, 0))
-    assert bandwidths(cut, whole) == pytest.approx([1e8, 2e7])
+    starts = (10, 20, 30)
+    cuts = [transfer(t, 0.5, key=("parts-array-1", 0, 0, 1)) for t in starts]
+    whole = [transfer(t + 1, 0.1, key=("array-1", 0, 0)) for t in starts]
+    assert bandwidths(*cuts, *whole) == pytest.approx([1e8, 2e7])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((0.1, 0.1, 0.149), 3e7 / 0.349),
+        ((0.1, 0.1, 0.151), 0.0),  # the speeds differ too much
+        ((0.1, 0.151), 0.0),
+        ((0.1, 0.1), None),  # too few
+    ],
+)
+def test_bandwidths_are_steady(
+    seconds: tuple[float, ...], expected: float | None
+) -> None:
+    """Otherwise the next transfer may have another speed."""
+    log = [transfer(10.0 * i, s) for i, s in enumerate(seconds)]
+    assert bandwidths(*log) == [pytest.approx(expected), None]
+
+
+def test_transfers_without_a_pause() -> None:
+    """A long move is enough to know the bandwidth."""
+    log = [transfer(i / 10, 0.1) for i in range(3 * probe.GROUP)]
+    assert bandwidths(*log) == [pytest.approx(1e8), None]
+    slower = [transfer(i / 5, 0.2) for i in range(3 * probe.GROUP, 4 * probe.GROUP)]
+    assert bandwidths(*log, *slower) == [0.0, None]
 
 
 @pytest.mark.parametrize(
