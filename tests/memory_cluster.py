@@ -51,7 +51,7 @@ from clustertune.testing import indices, worker
 Homes = dict[str, list[set[str]]]
 """By label of a collection, for each partition the addresses of its holders."""
 
-FRESH = 200 * 2**20  # process memory of a worker without data, in bytes
+FRESH = 200 * 2**20  # bytes of a new process without data, at most
 Row = int
 """Number of a row in the whole collection."""
 
@@ -249,7 +249,7 @@ class MemoryCluster:
             return Result(nbytes=self.moved - before, not_done="it is gone")
         if not restart.retire:
             new = f"{old.address}'"
-            fresh = replace(old, address=new, process=old.managed + FRESH)
+            fresh = replace(old, address=new, process=old.managed + _fresh(old))
             size = restart.size
             self.workers[new] = fresh if size is None else size.given_to(fresh)
             self._other_bytes[new] = self._other_bytes.pop(old.address, 0)
@@ -274,7 +274,7 @@ class MemoryCluster:
         old, self.workers = self.workers, {}
         for address, w in old.items():
             new = f"{address}'"
-            self.workers[new] = replace(w, address=new, process=FRESH)
+            self.workers[new] = replace(w, address=new, process=_fresh(w))
         self._other_bytes = {}
         return Result(nbytes=0)
 
@@ -481,6 +481,11 @@ class MemoryCluster:
         managed = held + self._other_bytes.get(w.address, 0)
         process = w.unmanaged + managed
         return replace(w, managed=managed, counted=managed, process=process)
+
+
+def _fresh(old: WorkerSnapshot) -> int:
+    """Bytes of a worker's next process without data; small workers stay small."""
+    return min(FRESH, old.unmanaged)
 
 
 def _with_collections(
