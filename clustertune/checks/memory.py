@@ -113,7 +113,7 @@ def _at_threshold(
             "limit_bytes": worst.worker.memory_limit,
         },
         remedy=remedies.free_memory(view, [level.worker for level in found]),
-        fixed_by="restart" if view.goal.restart else "",
+        fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
 
@@ -251,7 +251,7 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
         subject=ids,
         evidence={"unmanaged_bytes": used, "limit_bytes": limit},
         remedy=remedies.trim(found),
-        fixed_by="restart" if view.goal.restart else "",
+        fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
 
@@ -412,7 +412,7 @@ def memory_growth(
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
         remedy=remedies.restart(workers, when=_when(worst.first)),
-        fixed_by="restart" if view.goal.restart else "",
+        fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
 

@@ -61,7 +61,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
         remedy=remedies.restart(found, "If these tasks may be interrupted, "),
-        fixed_by="restart" if view.goal.restart else "",
+        fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
 

@@ -87,6 +87,10 @@ class Goal:
         """Whether this call permits an action."""
         return not self.permitted or action in self.permitted
 
+    def may_restart(self, ids: Collection[str | int]) -> bool:
+        """Whether this call can still restart one of these workers."""
+        return bool(self.restart) and not self.restarted.issuperset(ids)
+
     @property
     def changes_data(self) -> bool:
         """Whether the request changes the data, which requires loaded data."""

@@ -11,7 +11,7 @@ from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import AlignmentError, RefusedError
 from clustertune.planner import goals
-from clustertune.testing import layout, snapshot, view, worker
+from clustertune.testing import layout, runs, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
 MODULES = sorted((PACKAGE / "checks").glob("*.py"))
@@ -314,3 +314,24 @@ def test_a_check_of_another_package_that_fails(monkeypatch, caplog):
     use_checks(monkeypatch, uneven_rows=bad)
     with pytest.raises(ZeroDivisionError):
         checks.run(view())
+
+
+@pytest.mark.parametrize(
+    "name", ["memory_pressure", "unmanaged_memory", "memory_growth", "abandoned_tasks"]
+)
+def test_no_worker_is_restarted_twice_in_a_call(name):
+    """Then no finding promises that."""
+    seen = worker(0, process=3 * 2**30, cancelled=1)
+    idle = worker(1, process=3 * 2**30)
+    times = [snapshot([seen, idle], time=time) for time in (0, 20)]
+    past = runs(*({0: n * 2**30, 1: n * 2**30} for n in (0, 1, 2, 3)))
+    check = {c.__name__: c for group in checks.CHECKS.values() for c in group}[name]
+
+    def fixed_by(**goal):
+        found = check(view(snapshots=times, runs=past, **goal))
+        return {f.fixed_by for f in found if f.severity >= Severity.warning}
+
+    assert fixed_by() == {""}
+    assert fixed_by(restart=True) == {"restart"}
+    assert fixed_by(restart=True, restarted=frozenset({2})) == {"restart"}
+    assert fixed_by(restart=True, restarted=frozenset({0, 1})) == {""}
