@@ -11,6 +11,7 @@ from distributed import Client
 
 from clustertune.dashboard import mount
 from clustertune.errors import RefusedError, VersionMismatchError
+from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.check import check
 from clustertune.remote import ship
@@ -87,7 +88,7 @@ def dashboard_page(client: Client) -> Any:
     >>> clustertune.dashboard_page(client).show()  # doctest: +SKIP
     """
     check_client(client)
-    return client.sync(add_page, client)
+    return sync(client, add_page, client)
 
 
 async def run_checks(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Connect to a scheduler by its address, and explain failures.
+"""Connect to a scheduler by its address, explain failures, and let ^C end calls.
 
 The bytes of a foreign server make Dask raise any kind of error: ``MemoryError`` for the
 banner of an SSH server, ``struct.error`` for zeros. All of them become a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,41 @@ FOREIGN = (
     struct.error,
     UnicodeDecodeError,
 )
+
+
+def sync(
+    client: Client, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+) -> Any:
+    """Do the same as ``client.sync``, but ^C always cancels the call.
+
+    Dask cancels nothing if ^C comes before the first step of the call, which would go
+    on without its caller, and hold the cluster.
+    """
+    if client.asynchronous:
+        return client.sync(function, *args, **kwargs)
+    work: asyncio.Future[Any] | None = None
+    stopped = False
+
+    async def call() -> Any:
+        nonlocal work
+        if stopped:
+            raise asyncio.CancelledError
+        work = asyncio.ensure_future(function(*args, **kwargs))
+        # Dask may cancel this call, and a second cancellation would end the cleanup
+        return await asyncio.shield(work)
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        if work is not None:
+            work.cancel()
+
+    try:
+        return client.sync(call)
+    except (KeyboardInterrupt, SystemExit):
+        assert client.loop is not None  # it has run the call
+        client.loop.add_callback(stop)
+        raise
 
 
 async def connected(address: str, *, security: Any = None, seconds: float) -> Client:

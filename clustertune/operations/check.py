@@ -24,6 +24,7 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import states_of
@@ -115,7 +116,7 @@ def check(
         deep=arguments.flag("deep", deep),
         timeout=arguments.duration("timeout", timeout),
     )
-    found: Report = client.sync(diagnose, request)
+    found: Report = sync(client, diagnose, request)
     return found
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from distributed import Client
 
+from clustertune.monitor.connection import sync
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -30,7 +32,7 @@ class ClientContext(ABC):
     async def _end(self) -> None: ...
 
     def __enter__(self) -> Self:
-        self.client.sync(self._begin)
+        sync(self.client, self._begin)
         return self
 
     def __exit__(
@@ -39,7 +41,7 @@ class ClientContext(ABC):
         self._error = error
         # also while the client reconnects: the block has to end
         if self.client.status not in ("closed", "closing"):
-            self.client.sync(self._end)
+            sync(self.client, self._end)
 
     async def __aenter__(self) -> Self:
         await self._begin()

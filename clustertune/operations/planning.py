@@ -19,6 +19,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural, printable, workers_text
 from clustertune.errors import ChangedError, RefusedError
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import event_log, planfile
 from clustertune.operations.call import Approval, approval, assigned, check_client
 from clustertune.operations.planfile import LONGEST, StoredPlan
@@ -86,7 +87,7 @@ def make_plan(
     if seconds > LONGEST:
         raise ValueError(f"expires={expires!r} must be at most a year")
     check_client(client)
-    made: StoredPlan = client.sync(_plan, client, call, seconds, progress)
+    made: StoredPlan = sync(client, _plan, client, call, seconds, progress)
     return made
 
 
@@ -137,7 +138,7 @@ def apply_plan(
     stored = plan if isinstance(plan, StoredPlan) else StoredPlan.load(plan)
     dry = arguments.flag("dry_run", dry_run)
     check_client(client)
-    done: Report = client.sync(_apply, client, stored, dry, progress)
+    done: Report = sync(client, _apply, client, stored, dry, progress)
     return done
 
 

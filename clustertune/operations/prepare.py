@@ -22,6 +22,7 @@ from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan
 from clustertune.errors import ClustertuneError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
+from clustertune.monitor.connection import sync
 from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
@@ -400,7 +401,8 @@ LeaseHeldError
     if inputs.wants_arrays(given, profile) and persist is not False:
         goal = replace(goal, to="array")
     inputs.refuse_unfit(given, goal)
-    prepared: Prepared = client.sync(
+    prepared: Prepared = sync(
+        client,
         _prepare,
         Call(
             client=client,
@@ -448,4 +450,4 @@ def last_report(client: Client) -> Any:
     --------
     >>> clustertune.last_report(client).save("report.html")         # doctest: +SKIP
     """
-    return client.sync(inquiry.last_report, client)
+    return sync(client, inquiry.last_report, client)

@@ -17,6 +17,7 @@ from clustertune.core.wording import plural
 from clustertune.errors import LayoutChanged
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
+from clustertune.monitor.connection import sync
 from clustertune.operations.call import Call, RunningCall
 from clustertune.operations.client_context import ClientContext
 from clustertune.operations.history import recording
@@ -181,7 +182,7 @@ class Prepared(ClientContext):
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         """
-        return self.client.sync(self._verify, settle=settle)
+        return sync(self.client, self._verify, settle=settle)
 
     async def _verify(self, *, settle: bool) -> Report:
         """Compare the data with the end of the call."""

@@ -31,6 +31,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.report import Report
 from clustertune.errors import RefusedError
+from clustertune.monitor.connection import sync
 from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
@@ -82,7 +83,7 @@ def operate(
         dry_run=arguments.flag("dry_run", dry_run),
         **fields,
     )
-    report: Report = client.sync(carry_out, procedure)
+    report: Report = sync(client, carry_out, procedure)
     return report
 
 

@@ -38,6 +38,7 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
@@ -117,7 +118,7 @@ def prepare_datasets(
     options["progress"] = progress
     check_client(client)
     # an asynchronous client returns an awaitable
-    report: Report = client.sync(_prepare, client, names, kept, options)
+    report: Report = sync(client, _prepare, client, names, kept, options)
     return report
 
 

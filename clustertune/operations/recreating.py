@@ -49,6 +49,7 @@ from clustertune.errors import (
 from clustertune.integrations.managers import saturn
 from clustertune.integrations.managers.saturn import OfferedSize, RequestedSizes
 from clustertune.monitor import inquiry, monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import event_log, manifests, publishing, saving
 from clustertune.operations.call import check_client
 from clustertune.operations.history import recording
@@ -208,7 +209,7 @@ def recreate_cluster(
     )
     check_client(client)
     # an asynchronous client returns an awaitable
-    found: Recreated = client.sync(run.finish)
+    found: Recreated = sync(client, run.finish)
     if not run.asynchronous and found.client is not client:
         client.close()  # not in its own event loop, which ends with it
     return found

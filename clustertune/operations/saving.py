@@ -42,6 +42,7 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import connection, monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import manifests
 from clustertune.operations.call import check_client
 from clustertune.operations.manifests import (
@@ -124,7 +125,7 @@ def save_data(
             await write(cluster, target, overwrite=overwrite, notify=notify)
 
     # an asynchronous client returns an awaitable
-    done: None = client.sync(_run, work, "save_data", seconds, progress)
+    done: None = sync(client, _run, work, "save_data", seconds, progress)
     return done
 
 
@@ -170,7 +171,7 @@ def load_data(
         check_client(client)
         return await read(client, target, notify, remaining)
 
-    found: tuple[Any, ...] = client.sync(_run, work, "load_data", seconds, progress)
+    found: tuple[Any, ...] = sync(client, _run, work, "load_data", seconds, progress)
     return found
 
 

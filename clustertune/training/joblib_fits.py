@@ -35,6 +35,7 @@ from clustertune.core.wording import (
 )
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
 from clustertune.remote.worker import probe
@@ -339,7 +340,7 @@ def joblib_backend(
     threads = arguments.count("inner_threads", inner_threads)
     arguments.flag("nested", nested)
     _wait_for_workers(client, n_workers, arguments.duration("timeout", timeout))
-    workers: list[WorkerCapacity] = client.sync(_workers, client)
+    workers: list[WorkerCapacity] = sync(client, _workers, client)
     nbytes = sum(sizeof(array) for array in arrays)
     problem = memory_problem(workers, nbytes, fraction)
     if problem is not None:

@@ -33,6 +33,7 @@ from tlz import identity  # type: ignore[import-untyped]
 from clustertune.collections import graphs
 from clustertune.core.wording import printable
 from clustertune.errors import IncompleteError
+from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas as copies
 from clustertune.training import remote_fits
@@ -208,7 +209,7 @@ def _on_workers(
     client: Client, function: Any, workers: list[str], **arguments: Any
 ) -> None:
     arguments = {"timeout": LOAD_TIMEOUT, **arguments}
-    answers = client.sync(ship.on_workers, client, function, workers, **arguments)
+    answers = sync(client, ship.on_workers, client, function, workers, **arguments)
     for address, answer in answers.items():
         if isinstance(answer, BaseException):
             text = printable(repr(answer), longest=300)
@@ -230,7 +231,7 @@ def replicated(
         start = perf_counter()
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
-        client.sync(ship.on_scheduler, client, copies.keep, **keep)
+        sync(client, ship.on_scheduler, client, copies.keep, **keep)
         for i, array in enumerate(arrays):
             key = f"{prefix}-{i}"
             found = client.scatter({key: array}, broadcast=True, hash=False)
@@ -240,4 +241,4 @@ def replicated(
         for future in futures:
             future.release()
         if client.status == "running":
-            client.sync(ship.on_scheduler, client, copies.stop_keeping, name=prefix)
+            sync(client, ship.on_scheduler, client, copies.stop_keeping, name=prefix)

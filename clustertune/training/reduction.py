@@ -36,6 +36,7 @@ from clustertune.errors import (
     NoWorkersError,
 )
 from clustertune.monitor import connection, monitor
+from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.training import reduction_plan, remote_sums
 from clustertune.training.reduction_plan import Argument, Plan, Reduce, SumRequest
@@ -117,7 +118,7 @@ class MapReduce:
         request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
         for remark in request.remarks:
             warnings.warn(remark, stacklevel=2)
-        return client.sync(_run, request)
+        return sync(client, _run, request)
 
     def plan(
         self,
@@ -144,7 +145,7 @@ class MapReduce:
             As for the call.
         """
         request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
-        return client.sync(_plan, request)
+        return sync(client, _plan, request)
 
 
 map_reduce = MapReduce()

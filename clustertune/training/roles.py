@@ -23,6 +23,7 @@ from clustertune.core import arguments
 from clustertune.core.wording import names_text, plural, printable, workers_text
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.hold import hold
 from clustertune.operations.prepare import prepare
@@ -147,7 +148,7 @@ def run_roles(
         lifecycle=lifecycle,
         progress=progress,
     )
-    return client.sync(_run, request)
+    return sync(client, _run, request)
 
 
 # --- arguments ------------------------------------------------------------------------

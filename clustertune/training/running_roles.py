@@ -22,6 +22,7 @@ from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
 from clustertune.monitor import connection, monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations.client_context import ClientContext
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
@@ -180,7 +181,7 @@ class Scores:
         if self._client.asynchronous:
             raise TypeError("the client is asynchronous; use: async for score in ...")
         number = 0
-        while (score := self._client.sync(self._score, number)) is not None:
+        while (score := sync(self._client, self._score, number)) is not None:
             yield score
             number += 1
 
@@ -251,7 +252,7 @@ class Roles(ClientContext):
         It does not wait for them, unlike :meth:`result`. An asynchronous client returns
         an awaitable.
         """
-        return self._client.sync(self._stop)
+        return sync(self._client, self._stop)
 
     def result(self, timeout: str | float | None = None) -> Any:
         """Wait until all roles have ended and return their results.
@@ -280,7 +281,7 @@ class Roles(ClientContext):
             The client was closed, or the scheduler is gone.
         """
         seconds = None if timeout is None else arguments.duration("timeout", timeout)
-        return self._client.sync(self._result, seconds)
+        return sync(self._client, self._result, seconds)
 
     def __repr__(self) -> str:
         stages = by_role(self._states, lambda s: "lost" if s.lost else s.stage)

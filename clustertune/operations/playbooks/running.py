@@ -35,6 +35,7 @@ from clustertune.errors import (
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import publishing, release
 from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import CheckRequest, diagnose
@@ -146,7 +147,7 @@ def run_playbook(
         dry_run=dry_run,
         progress=progress,
     )
-    return client.sync(job.run)
+    return sync(client, job.run)
 
 
 def run_on_datasets(
@@ -161,7 +162,7 @@ def run_on_datasets(
     arguments.distinct("data sets", names)
     data = PublishedData(client=client, names=names) if names else None
     job = PlaybookRun(client=client, playbook=playbook, data=data, **options)
-    return client.sync(job.run)
+    return sync(client, job.run)
 
 
 def refuse_without_data(playbook: Playbook, data: object) -> None:

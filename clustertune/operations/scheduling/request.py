@@ -30,6 +30,7 @@ from clustertune.core.wording import seconds_text, time_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 from clustertune.operations import event_log
 from clustertune.operations.call import check_client
 from clustertune.operations.check import CheckRequest, diagnose
@@ -141,7 +142,7 @@ def schedule_restart(
         dry_run=arguments.flag("dry_run", dry_run),
         timeout=arguments.duration("timeout", timeout),
     )
-    found: Schedule = client.sync(_schedule, request)
+    found: Schedule = sync(client, _schedule, request)
     return found
 
 
@@ -168,7 +169,7 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
     check_client(client)
-    found: tuple[Schedule, ...] = client.sync(schedule.listed, client)
+    found: tuple[Schedule, ...] = sync(client, schedule.listed, client)
     return found
 
 

@@ -26,6 +26,7 @@ from clustertune.core.wording import (
 )
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import sync
 
 POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
@@ -155,7 +156,7 @@ class Schedule:
             raise LookupError(
                 "this schedule is a plan only: there is nothing to cancel"
             )
-        return self.client.sync(cancel, self.client, self.id)
+        return sync(self.client, cancel, self.client, self.id)
 
     def __str__(self) -> str:
         what = "all workers" if self.workers is None else workers_text(self.workers)
