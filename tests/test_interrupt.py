@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from distributed import Client
+from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.monitor.connection import sync
-from tests.processes import until
+from tests.processes import soon, until
 
 
 @pytest.fixture
@@ -48,26 +51,26 @@ def test_before_the_first_step(monkeypatch: Any, client: Client) -> None:
     assert begun == []
 
 
-def test_during_the_call(monkeypatch: Any, client: Client) -> None:
+def press() -> None:
+    """Press ^C, which only the main thread gets."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_during_the_call(client: Client) -> None:
     """It is cancelled once, so its cleanup ends."""
     states = []
 
     async def work() -> None:
         states.append("begun")
+        press()
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.01)
             states.append("clean")
 
-    def wait(self: Any, timeout: Any = None) -> bool:
-        until(lambda: states == ["begun"])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("threading.Event.wait", wait)
-        with pytest.raises(KeyboardInterrupt):
-            sync(client, work)
+    with pytest.raises(KeyboardInterrupt):
+        sync(client, work)
     until(lambda: states == ["begun", "clean"])
 
 
@@ -95,3 +98,40 @@ def test_a_hold_that_has_not_begun(monkeypatch: Any, client: Client) -> None:
     interrupted(monkeypatch, client, call)
     clustertune.check(client)  # this call came later
     assert plugin.holds.active() == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_end_of_a_hold(monkeypatch: Any, client: Client, begun: bool) -> None:
+    """It ends also if nobody waits for that."""
+    hold, pressed = clustertune.hold(client), threading.Event()
+    end = hold._end
+
+    async def interrupted_end() -> None:
+        press()
+        await asyncio.to_thread(pressed.wait, 30)
+        await end()
+
+    hold.__enter__()
+    plugin = client.cluster.scheduler.plugins["clustertune"]
+    assert plugin.holds.active()
+    if begun:
+        hold._end = interrupted_end
+        with pytest.raises(KeyboardInterrupt):
+            hold.__exit__(None, None, None)
+        pressed.set()
+    else:
+        interrupted(monkeypatch, client, lambda: hold.__exit__(None, None, None))
+    until(lambda: not plugin.holds.active() and hold.measures is not None)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_the_end_of_a_hold_in_a_cancelled_task(c: Any, s: Any, a: Any) -> None:
+    """It ends, too."""
+    hold = clustertune.hold(c)
+    await hold.__aenter__()
+    task = asyncio.ensure_future(hold.__aexit__(None, None, None))
+    await asyncio.sleep(0)  # the task begins
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await soon(lambda: not s.plugins["clustertune"].holds.active())

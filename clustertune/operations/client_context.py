@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from distributed import Client
@@ -17,6 +19,7 @@ class ClientContext(ABC):
     """A block whose begin and end are coroutines in the event loop of its client."""
 
     _error: BaseException | None = None  # the error that ended the block
+    _ending: asyncio.Task[None] | None = None  # the reference keeps it alive
 
     def __init__(self, client: Client):
         self._client = client
@@ -41,7 +44,12 @@ class ClientContext(ABC):
         self._error = error
         # also while the client reconnects: the block has to end
         if self.client.status not in ("closed", "closing"):
-            sync(self.client, self._end)
+            self.client.sync(self._end_whole)
+
+    def _end_whole(self) -> Awaitable[None]:
+        """Begin to end the block; ^C, or a cancellation, ends the wait only."""
+        self._ending = asyncio.ensure_future(self._end())
+        return asyncio.shield(self._ending)
 
     async def __aenter__(self) -> Self:
         await self._begin()
@@ -51,4 +59,4 @@ class ClientContext(ABC):
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         self._error = error
-        await self._end()
+        await self._end_whole()
