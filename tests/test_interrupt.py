@@ -102,7 +102,7 @@ def test_a_hold_that_has_not_begun(monkeypatch: Any, client: Client) -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_end_of_a_hold(monkeypatch: Any, client: Client, begun: bool) -> None:
-    """It ends also if nobody waits for that."""
+    """It ends also if the caller does not wait for it."""
     hold, pressed = clustertune.hold(client), threading.Event()
     end = hold._end
 
