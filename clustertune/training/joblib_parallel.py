@@ -241,4 +241,5 @@ def replicated(
         for future in futures:
             future.release()
         if client.status == "running":
-            sync(client, ship.on_scheduler, client, copies.stop_keeping, name=prefix)
+            # ^C must not skip it, as it does in sync
+            client.sync(ship.on_scheduler, client, copies.stop_keeping, name=prefix)
