@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import dask.array as da
 import pytest
 from distributed import Client
 from distributed.utils_test import gen_cluster
@@ -100,6 +101,38 @@ def test_a_hold_that_has_not_begun(monkeypatch: Any, client: Client) -> None:
     assert plugin.holds.active() == []
 
 
+def test_a_hold_that_has_just_begun(client: Client) -> None:
+    """It ends, as the block does not begin."""
+    hold = clustertune.hold(client)
+    begin = hold._begin
+
+    async def interrupted_begin() -> None:
+        await begin()
+        press()
+
+    hold._begin = interrupted_begin
+    with pytest.raises(KeyboardInterrupt):
+        hold.__enter__()
+    plugin = client.cluster.scheduler.plugins["clustertune"]
+    until(lambda: hold.measures is not None and not plugin.holds.active())
+
+
+def test_an_end_that_was_not_even_requested(monkeypatch: Any, client: Client) -> None:
+    """^C came before the end was in the event loop."""
+    hold = clustertune.hold(client)
+    hold.__enter__()
+    plugin = client.cluster.scheduler.plugins["clustertune"]
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "sync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            hold.__exit__(None, None, None)
+    until(lambda: not plugin.holds.active() and hold.measures is not None)
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_end_of_a_hold(monkeypatch: Any, client: Client, begun: bool) -> None:
     """It ends also if the caller does not wait for it."""
@@ -135,3 +168,14 @@ async def test_the_end_of_a_hold_in_a_cancelled_task(c: Any, s: Any, a: Any) -> 
     with pytest.raises(asyncio.CancelledError):
         await task
     await soon(lambda: not s.plugins["clustertune"].holds.active())
+
+
+def test_a_block_that_begins_again(client: Client) -> None:
+    """Each one ends: several fits with the same prepared data."""
+    X = da.ones((100, 2), chunks=(10, 2))
+    prepared = clustertune.prepare(client, X, progress=False)
+    plugin = client.cluster.scheduler.plugins["clustertune"]
+    for _ in range(2):
+        with prepared:
+            assert plugin.holds.active()
+        assert plugin.holds.active() == []
