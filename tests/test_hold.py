@@ -47,6 +47,13 @@ async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_label_that_is_no_text(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It would make the record in the history unreadable."""
+    with pytest.raises(ValueError, match=r"label=3 .*a text"):
+        clustertune.hold(c, label=3)  # type: ignore[arg-type]
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
     """``with prepare`` holds the prepared data, and measures the predicted memory."""
     X = da.random.random((1000, 20), chunks=(100, 20))

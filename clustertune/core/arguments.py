@@ -157,6 +157,13 @@ def names(name: str, value: Any) -> tuple[str | int, ...] | None:
     raise _wrong(name, value, f"{listed}, like {example}, or None for all")
 
 
+def text(name: str, value: object) -> str:
+    """Return a text."""
+    if isinstance(value, str):
+        return value
+    raise _wrong(name, value, "a text")
+
+
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Return texts, none of which is empty."""
     if all(isinstance(v, str) and v for v in value):

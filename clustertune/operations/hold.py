@@ -20,6 +20,7 @@ from uuid import uuid4
 from distributed import Client, performance_report
 
 from clustertune.actions.cluster.lease import REFRESH, give_back
+from clustertune.core import arguments
 from clustertune.core.model import Finding, Snapshot
 from clustertune.core.wording import names_text, printable, seconds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
@@ -291,6 +292,8 @@ def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) ->
 
     Raises
     ------
+    ValueError
+        ``label`` is not a text.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be monitored.
     LeaseHeldError
@@ -302,4 +305,4 @@ def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) ->
     ...     model.fit(X, y)
     >>> held.measures                                           # doctest: +SKIP
     """
-    return Hold(client, label=label, profile=profile)
+    return Hold(client, label=arguments.text("label", label), profile=profile)
