@@ -32,9 +32,16 @@ POLL_INTERVAL = 0.05  # seconds between two looks for heartbeats after the last 
 SETTLE = 3.0  # seconds for which an answer waits for heartbeats after the last run
 #: Beginnings of keys. A fit ends with the last such task that runs. XGBoost collects
 #: the boosters of all workers in one last task (from 3.0 on; its training tasks are
-#: named "fn", as others may be), or has one training task per worker, as LightGBM and
+#: named "fn", as others may be), which Dask fuses with others if one worker trains. It
+#: had one training task per worker before, as LightGBM and
 #: clustertune.training.run_roles have.
-TRAINING = ("first_valid-aggregate-", "dispatched_train-", "_train_part-", "role-")
+TRAINING = (
+    "first_valid-aggregate-",
+    "bag-from-delayed-first_valid-aggregate-",
+    "dispatched_train-",
+    "_train_part-",
+    "role-",
+)
 
 
 class SampledMemory(NamedTuple):
