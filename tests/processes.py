@@ -114,7 +114,8 @@ def cluster(
     dask = (python, "-m", "dask")
     with process(
         *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
-        "--no-dashboard", "--scheduler-file", str(file), **environment,
+        "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file),
+        **environment,
     ):  # fmt: skip
         until(file.exists)
         worker = (

@@ -88,7 +88,7 @@ def workers(folder: Path, n: int, *arguments: str, **environment: str) -> Iterat
     with ExitStack() as stack:
         scheduler = (
             *dask, "scheduler", "--host", "127.0.0.1", "--port", "0",
-            "--no-dashboard", "--scheduler-file", str(file),
+            "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file),
         )  # fmt: skip
         stack.enter_context(process(*scheduler, **environment))
         until(file.exists)

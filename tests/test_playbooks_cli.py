@@ -25,7 +25,7 @@ HEAD = "version: 1\nname: p\n"
 def cluster() -> Iterator[LocalCluster]:
     """Two workers in this process, whose clients share no objects all the same."""
     options: dict[str, Any] = {"processes": False, "protocol": "tcp://"}
-    options["dashboard_address"] = ":0"
+    options["dashboard_address"] = "127.0.0.1:0"
     with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
         yield cluster
 

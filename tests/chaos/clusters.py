@@ -117,7 +117,8 @@ class ProcessWorkers(LocalWorkers):
         self.file = self.folder / "scheduler.json"
         self.begun: list[Any] = []
         self._start(
-            *("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"),
+            *("scheduler", "--host", "127.0.0.1", "--port", "0"),
+            *("--dashboard-address", "127.0.0.1:0"),
             *("--scheduler-file", str(self.file)),
         )
         until(self.file.exists)

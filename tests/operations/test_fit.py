@@ -185,13 +185,14 @@ def test_xgboost_on_two_hosts() -> None:
     """One worker of each host trains. With unlike hosts, all workers train."""
     names = [f"127.0.0.{1 + i // 2}" for i in range(4)]
     options = {"nthreads": 1, "memory_limit": "1GiB", "dashboard": False}
+    scheduler = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with (
         SpecCluster(
             {
                 i: {"cls": Nanny, "options": {**options, "host": name}}
                 for i, name in enumerate(names)
             },
-            {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1"}},
+            {"cls": Scheduler, "options": scheduler},
             scheduler_sync_interval="100 ms",
         ) as cluster,
         Client(cluster, set_as_default=False) as client,

@@ -216,12 +216,11 @@ async def test_results_are_released_with_the_next_call(
 
 def test_a_client_whose_loop_has_ended_is_freed() -> None:
     """Its last results were not released."""
+    options = {"n_workers": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
 
     async def run() -> weakref.ref[Client]:
         async with (
-            LocalCluster(
-                n_workers=1, processes=False, asynchronous=True, dashboard_address=None
-            ) as cluster,
+            LocalCluster(asynchronous=True, **options) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
             assert await map_reduce(client, inc, range(9)) == 45
