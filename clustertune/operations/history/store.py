@@ -393,7 +393,14 @@ class Store:
 def _row(record: Record) -> tuple[float, str, str, str | None, str]:
     fullest = sorted(record.memory, key=lambda m: -(m.peak or m.idle or 0))
     data = asdict(replace(record, memory=tuple(fullest[:MAX_WORKERS]), id=None))
-    text = json.dumps(data, allow_nan=False)
+    try:
+        text = json.dumps(data, allow_nan=False)
+        _from_json(text)  # one record that cannot be read hides all others
+    except (TypeError, ValueError) as error:
+        raise HistoryError(
+            f"a record of kind {record.kind!r} has a value of a wrong type ({error}), "
+            "so the history file was not changed"
+        ) from error
     return record.began, record.kind, record.job, record.key, text
 
 

@@ -9,8 +9,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from clustertune.errors import HistoryError
@@ -203,6 +206,27 @@ def test_a_value_of_another_type(store: Store, field: str, value: str) -> None:
     changed(store, f"UPDATE records SET data = json_set(data, '$.{field}', {value})")
     with pytest.raises(HistoryError, match="record 1 is damaged"):
         store.read()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("job", 3),
+        ("rows", 1.5),
+        ("rows", np.int64(3)),
+        ("seconds", float("nan")),
+        ("steps", (3,)),
+        ("memory", (WorkerMemory(worker=(1, 2)),)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_record_of_another_type_is_not_written(
+    store: Store, field: str, value: Any
+) -> None:
+    """It would make all records unreadable."""
+    store.add([RECORD], keep=10)
+    with pytest.raises(HistoryError, match="value of a wrong type"):
+        store.add([replace(RECORD, **{field: value})], keep=10)
+    assert len(store.read()) == 1
 
 
 def test_more_bytes_than_possible(store: Store) -> None:
