@@ -47,7 +47,10 @@ def test_before_the_first_step(monkeypatch: Any, client: Client) -> None:
     async def work() -> None:
         begun.append(True)
 
+    stopped = threading.Event()
+    client.loop.add_callback(stopped.wait, 30)  # the loop waits for ^C
     interrupted(monkeypatch, client, lambda: sync(client, work))
+    stopped.set()
     client.sync(asyncio.sleep, 0)  # this call came later
     assert begun == []
 
