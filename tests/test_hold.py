@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -75,6 +76,51 @@ def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
         client.submit(sum, [1, 2]).result()
     assert held.measures is not None
     assert "<html" in (tmp_path / "fit.html").read_text().lower()
+
+
+def test_profile_of_a_client_that_is_not_the_default(
+    local_cluster: Any, tmp_path: Path
+) -> None:
+    """Dask's performance report uses the default client, of another cluster perhaps."""
+    _, client = local_cluster(1)
+    options = {"n_workers": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(**options) as cluster,
+        Client(cluster, set_as_default=False) as other,
+        clustertune.hold(other, profile=str(tmp_path / "fit.html")),
+    ):
+        assert other.submit(sum, [1, 2], key="of-the-other").result() == 3
+    assert client.submit(sum, [1, 2]).result() == 3
+    assert "of-the-other" in (tmp_path / "fit.html").read_text()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_profile_that_cannot_be_written(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The error comes before the run, and the cluster is not held."""
+    began = False
+    with TemporaryDirectory() as folder, pytest.raises(IsADirectoryError):
+        async with clustertune.hold(c, profile=folder):
+            began = True
+    assert not began
+    assert s.plugins["clustertune"].holds.active() == []
+    with pytest.raises(ValueError, match="profile=3 must be the path of a file"):
+        clustertune.hold(c, profile=3)  # type: ignore[arg-type]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_profile_that_fails_after_the_run(
+    c: Any, s: Any, a: Any, b: Any, caplog: Any
+) -> None:
+    """The run keeps its measures, and the message names the cause."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "fit.html"
+        async with clustertune.hold(c, profile=path) as held:
+            path.unlink()
+            path.mkdir()
+    assert held.measures is not None
+    assert s.plugins["clustertune"].holds.active() == []
+    assert "performance report was not written: " in caplog.text
+    assert "IsADirectoryError" in caplog.text
 
 
 @gen_cluster(client=True, nthreads=TWO)

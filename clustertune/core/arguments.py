@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from os import PathLike, fspath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -162,6 +163,15 @@ def text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     raise _wrong(name, value, "a text")
+
+
+def file(name: str, value: object) -> str | None:
+    """Return the path of a file as text, or None."""
+    if value is None:
+        return None
+    if isinstance(value, str | PathLike) and isinstance(path := fspath(value), str):
+        return path
+    raise _wrong(name, value, "the path of a file, or None")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

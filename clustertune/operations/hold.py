@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from os import PathLike
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
+import fsspec
 from distributed import Client, performance_report
 
 from clustertune.actions.cluster.lease import REFRESH, give_back
@@ -86,7 +88,7 @@ class Hold(ClientContext):
             self._around.push_async_callback(self._give_back)
             await self._take()
             if self._profile is not None:
-                report: Any = performance_report(filename=self._profile)
+                report = _performance_report(self.client, self._profile)
                 await self._around.enter_async_context(report)
             for work in (self._report_events(), self._keep()):
                 task = asyncio.ensure_future(work)
@@ -256,6 +258,24 @@ class _Observed:
         )
 
 
+@asynccontextmanager
+async def _performance_report(client: Client, path: str) -> AsyncIterator[None]:
+    """Write Dask's performance report of a block to a file or URL."""
+    with fsspec.open(path, "w"):  # fails before the run, not after it
+        pass
+    # Dask's class takes the current client, or else the default one
+    report: Any = performance_report(filename=path)
+    with client.as_current():
+        await report.__aenter__()
+    yield
+    try:
+        with client.as_current():
+            await report.__aexit__(None, None, None)
+    except Exception as error:  # noqa: BLE001, the run has ended well
+        text = printable(repr(error), longest=200)
+        _report(f"the performance report was not written: {text}")
+
+
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -270,7 +290,12 @@ def _report(text: str) -> None:
         logger.warning("%s", printable(text))
 
 
-def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) -> Hold:
+def hold(
+    client: Client,
+    *,
+    label: str = UNNAMED,
+    profile: str | PathLike[str] | None = None,
+) -> Hold:
     """Keep workers during a block: no adaptive scaling down, no other plans.
 
     Parameters
@@ -281,7 +306,7 @@ def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) ->
         Name that other clients see, and the job of the run in the history:
         ``"weekly training"``.
     profile
-        A file for Dask's performance report of the block.
+        Path or URL of a file for Dask's performance report of the block.
 
     Returns
     -------
@@ -293,7 +318,9 @@ def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) ->
     Raises
     ------
     ValueError
-        ``label`` is not a text.
+        ``label`` is not a text, or ``profile`` is not a path.
+    OSError
+        The file of ``profile`` cannot be written.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be monitored.
     LeaseHeldError
@@ -305,4 +332,8 @@ def hold(client: Client, *, label: str = UNNAMED, profile: str | None = None) ->
     ...     model.fit(X, y)
     >>> held.measures                                           # doctest: +SKIP
     """
-    return Hold(client, label=arguments.text("label", label), profile=profile)
+    return Hold(
+        client,
+        label=arguments.text("label", label),
+        profile=arguments.file("profile", profile),
+    )
