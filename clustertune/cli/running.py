@@ -135,7 +135,7 @@ async def _attached(
 
 
 def _address_in(scheduler_file: str) -> str:
-    return str(json.loads(Path(scheduler_file).read_text())["address"])
+    return str(json.loads(Path(scheduler_file).read_bytes())["address"])
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def section(name: str, value: Any = _ABSENT) -> Mapping[str, Any]:
 @cache
 def defaults() -> Mapping[str, Any]:
     """Return the default settings."""
-    text = files("clustertune").joinpath("clustertune.yaml").read_text()
+    text = files("clustertune").joinpath("clustertune.yaml").read_text("utf-8")
     found: Mapping[str, Any] = yaml.safe_load(text)
     return found
 

@@ -17,6 +17,7 @@ from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import LayoutSummary, WorkerShare
+from clustertune.core.wording import time_text
 from clustertune.errors import RefusedError
 from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan, checked
 from clustertune.planner import verification
@@ -113,7 +114,7 @@ def test_as_text() -> None:
     """The text has the call, the cluster, the expiry, and the report of the dry run."""
     first, second, *_ = str(stored()).splitlines()
     assert first == "plan: restart(workers=[0, 'b'], wait=60.0)"
-    assert "2 workers; expires at 1970-01-01 " in second
+    assert f"2 workers; expires at {time_text(4600.0)}" in second
     assert "restart worker 0" in str(stored())
     assert "restart worker 0" in stored()._repr_html_()
 
