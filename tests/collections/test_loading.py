@@ -288,7 +288,12 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
         list(load.propose((), view(full, [lazy])))
 
 
-@gen_cluster(client=True, nthreads=THREE, worker_kwargs={"memory_limit": "64 MiB"})
+@gen_cluster(
+    client=True,
+    nthreads=THREE,
+    worker_kwargs={"memory_limit": "64 MiB"},
+    config={"distributed.worker.memory.pause": False},  # their process has more
+)
 async def test_too_much_is_not_loaded(c, s, *workers):
     """Data known to exceed memory is refused before anything is computed."""
     X = da.random.random((10_000_000, 10), chunks=(100_000, 10))
