@@ -15,6 +15,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.monitor.connection import sync
+from clustertune.remote.scheduler import replicas
+from clustertune.training.joblib_parallel import replicated
 from tests.processes import soon, until
 
 
@@ -182,3 +184,13 @@ def test_a_block_that_begins_again(client: Client) -> None:
         with prepared:
             assert plugin.holds.active()
         assert plugin.holds.active() == []
+
+
+def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
+    """^C does not skip the request to stop keeping them."""
+    kept = replicated(client, "some", [])
+    kept.__enter__()
+    plugin = client.cluster.scheduler.plugins[replicas.NAME]
+    assert plugin.any()
+    interrupted(monkeypatch, client, lambda: kept.__exit__(None, None, None))
+    until(lambda: not plugin.any())
