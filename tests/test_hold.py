@@ -103,8 +103,10 @@ async def test_profile_that_cannot_be_written(c: Any, s: Any, a: Any, b: Any) ->
             began = True
     assert not began
     assert s.plugins["clustertune"].holds.active() == []
-    with pytest.raises(ValueError, match="profile=3 must be the path of a file"):
-        clustertune.hold(c, profile=3)  # type: ignore[arg-type]
+    for wrong in (3, "", b"fit.html"):
+        text = f"profile={wrong!r} must be the path of a file"
+        with pytest.raises(ValueError, match=text):
+            clustertune.hold(c, profile=wrong)  # type: ignore[arg-type]
 
 
 @gen_cluster(client=True, nthreads=TWO)

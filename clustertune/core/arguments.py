@@ -169,7 +169,8 @@ def file(name: str, value: object) -> str | None:
     """Return the path of a file as text, or None."""
     if value is None:
         return None
-    if isinstance(value, str | PathLike) and isinstance(path := fspath(value), str):
+    path = fspath(value) if isinstance(value, str | PathLike) else None
+    if path and isinstance(path, str):
         return path
     raise _wrong(name, value, "the path of a file, or None")
 
