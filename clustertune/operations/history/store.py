@@ -398,8 +398,8 @@ def _row(record: Record) -> tuple[float, str, str, str | None, str]:
         _from_json(text)  # one record that cannot be read hides all others
     except (TypeError, ValueError) as error:
         raise HistoryError(
-            f"a record of kind {record.kind!r} has a value of a wrong type ({error}), "
-            "so the history file was not changed"
+            f"a record of kind {record.kind!r} could not be read again ({error}), so "
+            "the history file was not changed"
         ) from error
     return record.began, record.kind, record.job, record.key, text
 
