@@ -19,6 +19,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.core.sections import headlines
 from clustertune.errors import RefusedError
+from clustertune.remote import ship
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
@@ -254,6 +255,7 @@ async def test_one_worker_alone(c: Any, s: Any, nanny: Any, monkeypatch: Any) ->
     X = c.persist(da.ones((100, 10), chunks=10))
     await wait(X)
     with monkeypatch.context() as patch:
+        patch.setattr(ship, "_codes", {})  # the patched code is sent, too
         patch.setattr(park, "MEMORY_SHARE", 0.0)
         patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(
@@ -291,6 +293,7 @@ async def test_no_room_on_the_others(
     await wait(some)
     before = layout(s)
     with monkeypatch.context() as patch:
+        patch.setattr(ship, "_codes", {})  # the patched code is sent, too
         patch.setattr(park, "MEMORY_SHARE", 0.0)
         patch.setattr(park, "DISK_SHARE", 0.0)
         with pytest.raises(

@@ -5,7 +5,7 @@ value, so the code runs where clustertune is not installed. Distributed compares
 module names, so registering the package would not suffice. The wrapper pickles as a
 plain call of ``cloudpickle.loads``, which references no class of clustertune. The
 registration is global and would change how the user's objects are pickled. So it lasts
-for one ``dumps`` only, under a lock.
+for one ``dumps`` only, under a lock. Each function of clustertune is pickled once.
 
 Callers first check with ``versions`` that the other side can run the code.
 """
@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -38,6 +39,8 @@ TRAVELLING = (
 FEW = 32  # up to so many workers get one call each
 
 _lock = threading.Lock()
+#: bytes of functions of clustertune, which are the same for each call
+_codes: dict[Callable[..., Any], bytes] = {}
 
 
 class _Shipped:
@@ -45,14 +48,29 @@ class _Shipped:
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        with _by_value():
-            self.bytes = cloudpickle.dumps(function)
+        self.bytes = _pickled_once(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         return cloudpickle.loads, (self.bytes,)
+
+
+def _pickled_once(function: Callable[..., Any]) -> bytes:
+    """Return a function as bytes; keep them unless it is a closure or the user's."""
+    own = isinstance(function, FunctionType) and function.__closure__ is None
+    if not (own and _travels(function.__module__)):
+        return _pickled(function)
+    if function not in _codes:
+        _codes[function] = _pickled(function)
+    return _codes[function]
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    with _by_value():
+        code: bytes = cloudpickle.dumps(function)
+    return code
 
 
 @contextmanager

@@ -6,18 +6,21 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
 import dask
+import dask.array as da
 import pytest
 from distributed.utils_test import gen_cluster
 
+import clustertune
 from clustertune.dashboard import mount
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import plugin
-from clustertune.remote.worker import probe
-from clustertune.training import remote_sums
+from clustertune.remote.worker import content, probe
+from clustertune.training import remote_fits, remote_sums
 from tests.processes import blocking
 
 
@@ -74,6 +77,41 @@ def test_the_users_own_pickling_is_not_changed() -> None:
     """After sending, no module remains registered for pickling by value."""
     ship._Shipped(probe.worker_facts)
     assert not cloudpickle.list_registry_pickle_by_value()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_each_function_is_pickled_once(c, s, a, b, monkeypatch):
+    """A second call sends the same bytes; it registers no module for pickling."""
+    pickled: list[object] = []
+    dumps = ship._pickled
+
+    def counted(function):
+        pickled.append(function)
+        return dumps(function)
+
+    monkeypatch.setattr(ship, "_codes", {})
+    monkeypatch.setattr(ship, "_pickled", counted)
+    X = c.persist(da.ones((40, 2), chunks=(10, 2)))
+    await clustertune.prepare(c, X, progress=False)
+    assert 3 <= len(pickled) == len(set(pickled))
+    pickled.clear()
+    await clustertune.prepare(c, X, progress=False)
+    await clustertune.restart_workers(c, dry_run=True, progress=False)
+    assert len(pickled) == len(set(pickled))
+    pickled.clear()
+    await clustertune.prepare(c, X, progress=False)
+    assert pickled == []
+
+
+def test_only_code_of_clustertune_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value of a closure, and the user's own function, may change."""
+    monkeypatch.setattr(ship, "_codes", {})
+    ship.function(lambda: 1)
+    ship.function(partial(content.each, content.runs))
+    ship.function(remote_fits.fit_runner({}, 1, True))
+    assert ship._codes == {}
+    ship.function(probe.worker_facts)
+    assert list(ship._codes) == [probe.worker_facts]
 
 
 def test_code_becomes_a_function_where_a_task_runs() -> None:
