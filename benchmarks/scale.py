@@ -173,7 +173,6 @@ def stages(case):
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
         "compare before and after": lambda: verification.problems(view, case.after),
-        "fingerprint": lambda: verification.fingerprint("id", view),
         "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.collections],
         "report: text, HTML, JSON": reported,
         "report of restarts of all": partial(

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from clustertune.operations.history.query import History as History
     from clustertune.operations.history.query import history as history
     from clustertune.operations.hold import hold as hold
-    from clustertune.operations.planfile import StoredPlan as StoredPlan
-    from clustertune.operations.planning import apply_plan as apply_plan
-    from clustertune.operations.planning import make_plan as make_plan
     from clustertune.operations.playbooks.playbook import (
         PlaybookResult as PlaybookResult,
     )
@@ -51,7 +48,6 @@ __version__ = "0.1.0"
 
 # By public name, the module that has it; a module that is public has its own name.
 _PUBLIC = {
-    "apply_plan": "operations.planning",
     "errors": "errors",
     "check": "operations.check",
     "fit": "operations.fit",
@@ -63,7 +59,6 @@ _PUBLIC = {
     "Monitor": "operations.watch",
     "dashboard_page": "dashboard.link",
     "DashboardPage": "dashboard.link",
-    "make_plan": "operations.planning",
     "merge_workers": "operations.workers",
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
@@ -81,7 +76,6 @@ _PUBLIC = {
     "schedule_restart": "operations.scheduling.request",
     "schedules": "operations.scheduling.request",
     "recommend_size": "operations.sizing",
-    "StoredPlan": "operations.planfile",
     "Sizing": "operations.sizing",
     "training": "training",
     "trim_memory": "operations.workers",

@@ -54,10 +54,6 @@ class RefusedError(ClustertuneError):
     """The request would lose data, or is impossible; nothing was changed."""
 
 
-class ChangedError(ClustertuneError):
-    """The cluster differs from the plan; ``report`` has the completed steps."""
-
-
 class SharedDataError(ClustertuneError):
     """Data that a call would release is needed by another client or collection."""
 

@@ -23,23 +23,20 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
-from clustertune.cli import inspection, main, planning, running
+from clustertune.cli import inspection, main, running
 from clustertune.core.findings import Shell
 from clustertune.core.model import Severity
-from clustertune.operations import planfile
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
 from tests.processes import soon, workers_of
 
 COMMANDS = (
-    "apply",
     "check",
     "dashboard",
     "demo",
     "explain",
     "history",
     "merge",
-    "plan",
     "playbooks",
     "prepare",
     "recreate",
@@ -60,7 +57,6 @@ LOOKING = {
     "demo",
     "explain",
     "history",
-    "plan",
     "playbooks",
     "report",
     "schedule",
@@ -152,11 +148,6 @@ for line in (["explain"], ["explain", "uneven_rows"], *([v, "-h"] for v in COMMA
     )
 
 
-def test_every_change_can_be_planned() -> None:
-    """`clustertune plan` has a command for each call that a plan can contain."""
-    assert planning.plan.table.keys() == planfile.VERBS.keys()
-
-
 def test_as_a_module() -> None:
     """The module runs without the script; its help has the exit codes."""
     done = subprocess.run(
@@ -216,9 +207,8 @@ def test_every_help_has_examples() -> None:
             verb = max(
                 (v for v in commands if words[: len(v.split())] == v.split()), key=len
             )
-            implied = "plan prepare" if verb == "plan" else verb
             used = {word for word in words if word.startswith("-")} - {"--help"}
-            assert used <= options_of(commands[implied]), line
+            assert used <= options_of(commands[verb]), line
 
 
 def test_what_changes_a_cluster_can_be_tried_and_explained() -> None:
@@ -226,11 +216,6 @@ def test_what_changes_a_cluster_can_be_tried_and_explained() -> None:
     for name in set(COMMANDS) - LOOKING:
         needed = {"--dry-run", "--yes", "--quiet", "--reason"}
         assert needed <= options_of(known(name)), name
-    for name, command in every():
-        if name.startswith("plan "):
-            options = options_of(command)
-            assert {"--output", "--expires", "--quiet", "--reason"} <= options
-            assert not {"--dry-run", "--yes"} & options
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -243,7 +228,6 @@ def test_completion(shell: str) -> None:
     assert variable in source.stdout
     for typed, expected in (
         (["clustertune", "rest"], "restart"),
-        (["clustertune", "plan", "resi"], "resize"),
         (["clustertune", "trim", "--dry"], "--dry-run"),
     ):
         words = " ".join(typed)

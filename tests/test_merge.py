@@ -594,14 +594,6 @@ def test_playbook(two: Any, tmp_path: Path) -> None:
     assert sizes(client) == [(2, 4 * GIB)]
 
 
-def test_plan_file(two: Any) -> None:
-    """A stored plan is carried out like the call."""
-    _, client = two
-    plan = clustertune.make_plan(client, "merge")
-    assert clustertune.apply_plan(client, plan).status == "done"
-    assert sizes(client) == [(2, 4 * GIB)]
-
-
 def test_checks_of_a_live_cluster(two: Any) -> None:
     """The check has the finding before the merge, and none afterwards."""
     _, client = two

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ from distributed import LocalCluster
 from clustertune.cli import running
 from clustertune.monitor import connection
 from tests.certificates import Authority
-from tests.operations.test_planfile import stored
 from tests.test_cli import (
     every,
     no_address,  # noqa: F401 (a fixture)
@@ -29,18 +28,12 @@ from tests.test_cli import (
 )
 from tests.test_tls import shown
 
-PLAN = "PLAN"  # stands for a file with a plan
 #: arguments that a command requires
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "apply": (PLAN, "--yes"),
     "merge": ("--yes",),
-    "plan scale": ("2",),
     "prepare": ("--dataset", "X", "--yes"),
-    "plan prepare": ("--dataset", "X"),
     "release": ("--prefix", "x", "--yes"),
-    "plan release": ("--prefix", "x"),
     "resize": ("--nthreads", "1", "--yes"),
-    "plan resize": ("--nthreads", "1"),
     "restart": ("--yes",),
     "run": ("observe",),
     "scale": ("2", "--yes"),
@@ -116,17 +109,10 @@ def server(answer: Answer) -> Iterator[str]:
     thread.join()
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = tmp_path_factory.mktemp("plan") / "plan.json"
-    stored(made=time(), expires=time() + 3600).save(file)
-    return str(file)
-
-
 @pytest.mark.parametrize("command", CONTACTING)
-def test_the_port_of_an_ssh_server(command: str, plan: str) -> None:
+def test_the_port_of_an_ssh_server(command: str) -> None:
     """Every command prints one line without a traceback, and exits with 3."""
-    given = [plan if a is PLAN else a for a in ARGUMENTS.get(command, ())]
+    given = ARGUMENTS.get(command, ())
     with server(ssh) as address:
         result = run(*command.split(), *given, f"tcp://{address}")
     assert result.exit_code == 3, result.output
@@ -135,7 +121,7 @@ def test_the_port_of_an_ssh_server(command: str, plan: str) -> None:
 
 def test_commands_that_contact_a_cluster_are_found() -> None:
     """The list above has all options that name a cluster."""
-    assert {"check", "apply", "plan restart", "schedule list"} <= {*CONTACTING}
+    assert {"check", "restart", "schedule list"} <= {*CONTACTING}
     assert "explain" not in CONTACTING
     assert ARGUMENTS.keys() <= {*CONTACTING}
 

@@ -20,7 +20,6 @@ UNREACHED, REFUSED, FAILED, INTERRUPTED = 3, 4, 5, 130
 
 # the first line of the help of each command
 COMMANDS = {
-    "apply": "Carry out a plan if the cluster and the data have not changed since.",
     "check": "Check this cluster for problems that slow down or break training.",
     "dashboard": (
         "Show the page of a cluster, on its dashboard or served from this machine."
@@ -30,9 +29,6 @@ COMMANDS = {
     "history": "Show records of past calls and runs, and trends over them.",
     "merge": (
         "Replace the workers of each host by one with all their threads and memory."
-    ),
-    "plan": (
-        "Plan a change without making it, for `apply`; without VERB plan `prepare`."
     ),
     "playbooks": "List the playbooks, print the text of NAME, or check playbooks.",
     "prepare": (
@@ -59,7 +55,6 @@ _MODULES = {
     "data": ("prepare", "release"),
     "history": ("history",),
     "inspection": ("check", "dashboard", "demo", "explain", "report", "size", "watch"),
-    "planning": ("apply", "plan"),
     "playbooks": ("playbooks", "run"),
     "workers": (
         "merge",

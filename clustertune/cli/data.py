@@ -23,7 +23,7 @@ from clustertune.cli.options import (
     with_options,
     worker_option,
 )
-from clustertune.cli.running import PlanOnly, change, run, text_or_json
+from clustertune.cli.running import change, run, text_or_json
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import RefusedError
@@ -75,8 +75,6 @@ def release(
     if include_other_clients and (rows or user):
         raise click.UsageError(f"{given[0]} needs no --include-other-clients")
     if not given:
-        if click.get_current_context().find_object(PlanOnly) is not None:
-            raise click.UsageError("no data is named: give --row, --client or --prefix")
         click.echo(_render_holdings(run(target, _holdings), form))
         return
     options: dict[str, Any] = {"include_other_clients": include_other_clients}
@@ -84,7 +82,9 @@ def release(
         rows = run(target, partial(_rows_of, user))
     if rows:
         options = {"rows": list(rows)}
-    change(target, "release", options, form, consent, names=prefixes)
+    from clustertune.operations.release import release_data
+
+    change(target, release_data, options, form, consent, names=prefixes)
 
 
 async def _rows_of(user: str, client: Client) -> tuple[str, ...]:
@@ -218,4 +218,14 @@ def prepare(
     options["rechunk"] = False if no_rechunk else rechunk or True
     options["shuffle"] = options["shuffle"] or False
     options["restart"] = {None: False, "auto": "auto", "all": True}[restart]
-    change(target, "prepare", options, form, consent, names=datasets)
+    from clustertune.operations import publishing
+
+    change(
+        target,
+        publishing.prepare_datasets,
+        options,
+        form,
+        consent,
+        names=datasets,
+        in_part=True,
+    )

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -210,11 +210,6 @@ class Target:
     def command(self, line: str) -> str:
         """Return a command line for the same cluster."""
         return " ".join([line, *map(shlex.quote, self.shell().cluster)])
-
-    def or_address(self, address: str) -> Target:
-        """Return this target, or one with the address if this one names no cluster."""
-        is_named = self.cluster or self._source
-        return self if is_named else replace(self, address=address)
 
     @property
     def source(self) -> str:

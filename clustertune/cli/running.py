@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,15 +20,14 @@ from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Consent, Target, usage_errors
 from clustertune.core import rendering
-from clustertune.core.findings import Shell, text_of
+from clustertune.core.findings import text_of
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, acted, in_shell, text_after
+from clustertune.core.report import Report, in_shell, is_refused, text_after
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.operations.planfile import PlannedCall
 
 T = TypeVar("T")
 
@@ -156,73 +154,46 @@ def exit_code(error: errors.ClustertuneError) -> int:
     """Return the exit code for an error."""
     if isinstance(error, errors.ConnectionLostError):
         return UNREACHED
-    changed = isinstance(error, errors.ChangedError) and not acted(error.report)
-    return REFUSED if changed or isinstance(error, errors.REFUSALS) else FAILED
+    return REFUSED if isinstance(error, errors.REFUSALS) else FAILED
 
 
 # --- plan, ask, change ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PlanOnly:
-    """The context object of ``clustertune plan``: handles a call without making it."""
-
-    do: Callable[[Target, PlannedCall, str, Consent], None]
-
-
 def change(
     target: Target,
-    verb: str,
+    call: Callable[..., Any],
     options: Mapping[str, Any],
     form: str,
     consent: Consent,
     names: tuple[str, ...] = (),
+    in_part: bool = False,
 ) -> None:
-    """Make a call, or only plan it as a command of ``clustertune plan``."""
-    from clustertune.operations.planfile import PlannedCall
+    """Plan a call, ask, make it, and exit with the code of its report.
 
-    call = PlannedCall(verb=verb, names=names, options=options)
-    instead = click.get_current_context().find_object(PlanOnly)
-    if instead is not None:
-        instead.do(target, call, form, consent)
-    else:
-        carry_out_call(target, call, call.make, form, consent)
-
-
-def shell_of(target: Target, call: PlannedCall) -> Shell:
-    """Return the words of commands for the cluster and the data of a call."""
-    datasets = call.names if call.verb == "prepare" else ()
-    return target.shell(datasets, **call.options)
-
-
-def carry_out_call(
-    target: Target,
-    call: PlannedCall,
-    make: Callable[..., Awaitable[Report]],
-    form: str,
-    consent: Consent,
-) -> None:
-    """Plan a call, ask, make it, and exit with the code of its report."""
+    ``in_part``: as ``prepare``, which skips refused steps and does the others.
+    """
+    shell = target.shell(names if in_part else (), **options)
 
     def code(report: Report) -> int:
         if report.status == "planned":
-            return REFUSED if call.refused(report) else 0
+            return REFUSED if is_refused(report, in_part=in_part) else 0
         return 0 if report.status in ("done", "fine") else FAILED
 
     def acts(plan: Report) -> bool:
-        return bool(plan.steps) and not call.refused(plan)
+        return bool(plan.steps) and not is_refused(plan, in_part=in_part)
 
-    async def make_in_shell(client: Client, **how: Any) -> Report:
-        shell = shell_of(target, call)
+    async def make(client: Client, **how: Any) -> Report:
         try:
-            return in_shell(await make(client, **how), shell)
+            report: Report = await call(client, *names, **options, **how)
+            return in_shell(report, shell)
         except errors.ClustertuneError as error:
             if parts := error.remedy_parts:
                 remedy = text_of(shell.translate(parts))
                 error.args = (str(error).replace(text_of(parts), remedy),)
             raise
 
-    sys.exit(code(carry_out(target, make_in_shell, form, consent, acts)))
+    sys.exit(code(carry_out(target, make, form, consent, acts)))
 
 
 def carry_out(

@@ -85,7 +85,6 @@ _ONLY_SCHEDULED = ("idle_for", "cron", "tz", "condition", "expires", "stay")
 _NEVER_SCHEDULED = (
     "drop_data", "if_needed", "include_other_clients", "max_unavailable", "timeout",
 )  # fmt: skip
-SCHEDULE_OPTIONS = frozenset(("between_runs", *_ONLY_SCHEDULED))
 
 
 def _size(name: str, text: str) -> str:
@@ -123,7 +122,9 @@ def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Change the threads, memory or variables of workers without losing data."""
     if not (options["nthreads"] or options["memory_limit"] or options["env"]):
         raise click.UsageError("give --nthreads, --memory-limit or --env")
-    change(target, "resize", options, form, consent)
+    from clustertune.operations import workers
+
+    change(target, workers.resize_workers, options, form, consent)
 
 
 @command(
@@ -146,7 +147,9 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
     One worker keeps the data of all. The other workers are retired.
     """
-    change(target, "merge", options, form, consent)
+    from clustertune.operations import workers
+
+    change(target, workers.merge_workers, options, form, consent)
 
 
 @command(
@@ -189,7 +192,9 @@ def restart(
         refuse_options(("workers", "if_needed"), text)
     else:
         refuse_options(("include_other_clients",), "{} needs --drop-data")
-    change(target, "restart", options, form, consent)
+    from clustertune.operations import workers
+
+    change(target, workers.restart_workers, options, form, consent)
 
 
 @command(
@@ -209,7 +214,9 @@ def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
     the `dask worker` line that starts them, and exits with code 4. With --cluster the
     manager of the cluster starts workers.
     """
-    change(target, "scale", options, form, consent)
+    from clustertune.operations import workers
+
+    change(target, workers.scale, options, form, consent)
 
 
 @command(
@@ -222,7 +229,9 @@ def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
 @with_consent
 def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Return unused memory of workers to the operating system."""
-    change(target, "trim", options, form, consent)
+    from clustertune.operations import workers
+
+    change(target, workers.trim_memory, options, form, consent)
 
 
 # --- restarts between runs ------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Some variables make a process run commands (``BROWSER``), load code (``LD_PRELOAD``,
 ``OMP_TOOL_LIBRARIES``, ``DASK_DISTRIBUTED__WORKER__PRELOAD``) or write files
-(``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). So a playbook or a
-plan file may set only the variables below, whose values are numbers or fixed words.
+(``MALLOC_TRACE``, ``MALLOC_CONF``, ``MKL_VERBOSE_OUTPUT_FILE``). So a playbook
+may set only the variables below, whose values are numbers or fixed words.
 Allowing prefixes such as ``OMP_`` would not be safe.
 """
 

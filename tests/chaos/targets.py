@@ -22,21 +22,23 @@ from unittest.mock import patch
 
 import click
 import dask
+import numpy as np
 import yaml
 from click.testing import CliRunner
 
 from clustertune import checks
 from clustertune.cli import main, running
 from clustertune.core import arguments, settings
+from clustertune.core.counts import Done
+from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
-from clustertune.errors import HistoryError, PlaybookError, RefusedError, SaveError
+from clustertune.core.results import LayoutSummary, WorkerShare
+from clustertune.errors import HistoryError, PlaybookError, SaveError
 from clustertune.integrations import libraries
-from clustertune.operations import manifests, planfile
+from clustertune.operations import manifests
 from clustertune.operations.history import query, store
-from clustertune.operations.planfile import VERBS, PlannedCall, StoredPlan
 from clustertune.operations.playbooks import available, library, schema
 from clustertune.operations.scheduling import triggers
-from clustertune.planner.verification import Fingerprint
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree
 
@@ -154,45 +156,7 @@ def _playbook_words() -> list[str]:
     ]
 
 
-# --- plans and reports ----------------------------------------------------------------
-
-
-def _read_plan(data: bytes) -> None:
-    plan = StoredPlan.from_json(data.decode(errors="replace"))
-    str(plan)
-    plan._repr_html_()
-    plan.refuse_expired(plan.made)
-
-
-def _plans() -> list[bytes]:
-    """Plans of several verbs, from dry runs on a small cluster."""
-    from tests.operations.test_planfile import stored
-
-    calls = [
-        PlannedCall(verb="prepare", names=("X", "y"), options={"estimator": "xgboost"}),
-        PlannedCall(verb="scale", options={"n_workers": 3}),
-        PlannedCall(verb="release", names=("sum",), options={}),
-        PlannedCall(verb="restart", options={"workers": ["a", 1], "wait": "5s"}),
-    ]
-    return [stored(call=call).to_json().encode() for call in calls]
-
-
-def _draw_plan(rng: Random, target: Target) -> bytes:
-    """Change a plan, often with a valid digest, so its content is parsed."""
-    data = _as_tree(rng, target)
-    if rng.random() < 0.3:
-        return data
-    try:
-        plan = json.loads(data)
-        own = {k: v for k, v in plan.items() if k not in planfile._AROUND}
-        return dumped({**plan, "digest": planfile._digest(own)})
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return data
-
-
-def _plan_words() -> list[str]:
-    kinds = (StoredPlan, Report, Fingerprint, PlannedCall)
-    return [*VERBS, *(n for kind in kinds for n in kind.__dataclass_fields__)]
+# --- reports --------------------------------------------------------------------------
 
 
 def _read_report(data: bytes) -> None:
@@ -203,9 +167,50 @@ def _read_report(data: bytes) -> None:
 
 
 def _reports() -> list[bytes]:
-    from tests.operations.test_planfile import stored
+    """A report with every kind of content."""
+    step = Done(
+        action="restart",
+        summary="restart worker 0",
+        gain="memory",
+        status="planned",
+        predicted_bytes=0,
+        predicted_seconds=1.5,
+        at_risk="nothing",
+    )
+    finding = Finding(
+        severity=Severity.warning,
+        message="it leaks",
+        subject=(0, "b"),
+        evidence={"bytes": np.int64(5), "share": 0.5, "why": None},
+        check="memory_growth",
+    )
+    share = WorkerShare(worker=0, partitions=1, rows=10, nbytes=80, share=1.0)
+    summary = LayoutSummary(
+        label="training data",
+        collections=("X",),
+        partitions=1,
+        loaded=True,
+        rows=10,
+        nbytes=80,
+        separated=None,
+        imbalance=0.0,
+        workers=(share,),
+    )
+    report = Report(
+        status="planned",
+        seconds=0.1,
+        found=(finding,),
+        before=(summary,),
+        steps=(step,),
+        needs=("rows",),
+        forecast={0: 5},
+    )
+    return [report.to_json().encode()]
 
-    return [stored().report.to_json().encode()]
+
+def _report_words() -> list[str]:
+    kinds = (Report, Done, Finding, LayoutSummary, WorkerShare)
+    return [n for kind in kinds for n in kind.__dataclass_fields__]
 
 
 # --- configuration --------------------------------------------------------------------
@@ -494,10 +499,8 @@ TARGETS: Mapping[str, Target] = {
     for t in (
         Target("playbooks", _read_playbook, (PlaybookError,), _playbooks,
             _playbook_words, _as_tree, 0.03),
-        Target("plans", _read_plan, (ValueError, RefusedError), _plans, _plan_words,
-            _draw_plan, 0.15),
-        Target("reports", _read_report, (ValueError,), _reports, _plan_words,
-            _as_tree, 0.05),
+        Target("reports", _read_report, (ValueError,), _reports, _report_words,
+            _as_tree, 0.2),
         Target("config", _read_config, (), _configs, _config_words, _as_tree, 0.03),
         Target("arguments", _read_arguments, (), lambda: [b'["check"]'],
             _command_words, _draw_arguments, 0.03),

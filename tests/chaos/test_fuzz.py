@@ -46,7 +46,7 @@ def trees(words: tuple[str, ...]) -> st.SearchStrategy[object]:
     )
 
 
-@pytest.mark.parametrize("name", ["playbooks", "plans", "reports", "config", "history"])
+@pytest.mark.parametrize("name", ["playbooks", "reports", "config", "history"])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_one_random_place(name: str, data: st.DataObject) -> None:

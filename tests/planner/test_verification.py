@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from clustertune.core.model import Layout, View
-from clustertune.planner import verification
-from clustertune.planner.verification import Fingerprint, losses, moves, problems
+from clustertune.planner.verification import losses, moves, problems
 from clustertune.testing import layout, snapshot, view, worker
 
 # --- verification ---------------------------------------------------------------------
@@ -265,83 +263,3 @@ def test_a_collection_that_is_gone() -> None:
     """A missing collection is lost, even if the rest of the layout is unchanged."""
     both, one = layout([5, 5], [0, 1]), layout([5, 5], [0, 1], ("X",))
     assert losses(view(layouts=[both]), view(layouts=[one])) == ("y is missing",)
-
-
-# --- fingerprint ----------------------------------------------------------------------
-
-
-def seen_fingerprint(workers: Any, layouts: Any = ()) -> Fingerprint:
-    return verification.fingerprint("Scheduler-1", view(workers, layouts))
-
-
-def changes(was: Fingerprint, now: Fingerprint) -> list[str]:
-    return list(verification.differences(was, now))
-
-
-TWO = [worker(0), worker(1)]
-DATA = layout([10, 10], [0, 1])
-
-
-def test_what_changes_all_the_time_is_no_difference() -> None:
-    """Memory, tasks, speeds and the order of workers may change."""
-    busy = worker(1, process=2**31, executing=3, bandwidth=5.0, heartbeat_age=4.0)
-    was = seen_fingerprint(TWO, [DATA])
-    assert changes(was, was) == []
-    turned = layout([10, 10], [1, 0])
-    assert changes(was, seen_fingerprint([busy, worker(0)], [turned])) == []
-
-
-def test_a_parking_worker_is_none() -> None:
-    """A parking worker exists only during a restart."""
-    assert seen_fingerprint([*TWO, worker(2, parking=True)]) == seen_fingerprint(TWO)
-
-
-@pytest.mark.parametrize(
-    ("workers", "layouts", "text"),
-    [
-        ([worker(0)], [], "worker 1 is gone"),
-        ([*TWO, worker(2), worker(3)], [], "workers 2 and 3 are new"),
-        ([worker(0), worker(1, address="tcp://b:2")], [], "worker 1 was restarted"),
-        (
-            [worker(0), worker(1, status="paused")],
-            [],
-            "worker 1 is now paused, 1 thread, 4.0 GiB, and was running, 1 thread",
-        ),
-        ([worker(0), worker(1, nthreads=2)], [], "now running, 2 threads, 4.0 GiB"),
-        ([worker(0), worker(1, memory_limit=0)], [], "running, 1 thread, no limit"),
-        (TWO, [layout([10, 10], [0, 0])], "X is on other workers"),
-        (TWO, [layout([10, 10], [0, (0, 1)])], "X is on other workers"),
-        (
-            TWO,
-            [layout([10, 10, 5], [0, 1, 1])],
-            "X has other partitions: 3, and it had 2",
-        ),
-        (TWO, [layout([10, 11], [0, 1])], "X has partitions of other sizes"),
-    ],
-)
-def test_differences(workers: Any, layouts: Any, text: str) -> None:
-    """Each difference has the present state."""
-    was = seen_fingerprint(TWO, [DATA] if layouts else [])
-    assert text in changes(was, seen_fingerprint(workers, layouts))[0]
-
-
-def test_data_that_is_loaded_or_gone() -> None:
-    """The difference is whether data is in memory, or given at all."""
-    was = seen_fingerprint(TWO, [DATA])
-    X = was.data[0]
-    lazy = replace(X, loaded=False, nbytes="", holders="")
-    assert changes(replace(was, data=(lazy,)), replace(was, data=(X,))) == [
-        "X is now in memory"
-    ]
-    assert changes(replace(was, data=(X,)), replace(was, data=(lazy,))) == [
-        "X is no longer in memory"
-    ]
-    assert changes(replace(was, data=(X,)), replace(was, data=())) == ["X is missing"]
-
-
-def test_names_from_a_cluster_do_nothing_to_a_terminal() -> None:
-    """Names of the cluster are escaped."""
-    (text,) = changes(
-        seen_fingerprint([worker(0)]), seen_fingerprint([worker(0), worker("\x1b[2J")])
-    )
-    assert text == "worker \\x1b[2J is new"

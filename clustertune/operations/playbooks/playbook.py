@@ -19,7 +19,7 @@ from tabulate import tabulate
 from clustertune.core import counts, model, report
 from clustertune.core.findings import Shell
 from clustertune.core.model import Finding, Severity, Snapshot
-from clustertune.core.report import Report
+from clustertune.core.report import Report, is_refused
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -28,7 +28,6 @@ from clustertune.core.wording import (
     seconds_text,
 )
 from clustertune.errors import RefusedError
-from clustertune.operations import planfile
 from clustertune.operations.prepared import Prepared
 from clustertune.planner.machines import shared_hosts
 
@@ -245,7 +244,7 @@ def status_of(report: Report, *, in_part: bool) -> str:
     ``in_part``: whether the action skips refused steps and does the others.
     """
     if report.status == "planned":  # a dry run
-        if planfile.is_refused(report, in_part=in_part):
+        if is_refused(report, in_part=in_part):
             return "refused"
         return "planned" if planned_of(report) else "fine"
     return report.status if report.status in ("done", "fine", "left") else "failed"

@@ -36,10 +36,9 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import publishing, release
+from clustertune.operations import publishing, release, workers
 from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import CheckRequest, diagnose
-from clustertune.operations.planfile import PlannedCall
 from clustertune.operations.playbooks import library
 from clustertune.operations.playbooks.playbook import (
     BAD,
@@ -66,6 +65,16 @@ READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
 INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
 TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
 
+#: the calls of steps that need no data
+CALLS: Mapping[str, Any] = {
+    "merge": workers.merge_workers,
+    "prepare": publishing.prepare_datasets,
+    "release": release.release_data,
+    "resize": workers.resize_workers,
+    "restart": workers.restart_workers,
+    "scale": workers.scale,
+    "trim": workers.trim_memory,
+}
 _LOST = "the cluster is lost"
 _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
 
@@ -458,8 +467,8 @@ class PlaybookRun:
         return await self._call(step.do, **options)
 
     async def _call(self, verb: str, *names: str, **options: Any) -> Report:
-        call = PlannedCall(verb=verb, names=names, options=options)
-        return await call.make(self.client, **self._how)
+        report: Report = await CALLS[verb](self.client, *names, **options, **self._how)
+        return report
 
     @property
     def _how(self) -> dict[str, Any]:

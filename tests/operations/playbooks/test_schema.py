@@ -12,8 +12,8 @@ import yaml
 
 import clustertune
 from clustertune import checks
-from clustertune.operations.planfile import VERBS
 from clustertune.operations.playbooks import available, schema
+from clustertune.operations.playbooks.running import CALLS
 from clustertune.operations.playbooks.schema import ON_DATA, own_actions
 
 
@@ -125,7 +125,7 @@ def test_arguments_of_actions() -> None:
     """Each is an argument of the function, and none loses data."""
     for name, options in own_actions().items():
         keys = set(options["properties"])
-        function = clustertune.prepare if name in ON_DATA else VERBS[name]
+        function = clustertune.prepare if name in ON_DATA else CALLS[name]
         assert keys <= set(inspect.signature(function).parameters), name
         plain = {k for k, rule in options["properties"].items() if "$ref" not in rule}
         explained = {k for k in plain if "errorMessage" in options["properties"][k]}
