@@ -31,6 +31,9 @@ from tabulate import tabulate
 if TYPE_CHECKING:
     from distributed import Client
 
+# scripts build views with the helpers of the tests
+sys.path.append(str(Path(__file__).parents[1]))
+
 # benchmark runs do not belong in the user's history
 dask.config.set({"clustertune.history.enabled": False})
 

@@ -24,13 +24,14 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, brentq, linprog, milp
 from tabulate import tabulate
 
-from clustertune import actions, checks, testing
+from clustertune import actions, checks
 from clustertune.core.model import Rechunk
 from clustertune.errors import CapacityError
 from clustertune.planner import plan as planner
 from clustertune.planner.chunking import held_parts, parts_of
 from clustertune.planner.layouts import home_workers, part_bytes
 from clustertune.planner.placement import place
+from tests import builders as testing
 
 KINDS = (
     "all on one worker",

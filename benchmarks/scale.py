@@ -55,7 +55,7 @@ class Records:
     """Views of a simulated cluster with data on half of its workers."""
 
     def __init__(self, n_workers):
-        from clustertune import testing
+        from tests import builders as testing
 
         n_partitions = n_workers * EACH
         rng = np.random.default_rng(1)
@@ -90,7 +90,7 @@ class Records:
         self.misaligned = self.view_of(replace(self.layout, collections=(X, other)))
 
     def view_of(self, *layouts):
-        from clustertune import testing
+        from tests import builders as testing
 
         return testing.view(
             self.workers, layouts, survey=testing.survey(), runs=self.runs

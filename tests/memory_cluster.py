@@ -46,7 +46,7 @@ from clustertune.core.model import (
 from clustertune.errors import ScaleError
 from clustertune.planner.layouts import held_bytes, part_bytes
 from clustertune.planner.memory import refuse_overfull
-from clustertune.testing import indices, worker
+from tests.builders import indices, worker
 
 Homes = dict[str, list[set[str]]]
 """By label of a collection, for each partition the addresses of its holders."""

@@ -17,7 +17,7 @@ from clustertune.actions import load, rebalance, scale
 from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
 from clustertune.core.rules import CYCLE
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.testing import collection, layout, view, worker
+from tests.builders import collection, layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 MB = 2**20

@@ -16,7 +16,7 @@ from clustertune.actions import adapt, scale
 from clustertune.core import arguments
 from clustertune.core.model import Bounds, Profile, Unknown
 from clustertune.planner import forecast
-from clustertune.testing import layout, snapshot, view, worker
+from tests.builders import layout, snapshot, view, worker
 from tests.processes import until, workers_of
 
 TRIPLE = Profile(name="t", title="T", memory_multiple={8: 3.0})

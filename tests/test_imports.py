@@ -32,8 +32,6 @@ TOP_LEVEL = {
     "__main__": "cli",
     "preload": "cli",
     "errors": "core",
-    # what tests are written with
-    "testing": "cli",
 }
 
 

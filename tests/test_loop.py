@@ -37,7 +37,7 @@ from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
-from clustertune.testing import layout, verify, view, worker
+from tests.builders import layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
 ROWS = [10] * 12

@@ -26,7 +26,7 @@ from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import layouts
-from clustertune.testing import collection, layout, verify, view, worker
+from tests.builders import collection, layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
 MEMBERS = ("X", "y", "qid")

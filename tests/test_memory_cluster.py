@@ -11,7 +11,7 @@ import pytest
 
 from clustertune.core.model import Load, Move, Moves, Result, View
 from clustertune.errors import CapacityError, ScaleError
-from clustertune.testing import layout, verify, view, worker
+from tests.builders import layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
 ROWS = [10, 20, 30, 40]

@@ -42,7 +42,7 @@ from clustertune.integrations.managers import (
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import guards, machines
-from clustertune.testing import layout, snapshot, verify, view, worker
+from tests.builders import layout, snapshot, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.processes import cluster, until, workers_of
 

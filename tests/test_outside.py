@@ -25,7 +25,7 @@ from clustertune.integrations import libraries, managers
 from clustertune.integrations.libraries import FitInputs, Rows
 from clustertune.operations.playbooks.library import load
 from clustertune.operations.playbooks.playbook import Limits
-from clustertune.testing import view, worker
+from tests.builders import view, worker
 from tests.pages import DOCS, blocks
 
 if sys.version_info >= (3, 11):

@@ -17,7 +17,7 @@ from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import goals, layouts
 from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
-from clustertune.testing import collection, layout, verify, view, worker
+from tests.builders import collection, layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.test_loop import now, run
 

@@ -27,7 +27,7 @@ from clustertune.monitor import inquiry
 from clustertune.planner import guards
 from clustertune.remote.scheduler.release import release as release_keys
 from clustertune.remote.scheduler.release import release_rows
-from clustertune.testing import view, worker
+from tests.builders import view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.processes import soon, until
 

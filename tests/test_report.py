@@ -41,7 +41,7 @@ from clustertune.core.sections import ABOUT_REQUEST, headlines
 from clustertune.operations.journal import Journal, memory_of
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eenif\u200f"

@@ -15,7 +15,7 @@ import clustertune
 from clustertune.actions import retire
 from clustertune.core.model import HeldData
 from clustertune.errors import RefusedError, ScaleError
-from clustertune.testing import view, worker
+from tests.builders import view, worker
 from tests.processes import cluster, process, until, workers_of
 
 

@@ -27,7 +27,7 @@ from clustertune.core.model import (
 )
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations import libraries
-from clustertune.testing import collection, view, worker
+from tests.builders import collection, view, worker
 from tests.memory_cluster import MemoryCluster
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from clustertune.checks.fit import (
 )
 from clustertune.core.model import Profile, Severity, Unknown
 from clustertune.errors import CapacityError
-from clustertune.testing import layout, snapshot, view, worker
+from tests.builders import layout, snapshot, view, worker
 
 # --- fit_memory -----------------------------------------------------------------------
 

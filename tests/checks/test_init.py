@@ -11,7 +11,7 @@ from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import AlignmentError, RefusedError
 from clustertune.planner import goals
-from clustertune.testing import layout, runs, snapshot, view, worker
+from tests.builders import layout, runs, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
 MODULES = sorted((PACKAGE / "checks").glob("*.py"))

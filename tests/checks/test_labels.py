@@ -21,7 +21,7 @@ from clustertune.core.model import Contents, Severity
 from clustertune.errors import ClassCoverageError, GroupOrderError, GroupSplitError
 from clustertune.remote.worker import content
 from clustertune.remote.worker.content import labels
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 # --- missing_classes ------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from clustertune.checks.memory import (
     unrelated_keys,
 )
 from clustertune.core.model import Severity, Unknown
-from clustertune.testing import details, layout, prefix, runs, survey, view, worker
+from tests.builders import details, layout, prefix, runs, survey, view, worker
 
 # --- memory_pressure ------------------------------------------------------------------
 

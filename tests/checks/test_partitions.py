@@ -17,7 +17,7 @@ from clustertune.checks.partitions import (
 from clustertune.core.findings import Call
 from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
-from clustertune.testing import collection, layout, snapshot, view, worker
+from tests.builders import collection, layout, snapshot, view, worker
 
 # --- misaligned_partitions ------------------------------------------------------------
 

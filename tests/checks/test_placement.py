@@ -10,7 +10,7 @@ from clustertune.checks.placement import (
 )
 from clustertune.core.model import Severity
 from clustertune.planner.suitability import chosen
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 # --- empty_workers --------------------------------------------------------------------
 

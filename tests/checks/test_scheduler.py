@@ -27,7 +27,7 @@ from clustertune.core.model import (
     Severity,
     UnmetRestriction,
 )
-from clustertune.testing import layout, prefix, snapshot, survey, view, worker
+from tests.builders import layout, prefix, snapshot, survey, view, worker
 from tests.processes import soon
 
 # --- abandoned_tasks ------------------------------------------------------------------

@@ -11,7 +11,7 @@ from clustertune.checks.threads import (
     thread_pools,
 )
 from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
-from clustertune.testing import details, snapshot, survey, view, worker
+from tests.builders import details, snapshot, survey, view, worker
 
 # --- thread_count ---------------------------------------------------------------------
 

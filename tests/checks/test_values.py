@@ -12,7 +12,7 @@ from clustertune.checks.values import (
     wide_dtypes,
 )
 from clustertune.core.model import Contents, Severity
-from clustertune.testing import layout, view
+from tests.builders import layout, view
 
 # --- nonfinite_values -----------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from clustertune.checks.workers import (
     worker_lifetime,
 )
 from clustertune.core.model import Severity, Unknown
-from clustertune.testing import details, snapshot, survey, view, worker
+from tests.builders import details, snapshot, survey, view, worker
 from tests.processes import soon
 
 # --- missing_workers ------------------------------------------------------------------

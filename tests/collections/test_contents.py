@@ -20,7 +20,7 @@ from clustertune.collections.inputs import Given
 from clustertune.core.model import Contents, Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
-from clustertune.testing import collection
+from tests.builders import collection
 
 
 def goal(order="", **needs):

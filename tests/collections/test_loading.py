@@ -20,7 +20,7 @@ import clustertune
 from clustertune.actions import load
 from clustertune.collections.loading import Lazy, build, lengths
 from clustertune.errors import CapacityError, IncompleteError
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3

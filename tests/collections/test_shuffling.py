@@ -20,7 +20,7 @@ from clustertune.collections.shuffling import ORDER
 from clustertune.core.model import Contents, Finding, Severity
 from clustertune.errors import CapacityError
 from clustertune.remote.worker import content
-from clustertune.testing import collection, layout, view, worker
+from tests.builders import collection, layout, view, worker
 
 KINDS = ("array", "matrix", "frame", "series")
 

@@ -139,7 +139,7 @@ async def test_a_saved_report_needs_no_network(tmp_path):
     from clustertune.core.model import Finding, Severity
     from clustertune.core.report import Report
     from clustertune.planner.layouts import summarize
-    from clustertune.testing import layout, view, worker
+    from tests.builders import layout, view, worker
 
     seen = view([worker(0), worker(1)], [layout([50, 50], [0, 0])])
     bad = Finding(severity=Severity.warning, message=EVIL, check="uneven_rows")

@@ -17,7 +17,7 @@ import clustertune
 from clustertune.core.model import Finding, Outcome, Price, Severity, Step
 from clustertune.operations import event_log
 from clustertune.operations.journal import Journal
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 
 async def noted(client: Any) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from clustertune.core.model import Outcome, Plan, Price, Step, View
 from clustertune.errors import ScaleError
 from clustertune.operations.call import execute
 from clustertune.planner import plan as planner
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 ROWS = [10, 10, 10, 10]

@@ -7,7 +7,7 @@ from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
 from clustertune.core.sections import headlines
 from clustertune.operations.journal import Journal
 from clustertune.planner import plan as planner
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 STEP = Step(action="scale", summary="scale", price=Price(nbytes=0, seconds=None))
 BAD = view([worker(0), worker(1)], [layout([10] * 4, [0, 0, 0, 0])])

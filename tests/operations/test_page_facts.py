@@ -8,7 +8,7 @@ from clustertune import checks
 from clustertune.core.model import Finding, Severity, Unknown
 from clustertune.operations import page_facts
 from clustertune.remote.keys import unpack
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 GIB = 2**30
 

@@ -23,9 +23,10 @@ from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import errors, testing
+from clustertune import errors
 from clustertune.monitor import inquiry
 from clustertune.remote import ship
+from tests.builders import verify
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -397,7 +398,7 @@ async def test_verify_looks_again(c, s, a, b):
     X, y = await uneven(c, a)
     p = await clustertune.prepare(c, X, y)
     assert (await p.verify()).status == "fine"
-    testing.verify(p._journal.views[0], p._journal.views[-1])
+    verify(p._journal.views[0], p._journal.views[-1])
     assert p._journal.views[-1].now.memory_manager is True
     key = next(f.key for f, h in zip(futures_of(y), where(s, y)) if h == {b.address})
     await c.replicate([f for f in futures_of(y) if f.key == key], workers=[a.address])

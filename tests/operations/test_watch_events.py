@@ -5,7 +5,7 @@ from __future__ import annotations
 from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.operations.watch import Watch, worse
-from clustertune.testing import view, worker
+from tests.builders import view, worker
 
 GIB = 2**30
 

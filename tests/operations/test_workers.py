@@ -12,7 +12,7 @@ from clustertune.actions import restart, trim
 from clustertune.core.model import Finding, HeldData, Severity, Unknown, View
 from clustertune.planner import guards, memory
 from clustertune.planner import plan as planner
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 
 GIB = 2**30

@@ -19,7 +19,7 @@ from clustertune.monitor import inquiry, monitor
 from clustertune.planner import chunking
 from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
 from clustertune.remote.worker import content
-from clustertune.testing import layout, snapshot, view, worker
+from tests.builders import layout, snapshot, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.test_loop import run
 

@@ -13,7 +13,7 @@ from clustertune.core.model import Contents
 from clustertune.planner import chunking, coverage
 from clustertune.planner.coverage import finer, missing, present_in, spread
 from clustertune.remote.worker import content
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 
 def array(*rows):

@@ -21,7 +21,7 @@ from clustertune.core.report import Report
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
 from clustertune.planner.forecast import Change, expected_workers
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.processes import workers_of
 from tests.test_loop import run

@@ -15,7 +15,7 @@ from clustertune.planner.goals import (
     requested_type,
     unloaded_data,
 )
-from clustertune.testing import collection, layout, view
+from tests.builders import collection, layout, view
 
 # --- requested_partitions -------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from clustertune.core.model import Contents
 from clustertune.planner import chunking, grouping
 from clustertune.planner.chunking import at_edges
 from clustertune.remote.worker import content
-from clustertune.testing import collection, layout, view, worker
+from tests.builders import collection, layout, view, worker
 
 
 def array(*rows):

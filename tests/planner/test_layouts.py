@@ -23,7 +23,7 @@ from clustertune.planner.layouts import (
     layout_bytes,
     list_bytes,
 )
-from clustertune.testing import collection, layout, view, worker
+from tests.builders import collection, layout, view, worker
 
 # --- layouts --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from clustertune.planner.machines import (
     unknown_findings,
     with_scheduler,
 )
-from clustertune.testing import snapshot, worker
+from tests.builders import snapshot, worker
 
 
 def cpus(*workers):

@@ -15,7 +15,7 @@ from clustertune.planner.memory import (
     refuse_overfull,
     refuse_too_much,
 )
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 # --- memory ---------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from clustertune.core.model import (
 from clustertune.errors import CapacityError
 from clustertune.planner import goals, guards
 from clustertune.planner import plan as planner
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 ROWS = [10, 10, 10, 10]
 UNEVEN = layout(ROWS, [0, 0, 0, 0])

@@ -23,7 +23,7 @@ from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE
 from clustertune.monitor import inquiry, monitor
 from clustertune.planner import layouts, pricing
 from clustertune.remote.worker import probe
-from clustertune.testing import collection, layout, snapshot, view, worker
+from tests.builders import collection, layout, snapshot, view, worker
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000

@@ -14,7 +14,7 @@ from clustertune.planner import goals, layouts, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
-from clustertune.testing import layout, view, worker
+from tests.builders import layout, view, worker
 
 GIB = 2**30
 

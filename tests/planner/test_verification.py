@@ -9,7 +9,7 @@ import numpy as np
 
 from clustertune.core.model import Layout, View
 from clustertune.planner.verification import losses, moves, problems
-from clustertune.testing import layout, snapshot, view, worker
+from tests.builders import layout, snapshot, view, worker
 
 # --- verification ---------------------------------------------------------------------
 

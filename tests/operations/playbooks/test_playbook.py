@@ -18,7 +18,7 @@ from clustertune.operations.playbooks.playbook import (
     StepResult,
     status_of,
 )
-from clustertune.testing import view, worker
+from tests.builders import view, worker
 
 
 def finding(check: str, severity: Severity, *subject: Any) -> Finding:

@@ -15,7 +15,7 @@ from clustertune.core.model import Severity
 from clustertune.operations.scheduling import triggers
 from clustertune.operations.scheduling.triggers import Condition, parse_condition
 from clustertune.remote.scheduler.schedule import RANKS
-from clustertune.testing import worker
+from tests.builders import worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 86400.0

@@ -17,7 +17,7 @@ from clustertune.remote.scheduler.schedule import (
     Moment,
     Schedule,
 )
-from clustertune.testing import runs, view, worker
+from tests.builders import runs, view, worker
 
 IDLE = 30.0
 

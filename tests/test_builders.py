@@ -5,7 +5,7 @@ import numpy as np
 from clustertune import checks
 from clustertune.core.model import Severity, Unknown
 from clustertune.planner import layouts
-from clustertune.testing import collection, layout, snapshot, view, worker
+from tests.builders import collection, layout, snapshot, view, worker
 
 
 def test_default_views_are_healthy():

@@ -1,4 +1,4 @@
-"""For tests of checks and plans: builders of views, and a comparison of two views.
+"""Builders of views for tests of checks and plans, and a comparison of two views.
 
 Each builder returns a complete value, healthy by default, and takes fields to override
 as keywords. A test states only the fields that matter to it::
