@@ -1,0 +1,45 @@
+"""The commands of an operator who has the address of a cluster, with exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distributed import Client
+
+from tests.acceptance.helpers import assert_intact, clustertune, load, pids
+from tests.processes import cluster, free_ports
+
+
+def test_commands(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(2)
+        X, y = load(client)
+        before = pids(client)
+        where = f"--scheduler-file={file}"
+
+        # look
+        assert clustertune("check", where).returncode == 0
+        assert clustertune("check", where, "--fail-on", "info").returncode == 1
+
+        # wrong usage; no cluster; no consent without a terminal
+        assert clustertune("restart", where, "--no-such-option").returncode == 2
+        unused = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        assert clustertune("check", unused).returncode == 3
+        assert clustertune("restart", where).returncode == 2
+        assert clustertune("restart", where, "--dry-run").returncode == 0
+        assert pids(client) == before
+
+        # restart both workers
+        done = clustertune("restart", where, "--yes")
+        assert done.returncode == 0, done.stderr
+        assert "lost 0" in done.stdout
+        assert not before & pids(client)
+        assert_intact(X, y)
+
+        # with an address only, workers can be removed and not started
+        refused = clustertune("scale", "3", where, "--yes")
+        assert refused.returncode == 4
+        assert "dask worker" in refused.stderr
+        assert clustertune("scale", "1", where, "--yes").returncode == 0
+        assert len(client.nthreads()) == 1
+        assert_intact(X, y)

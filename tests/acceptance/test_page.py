@@ -1,0 +1,37 @@
+"""The page is served by the dashboard of the cluster."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+from bokeh.client import pull_session
+from bokeh.models import ColumnDataSource
+
+import clustertune
+from tests.acceptance.helpers import ROWS, load
+from tests.processes import until
+
+
+def test_page(local_cluster: Any) -> None:
+    _, client = local_cluster(2)
+    X, y = load(client)
+    clustertune.prepare(client, X, y, estimator="xgboost")
+
+    page = clustertune.dashboard_page(client)
+
+    with urllib.request.urlopen(page.url, timeout=30) as answer:
+        assert answer.status == 200
+        assert b"clustertune" in answer.read()
+    # a session over a websocket, as a browser opens it
+    with pull_session(url=page.url) as session:
+        document = session.document
+        assert document.title == "clustertune"
+        until(lambda: rows_shown(document) == [ROWS // 2] * 2)
+
+
+def rows_shown(document: Any) -> list[int]:
+    """Rows of the training data on each worker, as the figure has them."""
+    found = document.select({"type": ColumnDataSource})
+    (rows,) = (s.data["rows"] for s in found if {"rows", "due"} <= s.data.keys())
+    return list(rows)
