@@ -7,8 +7,8 @@ turns on one cluster, each on freshly loaded data, after a fit on few rows. The 
 are `half` (all rows on one worker, as after a scale-up), `even`, `skewed` (growing
 partitions), `tiny` (1,000 partitions), `huge` (3 partitions) and `misaligned` (X and y
 with different boundaries). Models are compared with a fit in one process on the same
-rows. Predicted bytes are compared with the workers' transfer logs, forecast peaks with
-the peak resident memory of the workers, and predicted with measured seconds of steps.
+rows. Predicted bytes are compared with the workers' transfer logs, and forecast peaks
+with the peak resident memory of the workers.
 
 Options: `--library xgboost,kmeans`, `--layout even,half`, `--pairs 6`, `--scale 1`
 (fraction of the rows). `ddp` needs PyTorch.
@@ -48,7 +48,6 @@ PAIRS = 6  # runs of both variants on one cluster
 FEW = 2000  # rows of the warm-up
 AIMS = {"even": 1.02, "half": 0.7}  # ours / recipe, total time
 PEAK = 0.15  # allowed relative difference between a peak and its forecast
-SECONDS = 1.5  # allowed ratio of the measured and the predicted seconds of a step
 
 Figures = dict[str, Any]
 
@@ -195,7 +194,6 @@ def predicted(report: Any) -> Figures:
             "action": s.action,
             "status": s.status,
             "bytes": [s.predicted_bytes, s.nbytes],
-            "seconds": [s.predicted_seconds, s.seconds],
         }
         for s in report.steps
     ]
@@ -322,7 +320,6 @@ def judge(records: Sequence[Figures]) -> None:
     compare_models(records)
     compare_bytes(records)
     compare_peaks(records)
-    compare_seconds(records)
 
 
 def compare_models(records: Sequence[Figures]) -> None:
@@ -374,20 +371,6 @@ def compare_peaks(records: Sequence[Figures]) -> None:
     print(f"peak beyond forecast: {min(differences):+.0%} to {max(differences):+.0%}")
     good = sum(abs(x) <= PEAK for x in differences)
     count(f"peaks within {PEAK:.0%} of the forecast", good, len(differences))
-
-
-def compare_seconds(records: Sequence[Figures]) -> None:
-    """Compare the predicted seconds of each step with its measured seconds."""
-    steps = [s for r in records for x in r["rounds"] for s in done(x["ours.steps"])]
-    pairs = [s["seconds"] for s in steps]
-    found = [measured / predicted for predicted, measured in pairs if predicted]
-    print(f"steps with unknown seconds: {len(pairs) - len(found)} of {len(pairs)}")
-    if not found:
-        return
-    print(f"measured / predicted seconds of a step: {interval(found)}")
-    inside = sum(1 / SECONDS <= x <= SECONDS for x in found) / len(found)
-    what = f"fraction of known predictions within a factor of {SECONDS:g}, in seconds"
-    compare(what, inside, at_least=0.9)
 
 
 def count(what: str, good: int, total: int) -> None:

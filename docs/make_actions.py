@@ -20,7 +20,7 @@ HEAD = """# Actions
 <!-- made by docs/make_actions.py from the docstrings of the actions: edit those -->
 
 An action is one kind of change to a cluster. It proposes steps, with their predicted
-bytes, seconds, memory and risk. Guards refuse unsafe steps, when a step is planned and
+bytes, memory and risk. Guards refuse unsafe steps, when a step is planned and
 again just before it is carried out. Reports have the name of the action for each step.
 
 `prepare` carries out the first phase with steps, reads the cluster again, and goes on:

@@ -73,9 +73,6 @@ def worker(id: str | int = 0, **overrides: Any) -> WorkerSnapshot:
         process=200 * 2**20,
         managed=0,
         spilled=0,
-        bandwidth=100e6,
-        cut_bandwidth=100e6,
-        copying=1e9,
         facts=replace(facts, **_take(overrides, WorkerFacts)),
     )
     return replace(built, **{"counted": overrides.get("managed", 0), **overrides})
@@ -149,7 +146,6 @@ def snapshot(workers: Sequence[WorkerSnapshot], **overrides: Any) -> Snapshot:
         time=0.0,
         scheduler="tcp://127.0.0.1:8786",
         workers=tuple(workers),
-        round_trip=0.01,
     )
     return replace(built, **overrides)
 

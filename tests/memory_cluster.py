@@ -71,8 +71,6 @@ class MemoryCluster:
     fault
         Function called with the cluster before a key is loaded, moved or computed. It
         may remove or pause workers.
-    overhead
-        Overhead of a task in seconds; None means unknown.
     values
         By label of a collection the value of each row. Checks read these values.
     """
@@ -84,7 +82,6 @@ class MemoryCluster:
         arrives: Callable[[int, int], Int64s] = lambda n, w: np.arange(n) % w,
         most: int = 16,
         fault: Callable[[MemoryCluster], None] | None = None,
-        overhead: float | None = None,
         values: Mapping[str, npt.NDArray[Any]] | None = None,
     ):
         self.workers = {w.address: w for w in start.now.workers}
@@ -93,7 +90,6 @@ class MemoryCluster:
         self.arrives = arrives
         self.most = most
         self.fault = fault
-        self.task_overhead = overhead
         self.values = values or {}
         self.adaptive = start.now.adaptive
         self.moved = 0  # bytes moved between workers
@@ -150,12 +146,6 @@ class MemoryCluster:
             time=0.0, scheduler="memory://", workers=workers, adaptive=self.adaptive
         )
         return View(snapshots=(now,), goal=self.goal, layouts=layouts)
-
-    async def overhead(self, view: View) -> float | None:
-        return self.task_overhead
-
-    async def with_speeds(self, view: View) -> View:
-        return view
 
     async def load(self, load: Load, notify: Notify) -> Result:
         self.calls.append("load")

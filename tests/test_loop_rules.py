@@ -332,14 +332,6 @@ def test_the_longest_chain() -> None:
     assert_copied(cluster)
 
 
-class Measured(MemoryCluster):
-    """A cluster whose requests take 0.1 s, and tasks 1 ms."""
-
-    async def with_speeds(self, view: View) -> View:
-        now = replace(view.now, round_trip=0.1, overhead=1e-3)
-        return replace(view, snapshots=(*view.snapshots[:-1], now))
-
-
 @pytest.mark.parametrize("what", ["rows", "sort", "copies", "exact"])
 def test_a_dry_run_of_each(what: str) -> None:
     """The step is planned with its price, and the cluster is unchanged."""
@@ -354,12 +346,11 @@ def test_a_dry_run_of_each(what: str) -> None:
     }[what]
     goal = replace(seen.goal, workload=replace(seen.goal.workload, **needs))
     order = what if what in ("rows", "sort") else ""
-    speeds = {"bandwidth": 1e9, "cut_bandwidth": 1e9, "copying": 1e9}
-    workers = [worker(i, **speeds) for i in range(4)]
+    workers = [worker(i) for i in range(4)]
     seen = view(workers[: 2 + 2 * (what == "exact")], seen.layouts)
     seen = replace(seen, goal=replace(goal, order=order, tolerance=0.0))
     values = {"qid": np.arange(18)[::-1]}
-    cluster = Measured(seen, values=values)
+    cluster = MemoryCluster(seen, values=values)
     journal = Journal()
     asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
     assert cluster.calls == []
@@ -367,5 +358,3 @@ def test_a_dry_run_of_each(what: str) -> None:
     action = {"copies": "replicate", "exact": "rechunk"}.get(what, "shuffle")
     assert step.action == action
     assert step.price.nbytes is not None
-    # the speed of taking rows by index is not measured
-    assert (step.price.seconds is None) == (action == "shuffle")

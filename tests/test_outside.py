@@ -198,7 +198,7 @@ def away(*ids: int, **fields: Any) -> list[Step]:
         )
         for id, own in zip(ids, addresses, strict=True)
     ]  # fmt: skip
-    price = Price(nbytes=0, seconds=None)
+    price = Price(nbytes=0)
     return [Step(action="ours", summary="", price=price, args=a) for a in args]
 
 
@@ -229,7 +229,7 @@ def test_limits_hold_where_all_are_dropped() -> None:
     """All workers are away in that case."""
     now = view([worker(i) for i in range(2)]).now
     args = Drop(workers={w.address: w.id for w in now.workers}, wait=1)
-    step = Step(action="o", summary="", price=Price(nbytes=0, seconds=None), args=args)
+    step = Step(action="o", summary="", price=Price(nbytes=0), args=args)
     Limits(disrupted_workers=2).refuse_beyond(now, [step])
     with pytest.raises(RefusedError, match="2 workers would be away"):
         Limits().refuse_beyond(now, [step])

@@ -14,7 +14,7 @@ from clustertune import actions, checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Conversion, Layout, Profile, Step, View
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import goals, layouts
+from clustertune.planner import chunking, goals, layouts
 from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
 from tests.builders import collection, layout, verify, view, worker
@@ -94,22 +94,22 @@ def test_what_lies_evenly_enough_stays() -> None:
 
 
 def test_too_few_partitions_are_cut_for_every_thread() -> None:
-    """Four partitions for each thread, on two workers with one and three threads."""
+    """One partition for each thread, on two workers with one and three threads."""
     some = [worker(0, nthreads=1), worker(1, nthreads=3)]
     (step,) = proposed(view(some, [layout([1600], [0])]))
     recut = step.args
-    assert recut.rows.tolist() == [100] * 16
-    assert np.bincount(recut.targets).tolist() == [4, 12]
+    assert recut.rows.tolist() == [400] * 4
+    assert np.bincount(recut.targets).tolist() == [1, 3]
     (one,) = list_bytes(np.array([1]))
-    # parts of twelve new partitions travel, of X and of y, each in a list
-    assert step.price.nbytes == 1200 * 88 + 24 * one
+    # parts of three new partitions travel, of X and of y, each in a list
+    assert step.price.nbytes == 1200 * 88 + 6 * one
 
 
 def test_tiny_partitions_are_joined() -> None:
-    """Each thread gets the same few partitions, in the order of rows."""
+    """Each thread gets one partition, in the order of rows."""
     tiny = layout([2] * 5000, [i % 2 for i in range(5000)])
     (step,) = proposed(view(two(), [tiny]))
-    assert len(step.args.rows) == 8
+    assert len(step.args.rows) == 2
     assert step.args.rows.sum() == 10_000
 
 
@@ -129,9 +129,10 @@ def test_a_number_of_partitions() -> None:
 
 @pytest.mark.parametrize(("rows", "aside"), [(240, 0), (241, 1)])
 def test_as_many_rows_for_each_worker_where_most_of_them_lie(
-    rows: int, aside: int
+    rows: int, aside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions are not in one run: a sixth of the bytes moves, not half."""
+    monkeypatch.setattr(chunking, "SMALL_PARTITION", 1)
     profile = Profile(name="t", title="T", memory_multiple={8: 2}, exact_rows=True)
     data = layout([80, 80, rows - 160], [0, 1, 0])
     seen = view(two(), [data], workload=profile, tolerance=0.0)

@@ -34,7 +34,7 @@ def step(was: tuple[int, float], least: int, most: float) -> Step:
         action="adapt",
         summary=f"set the bounds of adaptive scaling to {_text(least, most)} workers "
         f"instead of {_text(*was)}",
-        price=Price(nbytes=0, seconds=None),
+        price=Price(nbytes=0),
         gain="no worker is closed before the fit",
         args=Bounds(minimum=least, maximum=most),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clustertune.actions import by_port
-from clustertune.actions.restart import WAIT, start_seconds
+from clustertune.actions.restart import WAIT
 from clustertune.core.model import Drop, Finding, Price, Step, View
 from clustertune.core.wording import plural
 from clustertune.planner.guards import at_risk
@@ -34,7 +34,7 @@ def steps(
     yield Step(
         action="drop",
         summary=f"restart all {plural(len(workers), 'worker')} at once",
-        price=Price(nbytes=0, seconds=start_seconds(view.now), at_risk=risk),
+        price=Price(nbytes=0, at_risk=risk),
         gain="all processes are new",
         args=args,
     )

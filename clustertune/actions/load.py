@@ -58,7 +58,7 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     yield Step(
         action="load",
         summary=f"load {', '.join(labels)} ({amount}) in one call",
-        price=Price(nbytes=None, seconds=None, peak=peak),
+        price=Price(nbytes=None, peak=peak),
         gain="partitions and row counts of all collections are known and match"
         + (f"; {names_text(placed)} on the workers that train" if placed else ""),
         args=Load(

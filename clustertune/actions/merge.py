@@ -224,7 +224,7 @@ def split(view: View, ids: Collection[str | int], n_workers: int) -> Step:
     return Step(
         action="merge",
         summary=f"start {plural(started, 'worker')} with {size} in place of {who}",
-        price=Price(nbytes=0, seconds=None),
+        price=Price(nbytes=0),
         gain=f"now {plural(nthreads, 'thread')}, {bytes_text(limit)}",
         args=Split(n_workers=there + started, size=size, replaced=tuple(ids)),
     )

@@ -25,7 +25,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.planner import coverage, layouts, pricing
+from clustertune.planner import coverage, layouts
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
 
@@ -120,16 +120,15 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
     moves = layouts.moves(layout, view, placement.target)
-    flow = pricing.of_moves(layout, view, placement.target)
+    received = layouts.received_bytes(layout, view, placement.target)
     return Step(
         action="rebalance",
         summary=f"move {bytes_text(placement.moved)} of {layout.label} "
         f"({plural(moves.count, 'key')})",
         price=Price(
             nbytes=placement.moved,
-            seconds=pricing.seconds(flow, view),
             # received bytes may arrive before sent bytes have left
-            peak=int(flow.received.max(initial=0)),
+            peak=int(received.max(initial=0)),
         ),
         gain=_gain(layout, view, placement),
         args=moves,

@@ -34,7 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import chunking, coverage, layouts, pricing
+from clustertune.planner import chunking, coverage, layouts
 from clustertune.planner.chunking import Division
 from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.memory import free_memory, too_little
@@ -401,15 +401,12 @@ def _too_much(layout: Layout, view: View, nbytes: int, budget: Float64s) -> str:
 def _price(
     recut: Rechunk, changed: list[CollectionInfo], moves: Layout | None, view: View
 ) -> Price:
-    flow = pricing.of_recut(recut, changed, view)
-    nbytes, peak = int(flow.received.sum()), flow.produced
-    seconds = pricing.seconds(flow, view)
+    received, made = layouts.recut_bytes(recut, changed)
+    nbytes, peak = int(received.sum()), made
     if moves is not None:
-        moved = pricing.of_moves(moves, view, recut.targets)
-        nbytes, peak = nbytes + int(moved.received.sum()), peak + moved.received
-        then = pricing.seconds(moved, view)
-        seconds = None if seconds is None or then is None else seconds + then
-    return Price(nbytes=nbytes, seconds=seconds, peak=int(peak.max(initial=0)))
+        moved = layouts.received_bytes(moves, view, recut.targets)
+        nbytes, peak = nbytes + int(moved.sum()), peak + moved
+    return Price(nbytes=nbytes, peak=int(peak.max(initial=0)))
 
 
 def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
@@ -417,11 +414,10 @@ def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str
     gains = [text for check, text in _GAINS.items() if check in checks]
     old = layout.collections[0].n_partitions
     if old != len(rows):
-        why = chunking.overhead_text(view) if view.goal.rechunk is True else ""
         text = f"{plural(len(rows), 'partition')} instead of {old:,}"
         if view.goal.workload.keeps_partitions and layout is view.layouts[0]:
             text += f", with which {view.goal.workload.title} makes another model"
-        gains.append(f"{text} ({why})" if why else text)
+        gains.append(text)
     return "; ".join(gains)
 
 

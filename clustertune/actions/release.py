@@ -75,7 +75,7 @@ def _step(args: Release, groups: list[KeyGroup]) -> Step:
     return Step(
         action="release",
         summary=summary,
-        price=Price(nbytes=0, seconds=None, at_risk=risk),
+        price=Price(nbytes=0, at_risk=risk),
         gain=f"{key_bytes_text(shown)} of memory",
         args=args,
     )

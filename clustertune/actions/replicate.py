@@ -26,7 +26,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError
-from clustertune.planner import layouts, pricing
+from clustertune.planner import layouts
 from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory
 
@@ -91,14 +91,13 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
         cuts=cuts,
         copies=len(first),
     )
-    flow = pricing.of_recut(recut, layout.collections, view)
+    received, _ = layouts.recut_bytes(recut, layout.collections)
     return Step(
         action="replicate",
         summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "
         f"{plural(len(first), 'worker')}",
         price=Price(
-            nbytes=int(flow.received.sum()),
-            seconds=pricing.seconds(flow, view),
+            nbytes=int(received.sum()),
             peak=nbytes,
         ),
         gain="all workers have the same score, and stop at the same round",

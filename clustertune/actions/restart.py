@@ -10,7 +10,6 @@ changes: other workers or the nanny must have room for the keys.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -219,7 +218,6 @@ def _step(
         summary=f"restart {workers_text([worker.id])}{what}",
         price=Price(
             nbytes=nbytes,
-            seconds=_seconds(now, worker, nbytes),
             peak=None if data is None else data.nbytes,
         ),
         gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
@@ -233,18 +231,6 @@ def _step(
             parking=True,
         ),
     )
-
-
-def start_seconds(now: Snapshot) -> float | None:
-    """Median seconds of earlier restarts on this cluster; None: there were none."""
-    return statistics.median(now.restarts) if now.restarts else None
-
-
-def _seconds(now: Snapshot, worker: WorkerSnapshot, nbytes: int | None) -> float | None:
-    start = start_seconds(now)
-    if start is None or nbytes is None or (nbytes and not worker.bandwidth):
-        return None
-    return start + (nbytes / worker.bandwidth if nbytes else 0)
 
 
 def _brought_back(
@@ -264,7 +250,7 @@ def _brought_back(
         step,
         summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "
         f"earlier restart left on {workers_text([worker.id])}, and close it",
-        price=replace(step.price, nbytes=nbytes, seconds=None),
+        price=replace(step.price, nbytes=nbytes),
         gain="a parking worker is needed during a restart only",
         args=replace(step.args, retire=True, parking=False),
     )

@@ -60,7 +60,7 @@ def _retired(step: Step, view: View, leaving: frozenset[str | int]) -> Step:
         action="retire",
         summary=f"retire {workers_text([id])}{what}",
         gain="the cluster has the requested number of workers",
-        price=Price(nbytes=nbytes, seconds=None, peak=nbytes),
+        price=Price(nbytes=nbytes, peak=nbytes),
         args=replace(
             step.args,
             retire=True,

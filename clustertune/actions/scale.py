@@ -29,7 +29,7 @@ def step(there: int, wanted: int) -> Step:
     return Step(
         action="scale",
         summary=f"scale from {there} to {wanted} workers and wait for them",
-        price=Price(nbytes=0, seconds=None),
+        price=Price(nbytes=0),
         gain=f"{wanted} workers can train instead of {there}",
         args=wanted,
     )

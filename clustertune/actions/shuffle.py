@@ -60,7 +60,7 @@ def _partitions(layout: Layout, view: View) -> Step:
     return Step(
         action="shuffle",
         summary=f"shuffle {plural(len(order), 'partition')} of the {layout.label}",
-        price=Price(nbytes=0, seconds=None),
+        price=Price(nbytes=0),
         gain="the order of partitions is random",
         args=replace(args, partition_order=order.astype(np.int64)),
     )
@@ -82,7 +82,6 @@ def _rows(layout: Layout, view: View) -> Step:
         summary=f"{what} into {plural(len(rows), 'partition')}",
         price=Price(
             nbytes=layout.nbytes * (n_workers - 1) // n_workers,
-            seconds=None,  # the speed of taking rows by index is not measured
             peak=2 * _fullest(layout, view, rows, target),
         ),
         gain="groups are whole and in order" if by else "the order of rows is random",

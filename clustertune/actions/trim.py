@@ -34,7 +34,7 @@ def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:
         yield Step(
             action="trim",
             summary=f"trim the memory of {workers_text([w.id for w in workers])}",
-            price=Price(nbytes=0, seconds=None),
+            price=Price(nbytes=0),
             gain=f"frees some of {bytes_text(unmanaged)} of unmanaged memory",
             args=Trim(workers={w.address: w.id for w in workers}),
         )

@@ -49,7 +49,6 @@ class Done:
     gain: str
     status: str  # planned, done, partly, skipped, not needed, failed or refused
     predicted_bytes: int | None  # bytes to transfer; None: unknown
-    predicted_seconds: float | None
     at_risk: str
     nbytes: int | None = None  # measured; None: not measured
     seconds: float | None = None
@@ -102,7 +101,6 @@ def _done(step: Step, status: str, **result: Any) -> Done:
         gain=step.gain,
         status=status,
         predicted_bytes=step.price.nbytes,
-        predicted_seconds=step.price.seconds,
         predicted_peak=step.price.peak,
         at_risk=step.price.at_risk,
         **result,

@@ -173,25 +173,11 @@ class View:
 # --- steps ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flow:
-    """The work of a step; bytes by worker, in the order of the snapshot."""
-
-    received: Int64s
-    sent: Int64s
-    produced: Int64s  # bytes that are copied or computed on the worker
-    cycles: int = 0  # cycles of the mover
-    requests: int  # one after the other
-    tasks: int = 0
-    parts: int = 0  # ranges of rows of old partitions
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """The predicted cost of a step; None: unknown."""
 
     nbytes: int | None  # bytes transferred between workers
-    seconds: float | None
     peak: int | None = None  # greatest rise of one worker's memory, in bytes
     at_risk: str = "nothing"
 
@@ -480,12 +466,6 @@ class Cluster(Protocol):
 
     async def look(self, notify: Notify) -> View:
         """Read the current state of cluster and data."""
-
-    async def overhead(self, view: View) -> float | None:
-        """Seconds of overhead of a task; None: it cannot be measured."""
-
-    async def with_speeds(self, view: View) -> View:
-        """Add the speeds that predicted seconds need, measured on this cluster."""
 
     async def load(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""

@@ -37,7 +37,6 @@ ABOUT_TRAINING = ("", "check", "prepare")
 BY_WORKER = ("restart", "trim")
 #: headers of tables
 MOVED, PREDICTED_BYTES = "bytes\nmoved", "bytes\npredicted"
-PREDICTED_SECONDS = "seconds\npredicted"
 PREDICTED_RISE = "memory rise of a worker:\npredicted"
 #: parts of reasons that the table of workers already shows
 _SHOWN = re.compile(
@@ -276,12 +275,10 @@ def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
         for value in (m.before, m.after_trim, m.after_restart)
     )
     cells = [dict(row) for row in rows]
-    known = {row[PREDICTED_SECONDS] for row in cells} - {NONE, "unknown"}
     done = all(s.status == "done" and not s.lost for s in steps)
     repeated = {
         "threshold": not above,
         PREDICTED_BYTES: all(row[MOVED] == row[PREDICTED_BYTES] for row in cells),
-        PREDICTED_SECONDS: not known,
         "outcome": done and len({s.verb for s in steps}) == 1,
     }
     return compact(rows, hidden=[name for name, hides in repeated.items() if hides])
@@ -301,10 +298,9 @@ def _step_row(
         threshold, keys = memory.threshold, None if trims else memory.keys
         if not trims and memory.after_trim is not None:
             before = memory.after_trim
-    moved = predicted_bytes = seconds = predicted_seconds = NONE
+    moved = predicted_bytes = seconds = NONE
     if len(step.workers) == 1:
         predicted_bytes = predicted(step.predicted_bytes, bytes_text)
-        predicted_seconds = predicted(step.predicted_seconds, seconds_text)
         if step.status in EXECUTED:
             moved = value_text(step.nbytes, bytes_text)
             seconds = value_text(step.seconds, seconds_text)
@@ -320,7 +316,6 @@ def _step_row(
         (MOVED, moved),
         (PREDICTED_BYTES, predicted_bytes),
         ("seconds", seconds),
-        (PREDICTED_SECONDS, predicted_seconds),
         ("outcome", _outcome(step)),
     )
 
@@ -385,13 +380,8 @@ def _predicted_cost(steps: Sequence[Done]) -> str:
     peaks = [s.predicted_peak for s in costs if s.predicted_peak]
     if not (any(n != 0 for n in nbytes) or peaks):
         return ""
-    seconds = [s.predicted_seconds for s in costs]
     total = None if None in nbytes else sum(n or 0 for n in nbytes)
-    time = None if None in seconds else sum(n or 0.0 for n in seconds)
-    parts = [
-        f"{predicted(time, seconds_text)}{' time' if time is None else ''}",
-        f"{predicted(total, bytes_text)}{' bytes' if total is None else ''} moved",
-    ]
+    parts = [f"{predicted(total, bytes_text)}{' bytes' if total is None else ''} moved"]
     if peaks:
         parts.append(f"at most {bytes_text(max(peaks))} more memory on a worker")
     return ", ".join(parts)
@@ -404,8 +394,7 @@ def _alone(step: Done) -> bool:
 
 def _has_cost(step: Done) -> bool:
     if step.status == "planned":
-        free = step.predicted_bytes == 0 and not step.predicted_peak
-        return not free or step.predicted_seconds is not None
+        return step.predicted_bytes != 0 or bool(step.predicted_peak)
     return step.status in EXECUTED
 
 
@@ -428,8 +417,7 @@ def _cost_table(steps: Sequence[Done]) -> Table:
             ("action", s.action),
             ("bytes moved:\npredicted", predicted(s.predicted_bytes, bytes_text)),
             ("\nmeasured", _measured(s, s.nbytes, bytes_text)),
-            ("seconds:\npredicted", predicted(s.predicted_seconds, seconds_text)),
-            ("\nmeasured", _measured(s, s.seconds, seconds_text)),
+            ("seconds", _measured(s, s.seconds, seconds_text)),
             (PREDICTED_RISE, value_text(s.predicted_peak, bytes_text)),
         )
         for s in steps

@@ -122,12 +122,6 @@ class WorkerSnapshot:
     managed: int  # bytes of managed memory, at most those of the process
     spilled: int  # bytes of keys on disk
     facts: WorkerFacts | Unknown
-    #: bytes per second of the last transfers of whole keys to it; 0: unknown
-    bandwidth: float = 0.0
-    #: the same of transfers during cuts, which compete with tasks
-    cut_bandwidth: float = 0.0
-    #: bytes per second that it copies into new memory; 0: unknown
-    copying: float = 0.0
     #: sum of the sizes of keys in memory; data that keys share counts for each key
     counted: int = 0
     heartbeat_age: float = 0.0  # seconds since its last heartbeat
@@ -284,10 +278,6 @@ class Snapshot:
     scheduler: str  # its address
     workers: tuple[WorkerSnapshot, ...]
     memory_manager: bool | None = None  # whether Dask's AMM runs; None: there is none
-    #: seconds per task besides its work; None: not measured
-    overhead: float | None = None
-    #: seconds of a request to the scheduler; None: not measured
-    round_trip: float | None = None
     can_scale: str | None = None  # reason why this client cannot scale it; None: it can
     can_restart: str | None = None  # reason against restarts by nannies; None: none
     #: reason against one worker in place of several on a host, with a fix; the fix may
@@ -297,8 +287,6 @@ class Snapshot:
     adaptive: tuple[int, float] | Unknown | None = None
     survey: Survey | None = None  # None: not read
     key_groups: tuple[KeyGroup, ...] | None = None  # None: not read
-    #: seconds between two processes of a worker, in the last restarts on this cluster
-    restarts: tuple[float, ...] = ()
     lease_holder: LeaseHolder | None = None  # None: there is none, or it was not read
 
     @cached_property

@@ -6,22 +6,15 @@ Diagnoses and operations need them; watching a cluster does not.
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
-from statistics import median
-from time import perf_counter
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import numpy as np
-from dask._task_spec import Task
-from distributed import Client, wait
+from distributed import Client
 
 from clustertune.core.model import (
-    PARTS,
     ClientFacts,
     Details,
     HeldData,
@@ -70,14 +63,6 @@ PACKAGES = (  # distributions whose versions are compared
 )
 
 SILENT = 5.0  # seconds without a heartbeat, on a small cluster
-
-OVERHEAD = "clustertune-overhead"  # prefix of the keys of empty tasks
-MORE_TASKS = 40  # additional tasks of the large graph
-MEASURING = 0.2  # seconds after which no other pair of graphs is started
-MAX_ROUNDS = 5
-MIN_ROUNDS = 3  # rounds that must agree
-TOLERANCE = 0.2  # of the median
-GRAPH_TIMEOUT = 5.0  # seconds to wait for a graph
 
 
 # --- diagnosis ------------------------------------------------------------------------
@@ -239,7 +224,6 @@ async def with_held_data(
     """
     addresses = [w.address for w in snapshot.workers]
     found = await monitor.ask(client, "held_data", workers=addresses)
-    snapshot = await with_bandwidths(client, snapshot)
     names = ("keys", "unique", "nbytes", "scattered", "actors")
     held = dict(zip(found, _read_rows(HeldData, names, found.values()), strict=True))
     snapshot = monitor.with_values(snapshot, "held_data", held)
@@ -266,129 +250,6 @@ async def _parking_spaces(
             answer = ParkingSpace(memory=answer["memory"], disk=answer["disk"])
         found[address] = answer
     return found
-
-
-# --- speed ----------------------------------------------------------------------------
-
-
-async def with_bandwidths(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the bandwidths that each worker measured in its last large transfers.
-
-    They are unknown on workers whose transfers were unlike each other.
-    """
-    running = [w for w in snapshot.workers if w.running]
-    answers = await monitor.ask_workers(
-        client,
-        running,
-        probe.bandwidths,
-        timeout=monitor.SOON,
-        again=False,
-        cut=f"{PARTS}-",
-    )
-    read = {a: x for a, x in answers.items() if isinstance(x, list)}
-    for i, name in enumerate(("bandwidth", "cut_bandwidth")):
-        measured = {a: x[i] for a, x in read.items() if x[i] is not None}
-        snapshot = _with_measured(snapshot, name, measured)
-    return snapshot
-
-
-async def with_copying(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the speed at which each running worker copies; all copy at the same time."""
-    running = [w for w in snapshot.workers if w.running]
-    answers = await monitor.ask_workers(
-        client, running, probe.copying, timeout=monitor.SOON, again=False
-    )
-    found = {a: x for a, x in answers.items() if isinstance(x, float)}
-    return _with_measured(snapshot, "copying", found)
-
-
-def _with_measured(
-    snapshot: Snapshot, name: str, measured: Mapping[str, float]
-) -> Snapshot:
-    """Set the values of workers by address.
-
-    Workers without a measurement, or without an answer, get the median of the others.
-    """
-    usual = median(measured.values()) if measured else 0.0
-    return monitor.with_values(snapshot, name, measured, usual)
-
-
-async def task_overhead(client: Client, snapshot: Snapshot) -> float | None:
-    """Return the seconds of overhead of a task, in addition to its work; None: unknown.
-
-    Scheduler, transport and workers each take a part; clusters differ by a factor of
-    ten. Graphs of empty tasks are run in two sizes. The difference of their times is
-    divided by the number of additional tasks, so the constant time of any graph does
-    not count. The value is measured once, and again if other workers run.
-    """
-    cached = monitor.known(client)
-    workers = frozenset(w.address for w in snapshot.workers if w.running)
-    if cached.overhead is None or cached.overhead[1] != workers:
-        seconds = await _measured_overhead(client, snapshot)
-        cached.overhead = None if seconds is None else (seconds, workers)
-    return None if cached.overhead is None else cached.overhead[0]
-
-
-async def _measured_overhead(client: Client, snapshot: Snapshot) -> float | None:
-    """Return the seconds per task; None: no worker runs, or some have work."""
-    busy = any(w.processing for w in snapshot.workers)
-    workers = [w.address for w in snapshot.workers if w.running]
-    if busy or not workers:
-        return None
-    found: list[float] = []
-    try:
-        # the first graph is slower, so it does not count
-        await _graph_seconds(client, workers, 1)
-        end = perf_counter() + MEASURING
-        # at least one pair of graphs, even on a slow cluster
-        while not found or (len(found) < MAX_ROUNDS and perf_counter() < end):
-            small = await _graph_seconds(client, workers, 1)
-            large = await _graph_seconds(client, workers, 1 + MORE_TASKS)
-            found.append((large - small) / MORE_TASKS)
-            if measurements_agree(found):
-                break
-    except asyncio.TimeoutError:  # other work has come meanwhile
-        return None
-    middle = median(found)
-    return middle if middle > 0 else None
-
-
-def measurements_agree(found: list[float]) -> bool:
-    """Return whether more measurements would hardly change the median."""
-    middle = median(found)
-    deviation = max(abs(seconds - middle) for seconds in found)
-    return len(found) >= MIN_ROUNDS and deviation <= TOLERANCE * middle
-
-
-async def _graph_seconds(client: Client, workers: Sequence[str], n_tasks: int) -> float:
-    """Return the seconds that a graph takes; its tasks run on these workers in turn.
-
-    Each task is bound to a worker, as tasks on partitions are. The scheduler would
-    queue unbound tasks until a thread is free, and each would take two to three times
-    as long.
-    """
-    # it imports dask.dataframe, which takes long and which only this needs
-    from clustertune.collections import graphs
-
-    name = f"{OVERHEAD}-{uuid4().hex}"
-    tasks: dict[Key, Any] = {
-        (name, i): Task((name, i), operator.not_, i) for i in range(n_tasks)
-    }
-    graph = graphs.Graph(
-        tasks=tasks,
-        where=dict(zip(tasks, cycle(workers))),
-        partitions={OVERHEAD: list(tasks)},
-    )
-    start = perf_counter()
-    futures = (await asyncio.to_thread(graphs.submit, client, graph)).values()
-    try:
-        with client.as_current():
-            done: Any = wait(list(futures))
-        await asyncio.wait_for(done, GRAPH_TIMEOUT)
-        return perf_counter() - start
-    finally:
-        for future in futures:
-            future.release()
 
 
 # --- data -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -78,8 +78,6 @@ class Known:
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
     #: time of the last request for facts, monotonic
     requested: dict[Process, float] = field(default_factory=dict)
-    #: seconds per task in addition to its work, and the workers of that measurement
-    overhead: tuple[float, frozenset[str]] | None = None
 
     @property
     def addresses(self) -> set[str]:
@@ -379,15 +377,13 @@ async def look(
     ConnectionLostError, VersionMismatchError
         The scheduler has ended; code must not be sent to a new worker.
     """
-    start = perf_counter()
     identity = await identify(client)
-    round_trip = perf_counter() - start
     there = await approve(client, identity["workers"])
     loaded = [m for m in collections if m.loaded]
     packed = [keys.pack(m.keys) for m in loaded]
     found = await ask(client, "look", collections=packed)
     snapshot = await _snapshot(client, identity, found)
-    snapshot = await _with_task_counts(client, replace(snapshot, round_trip=round_trip))
+    snapshot = await _with_task_counts(client, snapshot)
     if not loaded:
         return snapshot, tuple(collections)
     position = {w.address: i for i, w in enumerate(snapshot.workers)}
@@ -434,7 +430,6 @@ async def _snapshot(
         can_restart=managers.restart_obstacle(client.cluster),
         can_merge=managers.merge_obstacle(client.cluster),
         adaptive=await managers.bounds(client.cluster),
-        restarts=tuple(found["restarts"]),
     )
 
 

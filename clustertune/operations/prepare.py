@@ -71,8 +71,8 @@ async def tune(
         for number in range(MAX_ROUNDS + 1):
             view = suitability.chosen(journal.continued(await cluster.look(notify)))
             journal.add(view, _check(view, settings))
-            plan = await _plan(cluster, journal, settings)
-            view, found = journal.views[-1], journal.findings[-1]
+            plan = _plan(journal)
+            found = journal.findings[-1]
             last = number == MAX_ROUNDS or stalled == MAX_STALLED_ROUNDS
             if last or not plan.steps:
                 # rows that would train with wrong labels must not be returned
@@ -115,7 +115,7 @@ def _check(view: View, settings: Settings | None) -> tuple[Finding, ...]:
     return (*checks.run(view, settings), *goals.unmet(view))
 
 
-async def _plan(cluster: Cluster, journal: Journal, settings: Settings | None) -> Plan:
+def _plan(journal: Journal) -> Plan:
     """Plan the next phase from the last view, and refuse findings that none can fix."""
     view, found = journal.views[-1], journal.findings[-1]
     unfixable = [f for f in found if not f.fixed_by]
@@ -125,17 +125,6 @@ async def _plan(cluster: Cluster, journal: Journal, settings: Settings | None) -
     plan = planner.make_plan(found, view, actions.available())
     if not plan.steps or plan.phase not in ("merge", "trim", "restart"):
         _refuse(unfixable)
-    if plan.steps and plan.phase == "rechunk":
-        # the best number of partitions depends on the overhead of a task
-        now = replace(view.now, overhead=await cluster.overhead(view))
-        view = replace(view, snapshots=(*view.snapshots[:-1], now))
-        found = _check(view, settings)
-        plan = planner.make_plan(found, view, actions.available())
-    if plan.steps and plan.phase in ("rechunk", "replicate", "rebalance"):
-        # predicted seconds need speeds, which take requests to each worker
-        view = await cluster.with_speeds(view)
-        plan = planner.make_plan(found, view, actions.available())
-    journal.views[-1], journal.findings[-1] = view, found
     journal.plans.append(plan)
     return plan
 

@@ -425,7 +425,6 @@ def _step(
         gain="readers of these names get the prepared data",
         status=status,
         predicted_bytes=0,
-        predicted_seconds=None,
         at_risk="nothing",
         **what,
     )

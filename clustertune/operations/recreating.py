@@ -379,7 +379,7 @@ class _Recreation:
         steps = [step]
         if target is not None and view.layouts:
             nbytes = sum(layout.nbytes for layout in view.layouts)
-            price, size = Price(nbytes=nbytes, seconds=None), bytes_text(nbytes)
+            price, size = Price(nbytes=nbytes), bytes_text(nbytes)
             save = f"save {size} to {target.path}"
             load = f"load {size} from {target.path}"
             steps = [
@@ -541,5 +541,5 @@ def _recreate_step(
         action="recreate",
         summary=f"destroy the cluster and recreate it with {cluster}; this loses "
         f"{at_risk}",
-        price=Price(nbytes=None, seconds=None, at_risk=at_risk),
+        price=Price(nbytes=None, at_risk=at_risk),
     )

@@ -41,10 +41,8 @@ PARTITIONS = {
 }
 #: rows from which NumPy's multivariate_hypergeometric cannot draw
 TOO_MANY_TO_SHUFFLE = 10**9
-MIN_TASK_LENGTH = 100  # of a partition's task, as a multiple of the task overhead
-#: bytes per second that a thread reads: measured 1.6 to 2.0 GB/s for variances and
-#: products of float32 and float64 columns in arrays larger than all caches
-PASS = 2e9
+#: bytes below which a thread gets no further partition; Dask's best practices name it
+SMALL_PARTITION = 100 * 2**20
 _ROUNDING = 1e-9
 
 
@@ -239,7 +237,7 @@ def parts(old: Int64s, new: Int64s) -> Parts:
 #
 # One partition per thread is the minimum that keeps all threads busy. More partitions
 # let rows be more even after workers join or leave, and each costs a task. So there are
-# more only while the task of a partition is long compared with the task overhead.
+# more only while partitions are large.
 
 
 def partition_count(nbytes: float | None, view: View, n_threads: int) -> int:
@@ -249,25 +247,14 @@ def partition_count(nbytes: float | None, view: View, n_threads: int) -> int:
         return n_threads * profile.partitions_per_thread
     each = nbytes / n_threads
     fewest = max(1, math.ceil(each / max(1, max_partition_bytes(view))))
-    most, overhead = profile.partitions_per_thread, view.now.overhead
-    # a model that depends on the number of partitions must not depend on a timing
-    if overhead is not None and not profile.keeps_partitions:
-        most = min(most, int(each / (MIN_TASK_LENGTH * overhead * PASS)))
-    return n_threads * max(fewest, most)
+    more = min(profile.partitions_per_thread, int(each / SMALL_PARTITION))
+    return n_threads * max(fewest, more)
 
 
 def max_partition_bytes(view: View) -> int:
     """Return the bytes above which a partition is cut, of all collections together."""
     limits = [w.memory_limit for w in view.eligible_workers if w.memory_limit]
     return min([view.goal.workload.max_partition_bytes, *(n // 10 for n in limits)])
-
-
-def overhead_text(view: View) -> str:
-    """Return the measured task overhead in words, or "" if it is not used."""
-    overhead = view.now.overhead
-    if overhead is None or view.goal.workload.keeps_partitions:
-        return ""
-    return f"a task costs {overhead * 1e3:.2g} ms here"
 
 
 def wanted_partitions(view: View, n_rows: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from clustertune.core.model import (
     Layout,
     Move,
     Moves,
+    Rechunk,
     Unknown,
     View,
     WorkerSnapshot,
@@ -332,18 +333,36 @@ def _pause_bytes(worker: WorkerSnapshot) -> int:
     return int(thresholds.pause * worker.memory_limit)
 
 
-def transfers(layout: Layout, view: View, target: Targets) -> tuple[Int64s, Int64s]:
-    """Return the bytes that every worker receives, and that every worker sends."""
+def received_bytes(layout: Layout, view: View, target: Targets) -> Int64s:
+    """Return the bytes that every worker receives if the partitions move."""
     n_workers = len(view.now.workers)
     there = held_bytes_by_worker(layout, n_workers)
     travels = partition_bytes(layout)
     stays = there.worker == target[there.partition]
     travels[there.partition[stays]] -= there.nbytes[stays]
-    home = home_workers(layout, n_workers)
-    known = home >= 0
     into = np.bincount(target, travels, minlength=n_workers)
-    out = np.bincount(home[known], travels[known], minlength=n_workers)
-    return into.astype(np.int64), out.astype(np.int64)
+    return into.astype(np.int64)
+
+
+def recut_bytes(
+    recut: Rechunk, collections: Sequence[CollectionInfo]
+) -> tuple[Int64s, Int64s]:
+    """Return the bytes that every worker receives and makes in cuts of collections.
+
+    ``collections`` are in the order of the cuts.
+    """
+    into, made = np.zeros((2, len(recut.workers)), dtype=np.int64)
+    for cut, collection in zip(recut.cuts, collections, strict=True):
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        target = recut.targets[cut.new]
+        away = cut.owner != target
+        np.add.at(into, target[away], amount[away])
+        np.add.at(made, target, amount)
+        # parts travel in one list per new partition and sender
+        pairs = np.stack((cut.new[away], cut.owner[away]))
+        (new, _), lengths = np.unique(pairs, axis=1, return_counts=True)
+        np.add.at(into, recut.targets[new], list_bytes(lengths))
+    return into, made
 
 
 def in_contiguous_runs(n_partitions: int, held: HeldBytes, eligible: Bools) -> Int64s:

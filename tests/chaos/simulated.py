@@ -93,7 +93,6 @@ def draw(seed: int) -> Case:
         values=_values(rng, sets),
         options={
             "most": rng.choice((2, 16)),
-            "overhead": rng.choice((None, 0.001)),
             "arrives": _arrival(rng),
         },
         faults=_faults(rng),

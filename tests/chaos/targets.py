@@ -404,7 +404,7 @@ def _histories() -> list[bytes]:
             nbytes=10**6, partitions=4, workload="xgboost", memory=tuple(memory),
             findings=(("warning", "uneven_rows"),), steps=("rebalance",),
             predicted_peak=2**29, actual_bytes=5, predicted_bytes=6, spilled=0,
-            busy=1.5, actual_seconds=0.1, predicted_seconds=0.2,
+            busy=1.5, actual_seconds=0.1,
         )
         for i, n in enumerate((1, 2, 4, 2, 8))
     ]  # fmt: skip

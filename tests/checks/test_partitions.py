@@ -296,7 +296,7 @@ def test_workers_that_may_not_train_need_no_partition():
 
 
 def test_fewer_partitions_than_workers_are_critical():
-    """The remedy has the rows of a partition that give each thread four partitions."""
+    """The remedy has the rows of a partition that give each thread one."""
     workers = [worker(i) for i in range(3)]
     (finding,) = too_few_partitions(
         view(workers=workers, layouts=[layout([600, 600], None)])
@@ -308,7 +308,7 @@ def test_fewer_partitions_than_workers_are_critical():
         "the training data has 2 partitions with rows for 3 workers, so 1 worker "
         "cannot train"
     )
-    assert "`X = X.rechunk({0: 100}); y = y.rechunk({0: 100})`" in finding.remedy
+    assert "`X = X.rechunk({0: 400}); y = y.rechunk({0: 400})`" in finding.remedy
     assert finding.evidence == {"partitions": 2, "workers": 3}
 
 
@@ -326,20 +326,20 @@ def test_workers_still_to_be_started_are_counted():
 
 
 def test_the_remedy_suits_frames():
-    """Frames are cut into a number of partitions, four for each thread."""
+    """Frames are cut into a number of partitions, one for each thread."""
     data = [layout([100], [0], kind="dataframe")]
     (finding,) = too_few_partitions(view(layouts=data))
-    code = "X = X.repartition(npartitions=8); y = y.repartition(npartitions=8)"
+    code = "X = X.repartition(npartitions=2); y = y.repartition(npartitions=2)"
     assert f"`{code}`" in finding.remedy
 
 
 def test_the_remedy_cuts_as_prepare_would():
-    """Each thread gets one partition if a task costs more than small partitions gain.
+    """Each thread gets one partition if the data is small.
 
     Future workers count too.
     """
     threads = [worker(0, nthreads=1), worker(1, nthreads=3)]
-    now = snapshot(threads, overhead=1e-3)
+    now = snapshot(threads)
     (finding,) = too_few_partitions(view(snapshots=[now], layouts=[layout([600], [0])]))
     assert "`X = X.rechunk({0: 150}); y = y.rechunk({0: 150})`" in finding.remedy
     (finding,) = too_few_partitions(

@@ -27,7 +27,7 @@ async def noted(client: Any) -> list[dict[str, Any]]:
 
 def trimmed() -> Journal:
     """Return the journal of a call with one step."""
-    price = Price(nbytes=0, seconds=None)
+    price = Price(nbytes=0)
     step = Step(action="trim", summary="trim", price=price)
     done = Outcome(step=step, status="done", seconds=1.0)
     return Journal(views=[view()], findings=[()], outcomes=[done])

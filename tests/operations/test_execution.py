@@ -24,7 +24,7 @@ VALID = layout([5, 5], [0, 0], label="eval_set[0]", collections=("Xv", "yv"))
 SCALE = Step(
     action="scale",
     summary="scale to 3",
-    price=Price(nbytes=0, seconds=None),
+    price=Price(nbytes=0),
     args=3,
 )
 

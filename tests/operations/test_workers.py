@@ -35,7 +35,7 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 def test_a_step_for_each_worker_with_its_price() -> None:
     """Its keys move once; the process starts as fast as earlier ones here."""
-    some = [worker(i, held_data=held_data(), bandwidth=1e9) for i in range(3)]
+    some = [worker(i, held_data=held_data()) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
         "restart worker 0; 3 unreplicated keys (1.0 GiB) move to its new process"

@@ -7,21 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import SchedulerPlugin
-from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Contents, Profile, View
-from clustertune.monitor import inquiry, monitor
 from clustertune.planner import chunking
 from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
 from clustertune.remote.worker import content
-from tests.builders import layout, snapshot, view, worker
-from tests.memory_cluster import MemoryCluster
-from tests.test_loop import run
+from tests.builders import layout, view, worker
 
 # --- chunking -------------------------------------------------------------------------
 
@@ -303,7 +298,7 @@ def test_how_many_partitions_are_wanted(how, expected):
 def test_partitions_of_rows_that_all_travel():
     """Even, whatever the old ones are; no more than rows."""
     data = layout([1, 39], [0, 1])
-    assert chunking.fresh(data, seen(data)).tolist() == [5] * 8
+    assert chunking.fresh(data, seen(data)).tolist() == [20] * 2
     assert chunking.fresh(data, seen(data, rechunk=3)).tolist() == [13, 13, 14]
     small = layout([1, 1], [0, 1])
     assert chunking.fresh(small, seen(small)).tolist() == [1, 1]
@@ -391,88 +386,61 @@ def test_nothing_to_share_out(data, needs, workers):
 MIB = 2**20
 
 
-def seen_granularity(
-    overhead: float | None, threads: list[int] | None = None, **profile: Any
-) -> View:
-    """Workers of 64 GiB with these threads, on which a task takes so long."""
+def on_large_workers(threads: list[int] | None = None, **profile: Any) -> View:
+    """Workers of 64 GiB with these threads."""
     workload = Profile(name="p", title="P", memory_multiple={8: 1.0}, **profile)
     some = [
         worker(i, nthreads=n, memory_limit=2**36) for i, n in enumerate(threads or [1])
     ]
-    now = snapshot(some, overhead=overhead)
-    return view(snapshots=[now], workload=workload)
-
-
-def test_one_for_every_thread_where_partitions_are_small() -> None:
-    """A pass over 10 MiB takes 5 ms, which is short compared with tasks of 1 ms."""
-    assert chunking.partition_count(40 * MIB, seen_granularity(1e-3), 4) == 4
+    return view(some, workload=workload)
 
 
 @pytest.mark.parametrize(
-    ("gib", "expected"), [(0.5, 4), (0.8, 8), (1.2, 12), (1.9, 16), (40, 80)]
+    ("gib", "expected"),
+    [(0.04, 4), (0.7, 4), (0.8, 8), (1.2, 12), (1.9, 16), (7, 16), (40, 80)],
 )
-def test_more_while_their_tasks_are_long(gib: float, expected: int) -> None:
-    """At 0.5 ms a task a partition has 100 MB at least; and half a GiB at most."""
-    assert chunking.partition_count(gib * 2**30, seen_granularity(5e-4), 4) == expected
+def test_more_partitions_while_they_are_large(gib: float, expected: int) -> None:
+    """A partition has 100 MiB, unless each thread has one; and half a GiB at most."""
+    assert chunking.partition_count(gib * 2**30, on_large_workers(), 4) == expected
 
 
-def test_where_nothing_was_timed_a_few() -> None:
-    """The profile says how many; so it does where the model depends on the number."""
-    assert chunking.partition_count(40 * MIB, seen_granularity(None), 4) == 16
-    assert chunking.partition_count(None, seen_granularity(1e-3), 4) == 16
-    kept = seen_granularity(1e-3, keeps_partitions=True, partitions_per_thread=1)
-    assert chunking.partition_count(40 * MIB, kept, 4) == 4
-    assert chunking.partition_count(2**40, kept, 4) == 2**40 // 2**29
-    assert not chunking.overhead_text(kept)
+def test_unknown_bytes() -> None:
+    """The profile has the number for a thread."""
+    assert chunking.partition_count(None, on_large_workers(), 4) == 16
+    one = on_large_workers(partitions_per_thread=1)
+    assert chunking.partition_count(None, one, 4) == 4
+    assert chunking.partition_count(2**40, one, 4) == 2**40 // 2**29
 
 
 def test_no_partition_is_larger_than_a_tenth_of_a_worker() -> None:
-    """Nor than the library can use, whatever a task costs."""
-    one = seen_granularity(1.0)
+    """Nor than the library can use."""
+    one = on_large_workers(partitions_per_thread=1)
     small = [replace(w, memory_limit=1000 * MIB) for w in one.now.workers]
     full = replace(one, snapshots=(replace(one.now, workers=tuple(small)),))
     assert chunking.partition_count(400 * MIB, full, 1) == 4
     assert chunking.partition_count(400 * MIB, one, 1) == 1
-    assert (
-        chunking.partition_count(
-            400 * MIB, seen_granularity(1.0, max_partition_bytes=50 * MIB), 1
-        )
-        == 8
-    )
+    limited = on_large_workers(max_partition_bytes=50 * MIB)
+    assert chunking.partition_count(400 * MIB, limited, 1) == 8
 
 
-@given(
-    st.floats(1, 1e12),
-    st.floats(1e-6, 1.0),
-    st.integers(1, 64),
-    st.integers(1, 8),
-)
-def test_the_rule(nbytes: float, overhead: float, threads: int, few: int) -> None:
-    """As many for every thread; one, unless tasks stay long or partitions would be too
-    large; never more than a few of which none is too large."""
-    now = seen_granularity(overhead, [threads], partitions_per_thread=few)
+@given(st.floats(1, 1e12), st.integers(1, 64), st.integers(1, 8))
+def test_the_rule(nbytes: float, threads: int, few: int) -> None:
+    """As many for every thread: one, unless partitions are large; none is too large."""
+    now = on_large_workers([threads], partitions_per_thread=few)
     n = chunking.partition_count(nbytes, now, threads)
     each = n // threads
+    most = chunking.max_partition_bytes(now)
     assert n == each * threads
-    assert nbytes / n <= chunking.max_partition_bytes(now)
-    fits_with_less = (
-        nbytes / (n - threads) <= chunking.max_partition_bytes(now) if each > 1 else 0
-    )
-    if each > 1 and fits_with_less:
-        assert nbytes / n / chunking.PASS >= chunking.MIN_TASK_LENGTH * overhead
+    assert nbytes / n <= most
+    if each > 1 and nbytes / (n - threads) <= most:
+        assert nbytes / n >= chunking.SMALL_PARTITION
         assert each <= few
 
 
-@given(st.floats(1, 1e12), st.floats(1e-6, 1.0), st.floats(1, 10))
-def test_cheaper_tasks_never_make_fewer_partitions(
-    nbytes: float, overhead: float, times: float
-) -> None:
-    """Nor does more data."""
-    fewer = chunking.partition_count(nbytes, seen_granularity(overhead * times), 4)
-    assert fewer <= chunking.partition_count(nbytes, seen_granularity(overhead), 4)
-    assert fewer <= chunking.partition_count(
-        nbytes * times, seen_granularity(overhead * times), 4
-    )
+@given(st.floats(1, 1e12), st.floats(1, 10))
+def test_more_data_never_makes_fewer_partitions(nbytes: float, times: float) -> None:
+    fewer = chunking.partition_count(nbytes, on_large_workers(), 4)
+    assert fewer <= chunking.partition_count(nbytes * times, on_large_workers(), 4)
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(10**4, 10**6))
@@ -480,89 +448,7 @@ def test_cheaper_tasks_never_make_fewer_partitions(
 def test_rows_lie_evenly_over_unlike_workers(threads: list[int], rows: int) -> None:
     """With one partition a thread every worker has its share."""
     data = layout([rows], [0])
-    start = replace(seen_granularity(1e-3, threads), layouts=(data,))
+    start = replace(on_large_workers(threads), layouts=(data,))
     (step,) = rechunk.propose(checks.run(start), start)
     assert len(step.args.rows) == sum(threads)
     assert np.bincount(step.args.targets).tolist() == threads
-    assert "a task costs 1 ms here" in step.gain
-
-
-class Timed(MemoryCluster):
-    """Counts how often it was asked what a task costs."""
-
-    timed = 0
-
-    async def overhead(self, view: View) -> float | None:
-        self.timed += 1
-        return await super().overhead(view)
-
-
-def test_it_is_measured_where_partitions_are_cut() -> None:
-    """Once for a cut; the report repeats it with the result."""
-    start = replace(seen_granularity(None, [1, 3]), layouts=(layout([100_000], [0]),))
-    cluster = Timed(start, overhead=1e-3)
-    journal = run(cluster)
-    assert cluster.timed == 1
-    assert [c for c in cluster.calls if c.startswith("recut")] == ["recut 4"]
-    (few,) = (f for f in journal.findings[0] if f.check == "too_few_partitions")
-    assert "X.rechunk({0: 25000})" in few.remedy
-    assert "(a task costs 1 ms here)" in journal.outcomes[0].step.gain
-
-
-@pytest.mark.parametrize("homes", [[0, 1] * 4, [0] * 8])
-def test_it_is_not_measured_for_anything_else(homes: list[int]) -> None:
-    """Neither where nothing is wrong, nor where whole partitions move."""
-    cluster = Timed(
-        replace(seen_granularity(None, [1, 1]), layouts=(layout([10] * 8, homes),))
-    )
-    run(cluster)
-    assert cluster.timed == 0
-
-
-@pytest.mark.parametrize(
-    ("found", "enough"),
-    [([1.0], False), ([1.0, 1.0], False), ([1.0, 0.8, 1.2], True), ([1, 1, 1.3], False),
-     ([-1.0, -1.0, -1.0], False)],
-)  # fmt: skip
-def test_measurements_that_agree_are_enough(found: list[float], enough: bool) -> None:
-    """Three of them; one far from the others asks for more."""
-    assert inquiry.measurements_agree(found) == enough
-
-
-# --- live -----------------------------------------------------------------------------
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_tasks_are_timed_where_they_are_bound(c: Any, s: Any, a: Any, b: Any):
-    """As those on partitions are: the scheduler would hold others back."""
-    bound: list[frozenset[str]] = []
-
-    class Watch(SchedulerPlugin):
-        def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-            if finish == "processing" and str(key[0]).startswith(inquiry.OVERHEAD):
-                bound.append(frozenset(s.tasks[key].worker_restrictions or ()))
-
-    s.add_plugin(Watch(), name="watch")
-    await monitor.install_plugin(c, await monitor.identify(c))
-    now, _ = await monitor.look(c, [])
-    await inquiry.task_overhead(c, now)
-    assert set(bound) == {frozenset([a.address]), frozenset([b.address])}
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_task_is_timed(c: Any, s: Any, a: Any, b: Any) -> None:
-    """In seconds, without a trace in the scheduler; once for the same workers, and not
-    while they have work."""
-    await monitor.install_plugin(c, await monitor.identify(c))
-    now, _ = await monitor.look(c, [])
-    working = replace(now, workers=tuple(replace(w, processing=1) for w in now.workers))
-    assert await inquiry.task_overhead(c, working) is None
-    first = await inquiry.task_overhead(c, now)
-    assert first is not None
-    assert 0 < first < inquiry.GRAPH_TIMEOUT
-    assert await inquiry.task_overhead(c, working) == first
-    await inquiry.task_overhead(c, replace(now, workers=now.workers[:1]))
-    assert monitor.known(c).overhead[1] == {now.workers[0].address}
-    assert await inquiry.task_overhead(c, replace(now, workers=())) is None
-    await async_poll_for(lambda: not c.futures and not s.tasks, timeout=10)
-    assert {len(a.data), len(b.data)} == {0}

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
+from dask.sizeof import sizeof
+from distributed import wait
+from distributed.utils_test import gen_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clustertune
 from clustertune.actions import replicate
-from clustertune.core.model import Finding, Layout, Severity, Unknown, View
+from clustertune.core.model import Conversion, Finding, Layout, Severity, Unknown, View
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import (
@@ -24,6 +31,9 @@ from clustertune.planner.layouts import (
     list_bytes,
 )
 from tests.builders import collection, layout, view, worker
+
+TWO = [("127.0.0.1", 1)] * 2
+ROWS = 40_000
 
 # --- layouts --------------------------------------------------------------------------
 
@@ -419,3 +429,103 @@ def test_an_eval_set_with_separated_labels_is_not_in_place():
         valid = layout([5], homes, ("Xv", "yv"), label="eval_set[0]")
         built = view([worker(0), worker(1)], [training, valid])
         assert layouts.are_in_place(valid, built) == expected
+
+
+# --- predicted bytes ------------------------------------------------------------------
+
+#: bytes: in older Pythons 0 takes less than other numbers, and a range begins with one
+SLACK = sizeof(pd.RangeIndex(1, 1)) - sizeof(pd.RangeIndex(0, 0))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())
+def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
+    """Sizes are those of Dask, for any rows of any partition."""
+    frame = pd.DataFrame(np.zeros((sum(counts), 3)), columns=list("abc"))
+    ends = np.cumsum(counts)
+    partitions = [
+        frame.iloc[end - n : end] for end, n in zip(ends, counts, strict=True)
+    ]
+    held = collection(
+        "X",
+        counts,
+        [0] * len(counts),
+        nbytes=np.array([sizeof(p) for p in partitions]),
+        fixed=sizeof(frame.iloc[:0]),
+    )
+    key = data.draw(st.integers(0, len(counts) - 1))
+    start = data.draw(st.integers(0, counts[key]))
+    stop = data.draw(st.integers(start, counts[key]))
+    found = layouts.part_bytes(held, np.array([key]), np.array([stop - start]))
+    assert found[0] == pytest.approx(
+        sizeof(partitions[key].iloc[start:stop]), abs=SLACK
+    )
+
+
+def test_rows_that_become_another_kind() -> None:
+    """Other bytes of the partition do not travel; blocks share the new row."""
+    numbers = Conversion(kind="array", dtype="float32", row_bytes=12)
+    frame = collection("X", [10], [0], 24, fixed=100, conversion=numbers)
+    assert layouts.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
+    blocks = collection(
+        "X",
+        [10],
+        [0, 0],
+        keys=(("X", 0, 0), ("X", 0, 1)),
+        column_blocks=2,
+        nbytes=np.array([80, 160]),
+        conversion=numbers,
+    )
+    found = layouts.part_bytes(blocks, np.array([0, 1]), np.array([10, 10]))
+    assert found.tolist() == [40, 80]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_lists(n: int) -> None:
+    """The size of a list of parts is that of Dask."""
+    parts = [np.zeros(i) for i in range(n)]
+    besides = sizeof(list(list(parts))) - sum(map(sizeof, parts))  # noqa: C414
+    assert layouts.list_bytes(np.array([n])).tolist() == [besides]
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+async def on_one(client: Any, address: str, *given: Any) -> Any:
+    """Loaded on one worker."""
+    loaded = [client.persist(x, workers=[address]) for x in given]
+    await wait(loaded)
+    return loaded
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_predicted_bytes_are_those_that_travel(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Of cuts and moves of all kinds of numbers, to the byte."""
+    numbers = np.arange(4.0 * ROWS).reshape(ROWS, 4)
+    frame = pd.DataFrame(numbers, columns=list("abcd"))
+    frame["e"] = np.arange(ROWS, dtype="i4")
+    labels = da.from_array(numbers[:, 0], chunks=ROWS // 3 + 1)
+    kinds: list[tuple[Any, Any, dict[str, Any]]] = [
+        (da.from_array(numbers.astype("f4"), chunks=(ROWS, 4)), labels, {}),
+        (da.from_array(numbers, chunks=(ROWS // 2, 4)), labels, {"rechunk": 7}),
+        (da.from_array(numbers, chunks=(9000, 3)), labels, {"dtype": "f4"}),
+        (dd.from_pandas(frame, npartitions=3), labels, {"rechunk": 4}),
+        (dd.from_pandas(frame, npartitions=8), labels, {"to": "array"}),
+        (
+            dd.from_pandas(frame, npartitions=3),
+            dd.from_pandas(frame["a"], npartitions=5),
+            {"dtype": "f4", "rechunk": 5},
+        ),
+    ]
+    for features, target, asked in kinds:
+        X, y = await on_one(c, a.address, features, target)
+        prepared = await clustertune.prepare(c, X, y, **asked)
+        steps = prepared.report.steps
+        assert {step.status for step in steps} == {"done"}
+        assert sum(step.nbytes for step in steps) > 0
+        found = [s.nbytes for s in steps]
+        # of each of at most 16 parts
+        slack = 16 * SLACK
+        assert [s.predicted_bytes for s in steps] == pytest.approx(found, abs=slack)
+        del X, y, prepared

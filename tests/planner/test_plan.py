@@ -46,7 +46,7 @@ def move(seen: View, targets: list[int], label: str = "X") -> Step:
         process_limits=(0,) * len(seen.now.workers),
         moves=(Move(label=label, keys=keys, targets=np.array(targets)),),
     )
-    price = Price(nbytes=1, seconds=None)
+    price = Price(nbytes=1)
     return Step(action="rebalance", summary="move", price=price, args=moves)
 
 
@@ -133,7 +133,7 @@ def test_a_step_that_moves_nothing_is_not_refused() -> None:
     """Guards of moves ignore other steps."""
     gone = two([layout(ROWS, [-1, -1, -1, -1])], status="paused")
     for action, args in (("scale", 3), ("load", None)):
-        price = Price(nbytes=None, seconds=None)
+        price = Price(nbytes=None)
         step = Step(action=action, summary=action, price=price, args=args)
         assert guards.refusal(step, gone) is None
 

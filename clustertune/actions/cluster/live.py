@@ -172,16 +172,6 @@ class LiveCluster(WorkerActions, DataActions):
             snapshot = replace(snapshot, key_groups=holdings)
         return View(snapshots=(snapshot,), goal=self.goal, layouts=layouts, runs=runs)
 
-    async def overhead(self, view: View) -> float | None:
-        """Seconds of overhead of a task; measured once for all looks."""
-        return await inquiry.task_overhead(self.client, view.now)
-
-    async def with_speeds(self, view: View) -> View:
-        """Add bandwidths and copying speeds of workers, and the time of a request."""
-        now = await inquiry.with_bandwidths(self.client, view.now)
-        now = await inquiry.with_copying(self.client, now)
-        return replace(view, snapshots=(*view.snapshots[:-1], now))
-
     # --- act --------------------------------------------------------------------------
 
     async def move(self, moves: Moves, notify: Notify) -> Result:

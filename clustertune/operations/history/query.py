@@ -81,7 +81,6 @@ _VALUES: tuple[tuple[str, Callable[[Record], Any], Callable[[Any], str]], ...] =
     ("peak predicted", lambda r: r.predicted_peak, bytes_text),
     ("spilled", lambda r: r.spilled, bytes_text),
     ("CPUs busy", lambda r: r.busy, "{:.2g}".format),
-    ("steps predicted", lambda r: r.predicted_seconds, seconds_text),
     ("steps took", lambda r: r.actual_seconds, seconds_text),
     ("bytes predicted", lambda r: r.predicted_bytes, bytes_text),
     ("bytes moved", lambda r: r.actual_bytes, bytes_text),

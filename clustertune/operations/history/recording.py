@@ -49,7 +49,7 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
     """Return the record of a call; a dry run is a ``plan``."""
     dry = report.status == "planned"
     steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
-    seconds = _costs([(s.predicted_seconds, s.seconds) for s in steps], dry)
+    seconds = [s.seconds for s in steps if s.seconds is not None]
     nbytes = _costs([(s.predicted_bytes, s.nbytes) for s in steps], dry)
     return replace(
         of_data(journal, report),
@@ -59,8 +59,7 @@ def of_call(kind: str, journal: Journal, report: Report, began: float) -> Record
         status=report.status,
         findings=_named(report.found),
         steps=tuple(s.summary for s in steps[:MAX_STEPS]),
-        predicted_seconds=seconds[0],
-        actual_seconds=seconds[1],
+        actual_seconds=sum(seconds) if seconds else None,
         predicted_bytes=nbytes[0],
         actual_bytes=nbytes[1],
         predicted_peak=max(report.forecast.values(), default=None),

@@ -120,8 +120,8 @@ class Record:
         ``(severity, check)`` of each finding of the first check.
     steps
         Steps that were done; in a plan, planned.
-    predicted_seconds, actual_seconds, predicted_bytes, actual_bytes
-        Sums over the steps for which both are known.
+    actual_seconds, predicted_bytes, actual_bytes
+        Sums over the steps; bytes over those for which both are known.
     predicted_peak
         Predicted bytes of the fullest worker.
     memory
@@ -155,7 +155,6 @@ class Record:
     nbytes: int | None = None
     findings: tuple[tuple[str, str], ...] = ()
     steps: tuple[str, ...] = ()
-    predicted_seconds: float | None = None
     actual_seconds: float | None = None
     predicted_bytes: int | None = None
     actual_bytes: int | None = None

@@ -246,7 +246,6 @@ class PublishedData:
             gain="Dask frees data that no client holds",
             status="planned" if dry_run else "done",
             predicted_bytes=0,
-            predicted_seconds=None,
             at_risk=f"data that only {names} hold",
             seconds=None if dry_run else seconds,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import Any
 from uuid import uuid4
 
@@ -40,8 +39,6 @@ class Jobs:
         self.scheduler = scheduler
         self.manager = manager
         self.kept: dict[str, Job] = {}
-        #: seconds from the end of a process to the next, of the last restarts
-        self.restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         self.last_event: dict[str, Any] = {}  # of a worker that is being removed
 
     # --- start ------------------------------------------------------------------------
@@ -76,8 +73,6 @@ class Jobs:
             problem = await work.run()
         except Exception as error:  # noqa: BLE001, _failed logs it
             problem = self._failed("restart", error)
-        if work.seconds is not None:
-            self.restarts.append(work.seconds)
         event = work.event | work.state() | {"state": "ended", "problem": problem}
         self.scheduler.log_event(TOPIC, event)
         return problem

@@ -196,7 +196,6 @@ class ClustertunePlugin(SchedulerPlugin):
             "schedules": self.schedules.state(),
             "runs": self.runs.state(),
             "showing": self.page_data.state(),
-            "restarts": list(self.jobs.restarts),
             "metrics": self.metrics.state(),
         }
 
@@ -204,7 +203,6 @@ class ClustertunePlugin(SchedulerPlugin):
         """Restore the state of another plugin, before this one is attached."""
         self.report = state["report"]
         self.lease.released.extend(state["released"])
-        self.jobs.restarts.extend(state.get("restarts", ()))  # older plugins have none
         if "metrics" in state:  # older plugins have none
             self.metrics.restore(state["metrics"])
         self.findings = state["findings"]
@@ -344,7 +342,6 @@ class ClustertunePlugin(SchedulerPlugin):
         return memory | {
             "manager": self.manager.running(),
             "collections": found,
-            "restarts": list(self.jobs.restarts),
         }
 
     async def running_work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:

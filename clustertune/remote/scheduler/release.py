@@ -202,7 +202,6 @@ class ClusterRestart:
         self.keys = 0
         self.nbytes = 0
         self.names: list[str] = []  # published names that were removed
-        self.seconds: float | None = None  # not measured, unlike that of one worker
         self.event = {"action": "drop", "client": owner}  # fields of logged events
 
     async def run(self) -> str:

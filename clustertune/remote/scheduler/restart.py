@@ -132,7 +132,6 @@ class WorkerRestart:
         self.new_address = ""
         self.detour = ""  # why the keys could not move directly to the next process
         self.restarted_at = 0.0  # when its nanny got the request
-        self.seconds: float | None = None  # from that request to the next process
         #: fields of the logged events
         self.event = {"action": "retire" if retire else "restart", "worker": address}
 
@@ -445,7 +444,6 @@ class WorkerRestart:
             if self._is_registered(old):
                 answer = await self._end_process(old.address, max(0.0, end - now))
         if await self._returns(who, end):
-            self.seconds = monotonic() - self.restarted_at
             return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"

@@ -8,16 +8,13 @@ pools are those of the process, because a library may ignore the environment.
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
-from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from time import perf_counter, time
+from time import time
 from typing import Any
 
 import psutil
@@ -25,17 +22,6 @@ import psutil
 ROOT = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
 BOOT = "/proc/sys/kernel/random/boot_id"
-LARGE = 10**6  # bytes; Dask measures the bandwidth of such transfers, too
-RECENT = 50  # transfers of a kind
-SEARCHED = 1000  # transfers
-GROUP = 8  # transfers whose speed is compared with that of other groups
-PAUSE = 1.0  # seconds without a transfer, after which a group ends
-MIN_GROUPS = 3
-BLOCK = 4 * 10**6  # bytes of a copy that is timed
-COPIES = 3
-STEADY = 2.0  # largest ratio of the speeds of copies
-STEADY_TRANSFERS = 1.5  # of groups of transfers
-MAX_LOAD = 1.5  # processes per CPU that run or wait, on average of a minute
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -92,69 +78,6 @@ def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
         for key, nbytes in transfer["keys"].items():
             if isinstance(key, tuple) and key[0] in wanted:
                 total += nbytes or 0
-    return total
-
-
-def bandwidths(dask_worker: Any, cut: str) -> list[float | None]:
-    """Return the bytes per second of the last large transfers to this worker.
-
-    The first value is that of whole keys, the second that of keys whose name begins
-    with ``cut``. A value is None if there were too few transfers, and 0 if their speeds
-    differ too much to predict the next one. The worker's own ``bandwidth`` is not used:
-    it begins with a configured value, and each transfer changes it by 5 % only.
-    """
-    found: tuple[list[Any], list[Any]] = ([], [])
-    for transfer in islice(reversed(dask_worker.transfer_incoming_log), SEARCHED):
-        if transfer["total"] >= LARGE:
-            names = (k[0] if isinstance(k, tuple) else k for k in transfer["keys"])
-            found[any(str(name).startswith(cut) for name in names)].append(transfer)
-    return [_bandwidth(some[:RECENT]) for some in found]
-
-
-def _bandwidth(transfers: Sequence[Any]) -> float | None:
-    groups: list[list[Any]] = []
-    for one in sorted(transfers, key=itemgetter("start")):
-        last = groups[-1] if groups else []
-        if not last or len(last) == GROUP or one["start"] > last[-1]["stop"] + PAUSE:
-            groups.append(last := [])
-        last.append(one)
-    speeds = [_speed(group) for group in groups]
-    if speeds and max(speeds) > STEADY_TRANSFERS * min(speeds):
-        return 0.0
-    return _speed(transfers) if len(speeds) >= MIN_GROUPS else None
-
-
-def _speed(transfers: Sequence[Any]) -> float:
-    busy = _covered((t["start"], t["stop"]) for t in transfers)
-    return sum(t["total"] for t in transfers) / busy if busy else 0.0
-
-
-def copying(dask_worker: Any) -> float:
-    """Return the bytes per second that this process copies into new memory.
-
-    The result is 0 if other processes make the speeds of this host unsteady. New pages
-    are needed, as for a new partition.
-    """
-    if psutil.getloadavg()[0] > MAX_LOAD * (psutil.cpu_count() or 1):
-        return 0.0
-    source, speeds = b"1" * BLOCK, []
-    for _ in range(COPIES):
-        with mmap.mmap(-1, BLOCK) as memory:
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # as NumPy does for large arrays
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            start = perf_counter()
-            memory.write(source)
-            speeds.append(BLOCK / (perf_counter() - start))
-    steady = max(speeds) <= STEADY * min(speeds)
-    return sorted(speeds)[COPIES // 2] if steady else 0.0
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds in at least one of the spans; transfers may overlap."""
-    total, until = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        total += max(0.0, stop - max(start, until))
-        until = max(until, stop)
     return total
 
 

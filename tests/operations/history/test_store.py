@@ -44,7 +44,6 @@ RECORD = Record(
     nbytes=2**30,
     findings=(("warning", "uneven_rows"),),
     steps=("move 3 partitions",),
-    predicted_seconds=1.0,
     actual_seconds=1.5,
     predicted_bytes=10,
     actual_bytes=10,

@@ -159,7 +159,6 @@ def test_status_of_a_dry_run(statuses: Any, in_part: bool, status: str) -> None:
             gain="",
             status=s,
             predicted_bytes=0,
-            predicted_seconds=None,
             at_risk="nothing",
         )
         for s in statuses
