@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
-    from clustertune.operations.recreating import Recreated as Recreated
-    from clustertune.operations.recreating import recreate_cluster as recreate_cluster
     from clustertune.operations.release import release_data as release_data
-    from clustertune.operations.saving import load_data as load_data
-    from clustertune.operations.saving import save_data as save_data
     from clustertune.operations.scheduling.request import (
         schedule_restart as schedule_restart,
     )
@@ -55,7 +51,6 @@ _PUBLIC = {
     "History": "operations.history.query",
     "hold": "operations.hold",
     "last_report": "operations.prepare",
-    "load_data": "operations.saving",
     "Monitor": "operations.watch",
     "dashboard_page": "dashboard.link",
     "DashboardPage": "dashboard.link",
@@ -63,14 +58,11 @@ _PUBLIC = {
     "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
-    "Recreated": "operations.recreating",
     "release_data": "operations.release",
     "Report": "core.report",
-    "recreate_cluster": "operations.recreating",
     "resize_workers": "operations.workers",
     "restart_workers": "operations.workers",
     "run_playbook": "operations.playbooks.running",
-    "save_data": "operations.saving",
     "scale": "operations.workers",
     "Schedule": "operations.scheduling.schedule",
     "schedule_restart": "operations.scheduling.request",

@@ -78,14 +78,6 @@ class PlaybookError(ClustertuneError, ValueError):
     """A playbook is invalid; nothing was done. The text has a line for each mistake."""
 
 
-class SaveError(ClustertuneError):
-    """Data could not be written, or a save is damaged; the cluster loses no data."""
-
-
-class RecreateError(ClustertuneError):
-    """A cluster could not be recreated; the text has the path of the saved data."""
-
-
 class HistoryError(ClustertuneError):
     """The file of past runs cannot be read or written; nothing else is affected."""
 

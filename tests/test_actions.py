@@ -428,15 +428,6 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "evacuation.py": {"clustertune.core.rules"},
         "schedule_runner.py": {"clustertune.core.rules"},
         "schedule.py": {"clustertune.core.rules"},
-        # in functions of tasks, which say what is missing
-        "partitions.py": {
-            "fsspec",
-            "numcodecs",
-            "numpy",
-            "packaging",
-            "pandas",
-            "pyarrow",
-        },
     }
     allowed = SHIPPED | more.get(file.name, set())
     for name in imports(file):

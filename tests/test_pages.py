@@ -354,7 +354,6 @@ NOT_HERE = {
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
     "--cluster": "a manager is needed",
-    "recreate": "a manager is needed",
     "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",

@@ -7,14 +7,13 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from distributed import Client, Event, LocalCluster, Nanny, wait
+from distributed import Client, Event, LocalCluster, Nanny, Queue, Variable, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -29,7 +28,7 @@ from clustertune.remote.scheduler.release import release as release_keys
 from clustertune.remote.scheduler.release import release_rows
 from tests.builders import view, worker
 from tests.memory_cluster import MemoryCluster
-from tests.processes import soon, until
+from tests.processes import soon
 
 MB = 2**20
 WORKERS = {"nthreads": [("127.0.0.1", 1)] * 2, "Worker": Nanny, "client": True}
@@ -288,6 +287,18 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
     assert await c.list_datasets() == ("no keys",)
 
 
+@gen_cluster(**WORKERS)
+async def test_drop_of_what_variables_and_queues_hold(c: Any, s: Any, *_: Any) -> None:
+    """Each name is in the refusal, and the data stays."""
+    kept, queued = c.submit(float, 1), c.submit(float, 2)
+    await Variable("v", client=c).set(kept)
+    await (await Queue("q", client=c)).put(queued)
+    await wait([kept, queued])
+    with pytest.raises(RefusedError, match="are shared by queue q and variable v"):
+        await clustertune.restart_workers(c, drop_data=True)
+    assert await c.gather([kept, queued]) == [1, 2]
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
     """The message lists the existing prefixes, if there are any."""
@@ -512,69 +523,6 @@ async def test_rows_exclude_other_choices(c: Any, s: Any, a: Any) -> None:
             await clustertune.release_data(c, rows=["1"], **other)
     with pytest.raises(TypeError, match="do not combine with prefixes"):
         await clustertune.release_data(c, "int", rows=["1"])
-
-
-def test_rows_from_the_shell(tmp_path: Path) -> None:
-    """The list has ids of rows, which the command and a plan take."""
-    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
-    with (
-        LocalCluster(**options) as cluster,
-        Client(cluster) as bob,
-        Client(cluster, set_as_default=False) as eve,
-    ):
-        address = cluster.scheduler_address
-        his, hers = bob.scatter([1, 2], hash=False), eve.scatter([3, 4.0], hash=False)
-        both, shared = eve.scatter(5), bob.scatter(5)  # have the same key
-        plan = str(tmp_path / "plan.json")
-
-        def run(*arguments: str) -> Any:
-            return CliRunner().invoke(
-                main, ["release", *arguments, address], catch_exceptions=False
-            )
-
-        def rows() -> dict[str, str]:
-            found = json.loads(run("-f", "json").output)["holdings"]
-            return {f"{h['prefix']} {' '.join(h['others'])}": h["row"] for h in found}
-
-        ids = rows()
-        assert len(ids) == 4
-        assert all(row in run().stdout for row in ids.values())
-        row = ids[f"int {bob.id}"]
-        released = run("--row", row, "--yes")
-        assert released.exit_code == 0
-        assert "2 keys" in released.stdout
-        until(lambda: {f.status for f in his} == {"cancelled"})
-        assert eve.gather([*hers, both]) == [3, 4.0, 5]
-        again = run("--row", row, "--yes")
-        assert again.exit_code == 4
-        assert f"no data in memory is row {row}: " in again.stderr
-
-        assert run("--row", "1", "--client", "C").exit_code == 2
-        assert run("--row", "1", "--include-other-clients").exit_code == 2
-        unknown = run("--client", "Client-", "--yes")
-        assert unknown.exit_code == 2
-        assert "several clients with data have an id that" in unknown.stderr
-        unknown = run("--client", "eve", "--yes")
-        assert unknown.exit_code == 2
-        assert "no client with data has an id that begins like this" in (unknown.stderr)
-        alone = run("--client", bob.id, "--yes")
-        assert alone.exit_code == 4
-        assert "1 key of" in alone.stderr
-        assert "alone" in alone.stderr
-
-        made = CliRunner().invoke(
-            main, ["plan", "release", "--client", eve.id[:20], "-o", plan, address]
-        )
-        assert made.exit_code == 0, made.stderr
-        assert "1 key of" in made.stderr
-        late = eve.scatter(6, hash=False)
-        refused = CliRunner().invoke(main, ["apply", plan, "--yes"])
-        assert refused.exit_code == 4, refused.output
-        assert eve.gather([*hers, late]) == [3, 4.0, 6]
-        done = run("--client", eve.id, "--yes")
-        assert done.exit_code == 0
-        until(lambda: {f.status for f in (*hers, late)} == {"cancelled"})
-        assert (both.result(), shared.result()) == (5, 5)
 
 
 def test_from_the_shell() -> None:

@@ -44,7 +44,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "watch": ("--for", "100ms", "--interval", "50ms"),
 }
 #: ask no scheduler, have a cluster of their own, or one that is no address
-ELSEWHERE = {"demo", "explain", "playbooks", "recreate", "size"}
+ELSEWHERE = {"demo", "explain", "playbooks", "size"}
 VALUES = np.random.default_rng(1).random((400, 3))
 
 

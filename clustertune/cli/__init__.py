@@ -34,9 +34,6 @@ COMMANDS = {
     "prepare": (
         "Prepare published data for a fit; its names then refer to the new data."
     ),
-    "recreate": (
-        "Destroy this Saturn Cloud cluster and create it again with other sizes."
-    ),
     "release": "Release data in memory, by row, client or prefix.",
     "report": "Show the last report of this cluster.",
     "resize": "Change the threads, memory or variables of workers without losing data.",
@@ -58,7 +55,6 @@ _MODULES = {
     "playbooks": ("playbooks", "run"),
     "workers": (
         "merge",
-        "recreate",
         "resize",
         "restart",
         "scale",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from clustertune.cli import FAILED, REFUSED, command, examples
-from clustertune.cli.completion import conditions, dataset_option
+from clustertune.cli import FAILED, command, examples
+from clustertune.cli.completion import conditions
 from clustertune.cli.options import (
     Consent,
     Target,
@@ -30,22 +30,17 @@ from clustertune.cli.options import (
     worker_option,
 )
 from clustertune.cli.running import (
-    CONNECT,
     carry_out,
     change,
-    exit_on_error,
-    render,
     run,
     text_or_json,
 )
 from clustertune.core import arguments
 from clustertune.core.wording import printable
-from clustertune.errors import ConnectionLostError
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.core.report import Report
     from clustertune.operations.scheduling.schedule import Schedule
 
 _unavailable = click.option(
@@ -353,67 +348,3 @@ def cancel(target: Target, id: str, form: str) -> None:
         click.echo(printable(found), err=True)
         sys.exit(1)
     click.echo(_rendered(found, form))
-
-
-# --- all workers of a Saturn Cloud cluster --------------------------------------------
-
-
-@command(
-    "clustertune recreate --worker-size 2xlarge --dry-run",
-    "clustertune recreate --save-to s3://bucket/saved --dataset X --dataset y",
-)
-@with_options(
-    format_option,
-    click.option("--worker-size", metavar="NAME", help="Use this size of Saturn."),
-    click.option("--scheduler-size", metavar="NAME", help="Use this size of Saturn."),
-    click.option("--n-workers", type=click.IntRange(1), help="Start N workers. By "
-        "default as many as now."),
-    _nthreads,
-    click.option("--save-to", metavar="PATH", help="Save the data of --dataset here."),
-    dataset_option("Save, load and publish this data set again; may be given several "
-        "times.", shell_complete=None),
-    click.option("--overwrite", is_flag=True, help="Replace an existing save in PATH."),
-    click.option("--include-other-clients", is_flag=True, help="Also lose data of "
-        "other clients, and other published data."),
-    timeout_option("1 hour"),
-)  # fmt: skip
-@with_consent
-def recreate(form: str, consent: Consent, **options: Any) -> None:
-    """Destroy this Saturn Cloud cluster and create it again with other sizes.
-
-    All data in its memory is lost, except data sets that --dataset names. The command
-    uses the cluster of the Saturn environment in which it runs.
-    """
-    from clustertune.operations import recreating
-
-    def confirm(plan: Report) -> bool:
-        if not (consent.quiet and consent.yes):
-            click.echo(str(plan), err=True)
-        return consent.yes or click.confirm("Go on?", err=True)
-
-    consent.refuse_without_terminal()
-    options |= {"confirm": confirm, "dry_run": consent.dry_run, "progress": False}
-    with exit_on_error():
-        with _saturn_client() as client, usage_errors(ValueError, TypeError):
-            found = recreating.recreate_cluster(client, **options)
-        found.client.close()
-    click.echo(render(found.report, form))
-    refused = any(s.status == "refused" for s in found.report.steps)
-    sys.exit(REFUSED if refused else 0)
-
-
-def _saturn_client() -> Client:
-    from distributed import Client
-
-    from clustertune.integrations.managers import saturn
-    from clustertune.monitor.connection import no_connection_logs
-
-    cluster = saturn.of_this_resource()
-    try:
-        with no_connection_logs(everything=True):
-            return Client(cluster, set_as_default=False, timeout=CONNECT)
-    # the type depends on the answer of the server at that address
-    except Exception as error:
-        raise ConnectionLostError(
-            f"the scheduler of the Saturn cluster does not answer: {error!r}"
-        ) from error

@@ -20,8 +20,8 @@ import numpy as np
 
 from clustertune.core import arguments
 from clustertune.core.wording import bytes_text, names_text, plural
-from clustertune.remote.worker.partitions import refuse_old_pyarrow
 
+OLDEST_PYARROW = "14.0.1"  # it does not unpickle types of columns
 EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
 MAX_FOOTERS = 50  # of more files, a sample is read
 POINTER_SIZE = 8  # bytes of an offset, or of a reference to an object
@@ -66,6 +66,24 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
         joined_bytes=nbytes,
         notes=(note + default,),
     )
+
+
+def _refuse_old_pyarrow() -> None:
+    """Refuse a pyarrow that unpickles types of columns when it opens a file.
+
+    Raises
+    ------
+    ValueError
+        The installed release does so.
+    """
+    import pyarrow as pa
+    from packaging.version import Version
+
+    if Version(pa.__version__) < Version(OLDEST_PYARROW):
+        raise ValueError(
+            f"pyarrow {pa.__version__} unpickles content of files (CVE-2023-47248), "
+            f"so nothing was read: pip install 'pyarrow>={OLDEST_PYARROW}'"
+        )
 
 
 def parquet(path: object, dtype: object = None) -> Dataset:
@@ -205,7 +223,7 @@ class _Footer:
 def _read_footer(fs: Any, file: str, dtype: str | None, where: str) -> _Footer:
     from pyarrow import parquet as pq
 
-    refuse_old_pyarrow()
+    _refuse_old_pyarrow()
     width = np.dtype(dtype).itemsize if dtype else None
     try:
         with fs.open(file) as opened:

@@ -21,7 +21,7 @@ from clustertune.core import arguments
 from clustertune.core.model import Notify, Snapshot, Split, Step, View, WorkerSize
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
-from clustertune.errors import ScaleError
+from clustertune.errors import RefusedError, ScaleError
 from clustertune.integrations import managers
 from clustertune.operations.procedure import operate
 from clustertune.planner import machines
@@ -217,12 +217,17 @@ TimedOutError
     most = arguments.part("max_unavailable", max_unavailable)
     if size.env:
         most = 1
+
+    def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
+        named = [w for w in view.now.workers if w.id in ids]
+        if reason := managers.resize_obstacle(client.cluster, size, named):
+            raise RefusedError(f"refused, and nothing was changed: {reason}")
+        yield from restarting.steps(view, ids, wait=seconds, size=size, most=most)
+
     return operate(
         client,
         "resize",
-        lambda view, ids, _: restarting.steps(
-            view, ids, wait=seconds, size=size, most=most
-        ),
+        steps,
         *collections,
         workers=workers,
         dry_run=dry_run,

@@ -33,9 +33,8 @@ from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import LayoutSummary, WorkerShare
-from clustertune.errors import HistoryError, PlaybookError, SaveError
+from clustertune.errors import HistoryError, PlaybookError
 from clustertune.integrations import libraries
-from clustertune.operations import manifests
 from clustertune.operations.history import query, store
 from clustertune.operations.playbooks import available, library, schema
 from clustertune.operations.scheduling import triggers
@@ -466,33 +465,6 @@ def _read_argument(data: bytes) -> None:
             _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
 
 
-def _read_manifest(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / manifests.MANIFEST).write_bytes(data)
-        manifests.read(manifests.target("path", folder, None))
-
-
-def _manifests() -> list[bytes]:
-    array = {
-        "kind": "array", "label": "X", "folder": "clustertune-01234567/0",
-        "dtype": "<f8", "chunks": [[2, 3], [4]],
-        "partitions": [
-            {"crc32": [5, 6], "shape": [2, 4], "dtype": "<f8", "rows": 2, "bytes": 9},
-            {"crc32": [7, 8], "shape": [3, 4], "dtype": "<f8", "rows": 3, "bytes": 9},
-        ],
-    }  # fmt: skip
-    frame = {
-        "kind": "dataframe", "label": "y", "folder": "clustertune-01234567/1",
-        "divisions": True, "crc32": {"meta": 1, "divisions": 2},
-        "partitions": [{"crc32": 5, "shape": [2], "bytes": 9}],
-    }  # fmt: skip
-    whole = {
-        "schema_version": 2, "folder": "clustertune-01234567", "order": [0, 1],
-        "collections": [array, frame],
-    }  # fmt: skip
-    return [dumped(whole)]
-
-
 _NO_WORDS: tuple[str, ...] = ("a", "0", "*")
 TARGETS: Mapping[str, Target] = {
     t.name: t
@@ -520,8 +492,5 @@ TARGETS: Mapping[str, Target] = {
                 b'"float32"', b"true"],
             lambda: ["GiB", "minutes", "s", "%", "e", "-", ".", "kB", "ns", "days"],
             _as_text, 0.28),
-        Target("manifests", _read_manifest, (SaveError,), _manifests,
-            lambda: ["array", "partitions", "shape", "..", "/etc",
-            "clustertune-00000000"], _as_tree, 0.04),
     )
 }  # fmt: skip

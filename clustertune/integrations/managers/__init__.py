@@ -8,7 +8,7 @@ adapters here, but before ``spec_cluster``, which matches any ``SpecCluster``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune.core import plugins
-from clustertune.core.model import Unknown, WorkerSize
+from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.errors import ScaleError
 from clustertune.integrations.managers import (
     coiled,
@@ -105,6 +105,15 @@ def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
     """Give the cluster object the new size of one of its workers."""
     if own := _optional(cluster, "resized"):
         own(cluster, id, size)
+
+
+def resize_obstacle(
+    cluster: Any, size: WorkerSize, workers: Sequence[WorkerSnapshot]
+) -> str | None:
+    """Return why these workers cannot have this size; None: they can, or unknown."""
+    own = _optional(cluster, "resize_obstacle")
+    reason: str | None = None if own is None else own(cluster, size, workers)
+    return reason
 
 
 def start_with(cluster: Any, size: WorkerSize | None) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ An adapter may also have these functions:
 ``resized(cluster, id, size)``
     Start this worker with the size that its nanny has, if it starts again. Without the
     function, new workers keep the size that the cluster was made with.
+``resize_obstacle(cluster, size, workers)``
+    Why these workers cannot have this size; None: they can.
 ``expecting(cluster, ids)``
     A context in which the manager does not replace workers that restart.
 ``restart_obstacle(cluster)``

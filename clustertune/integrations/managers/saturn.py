@@ -7,24 +7,15 @@ the cluster by itself. New workers have the size that the cluster was made with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from dask.utils import parse_bytes
-
-from clustertune.core.model import Unknown
-from clustertune.core.wording import bytes_text, plural, printable
-from clustertune.errors import ConnectionLostError, RecreateError
+from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
     is_instance,
     off_loop,
 )
-
-# "Large - 2 cores - 16 GB RAM"; "GB" means the Gi of Kubernetes
-_DISPLAY = re.compile(r"([\d.]+) cores?\b.*?([\d.]+) GB")
 
 
 def matches(cluster: Any) -> bool:
@@ -68,86 +59,27 @@ def _names(cluster: Any) -> set[str]:
     return {worker["name"] for worker in cluster.scheduler_info["workers"].values()}
 
 
-# --- another size ---------------------------------------------------------------------
+def resize_obstacle(
+    cluster: Any,
+    size: WorkerSize,
+    workers: Sequence[WorkerSnapshot],
+) -> str | None:
+    """Return why these workers cannot have more threads or memory.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedSize:
-    """A size that Saturn offers; None: its description has no such number."""
-
-    name: str
-    cores: float | None = None
-    memory: int | None = None  # bytes
-
-    def __str__(self) -> str:
-        facts = [] if self.cores is None else [plural(self.cores, "core")]
-        facts += [] if self.memory is None else [bytes_text(self.memory)]
-        name = printable(self.name, longest=60)
-        return f"{name} ({', '.join(facts)})" if facts else name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedSizes:
-    """Arguments for a recreated cluster; None: Saturn's default."""
-
-    worker_size: str | None = None
-    scheduler_size: str | None = None
-    n_workers: int | None = None
-    nthreads: int | None = None
-
-
-def of_this_resource() -> Any:
-    """Return the cluster of this Saturn environment; start it if needed."""
-    try:
-        from dask_saturn import SaturnCluster
-
-        return SaturnCluster()
-    except (ImportError, RuntimeError, ValueError, LookupError, OSError) as error:
-        raise ConnectionLostError(
-            f"no cluster of Saturn Cloud: {_text(error)}"
-        ) from error
-
-
-def sizes() -> tuple[OfferedSize, ...]:
-    """Return the sizes that this installation offers."""
-    from dask_saturn import describe_sizes
-
-    try:
-        described = describe_sizes()
-    except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-        raise RecreateError(f"Saturn did not list its sizes: {_text(error)}") from error
-    return tuple(_offered_size(name, text) for name, text in described.items())
-
-
-def _offered_size(name: str, display: str) -> OfferedSize:
-    found = _DISPLAY.search(str(display))
-    if found is None:
-        return OfferedSize(name=name)
-    cores, memory = found.groups()
-    return OfferedSize(
-        name=name, cores=float(cores), memory=parse_bytes(f"{memory}GiB")
+    A worker is a machine of one size, and only a new cluster has another size.
+    """
+    wanted = {"n_workers": str(len(workers))}
+    if any((size.memory_limit or 0) > w.memory_limit for w in workers):
+        wanted["worker_size"] = '"NAME"'
+    if any((size.nthreads or 0) > w.nthreads for w in workers):
+        wanted["nthreads"] = str(size.nthreads)
+    if len(wanted) == 1:
+        return None
+    call = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    names = "; dask_saturn.describe_sizes() has the names"
+    return (
+        "Saturn Cloud gives no running worker more threads or memory. Write the data "
+        "with X.to_parquet(PATH) or X.to_zarr(PATH), because all data in memory will "
+        f"be lost. Then run `cluster = cluster.reset({call})`"
+        f"{names if 'worker_size' in wanted else ''}"
     )
-
-
-def unknown_size(wanted: RequestedSizes, offers: Sequence[OfferedSize]) -> str | None:
-    """Return an error text if Saturn does not offer a size, else None."""
-    for argument in ("worker_size", "scheduler_size"):
-        name = getattr(wanted, argument)
-        if name is not None and name not in {offer.name for offer in offers}:
-            known = ", ".join(map(str, offers)) or "none"
-            return f"{argument}={name!r} is not offered; sizes are: {known}"
-    return None
-
-
-def recreate(cluster: Any, wanted: RequestedSizes) -> Any:
-    """Destroy the cluster and start one with the requested sizes."""
-    try:
-        new = type(cluster).reset(**asdict(wanted))
-    except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
-        raise RecreateError(f"Saturn: {_text(error)}") from error
-    new.shutdown_on_close = cluster.shutdown_on_close
-    return new
-
-
-def _text(error: Exception) -> str:
-    return printable(str(error) or repr(error), longest=500)

@@ -39,7 +39,7 @@ from clustertune.operations.history.trends import (
 SCHEMA_VERSION = 1
 KINDS = (
     "prepare", "plan", "fit", "run",
-    "restart", "resize", "merge", "scale", "trim", "release", "recreate",
+    "restart", "resize", "merge", "scale", "trim", "release",
 )  # fmt: skip
 MAX_SHOWN = 50  # records
 

@@ -33,8 +33,7 @@ MAX_SHORT = 100  # fields of a line that was too long
 
 OTHER = "other"  # the label of names that are not in the sets below
 OPERATIONS = frozenset((
-    "apply", "fit", "merge", "prepare", "recreate", "release", "resize", "restart",
-    "save", "scale", "trim",
+    "fit", "merge", "prepare", "release", "resize", "restart", "scale", "trim",
 ))  # fmt: skip
 ACTIONS = frozenset((
     "adapt", "drop", "load", "merge", "rebalance", "rechunk", "release", "replicate",

@@ -15,10 +15,12 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
-from clustertune.core.model import Unknown
+from clustertune.core.model import Unknown, WorkerSize
+from clustertune.errors import RefusedError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import saturn
 from clustertune.integrations.managers.adapter import MAX_WORKERS
+from tests.builders import worker
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
 
@@ -101,6 +103,12 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
         state = client.sync(saturn.state, cluster)
         assert state == "Saturn reports the cluster as running, with 2 workers"
 
+        with pytest.raises(RefusedError) as refused:
+            clustertune.resize_workers(client, X, nthreads=2, memory_limit="1 TiB")
+        line = 'cluster = cluster.reset(n_workers=2, worker_size="NAME", nthreads=2)'
+        assert f"run `{line}`" in str(refused.value)
+        assert {w["nthreads"] for w in workers_of(client).values()} == {1}
+
         assert isinstance(client.sync(managers.bounds, cluster), Unknown)
         client.sync(managers.adapt, cluster, 1, 4)
         assert asked.adaptive == (1, 4)
@@ -109,3 +117,20 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
     assert managers.obstacle(cluster, 3) is None
     cluster.cluster_url = None
     assert managers.obstacle(cluster, 3) == "the cluster was closed; make a new one"
+
+
+@pytest.mark.parametrize(
+    ("size", "call"),
+    [
+        (WorkerSize(nthreads=1), None),
+        (WorkerSize(memory_limit=2**20), None),
+        (WorkerSize(env={"OMP_NUM_THREADS": "1"}), None),
+        (WorkerSize(nthreads=4), "cluster.reset(n_workers=2, nthreads=4)"),
+        (WorkerSize(memory_limit=2**40), 'cluster.reset(n_workers=2, worker_size="'),
+    ],
+)
+def test_another_size(size: WorkerSize, call: str | None) -> None:
+    """Only more threads and more memory need another cluster."""
+    reason = saturn.resize_obstacle(None, size, [worker(0), worker(1)])
+    assert (reason is None) is (call is None)
+    assert call is None or call in str(reason)
