@@ -32,6 +32,7 @@ from clustertune.errors import ClustertuneError
 from clustertune.operations.scheduling.request import schedule_restart
 from clustertune.remote.scheduler.plugin import install
 from clustertune.remote.scheduler.telemetry import audit_logger
+from clustertune.remote.versions import own_release
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -54,7 +55,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """
     schedules = configured_schedules()
     _add_audit_handler(dask.config.get("clustertune.audit", None))
-    await install(scheduler)
+    await install(scheduler, own_release(), preloaded=True)
     answer = mount(scheduler)
     if "error" in answer:
         logger.info("no dashboard page: the scheduler %s", answer["error"])

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from distributed import Client, LocalCluster
 
-from clustertune import checks
 from clustertune.cli import main
 from tests.test_cli import no_address  # noqa: F401 (a fixture)
 
@@ -35,10 +34,6 @@ def completed(*words: str) -> list[str]:
     ("words", "names"),
     [
         (["explain", "memory_g"], ["memory_growth"]),
-        (
-            ["restart", "--if", "l"],
-            ["leak", *(n for n in checks.available() if n[0] == "l")],
-        ),
         (["run", "betw"], ["file,betw", "between-runs"]),
         (["playbooks", "--lint", "betw"], ["file,betw", "between-runs"]),
         (["check", "--workload", "xgboost_"], ["xgboost_dmatrix", "xgboost_rank"]),

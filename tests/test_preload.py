@@ -28,7 +28,7 @@ from clustertune.remote.scheduler import telemetry
 from tests.processes import free_ports, process, until, workers_of
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = {"schedules": [{"cron": "0 3 * * *", "condition": "memory"}]}
+SETTINGS = {"schedules": [{"cron": "0 3 * * *", "if_needed": True}]}
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_a_scheduler_that_is_started_again(tmp_path: Path) -> None:
         Client(address) as client,
     ):
         (again,) = until(lambda: waiting(client))
-        assert (again.condition, again.reason) == ("memory:warning", preload.REASON)
+        assert (again.if_needed, again.reason) == (True, preload.REASON)
         assert again.id != schedule.id
         clustertune.trim_memory(client, progress=False)
     lines = [json.loads(x) for x in (tmp_path / "audit.jsonl").read_text().splitlines()]
@@ -103,14 +103,14 @@ def test_each_schedule_has_its_own_next_attempt(local_cluster: Any) -> None:
     cluster, client = local_cluster(1)
 
     def seconds(**arguments: Any) -> float:
-        given = {"cron": "* * * * *", "condition": "memory", **arguments}
+        given = {"cron": "* * * * *", "if_needed": True, **arguments}
         found: float = client.sync(preload._schedule, cluster.scheduler, given)
         return found
 
     assert 3000 < seconds(expires="1h") <= 3600
     assert seconds(expires="1h", workers=["none"]) == preload.RETRY
     (made,) = waiting(client)
-    assert made.condition == "memory:warning"
+    assert made.if_needed
 
 
 def test_a_scheduler_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:

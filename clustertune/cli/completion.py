@@ -42,14 +42,6 @@ def check_names(
     return _items(checks.available(), incomplete)
 
 
-def conditions(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the condition of a scheduled restart."""
-    own = _items(("leak", "memory"), incomplete)
-    return own + check_names(context, parameter, incomplete)
-
-
 def workload_names(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from clustertune.cli import FAILED, command, examples
-from clustertune.cli.completion import conditions
+from clustertune.cli import command, examples
 from clustertune.cli.options import (
     Consent,
     Target,
@@ -67,18 +65,13 @@ _SCHEDULE = (
         'after each of these times, like "0 3 * * *".'),
     click.option("--tz", metavar="ZONE", help="Between runs: set the time zone of "
         "--cron, like Europe/Berlin. Default: this machine's."),
-    click.option("--if", "condition", metavar="CONDITION", shell_complete=conditions,
-        help="Between runs: restart only if this is true then: leak, memory:critical, "
-        "or CHECK[:SEVERITY]."),
     click.option("--expires", metavar="TIME", default="12h", show_default=True,
         help="Between runs: give up after this time."),
-    click.option("--stay", is_flag=True, help="Between runs: wait until the restart "
-        "has ended, and show its state."),
 )  # fmt: skip
 #: only with ``--between-runs``
-_ONLY_SCHEDULED = ("idle_for", "cron", "tz", "condition", "expires", "stay")
+_ONLY_SCHEDULED = ("idle_for", "cron", "tz", "expires")
 _NEVER_SCHEDULED = (
-    "drop_data", "if_needed", "include_other_clients", "max_unavailable", "timeout",
+    "drop_data", "include_other_clients", "max_unavailable", "timeout",
 )  # fmt: skip
 
 
@@ -152,7 +145,7 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
     "clustertune restart --max-unavailable 25% --dry-run",
     "clustertune restart --if-needed --yes",
-    "clustertune restart --between-runs --if leak --idle-for 1m --yes",
+    "clustertune restart --between-runs --if-needed --idle-for 1m --yes",
 )
 @cluster_options(manager=True)
 @with_options(
@@ -243,7 +236,7 @@ def _take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any
         refuse_options(_NEVER_SCHEDULED, text)
     else:
         refuse_options(when, "{} is for --between-runs")
-    when["workers"] = options["workers"]
+    when |= {"workers": options["workers"], "if_needed": options["if_needed"]}
     source = click.get_current_context().get_parameter_source("wait")
     if source is ParameterSource.COMMANDLINE:
         when["wait"] = options["wait"]
@@ -253,47 +246,19 @@ def _take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any
 def _schedule_between_runs(
     target: Target, form: str, consent: Consent, when: Mapping[str, Any]
 ) -> None:
-    """Plan a scheduled restart, ask, schedule it, and follow it with ``--stay``."""
+    """Plan a scheduled restart, ask, and schedule it."""
     from clustertune.operations.scheduling.request import schedule_restart
-
-    options = dict(when)
-    stay = options.pop("stay")
 
     async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
         with usage_errors(ValueError, TypeError):
-            answer: Any = schedule_restart(client, dry_run=dry_run, **options)
+            answer: Any = schedule_restart(client, dry_run=dry_run, **when)
         made: Schedule = await answer
-        if dry_run or not stay:
-            return made
-        return await _follow(client, made, consent, _cancel_command(made, target))
+        return made
 
     made = carry_out(target, make, form, consent, lambda _: True, _rendered)
-    if consent.dry_run:
-        return
-    if not (made.ended or stay or consent.quiet):
-        click.echo(f"to cancel it: {_cancel_command(made, target)}", err=True)
-    sys.exit(0 if made.state in ("done", "waiting", "running") else FAILED)
-
-
-def _cancel_command(made: Schedule, target: Target) -> str:
-    return target.command(f"clustertune schedule cancel {made.id}")
-
-
-async def _follow(
-    client: Client, made: Schedule, consent: Consent, line: str
-) -> Schedule:
-    from clustertune.operations.scheduling import schedule as schedules
-
-    def notify(text: str) -> None:
-        if not consent.quiet:
-            click.echo(text, err=True)
-
-    notify(str(made))
-    try:
-        return await schedules.follow(client, made, lambda now: notify(now.standing()))
-    except asyncio.CancelledError:  # ^C
-        click.echo(f"still scheduled; to cancel it: {line}", err=True)
-        raise
+    if not (consent.dry_run or consent.quiet):
+        line = target.command(f"clustertune schedule cancel {made.id}")
+        click.echo(f"to cancel it: {line}", err=True)
 
 
 def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
@@ -306,7 +271,7 @@ def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
 
 @click.group(
     epilog=examples(
-        "clustertune restart --between-runs --if leak --yes tcp://10.0.0.5:8786",
+        "clustertune restart --between-runs --if-needed --yes tcp://10.0.0.5:8786",
         "clustertune schedule list tcp://10.0.0.5:8786",
         "clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786",
     )

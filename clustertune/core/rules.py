@@ -1,7 +1,7 @@
 """Rules that both the client and the scheduler plugin apply (pure).
 
 They decide how much memory is free, whether the keys of a worker have room elsewhere
-during its restart, and whether unmanaged memory grows from run to run.
+during its restart, whether a restart helps, and whether unmanaged memory grows.
 """
 
 from __future__ import annotations
@@ -84,6 +84,32 @@ def needed_elsewhere(status: str, spilled: int, nbytes: int) -> int:
     Restarts with the smallest need come first, since each restart frees memory.
     """
     return 0 if is_parked_first(status, spilled) else nbytes
+
+
+def restart_reason(
+    lines: Mapping[str, int],
+    process: int,
+    managed: int,
+    *,
+    paused: bool,
+    growth: int = 0,
+    fresh: int = 0,
+) -> str:
+    """Return why a restart helps a worker, or "".
+
+    A restart helps if the process is above one of the thresholds ``lines`` (bytes, by
+    name), or will be after the next run, and a new process with the same keys is below
+    it. ``fresh`` is the memory of a process without keys, ``growth`` that of a run.
+    """
+    text = f"its process has {bytes_text(process)}"
+    if growth:
+        text += f" and grows by {bytes_text(growth)} in a run"
+    for name, line in lines.items():
+        if fresh + managed <= line < process + growth:
+            return f"{text}; its {name} threshold is {bytes_text(line)}"
+    if paused and process - managed > managed:
+        return f"{text}, and it is paused"
+    return ""
 
 
 # --- growth of memory -----------------------------------------------------------------

@@ -261,46 +261,46 @@ async def install_plugin(client: Client, identity: Mapping[str, Any]) -> None:
     ------
     VersionMismatchError
         Code must not be sent to a process; nothing was sent. Or the scheduler's Dask
-        lacks a name that the plugin needs; nothing was installed.
-    LeaseHeldError
-        An older plugin is busy and could not be replaced.
+        lacks a name that the plugin needs; nothing was installed. Or another release
+        of clustertune has installed its plugin, which is never replaced.
     """
     await approve(client, identity["workers"])
+    names: dict[str, Any] = {"missing": []}
     try:
-        if await ship.on_scheduler(client, plugin.present) == plugin.PROTOCOL:
-            return
-        names = await ship.on_scheduler(client, versions.missing_names)
-        if not names["missing"]:
-            answer = await ship.on_scheduler(client, plugin.install)
+        found = await ship.on_scheduler(client, plugin.present)
+        if found is None:
+            names = await ship.on_scheduler(client, versions.missing_names)
+        if found is None and not names["missing"]:
+            code = plugin.install
+            found = await ship.on_scheduler(
+                client, code, version=versions.own_release()
+            )
     # the scheduler can raise any kind of error
     except Exception as error:
         raise _of_scheduler(client, error) from error
     if names["missing"]:
         raise VersionMismatchError(versions.refusal(**names))
-    if answer["protocol"] > plugin.PROTOCOL:
-        raise VersionMismatchError(
-            "this scheduler has the plugin of a newer clustertune (protocol "
-            f"{answer['protocol']}, this release has {plugin.PROTOCOL}); upgrade "
-            "clustertune here"
-        )
-    if answer["busy"] is not None:
-        raise LeaseHeldError(_in_use(answer["protocol"], answer["busy"]))
+    if found["protocol"] != plugin.PROTOCOL:
+        raise VersionMismatchError(_other_release(**found))
 
 
-def _in_use(protocol: int, busy: Mapping[str, Any]) -> str:
-    """Explain why the plugin of an older clustertune was not replaced."""
-    label, client = printable(busy["label"]), printable(busy["client"])
-    older = f"an older clustertune (protocol {protocol})"
-    if not busy["since"]:  # it does not end by itself
-        return (
-            f"{older} keeps {label} on this scheduler. This release would end them, so "
-            "it did nothing. Use the older release, or restart the scheduler"
+def _other_release(protocol: int, version: str, *, preloaded: bool) -> str:
+    """Explain why the plugin of another release is neither used nor replaced."""
+    there = f"{printable(version)} (protocol {protocol})"
+    fix = (
+        "use that release here. If no other client needs it, remove it with "
+        'client.unregister_scheduler_plugin("clustertune"), which ends its scheduled '
+        "restarts, and run this again"
+    )
+    if preloaded:
+        fix = (
+            "use that release here, or install this one where the scheduler starts "
+            "with --preload clustertune.preload"
         )
-    by = f" (client {client})" if client else ""
+    here = f"{versions.own_release()} (protocol {plugin.PROTOCOL})"
     return (
-        f"{older} is in use on this cluster: {label}{by}. This release would end "
-        "that, so it did nothing. Run this again when it has ended, or use the older "
-        "release"
+        f"this scheduler has the plugin of clustertune {there}, and this process has "
+        f"{here}, so nothing was done: {fix}"
     )
 
 

@@ -144,9 +144,9 @@ async def diagnose(request: CheckRequest) -> Report:
         ) from None
     view = suitability.chosen(view)
     found = (*checks.run(view, configured), *goals.unmet(view))
-    # for the dashboard page, and for conditions of scheduled restarts
+    # for the dashboard page and the metrics
     facts = page_facts.facts(view, found)
-    await monitor.ask(request.client, "store_facts", facts=facts, diagnosis=True)
+    await monitor.ask(request.client, "store_facts", facts=facts)
     survey = view.now.survey
     return Report(
         status="checked",

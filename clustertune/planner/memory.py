@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clustertune.core import rules
 from clustertune.core.model import (
     Finding,
     Float64s,
@@ -360,23 +361,18 @@ def expected_growth(findings: Sequence[Finding], worker: WorkerSnapshot) -> int:
 
 
 def restart_reason(worker: WorkerSnapshot, growth: int = 0) -> str:
-    """Return why a restart helps a worker, or "".
-
-    A restart helps if the process is above a threshold, or will be after the next run,
-    and a new process with the same keys is below it.
-    """
-    # the memory of a process without keys is known for the first hour only
-    fresh = (worker.least_memory or 0) + worker.managed
-    text = f"its process has {bytes_text(worker.process)}"
-    if growth:
-        text += f" and grows by {bytes_text(growth)} in a run"
-    for level in levels(worker):
-        line = level.fraction * worker.memory_limit
-        if level.measure == "process" and fresh <= line < worker.process + growth:
-            return f"{text}; its {level.name} threshold is {bytes_text(line)}"
-    if worker.status == "paused" and worker.unmanaged > worker.managed:
-        return f"{text}, and it is paused"
-    return ""
+    """Return why a restart helps a worker, or ""; see ``core.rules``."""
+    limit = worker.memory_limit
+    lines = {x.name: int(x.fraction * limit) for x in levels(worker)}
+    return rules.restart_reason(
+        {name: line for name, line in lines.items() if ACTS[name][0] == "process"},
+        worker.process,
+        worker.managed,
+        paused=worker.status == "paused",
+        growth=growth,
+        # the memory of a process without keys is known for the first hour only
+        fresh=worker.least_memory or 0,
+    )
 
 
 def no_restart_reason(worker: WorkerSnapshot) -> str:

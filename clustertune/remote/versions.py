@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,14 @@ def _packages(answer: Any) -> Mapping[str, str | None] | None:
     ):
         return found
     return None
+
+
+def own_release() -> str:
+    """Return the release of clustertune in this process."""
+    try:
+        return metadata.version("clustertune")
+    except metadata.PackageNotFoundError:
+        return "an unknown release"
 
 
 def _objections(

@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 from click.testing import CliRunner
 
-from clustertune import checks
+from clustertune import checks, preload
 from clustertune.cli import main, running
 from clustertune.core import arguments, settings
 from clustertune.core.counts import Done
@@ -232,7 +232,7 @@ def _read_config(data: bytes) -> None:
             checks.configured,
             store.configured,
             available,
-            lambda: triggers.parse_condition("leak").plain(),  # type: ignore[union-attr]
+            preload.configured_schedules,
         ):
             _tolerant(read, (ValueError, HistoryError))
 
@@ -438,13 +438,6 @@ def _read_cron(data: bytes) -> None:
         triggers.cron_times(cron, zone, start, start + 3e5)
 
 
-def _read_condition(data: bytes) -> None:
-    found = triggers.parse_condition(data.decode(errors="replace"))
-    if found is not None:
-        str(found)
-        found.plain()
-
-
 def _read_argument(data: bytes) -> None:
     """Parse a text, and its JSON value, as each kind of argument."""
     text = data.decode(errors="replace")
@@ -483,10 +476,6 @@ TARGETS: Mapping[str, Target] = {
                 b"0 0 L * *|", b"30 2 29 2 SUN"],
             lambda: ["*", "/", "-", ",", "#", "L", "W", "MON", "FEB", "60", "UTC"],
             _as_text, 0.15),
-        Target("conditions", _read_condition, (ValueError,),
-            lambda: [b"leak", b"memory:critical", b"thread_pools:warning"],
-            lambda: [":", "leak", "memory", *checks.available(), "critical", "unknown"],
-            _as_text, 0.22),
         Target("values", _read_argument, (),
             lambda: [b"2 GiB", b"10 minutes", b"25%", b'{"A": "b"}', b"[1, 2]", b"0.5",
                 b'"float32"', b"true"],

@@ -1,14 +1,14 @@
 """``schedule_restart``: restart workers in the next gap between runs.
 
-The client checks the request: it computes cron times, reads the condition, and refuses
-restarts that can never happen. Then the scheduler waits
+The client checks the request: it computes cron times, and refuses restarts that can
+never happen. Then the scheduler waits
 (``remote/scheduler/schedule_runner.py``). All times follow the scheduler's clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from time import monotonic
@@ -16,6 +16,7 @@ from typing import Any
 
 from distributed import Client
 
+from clustertune import checks
 from clustertune.actions import restart as restarting
 from clustertune.actions.cluster.live import (
     RESTARTABLE,
@@ -25,7 +26,7 @@ from clustertune.actions.cluster.live import (
 )
 from clustertune.collections import inputs
 from clustertune.core import arguments
-from clustertune.core.model import Goal, Refusal, View
+from clustertune.core.model import Goal, Refusal, Unknown, View, WorkerSnapshot
 from clustertune.core.wording import seconds_text, time_text
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
@@ -33,10 +34,8 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations import event_log
 from clustertune.operations.call import check_client
-from clustertune.operations.check import CheckRequest, diagnose
 from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
-from clustertune.operations.scheduling.triggers import Condition
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.worker import park
@@ -51,7 +50,7 @@ def schedule_restart(
     idle_for: str | float = "30s",
     cron: str | None = None,
     tz: str | None = None,
-    condition: str | None = None,
+    if_needed: bool = False,
     expires: str | float = "12h",
     workers: Sequence[str | int] | None = None,
     reason: str | None = None,
@@ -81,12 +80,10 @@ def schedule_restart(
     tz
         Time zone of ``cron``: ``"Europe/Berlin"``. None: that of this machine. The
         clock is that of the scheduler.
-    condition
-        Restart only if this is true then. ``"leak"``: unmanaged memory of a worker
-        grows from run to run. ``"memory:critical"``: a worker has reached its pause
-        threshold, mostly with unmanaged memory (``"memory"``: its spill threshold). Or
-        a check with or without a severity, ``"thread_pools:critical"``: the last
-        :func:`clustertune.check` since the last restart has found it.
+    if_needed
+        Restart only the workers that need it then: their process is above a threshold,
+        or will be after the next run, and a new process is not. Without ``cron`` the
+        scheduler waits until a worker needs it.
     expires
         Seconds, or a duration, after which the scheduler gives up.
     workers
@@ -134,7 +131,7 @@ def schedule_restart(
         idle_for=arguments.duration("idle_for", idle_for),
         cron=cron,
         zone=_zone(cron, tz),
-        condition=triggers.parse_condition(condition),
+        if_needed=arguments.flag("if_needed", if_needed),
         lifetime=lifetime,
         workers=arguments.names("workers", workers),
         reason=_reason(reason),
@@ -182,7 +179,7 @@ class _Request:
     idle_for: float
     cron: str | None
     zone: tzinfo
-    condition: Condition | None
+    if_needed: bool
     lifetime: float  # seconds until it expires
     workers: tuple[str | int, ...] | None
     reason: str | None
@@ -254,10 +251,7 @@ async def _send(request: _Request) -> Schedule:
     ids = None
     if request.workers is not None:
         ids = tuple(sorted(ids_of(request.workers, view), key=str))
-    condition = request.condition
     notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
-    if condition is not None and condition.kind == "check":
-        notes += (await _check_now(request, condition),)
     if request.dry_run:
         return Schedule(
             id="",
@@ -265,7 +259,7 @@ async def _send(request: _Request) -> Schedule:
             idle_for=request.idle_for,
             expires=expires,
             instants=times,
-            condition=None if condition is None else str(condition),
+            if_needed=request.if_needed,
             workers=ids,
             reason=request.reason,
             notes=notes,
@@ -283,16 +277,16 @@ def _terms(
     """Return the request as plain values, with code for approved nannies."""
     approved = monitor.known(request.client).addresses
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
-    condition = request.condition
+    least = float(checks.setting("memory_growth", "min_fraction"))
     return {
         "owner": request.client.id,
         "reason": request.reason,
         "idle_for": request.idle_for,
-        "condition": None if condition is None else condition.plain(),
+        "if_needed": least if request.if_needed else None,
         "workers": None if ids is None else list(ids),
         "collections": [keys.pack(names) for names in layouts],
         # pairs, because ids may be numbers, and msgpack's maps need text
-        "lines": list(triggers.thresholds(view.now.workers).items()),
+        "lines": list(_thresholds(view.now.workers).items()),
         "nannies": [
             w.nanny for w in view.now.workers if w.nanny and w.address in approved
         ],
@@ -302,19 +296,34 @@ def _terms(
     }
 
 
-def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
-    """Return notes about obstacles that may be gone later.
+def _thresholds(
+    workers: Iterable[WorkerSnapshot],
+) -> dict[str | int, dict[str, float]]:
+    """By worker id, the known and enabled thresholds of its process memory."""
+    found: dict[str | int, dict[str, float]] = {}
+    for worker in workers:
+        known = worker.thresholds
+        if worker.parking or isinstance(known, Unknown):
+            continue
+        both = {"pause": known.pause, "spill": known.spill}  # worst first
+        found[worker.id] = {k: v for k, v in both.items() if v is not None}
+    return found
 
-    Raise RefusedError if a worker can never be restarted.
+
+def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
+    """Return notes about obstacles; some may be gone later.
+
+    Raise RefusedError if a named worker, or all workers, can never be restarted.
     """
-    wanted = {w.id for w in view.now.workers} if ids is None else set(ids)
-    steps = restarting.steps(view, wanted)
+    real = [w.id for w in view.now.workers if not w.parking]
+    steps = restarting.steps(view, set(real if ids is None else ids))
     refused = [no for _, no in guards.sort_out(steps, view) if no is not None]
-    for no in refused:
-        if _is_permanent(no, view):
-            raise RefusedError(f"{no.step.summary}: {no.reason}")
+    never = [no for no in refused if _is_permanent(no, view)]
+    if never and (ids is not None or len(never) == len(real)):
+        raise RefusedError(f"{never[0].step.summary}: {never[0].reason}")
     return tuple(
-        f"The restart waits until this has changed: {no.step.summary}: {no.reason}"
+        f"{'Left out' if no in never else 'It waits until this has changed'}: "
+        f"{no.step.summary}: {no.reason}"
         for no in refused[:3]
     )
 
@@ -324,22 +333,3 @@ def _is_permanent(refusal: Refusal, view: View) -> bool:
         return True
     address = getattr(refusal.step.args, "address", None)
     return any(w.address == address and w.nanny is None for w in view.now.workers)
-
-
-async def _check_now(request: _Request, condition: Condition) -> str:
-    """Run the checks, which send findings, and return a note about the condition."""
-    check_request = CheckRequest(
-        client=request.client,
-        given=request.given,
-        goal=Goal(workload=libraries.choose(None)),
-        workers=None,
-        timeout=request.timeout,
-    )
-    report = await diagnose(check_request)
-    own = [f for f in report.found if f.check == condition.check]
-    found = [f for f in own if f.severity >= condition.severity]
-    now = f"found now: {found[0].message}" if found else "not found now"
-    return (
-        f"{condition}: {now}. Only the last findings count; `clustertune check` renews "
-        "them"
-    )

@@ -6,7 +6,6 @@ are untrusted, so their text is escaped.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -24,11 +23,9 @@ from clustertune.core.wording import (
     utc_text,
     workers_text,
 )
-from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 
-POLL_INTERVAL = 1.0  # seconds
 ENDED = ("done", "failed", "expired", "cancelled")
 KEPT_NOTE = (
     "The scheduler keeps this restart, so this process may end. The restart is lost if "
@@ -50,8 +47,8 @@ class Attempt:
         Epoch seconds at its end.
     outcome
         ``done``, ``interrupted`` (tasks came; the rest waits for the next gap),
-        ``failed``, ``lost`` (keys were lost), ``not needed`` (the condition was not
-        met), ``cancelled`` or ``expired``.
+        ``partly`` (the others cannot be restarted yet), ``failed``, ``lost`` (keys were
+        lost), ``not needed``, ``cancelled`` or ``expired``.
     restarted, left
         Ids of restarted workers, and of workers that are not restarted yet.
     keys, nbytes
@@ -94,18 +91,19 @@ class Schedule:
         Short; empty for a dry run.
     state
         ``planned`` (a dry run), ``waiting``, ``running``, ``done``, ``failed`` (three
-        times, or keys were lost), ``expired`` or ``cancelled``.
+        times, or keys were lost), ``expired`` or ``cancelled``. ``refused``: the
+        scheduler's configuration has it, and it could not be scheduled yet.
     waits
-        Why it waits: ``for`` is ``instant``, ``held``, ``busy``, ``idle``,
-        ``condition`` or ``room``; other keys have details.
+        Why it waits: ``for`` is ``instant``, ``held``, ``busy``, ``idle``, ``need`` or
+        ``room``; other keys have details.
     idle_for
         Seconds without a task and without a hold that make a gap.
     instants
         Future times in epoch seconds; after each one it waits for the next gap.
     expires, made
         Epoch seconds.
-    condition
-        The condition, or None.
+    if_needed
+        Whether only workers are restarted that need it then.
     workers
         Ids of the workers to restart. None: all workers at that time.
     left
@@ -123,7 +121,7 @@ class Schedule:
     made: float = 0.0
     waits: Mapping[str, Any] = field(default_factory=dict)
     instants: tuple[float, ...] = ()
-    condition: str | None = None
+    if_needed: bool = False
     workers: tuple[str | int, ...] | None = None
     reason: str | None = None
     owner: str = ""
@@ -175,16 +173,17 @@ class Schedule:
             more = len(self.instants) - 1
             text += f" after {time_text(self.instants[0])}"
             text += f" and {plural(more, 'later time')}" if more else ""
-        text += f", if {printable(self.condition)}" if self.condition else ""
+        text += ", if needed" if self.if_needed else ""
         return f"{text}; until {time_text(self.expires)}"
 
     def standing(self, show: Callable[[float], str] = time_text) -> str:
         """Describe its state in one line; ``show`` formats times."""
         if self.state == "running":
             return f"running: {workers_text(self.left or ())} not restarted yet"
-        if self.state != "waiting":
+        if self.state not in ("waiting", "refused"):
             return printable(self.state)
-        return f"waiting: {printable(_waits_text(self.waits, self.idle_for, show))}"
+        why = _waits_text(self.waits, self.idle_for, show)
+        return f"{self.state}: {printable(why, longest=500)}"
 
     def plain(self) -> dict[str, Any]:
         values = asdict(replace(self, client=None))
@@ -237,41 +236,6 @@ async def listed(client: Client) -> tuple[Schedule, ...]:
     return tuple(read(answer, client) for answer in await _answers(client))
 
 
-async def follow(
-    client: Client, schedule: Schedule, notify: Callable[[Schedule], None]
-) -> Schedule:
-    """Wait until a restart has ended; call ``notify`` after each relevant change."""
-    shown = _progress(schedule)
-    while not schedule.ended:
-        await asyncio.sleep(POLL_INTERVAL)
-        try:
-            answers = await _answers(client)
-        except ConnectionLostError as error:
-            raise ConnectionLostError(
-                f"the scheduled restart {schedule.id} does not outlive its scheduler: "
-                f"{error}"
-            ) from error
-        found = [a for a in answers if a["id"] == schedule.id]
-        if not found:
-            raise ConnectionLostError(
-                f"the scheduled restart {schedule.id} is lost, because the scheduler "
-                "restarted"
-            )
-        schedule = read(found[0], client)
-        if _progress(schedule) != shown:
-            shown = _progress(schedule)
-            notify(schedule)
-    return schedule
-
-
-def _progress(schedule: Schedule) -> tuple[object, ...]:
-    """Return the state without elapsed seconds and numbers of tasks."""
-    waits = schedule.waits
-    which = (waits.get(name) for name in ("for", "until", "label", "text"))
-    return (schedule.state, schedule.left, *which)
-
-
 async def _answers(client: Client) -> list[Mapping[str, Any]]:
-    answer = await monitor.ask(client, "list_schedules")
-    found: list[Mapping[str, Any]] = answer["schedules"]
+    found: list[Mapping[str, Any]] = await monitor.ask(client, "list_schedules")
     return found

@@ -76,14 +76,6 @@ class PageData:
         self.facts |= kept
         self.made_at = 0.0
 
-    def state(self) -> dict[str, Any]:
-        """The facts that clients have sent, for :meth:`restore` of the next plugin."""
-        return {"facts": self.facts, "keys": self.keys}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the facts of another plugin."""
-        self.facts, self.keys = dict(state["facts"]), list(state["keys"])
-
     def close(self) -> None:
         """Cancel the count of holders."""
         if self.counting is not None:
@@ -308,7 +300,7 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         if one["state"] not in ("waiting", "running"):
             continue
         why = one["waits"].get("text") or one["waits"].get("for", "")
-        condition = f" if {one['condition']}" if one["condition"] else ""
+        condition = " if needed" if one["if_needed"] else ""
         text = f"restart between runs{condition}, by {one['owner']}: {one['state']}"
         text += f" ({why})" if why else ""
         at = next((t for t in one["instants"] if t > one["now"]), one["now"])

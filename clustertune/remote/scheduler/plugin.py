@@ -52,54 +52,41 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, audit
 
 NAME = "clustertune"
-PROTOCOL = 18
-STATE = 1  # format of the state that a newer plugin restores
+PROTOCOL = 19  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
-UNREADABLE = {
-    "client": "",
-    "label": "schedules, reports and run history that this release cannot read",
-    "since": 0.0,
-}
 
 
-def present(dask_scheduler: Any) -> int | None:
-    """Return the protocol of the installed plugin, or None.
+def present(dask_scheduler: Any) -> dict[str, Any] | None:
+    """Return what is known of the installed plugin, or None.
 
-    This function is small, while :func:`install` sends all code of the plugin.
+    This function is small, while :func:`install` sends all code of the plugin. The
+    answer has ``protocol``, ``version`` and ``preloaded``.
     """
-    protocol: int | None = getattr(dask_scheduler.plugins.get(NAME), "protocol", None)
-    return protocol
+    plugin = dask_scheduler.plugins.get(NAME)
+    if plugin is None:
+        return None
+    facts = {"protocol": plugin.protocol}
+    # older plugins have neither
+    facts["version"] = str(getattr(plugin, "version", "before 0.1"))
+    return facts | {"preloaded": bool(getattr(plugin, "preloaded", False))}
 
 
-async def install(dask_scheduler: Any) -> dict[str, Any]:
-    """Install the plugin unless the same or a newer one is installed.
-
-    The new plugin restores the state of an older one. An older one stays installed
-    while a client uses the cluster, or if this release cannot read its state.
-
-    Returns ``protocol`` of the installed plugin, and ``busy``: the use that keeps an
-    older plugin installed (``client``, ``label``, ``since``), or None.
-    """
-    old = dask_scheduler.plugins.get(NAME)
-    if old is None:
-        ClustertunePlugin(dask_scheduler).attach()
-        return {"protocol": PROTOCOL, "busy": None}
-    if old.protocol >= PROTOCOL:
-        return {"protocol": old.protocol, "busy": None}
-    if getattr(old, "state_format", None) != STATE:
-        return {"protocol": old.protocol, "busy": UNREADABLE}
-    busy = old.busy()
-    if busy is not None:
-        return {"protocol": old.protocol, "busy": busy}
-    # no await: no request may be handled between these lines
-    new = ClustertunePlugin(dask_scheduler)
-    new.restore(old.state())
-    dask_scheduler.remove_plugin(name=NAME)
-    new.attach()
-    await old.close(handed_over=True)
-    return {"protocol": PROTOCOL, "busy": None}
+async def install(
+    dask_scheduler: Any, version: str, preloaded: bool = False
+) -> dict[str, Any]:
+    """Install the plugin unless there is one; return the facts of :func:`present`."""
+    if NAME not in dask_scheduler.plugins:
+        # Dask has removed a plugin from its list without closing it
+        former = getattr(dask_scheduler.handlers.get(NAME), "__self__", None)
+        if former is not None:
+            await former.close()
+    if NAME not in dask_scheduler.plugins:
+        plugin = ClustertunePlugin(dask_scheduler)
+        plugin.version, plugin.preloaded = version, preloaded
+        plugin.attach()
+    return present(dask_scheduler) or {}
 
 
 class ClustertunePlugin(SchedulerPlugin):
@@ -107,7 +94,8 @@ class ClustertunePlugin(SchedulerPlugin):
 
     name = NAME
     protocol = PROTOCOL
-    state_format = STATE
+    version = ""  # of clustertune, from the process that has installed it
+    preloaded = False  # whether the scheduler itself has installed it
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
@@ -126,7 +114,6 @@ class ClustertunePlugin(SchedulerPlugin):
         self.changes = WorkerChanges(scheduler, self.page_data)
         self.metrics = Metrics(self)
         self.report = ""
-        self.findings: dict[str, Any] | None = None
         self.watches: list[asyncio.Task[None]] = []
         #: requests that functions and other objects answer
         self.forwarded: Mapping[str, Callable[..., Any]] = {
@@ -155,62 +142,22 @@ class ClustertunePlugin(SchedulerPlugin):
         self.watches = [asyncio.ensure_future(watch) for watch in watches]
         self.metrics.register()
 
-    async def close(self, handed_over: bool = False) -> None:
-        """Cancel all tasks. Dask calls this when the scheduler closes.
-
-        With ``handed_over`` the next plugin continues the schedules.
-        """
+    async def close(self) -> None:
+        """Cancel all tasks. Dask calls this when the scheduler closes."""
         self.page_data.close()
         self.metrics.close()
         self.owners.close()
         tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.kept.values()]
-        tasks += self.schedules.close(handed_over)
+        tasks += self.schedules.close()
         tasks += self.watches
         tasks += self.changes.close()
         for task in tasks:
             task.cancel()
         tasks += self.bindings.ending
         await asyncio.gather(*tasks, return_exceptions=True)
-        # the next plugin may have replaced the handler
+        # another plugin may have replaced the handler
         if getattr(self.scheduler.handlers.get(NAME), "__self__", None) is self:
             del self.scheduler.handlers[NAME]
-
-    def busy(self) -> dict[str, Any] | None:
-        """Return the current use of the cluster that forbids to replace this plugin.
-
-        A lease, a hold and a running job belong to a client with this protocol, so a
-        newer plugin cannot continue them.
-        """
-        if (holder := self.lease.in_use()) is not None:
-            return holder
-        moving = self.jobs.are_running()
-        return _unfinished_move() if moving else self.schedules.running()
-
-    def state(self) -> dict[str, Any]:
-        """Return plain data for :meth:`restore` of the next plugin."""
-        return {
-            "report": self.report,
-            "released": list(self.lease.released),
-            "findings": self.findings,
-            "names": dict(self.names.noted),
-            "schedules": self.schedules.state(),
-            "runs": self.runs.state(),
-            "showing": self.page_data.state(),
-            "metrics": self.metrics.state(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of another plugin, before this one is attached."""
-        self.report = state["report"]
-        self.lease.released.extend(state["released"])
-        if "metrics" in state:  # older plugins have none
-            self.metrics.restore(state["metrics"])
-        self.findings = state["findings"]
-        clients = self.scheduler.clients
-        self.names.noted = {c: n for c, n in state["names"].items() if c in clients}
-        self.runs.restore(state["runs"])
-        self.page_data.restore(state["showing"])
-        self.schedules.restore(state["schedules"])
 
     # --- called by Dask ---------------------------------------------------------------
 
@@ -534,10 +481,9 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about schedules, the report and the page ----------------------------
 
-    def list_schedules(self) -> dict[str, Any]:
-        """Return waiting and recently ended schedules, and the last checks' time."""
-        found = self.findings and self.findings["time"]
-        return {"schedules": self.schedules.listed(), "findings": found, "now": time()}
+    def list_schedules(self) -> list[dict[str, Any]]:
+        """Return waiting and recently ended schedules."""
+        return self.schedules.listed()
 
     def store_report(self, report: str) -> None:
         """Store a report (JSON)."""
@@ -549,14 +495,9 @@ class ClustertunePlugin(SchedulerPlugin):
         """Return the last report (JSON), or ""."""
         return self.report
 
-    def store_facts(self, facts: Mapping[str, Any], diagnosis: bool = False) -> None:
-        """Store facts for the page that only clients have.
-
-        Scheduled restarts use findings of a full diagnosis only.
-        """
+    def store_facts(self, facts: Mapping[str, Any]) -> None:
+        """Store facts for the page that only clients have."""
         self.page_data.keep(facts)
-        if diagnosis:
-            self.findings = self.page_data.facts["findings"]
 
 
 def _unfinished_move() -> dict[str, Any]:

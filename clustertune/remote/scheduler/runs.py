@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import time
 from typing import Any, NamedTuple
 
+from clustertune.core import rules
 from clustertune.remote.scheduler.lease import Holds
 from clustertune.remote.scheduler.state import Id, id_of, memory_of, training_workers
 
@@ -103,26 +104,6 @@ class Runs:
         self.floors: dict[Id, IdleMemory] = {}
         self.training: set[str] = set()  # keys of training tasks that run
         self.recent: deque[Ended] = deque(maxlen=RECENT)  # oldest first
-
-    def state(self) -> dict[str, Any]:
-        """Plain data, for :meth:`restore` of the next plugin."""
-        return {
-            "began": self.began,
-            "worked": self.worked,
-            "kept": list(self.kept),
-            "totals": list(self.totals),
-            "peaks": list(self.peaks.items()),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the runs of another plugin.
-
-        The next heartbeats measure the floors since the last work again.
-        """
-        self.began, self.worked = state["began"], state["worked"]
-        self.kept.extend(state["kept"])
-        self.totals.extend(state["totals"])
-        self.peaks = dict(state["peaks"])
 
     def note(self, now: float, busy: bool, memory: Memory, held: bool = False) -> None:
         """Record the cluster at one moment. A gap within a hold ends no run."""
@@ -221,6 +202,29 @@ async def settled(scheduler: Any, runs: Runs) -> list[dict[str, Any]]:
             break
         await asyncio.sleep(POLL_INTERVAL)
     return list(runs.kept)
+
+
+def growth(
+    runs: Iterable[Mapping[str, Any]], least: Mapping[Id, float] | None = None
+) -> dict[Id, float]:
+    """Return by how many bytes each worker's unmanaged memory grows from run to run.
+
+    0: it does not grow by the ``least`` bytes of the worker. A worker without enough
+    runs that ended alike is absent.
+    """
+    kept, found = list(runs), dict[Id, float]()
+    for group in rules.alike([run.get("ended_by", "gap") for run in kept]):
+        left: dict[Id, list[rules.MemoryAfterRun]] = {}
+        for n, run in enumerate(kept[i] for i in group):
+            managed = dict(run.get("managed", ()))
+            for id, nbytes in run.get("floors", ()):
+                after = rules.MemoryAfterRun(n, nbytes, managed.get(id, 0))
+                left.setdefault(id, []).append(after)
+        for id, memory in left.items():
+            if len(memory) >= rules.ENOUGH:
+                step = rules.step(memory, (least or {}).get(id, 0.0)) or 0.0
+                found[id] = max(step, found.get(id, 0.0))
+    return found
 
 
 def _is_busy(scheduler: Any) -> bool:

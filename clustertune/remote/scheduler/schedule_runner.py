@@ -3,7 +3,8 @@
 One task reads the scheduler's state every second while a schedule waits. It restarts
 workers one at a time, as a client does, and holds the lease for one worker only. A fit,
 a hold or a plan that comes meanwhile waits for one worker at most. The remaining
-workers then wait for the next gap.
+workers then wait for the next gap. A worker that cannot be restarted is left as it is,
+and the others are restarted.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from time import time
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
-from clustertune.core.rules import needed_elsewhere, problem
+from clustertune.core import rules
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
-from clustertune.remote.scheduler.nanny import ANSWER_TIMEOUT, call
+from clustertune.remote.scheduler.runs import growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule
 from clustertune.remote.scheduler.state import (
     begun_tasks,
-    free_bytes,
     id_of,
     is_parking,
+    memory_of,
     training_workers,
 )
 from clustertune.remote.scheduler.survey import held_data
@@ -32,9 +33,11 @@ logger = logging.getLogger("distributed.clustertune")
 
 POLL_INTERVAL = 1.0  # seconds between two looks; more on large clusters
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
-RETRY = 30.0  # seconds between two looks at conditions and room
+RETRY = 30.0  # seconds between two looks at workers that cannot be restarted yet
 MAX_WAITING = 20
 MAX_ENDED = 20
+MAX_NAMED = 3  # workers in a text
+NO_NANNY = "it has no nanny that could start it again"
 
 
 class ScheduleRunner:
@@ -63,13 +66,10 @@ class ScheduleRunner:
         now, name = time(), uuid4().hex[:6]
         self.kept[name] = Schedule(name, terms, now)
         self._log(self.kept[name], "made")
-        self._begin_watch()
-        return self.kept[name].describe(now)
-
-    def _begin_watch(self) -> None:
         if self.task is None or self.task.done():
-            self.idle_since, self.seen = time(), -1
+            self.idle_since, self.seen = now, -1
             self.task = asyncio.ensure_future(self._watch())
+        return self.kept[name].describe(now)
 
     def listed(self) -> list[dict[str, Any]]:
         return [s.describe(time()) for s in self.kept.values()]
@@ -85,29 +85,9 @@ class ScheduleRunner:
                 self._note(schedule, "cancelled")
         return schedule.describe(time())
 
-    def running(self) -> dict[str, Any] | None:
-        """Return the schedule that restarts workers now: client, label and since."""
-        for schedule in self.kept.values():
-            if schedule.state == "running":
-                whose = {"client": schedule.terms["owner"], "since": schedule.made}
-                return whose | {"label": f"a scheduled restart ({schedule.name})"}
-        return None
-
-    def state(self) -> dict[str, Any]:
-        """Return plain data for :meth:`restore` of the next plugin."""
-        return {"kept": [s.to_state() for s in self.kept.values()]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue the schedules of another plugin."""
-        for one in state["kept"]:
-            schedule = Schedule.from_state(one)
-            self.kept[schedule.name] = schedule
-        if self._waiting():
-            self._begin_watch()
-
-    def close(self, handed_over: bool = False) -> list[asyncio.Task[None]]:
+    def close(self) -> list[asyncio.Task[None]]:
         """Stop waiting; return the cancelled task."""
-        for schedule in () if handed_over else self._waiting():
+        for schedule in self._waiting():
             self._note(schedule, "cancelled")
         if self.task is None:
             return []
@@ -161,136 +141,99 @@ class ScheduleRunner:
         if reason is not None:
             schedule.wait(reason)
             return
-        if schedule.left is None and not self._is_met(schedule):
-            return
-        workers = self._workers(schedule)
-        if schedule.left is not None and not workers:
-            self._note(schedule, "done", "the remaining workers are gone")
-            return
-        problem = await self._obstacle(schedule, workers)
-        if problem:
-            schedule.wait({"for": "room", "text": problem}, time() + self.again)
-        elif not schedule.ended and schedule.obstacle(self._moment()) is None:
-            await self._roll(schedule, workers)
-
-    def _is_met(self, schedule: Schedule) -> bool:
-        runs, findings = self.plugin.runs.kept, self.plugin.findings
-        yes, text = schedule.is_met(self.scheduler, runs, findings)
-        if yes:
-            return True
-        if schedule.instants:  # the next instant gives it another chance
-            self._note(schedule, "not needed", text)
-        else:
-            schedule.wait({"for": "condition", "text": text}, time() + self.again)
-        return False
-
-    # --- obstacles --------------------------------------------------------------------
-
-    def _workers(self, schedule: Schedule) -> dict[Any, Any]:
-        """Return the workers to restart, by id; "all" includes later workers."""
-        there = {id_of(ws): ws for ws in training_workers(self.scheduler)}
-        wanted = schedule.left
-        if wanted is None:
-            wanted = schedule.terms["workers"]
-        if wanted is None:
-            return there
-        return {id: there[id] for id in wanted if id in there}
-
-    async def _obstacle(self, schedule: Schedule, workers: Mapping[Any, Any]) -> str:
-        """Return why one of the workers cannot be restarted now, or ""."""
-        if not workers:
-            return "none of its workers is on the cluster"
         if any(is_parking(ws.name) for ws in self.scheduler.workers.values()):
-            return (
+            text = (
                 "an earlier restart has left keys on a parking worker: `clustertune "
                 "restart` brings them back"
             )
-        found = await held_data(self.scheduler, [ws.address for ws in workers.values()])
-        ceilings = self._lines(schedule).items()
-        there = self.scheduler.workers
-        # most free memory first, so that most workers fit at the first attempt
-        rooms = sorted(
-            ((free_bytes(there[a], most), a) for a, most in ceilings), reverse=True
-        )
-        for id, ws in workers.items():
-            if ws.address in found:
-                why = await self._reason(schedule, id, ws, found[ws.address], rooms)
-                if why:
-                    return why
-        return ""
+            schedule.wait({"for": "room", "text": text}, moment.now + self.again)
+            return
+        workers, refused = self._due(schedule)
+        if workers:
+            await self._roll(schedule, workers, refused)
+        elif schedule.left is not None:
+            self._note(schedule, "done", "the remaining workers are gone")
+        else:
+            self._wait_for_workers(schedule, refused, moment.now)
 
-    async def _reason(
-        self,
-        schedule: Schedule,
-        id: Any,
-        worker: Any,
-        held: Sequence[int],
-        rooms: Sequence[tuple[float, str]],
-    ) -> str:
-        _, _, nbytes, _, actors = held
-        if not worker.nanny:
-            return f"worker {id} has no nanny that could start it again"
-        if actors:
-            return f"worker {id} holds {actors} actors, which cannot be moved"
-        free = None
-        for room, address in rooms:
-            if address != worker.address:
-                free = (free or 0.0) + room
-                if free >= nbytes:
-                    return ""
-        if not nbytes:
-            return ""
-        in_memory = max(0, nbytes - worker.memory.spilled)
-        in_nanny = await self._room_in_nanny(schedule, worker)
-        why = problem(nbytes, in_memory, free, in_nanny)
-        return why and f"no headroom for worker {id}: {why}"
+    def _wait_for_workers(
+        self, schedule: Schedule, refused: Mapping[Any, str], now: float
+    ) -> None:
+        kind, text = "room", _texts(refused) or "none of its workers is on the cluster"
+        if schedule.terms["if_needed"] is not None and not refused:
+            kind, text = "need", "no worker needs a restart"
+        if kind == "need" and schedule.instants:  # the next instant is another chance
+            self._note(schedule, "not needed", text)
+        else:
+            schedule.wait({"for": kind, "text": text}, now + self.again)
 
-    async def _room_in_nanny(self, schedule: Schedule, worker: Any) -> Any:
-        """Return the free bytes for a parking worker, or why they are unknown."""
-        code = self._parking(schedule, worker)
-        if not code:
-            return "unknown, because the worker came after the restart was scheduled"
-        wanted = {"what": "room"}
-        room, why = await call(
-            self.scheduler, worker.nanny, code, wanted, ANSWER_TIMEOUT
-        )
-        return f"unknown: {why}" if why else room
+    # --- workers ----------------------------------------------------------------------
 
-    def _parking(self, schedule: Schedule, worker: Any) -> bytes:
-        """Return the code of a parking worker, if its nanny may receive code."""
-        terms = schedule.terms
-        code: bytes = terms["parking"] if worker.nanny in terms["nannies"] else b""
-        return code
+    def _due(self, schedule: Schedule) -> tuple[dict[Any, Any], dict[Any, str]]:
+        """Return the workers to restart, and why others cannot be restarted, by id.
+
+        All workers of a schedule include later ones.
+        """
+        there = {id_of(ws): ws for ws in training_workers(self.scheduler)}
+        wanted = schedule.terms["workers"] if schedule.left is None else schedule.left
+        if wanted is not None:
+            there = {id: there[id] for id in wanted if id in there}
+        if schedule.left is None and schedule.terms["if_needed"] is not None:
+            reasons = self._needs(schedule, there)
+            there = {id: ws for id, ws in there.items() if reasons[id]}
+        refused = {id: NO_NANNY for id, ws in there.items() if not ws.nanny}
+        return {id: ws for id, ws in there.items() if id not in refused}, refused
+
+    def _needs(self, schedule: Schedule, there: Mapping[Any, Any]) -> dict[Any, str]:
+        """Return why each worker needs a restart, or ""; see ``restart_reason``."""
+        runs, least = self.plugin.runs.kept, schedule.terms["if_needed"]
+        limits = {id: ws.memory_limit or 0 for id, ws in there.items()}
+        grows = growth(runs, {id: least * limit for id, limit in limits.items()})
+        lines = self._lines(schedule)
+        found = {}
+        for id, ws in there.items():
+            memory = memory_of(ws)
+            found[id] = rules.restart_reason(
+                {name: int(x * limits[id]) for name, x in lines[id].items()},
+                memory.process,
+                memory.managed,
+                paused=ws.status.name == "paused",
+                growth=int(grows.get(id) or 0),
+            )
+        return found
+
+    def _lines(self, schedule: Schedule) -> dict[Any, dict[str, float]]:
+        """Return by id the thresholds of process memory, as fractions of its limit.
+
+        A worker that came later is assumed to be like the others.
+        """
+        known = [at for at in schedule.lines.values() if at]
+        lowest = min(known, key=lambda at: min(at.values()), default={})
+        return {
+            id_of(ws): schedule.lines.get(id_of(ws), lowest)
+            for ws in training_workers(self.scheduler)
+        }
 
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
         """Return the process limits of the workers that accept a worker's keys."""
         lines = self._lines(schedule)
-        lines.pop(worker.address, None)
-        return lines
-
-    def _lines(self, schedule: Schedule) -> dict[str, int]:
-        """Return by address the process memory at which a worker spills or pauses.
-
-        A worker that came later is assumed to be like the others.
-        """
-        lines = {id: min(at.values()) for id, at in schedule.lines.items() if at}
-        lowest = min(lines.values(), default=0.0)
-        found = {}
-        for ws in self.scheduler.running:
-            if is_parking(ws.name):
-                continue
-            id = id_of(ws)
-            line = lines.get(id, 0.0 if id in schedule.lines else lowest)
-            found[ws.address] = int(line * (ws.memory_limit or 0))
-        return found
+        return {
+            ws.address: int(
+                min(lines[id_of(ws)].values(), default=0.0) * (ws.memory_limit or 0)
+            )
+            for ws in self.scheduler.running
+            if ws is not worker and not is_parking(ws.name)
+        }
 
     # --- the restart ------------------------------------------------------------------
 
-    async def _roll(self, schedule: Schedule, workers: Mapping[Any, Any]) -> None:
+    async def _roll(
+        self, schedule: Schedule, workers: Mapping[Any, Any], refused: dict[Any, str]
+    ) -> None:
         """Restart workers one at a time, until an interruption."""
         schedule.state, schedule.waits = "running", {}
         workers = await self._ordered(workers)
-        schedule.left = list(workers)
+        left = schedule.left = [*workers]
         self._log(schedule, "began")
         began = time()
         turns: list[dict[str, Any]] = []
@@ -298,18 +241,24 @@ class ScheduleRunner:
             if turns:
                 await asyncio.sleep(self.pause)
             outcome, problem = self._interruption(schedule, began)
-            if not outcome and self.scheduler.workers.get(worker.address) is worker:
-                turn = await self._turn(schedule, worker)
-                turns.append({"worker": id} | turn)
-                outcome, problem = self._judge(turn)
-                if turn["address"]:
-                    schedule.left.remove(id)
-            elif not outcome:  # the worker has left
-                schedule.left.remove(id)
             if outcome:
                 self._note(schedule, outcome, problem, turns)
                 return
-        self._note(schedule, "done", turns=turns)
+            if self.scheduler.workers.get(worker.address) is not worker:  # it has left
+                left.remove(id)
+                continue
+            turn = await self._turn(schedule, id, worker)
+            turns.append(turn)
+            outcome, problem = self._judge(turn)
+            if turn["address"]:
+                left.remove(id)
+            if outcome == "refused":
+                refused[id] = problem
+            elif outcome:
+                self._note(schedule, outcome, problem, turns)
+                return
+        outcome = "partly" if left else "done"
+        self._note(schedule, outcome, _texts(refused), turns)
 
     async def _ordered(self, workers: Mapping[Any, Any]) -> dict[Any, Any]:
         """Sort the workers by the memory that they need on others, smallest first."""
@@ -318,7 +267,7 @@ class ScheduleRunner:
         def needed(item: tuple[Any, Any]) -> int:
             ws = item[1]
             nbytes = found[ws.address][2] if ws.address in found else 0
-            return needed_elsewhere(ws.status.name, ws.memory.spilled, nbytes)
+            return rules.needed_elsewhere(ws.status.name, ws.memory.spilled, nbytes)
 
         return dict(sorted(workers.items(), key=needed))
 
@@ -329,10 +278,9 @@ class ScheduleRunner:
         if not turn["problem"]:
             return "", ""
         moment = self._moment()
-        busy = turn["held"] or moment.tasks or moment.queued
-        # a restart that a task or another plan has prevented
-        prevented = not turn["address"] and busy
-        return ("interrupted" if prevented else "failed"), turn["problem"]
+        if not turn["address"] and (turn["held"] or moment.tasks or moment.queued):
+            return "interrupted", turn["problem"]
+        return ("refused" if turn["unchanged"] else "failed"), turn["problem"]
 
     def _interruption(self, schedule: Schedule, since: float) -> tuple[str, str]:
         """Return a reason to stop between two workers; ended tasks count."""
@@ -348,15 +296,19 @@ class ScheduleRunner:
             return "interrupted", "tasks came"
         return "", ""
 
-    async def _turn(self, schedule: Schedule, worker: Any) -> dict[str, Any]:
+    async def _turn(self, schedule: Schedule, id: Any, worker: Any) -> dict[str, Any]:
         """Restart one worker under the lease."""
         plugin, terms, token = self.plugin, schedule.terms, uuid4().hex
         ceilings = self._ceilings(schedule, worker)
+        may_park = worker.nanny in terms["nannies"]
+        turn: dict[str, Any] = {"worker": id, "address": "", "unchanged": True}
+        turn |= {"keys": 0, "nbytes": 0, "lost": 0, "seconds": 0.0, "held": False}
         label = f"a scheduled restart ({schedule.name})"
         answer = plugin.acquire(SCHEDULER_OWNER, label, token)
         if "holder" in answer:
-            nothing = {"address": "", "keys": 0, "nbytes": 0, "lost": 0, "held": True}
-            return nothing | {"problem": f"held by {answer['holder']['label']}"}
+            text = f"held by {answer['holder']['label']}"
+            return turn | {"problem": text, "held": True}
+        began = monotonic()
         try:
             name = await plugin.restart_worker(
                 token,
@@ -366,14 +318,14 @@ class ScheduleRunner:
                 list(ceilings.values()),
                 terms["wait"],
                 terms["timeout"],
-                parking=self._parking(schedule, worker),
+                parking=terms["parking"] if may_park else b"",
             )
             job = plugin.jobs.kept[name]
             problem = await job.task
         finally:
             plugin.release(token)
-        state: dict[str, Any] = job.work.state()
-        return state | {"problem": problem, "held": False}
+        turn |= job.work.state() | {"seconds": monotonic() - began}
+        return turn | {"problem": problem}
 
     # --- results ----------------------------------------------------------------------
 
@@ -396,29 +348,34 @@ class ScheduleRunner:
             "nbytes": sum(turn["nbytes"] for turn in turns),
             "lost": sum(turn["lost"] for turn in turns),
         }
-        if turns or outcome not in ("cancelled", "expired"):
+        repeated = outcome == "partly" and not result["restarted"]
+        if not repeated and (turns or outcome not in ("cancelled", "expired")):
             schedule.results.append(result)
-        if outcome == "done":
-            schedule.restarted = now
-        if outcome in ("done", "not needed"):
-            schedule.end_instant(now)
-        elif outcome == "failed":
-            schedule.failed(now)
-        elif outcome == "lost":
-            schedule.end("failed")
-        elif outcome == "interrupted":
-            schedule.wait_for_next_gap(now)
-        if outcome in ("cancelled", "expired"):
-            schedule.end(outcome)
-        elif schedule.cancelled and not schedule.ended:
-            schedule.end("cancelled")
-        self._log(schedule, outcome, result)
-        self._forget()
-
-    def _forget(self) -> None:
+        self._settle(schedule, outcome, result["problem"], now)
+        if not repeated:
+            self._log(schedule, outcome, result)
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
+
+    def _settle(
+        self, schedule: Schedule, outcome: str, problem: str, now: float
+    ) -> None:
+        """Change the state of a schedule after an attempt."""
+        if outcome in ("done", "not needed"):
+            schedule.end_instant(now)
+        elif outcome == "partly":
+            schedule.wait({"for": "room", "text": problem}, now + self.again)
+        elif outcome == "failed":
+            schedule.failed(now)
+        elif outcome == "lost":
+            schedule.end("failed", now)
+        elif outcome == "interrupted":
+            schedule.wait_for_next_gap(now)
+        if outcome in ("cancelled", "expired"):
+            schedule.end(outcome, now)
+        elif schedule.cancelled and not schedule.ended:
+            schedule.end("cancelled", now)
 
     def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None
@@ -426,3 +383,10 @@ class ScheduleRunner:
         event = {"action": "schedule", "id": schedule.name, "state": state}
         event |= {k: schedule.terms[k] for k in ("owner", "reason")}
         self.scheduler.log_event(TOPIC, event | dict(result or {}))
+
+
+def _texts(refused: Mapping[Any, str]) -> str:
+    """Name workers that were not restarted, with the reasons of the first ones."""
+    shown = [f"worker {id}: {why}" for id, why in refused.items()]
+    more = len(shown) - MAX_NAMED
+    return "; ".join([*shown[:MAX_NAMED], *[f"and {more} more"] * (more > 0)])

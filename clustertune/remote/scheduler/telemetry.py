@@ -18,12 +18,13 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import product
 from typing import Any
 
 from clustertune.remote.scheduler.lease import TOPIC
+from clustertune.remote.scheduler.runs import growth
 
 logger = logging.getLogger("distributed.clustertune")
 audit_logger = logging.getLogger("clustertune.audit")
@@ -71,8 +72,8 @@ GAUGES = {
         "of the last operation"
     ),
     "unmanaged_memory_growth_bytes": (
-        "Growth of unmanaged memory from one run to the next, on the worker where it "
-        "grew most"
+        "Bytes by which unmanaged memory grows with nearly every run, on the worker "
+        "where it grows most; 0: it does not"
     ),
 }
 LABELS = {
@@ -122,26 +123,6 @@ class Metrics:
 
             REGISTRY.unregister(self)
             self.registered = False
-
-    def state(self) -> dict[str, Any]:
-        """The counters as plain data, for :meth:`restore` of the next plugin."""
-        return {
-            "operations": [(*labels, n) for labels, n in self.operations.items()],
-            "operation_seconds": list(self.operation_seconds.items()),
-            "steps": [(*labels, n) for labels, n in self.steps.items()],
-            "moved_bytes": self.moved_bytes,
-            "imbalance": self.imbalance,
-            "lost_keys": list(self.lost_keys.items()),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the counters of another plugin."""
-        self.operations.update({(a, b): n for a, b, n in state["operations"]})
-        self.operation_seconds.update(dict(state["operation_seconds"]))
-        self.steps.update({(a, b): n for a, b, n in state["steps"]})
-        self.moved_bytes = state["moved_bytes"]
-        self.imbalance = state["imbalance"]
-        self.lost_keys.update(dict(state["lost_keys"]))
 
     # --- counters ---------------------------------------------------------------------
 
@@ -203,7 +184,7 @@ class Metrics:
     def _gauges(self) -> dict[str, Values]:
         plugin = self.plugin
         states = Counter(schedule["state"] for schedule in plugin.schedules.listed())
-        growth = last_growth(plugin.runs.kept)
+        growths = growth(plugin.runs.kept).values()
         return {
             "findings": self._findings(),
             "findings_timestamp_seconds": {
@@ -213,7 +194,7 @@ class Metrics:
             "lease": {(): int(plugin.lease.holder() is not None)},
             "schedules": {(state,): states[state] for state in SCHEDULES},
             "imbalance_ratio": {} if self.imbalance is None else {(): self.imbalance},
-            "unmanaged_memory_growth_bytes": {} if growth is None else {(): growth},
+            "unmanaged_memory_growth_bytes": {(): max(growths)} if growths else {},
         }
 
     def _last_findings(self) -> Mapping[str, Any]:
@@ -238,18 +219,6 @@ def _amount(value: Any) -> float:
     """A finite number of at least 0; anything else is 0."""
     right = type(value) in (int, float) and 0 <= value < 2.0**63
     return value if right else 0.0
-
-
-def last_growth(runs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return by how many bytes unmanaged memory grew in the last run.
-
-    It is that of the worker where it grew most, and 0 where it fell everywhere. None:
-    no worker was measured after both of the last two runs.
-    """
-    floors = [dict(map(tuple, run.get("floors", ()))) for run in list(runs)[-2:]]
-    if len(floors) < 2 or not (both := floors[0].keys() & floors[1].keys()):
-        return None
-    return float(max(0, *(floors[1][worker] - floors[0][worker] for worker in both)))
 
 
 # --- the audit trail ------------------------------------------------------------------

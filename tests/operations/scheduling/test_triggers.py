@@ -1,4 +1,4 @@
-"""Triggers of scheduled restarts: cron times and conditions."""
+"""Cron times of scheduled restarts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import itertools
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.core.model import Severity
 from clustertune.operations.scheduling import triggers
-from clustertune.operations.scheduling.triggers import Condition, parse_condition
-from clustertune.remote.scheduler.schedule import RANKS
-from tests.builders import worker
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 86400.0
@@ -141,68 +136,3 @@ def test_without_a_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triggers, "available_timezones", set)
     with pytest.raises(ValueError, match="install the package tzdata"):
         triggers.zone("Mars/Sea")
-
-
-# --- conditions -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "condition", "shown"),
-    [
-        ("leak", Condition(kind="leak"), "leak"),
-        ("memory", Condition(kind="memory"), "memory:warning"),
-        (
-            "memory:critical",
-            Condition(kind="memory", severity=Severity.critical),
-            "memory:critical",
-        ),
-        (
-            "thread_pools:info",
-            Condition(kind="check", check="thread_pools", severity=Severity.info),
-            "thread_pools:info",
-        ),
-    ],
-)
-def test_good_conditions(text: str, condition: Condition, shown: str) -> None:
-    """The default severity is warning."""
-    assert parse_condition(text) == condition
-    assert str(condition) == shown
-    assert condition.plain()["text"] == shown
-
-
-def test_no_condition() -> None:
-    """None means no condition."""
-    assert parse_condition(None) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("leaks", "did you mean leak"),
-        ("uneven_row:critical", "did you mean uneven_rows"),
-        ("memory:fatal", "'fatal' is no severity; allowed are info, warning, critical"),
-        ("memory:", "'' is no severity"),
-        ("memory:unknown", "'unknown' is no severity"),
-        ("memory:info", "memory is warning .spills. or critical .pauses."),
-        ("leak:critical", "leak has no severity"),
-        ("", "there is no check ''"),
-        (3, "there is no check '3'"),
-    ],
-)
-def test_bad_conditions(text: object, message: str) -> None:
-    """The message has the allowed values, and a close match."""
-    with pytest.raises(ValueError, match=message):
-        parse_condition(text)
-
-
-def test_growth_of_a_leak() -> None:
-    """The threshold is the setting of the check."""
-    with dask.config.set({"clustertune.checks.memory_growth.min_fraction": 0.25}):
-        assert Condition(kind="leak").plain()["least"] == 0.25
-    assert Condition(kind="leak").plain()["least"] == 0.01
-
-
-def test_values_for_the_scheduler() -> None:
-    """Known thresholds; and the scheduler has the same ranks of severities."""
-    assert triggers.thresholds([worker(0)]) == {0: {"spill": 0.7, "pause": 0.8}}
-    assert {s.name: int(s) for s in Severity if s is not Severity.unknown} == RANKS

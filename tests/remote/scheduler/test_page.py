@@ -168,7 +168,7 @@ async def test_events_and_holds(c, s, a, b):
     s.log_event(NAME, {"action": "trim", "steps": [{"summary": "gave back"}]})
     await monitor.ask(c, "begin_hold", owner=c.id, label="a fit", name="h")
     terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
-    terms |= {"condition": {"text": "leak"}, "workers": None, "lines": []}
+    terms |= {"if_needed": 0.01, "workers": None, "lines": []}
     schedules = s.plugins[NAME].schedules
     name = schedules.add(terms | {"expires": time() + 60})["id"]
     await soon(lambda: schedules.kept[name].waits["for"] == "held")
@@ -179,7 +179,7 @@ async def test_events_and_holds(c, s, a, b):
         ("did", "trim: gave back"),
         ("held", "held for a fit"),
         ("did", f"schedule made: id {name}, owner me"),
-        ("scheduled", "restart between runs if leak, by me: waiting (held)"),
+        ("scheduled", "restart between runs if needed, by me: waiting (held)"),
     ]
 
 

@@ -21,8 +21,7 @@ from clustertune.errors import (
 from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler import jobs, lease, plugin
-from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin, install
-from clustertune.remote.scheduler.runs import SampledMemory
+from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -52,127 +51,46 @@ async def test_installed_once(c, s, a, b):
     assert heard[0] < 2000  # bytes: a question, not the plugin
 
 
+@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("change", [-1, 1])
 @gen_cluster(client=True, nthreads=TWO)
-async def test_an_older_one_is_replaced(c, s, a, b):
-    """A newer plugin replaces an older one, its handler and its tasks."""
+async def test_another_release(c, s, a, b, change, preloaded):
+    """Its plugin is neither used nor replaced; the error names both releases."""
+    other = ClustertunePlugin(s)
+    other.protocol, other.version = plugin.PROTOCOL + change, "9.9"
+    other.preloaded = preloaded
+    other.attach()
+    fix = "where the scheduler starts" if preloaded else "unregister_scheduler_plugin"
+    for call in (clustertune.check, clustertune.trim_memory, clustertune.schedules):
+        with pytest.raises(VersionMismatchError, match=fix) as error:
+            await call(c)
+        assert f"9.9 (protocol {other.protocol})" in str(error.value)
+        assert f"{clustertune.__version__} (protocol" in str(error.value)
+    assert s.plugins[NAME] is other
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_the_fix_for_another_release(c, s, a, b):
+    """A removed plugin ends with its tasks, and the next call installs this one's."""
     old = ClustertunePlugin(s)
     old.protocol = plugin.PROTOCOL - 1
     old.attach()
-    assert (await install(s))["protocol"] == plugin.PROTOCOL
-    assert s.plugins[NAME] is not old
-    assert s.handlers[NAME].__self__ is s.plugins[NAME]
-
-
-def older(s):
-    """The plugin of an older release."""
-    old = ClustertunePlugin(s)
-    old.protocol = plugin.PROTOCOL - 1
-    old.attach()
-    return old
+    old.schedules.add(terms(c.id))
+    waiting = old.schedules.task
+    await c.unregister_scheduler_plugin(NAME)
+    await clustertune.check(c)
+    new = s.plugins[NAME]
+    assert new is not old
+    assert s.handlers[NAME].__self__ is new
+    assert waiting.done()
+    assert all(watch.done() for watch in old.watches)
 
 
 def terms(owner):
     """A restart that waits for a long time."""
     found = {"owner": owner, "reason": "weekly", "idle_for": 600.0, "instants": []}
-    found |= {"condition": None, "workers": [0], "lines": [(0, {"spill": 0.7})]}
+    found |= {"if_needed": None, "workers": [0], "lines": [(0, {"spill": 0.7})]}
     return found | {"expires": time() + 3600}
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_an_older_one_at_work_is_left(c, s, a, b):
-    """A read-only check of a newer client does not end a plan or a hold."""
-    old = older(s)
-    old.acquire(c.id, "prepare", "t")
-    async with Client(s.address, asynchronous=True, set_as_default=False) as newer:
-        with pytest.raises(LeaseHeldError, match=f"use.*: prepare .client {c.id}"):
-            await clustertune.check(newer)
-        old.release("t")
-        old.begin_hold(c.id, "a night's training", "h")
-        with pytest.raises(LeaseHeldError, match=f"night's training .client {c.id}"):
-            await clustertune.check(newer)
-        assert s.plugins[NAME] is old
-        assert old.holds.active()
-        old.end_hold("h")
-        await clustertune.check(newer)
-    assert s.plugins[NAME] is not old
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_an_older_one_that_restarts_a_worker_is_left(c, s, a, b):
-    """Between two workers of a scheduled restart no lease is held."""
-    old = older(s)
-    name = old.schedules.add(terms(c.id))["id"]
-    old.schedules.task.cancel()  # it would wait for a gap again
-    old.schedules.kept[name].state = "running"
-    with pytest.raises(LeaseHeldError, match=f"a scheduled restart .{name}"):
-        await clustertune.check(c)
-    assert s.plugins[NAME] is old
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_what_an_older_one_keeps_is_handed_over(c, s, a, b):
-    """Schedules, run history, findings, names and reports outlive a newer client."""
-    old = older(s)
-    name = old.schedules.add(terms(c.id))["id"]
-    ended = old.schedules.add(terms(c.id))["id"]
-    old.schedules.cancel(ended)
-    old.store_report('{"x": 1}')
-    old.store_facts({"findings": {"time": 1.0, "found": [], "command": ""}}, True)
-    now = time()
-    old.runs.note(now - 100, True, {"w": SampledMemory(3, 2, now - 100)})
-    old.runs.note(now - 60, False, {"w": SampledMemory(3, 2, now - 60)})
-    old.runs.note(now - 1, True, {"w": SampledMemory(5, 4, now - 1)})
-    await old.names.note(c.id, ["X"])
-    before, listed = await old.past_runs(), old.list_schedules()["schedules"]
-    began = dict(vars(old.schedules.kept[name]))
-
-    await monitor.install_plugin(c, await monitor.identify(c))
-    new = s.plugins[NAME]
-    assert new is not old
-    assert s.handlers[NAME].__self__ is new
-    after = new.list_schedules()["schedules"]
-    assert (await monitor.ask(c, "list_schedules"))["schedules"][0]["id"] == name
-    assert [one | {"now": 0, "waits": 0} for one in after] == [
-        one | {"now": 0, "waits": 0} for one in listed
-    ]
-    assert [one["state"] for one in after] == ["waiting", "cancelled"]
-    there = vars(new.schedules.kept[name])
-    assert {k: there[k] for k in there if k != "waits"} == {
-        k: began[k] for k in there if k != "waits"
-    }
-    assert len(before) == 1
-    assert await new.past_runs() == before
-    assert (new.runs.began, new.runs.peaks["w"]) == (now - 1, 5)
-    assert now - 60 in [row[0] for row in new.runs.totals]
-    assert new.last_report() == '{"x": 1}'
-    assert new.findings == {"time": 1.0, "found": [], "command": ""}
-    assert new.names.noted == {c.id: {"X": None}}
-    assert not new.schedules.task.done()
-    assert old.schedules.task.done()
-    states = [e["state"] for _, e in s.get_events(NAME) if e["action"] == "schedule"]
-    assert states == ["made", "made", "cancelled"]  # the last one by hand
-    new.schedules.cancel(name)
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_one_that_cannot_be_read_is_left(c, s, a, b):
-    """Its schedules and reports would be lost; the error has a fix."""
-    old = older(s)
-    old.state_format = plugin.STATE - 1
-    with pytest.raises(LeaseHeldError, match=r"cannot read.*restart the scheduler"):
-        await clustertune.check(c)
-    assert s.plugins[NAME] is old
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_a_newer_one_is_left_alone_and_said(c, s, a, b):
-    """A newer plugin stays; the error asks to upgrade the client."""
-    new = ClustertunePlugin(s)
-    new.protocol = plugin.PROTOCOL + 1
-    new.attach()
-    with pytest.raises(VersionMismatchError, match="upgrade clustertune here"):
-        await monitor.install_plugin(c, await monitor.identify(c))
-    assert s.plugins[NAME] is new
 
 
 @gen_cluster(client=True, nthreads=TWO)

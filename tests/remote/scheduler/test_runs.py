@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 
 from distributed.utils_test import captured_logger, gen_cluster
+from hypothesis import given
+from hypothesis import strategies as st
 
+from clustertune.checks.memory import memory_growth
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.scheduler import runs as module
 from clustertune.remote.scheduler.lease import Holds, Owners
-from clustertune.remote.scheduler.runs import GAP, MAX_RUNS, Runs, SampledMemory
+from clustertune.remote.scheduler.runs import (
+    GAP,
+    MAX_RUNS,
+    Runs,
+    SampledMemory,
+    growth,
+)
 from clustertune.remote.scheduler.state import worker_id
+from tests.builders import runs as past
+from tests.builders import view, worker
 from tests.processes import soon
 
 
@@ -198,3 +209,37 @@ def test_the_last_training_task_ends_a_run():
     assert not runs.transition("sum-3", "memory", "released", 2.6)
     assert runs.transition("_train_part-2", "processing", "memory", 3.0)
     assert runs.worked == 3.0
+
+
+def test_growth_of_a_few_runs_is_unknown() -> None:
+    """Two runs that ended alike are no trend; each way to end counts by itself."""
+    two = [{"floors": [("a", n)], "ended_by": "hold"} for n in (5, 9)]
+    assert growth(two) == {}
+    assert growth([*two, {"floors": [("a", 20)], "ended_by": "gap"}]) == {}
+
+
+def test_growth_lasts_as_long_as_memory_grows() -> None:
+    """It is that of a run, by worker; a restart begins it again."""
+    grows = [{"floors": [("a", 100 * n), ("b", 7)]} for n in range(4)]
+    assert growth(grows) == {"a": 100, "b": 0}
+    assert growth(grows, {"a": 101}) == {"a": 0, "b": 0}
+    ends = [*grows, *[{"floors": [("a", 300), ("b", 7)]}] * 6]
+    assert growth(ends)["a"] == 0
+    runs = Runs()
+    runs.kept.extend(grows)
+    runs.forget("a")
+    assert growth(runs.kept) == {"b": 0}
+
+
+@given(
+    floors=st.lists(st.integers(0, 400), max_size=8),
+    least=st.sampled_from([0.01, 0.1]),
+)
+def test_growth_is_that_of_the_check(floors: list[int], least: float) -> None:
+    """The scheduler cannot run checks; both have the same rule."""
+    floors = [n * 2**20 for n in floors]
+    it = worker(0)
+    seen = view([it], runs=past(*({0: n} for n in floors)))
+    found = list(memory_growth(seen, min_fraction=least))
+    ours = growth([{"floors": [(0, n)]} for n in floors], {0: least * it.memory_limit})
+    assert any(f.subject == (0,) for f in found) == bool(ours.get(0))

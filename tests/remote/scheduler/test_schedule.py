@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from clustertune.checks.memory import memory_growth
-from clustertune.operations.scheduling import triggers
 from clustertune.remote.scheduler.schedule import (
     MAX_FAILURES,
     MAX_RESULTS,
     Moment,
     Schedule,
 )
-from tests.builders import runs, view, worker
 
 IDLE = 30.0
 
@@ -25,7 +19,7 @@ IDLE = 30.0
 def schedule(**terms: Any) -> Schedule:
     """Return a schedule that was made at time 0."""
     given = {"idle_for": IDLE, "instants": [], "lines": [], "expires": 1000.0}
-    given |= {"owner": "me", "reason": None, "condition": None, "workers": None}
+    given |= {"owner": "me", "reason": None, "if_needed": None, "workers": None}
     return Schedule("name", given | terms, 0.0)
 
 
@@ -76,10 +70,20 @@ def test_what_has_begun_needs_no_instant() -> None:
     assert it.obstacle(moment(181)) is None
 
 
+def test_a_time_that_comes_before_the_rest_is_done() -> None:
+    """The restart begins with all workers again, also one that could not restart."""
+    it = schedule(instants=[100.0, 500.0, 600.0, 900.0])
+    it.left, it.tries = ["b"], 2
+    it.wait({"for": "room", "text": "no headroom"}, 650.0)
+    assert it.obstacle(moment(400))["for"] == "room"
+    assert (it.left, it.instants[0]) == (["b"], 100.0)
+    assert it.obstacle(moment(651)) is None
+    assert (it.left, it.tries, list(it.instants)) == (None, 0, [600.0, 900.0])
+
+
 def test_without_instants_it_is_done_once() -> None:
     """Without times it ends after one restart."""
     it = schedule()
-    it.restarted = 50.0
     it.end_instant(50.0)
     assert it.ended
 
@@ -109,126 +113,3 @@ def test_results_are_bounded() -> None:
     it = schedule()
     it.results.extend({"time": i} for i in range(MAX_RESULTS + 5))
     assert len(it.describe(0.0)["results"]) == MAX_RESULTS
-
-
-GIB = 2**30
-LINES = {"a": {"spill": 0.7, "pause": 0.8}}
-
-
-def scheduler(**workers: tuple[int, int]) -> Any:
-    """Return a scheduler from the GiB of process and managed memory of its workers."""
-    return SimpleNamespace(
-        workers={
-            name: SimpleNamespace(
-                address=f"tcp://{name}",
-                name=name,
-                nanny=None,
-                memory_limit=10 * GIB,
-                status=SimpleNamespace(name="running"),
-                memory=SimpleNamespace(
-                    process=process * GIB,
-                    managed=managed * GIB,
-                    unmanaged=(process - managed) * GIB,
-                ),
-            )
-            for name, (process, managed) in workers.items()
-        }
-    )
-
-
-def met(
-    condition: Any, there: Any, past: Any, lines: Any, last: Any, since: float
-) -> tuple[bool, str]:
-    """Return whether the condition of a schedule is met, and the reason."""
-    it = schedule(condition=condition, lines=lines.items())
-    it.restarted = since
-    return it.is_met(there, past, last)
-
-
-def memory(severity: str, **workers: tuple[int, int]) -> tuple[bool, str]:
-    condition = triggers.parse_condition(f"memory:{severity}")
-    assert condition is not None
-    return met(condition.plain(), scheduler(**workers), [], LINES, None, 0.0)
-
-
-def test_memory() -> None:
-    """Processes at the threshold with little data are due, also new workers."""
-    assert memory("critical", a=(7, 1)) == (
-        False,
-        "no worker is at its pause threshold",
-    )
-    assert memory("warning", a=(7, 1))[0]
-    assert memory("critical", a=(1, 0), later=(8, 1)) == (
-        True,
-        "worker later at the pause threshold, with mostly no data",
-    )
-    yes, text = memory("critical", a=(9, 8))
-    assert not yes
-    assert "which a restart would bring back" in text
-
-
-def test_a_worker_that_is_paused() -> None:
-    """A paused worker is due, whatever its memory is now."""
-    there = scheduler(a=(3, 1))
-    there.workers["a"].status.name = "paused"
-    condition = triggers.parse_condition("memory:critical")
-    assert condition is not None
-    assert met(condition.plain(), there, [], LINES, None, 0.0)[0]
-
-
-@given(
-    floors=st.lists(st.integers(0, 400), max_size=8),
-    least=st.sampled_from([0.01, 0.1]),
-)
-def test_a_leak_is_what_the_check_calls_growth(floors: list[int], least: float) -> None:
-    """The scheduler cannot run checks; both have the same rule."""
-    floors = [n * 2**20 for n in floors]
-    it = worker(0)
-    found = list(
-        memory_growth(
-            view([it], runs=runs(*({0: n} for n in floors))), min_fraction=least
-        )
-    )
-    growing = any(f.subject == (0,) for f in found)
-    condition = {"kind": "leak", "least": least}
-    past = [{"floors": [("a", n)]} for n in floors]
-    there = scheduler(a=(1, 0))
-    there.workers["a"].memory_limit = it.memory_limit
-    assert met(condition, there, past, {}, None, 0.0)[0] == growing
-
-
-def test_leak() -> None:
-    """Leaks are by worker; too few runs are no leak."""
-    condition = triggers.parse_condition("leak")
-    assert condition is not None
-    there = scheduler(a=(1, 0), b=(1, 0))
-    past = [{"floors": [("a", i * GIB), ("b", GIB)]} for i in range(4)]
-    plain = condition.plain()
-    assert met(plain, there, past, {}, None, 0.0) == (
-        True,
-        "memory of worker a grows from run to run",
-    )
-    assert met(plain, there, past[:2], {}, None, 0.0)[1].startswith("2 runs were seen")
-    assert not met(plain, there, [{"floors": [("b", GIB)]}] * 4, {}, None, 0.0)[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "since", "yes", "seen"),
-    [
-        ("thread_pools", 0.0, True, "too many threads"),
-        ("thread_pools:critical", 0.0, False, "thread_pools:critical was not found"),
-        ("no_nanny", 0.0, False, "no_nanny:warning was not found"),
-        ("thread_pools", 20.0, False, "before the last restart"),
-    ],
-)
-def test_findings(text: str, since: float, yes: bool, seen: str) -> None:
-    """The last findings count, unless a restart has followed."""
-    condition = triggers.parse_condition(text)
-    assert condition is not None
-    row = {"check": "thread_pools", "severity": "warning"}
-    last = {"time": 10.0, "found": [row | {"message": "too many threads"}]}
-    found, said = met(condition.plain(), scheduler(), [], {}, last, since)
-    assert found == yes
-    assert seen in said
-    none = met(condition.plain(), scheduler(), [], {}, None, since)
-    assert none == (False, "no check has run yet: run clustertune check")

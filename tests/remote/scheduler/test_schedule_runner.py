@@ -1,4 +1,4 @@
-"""Scheduled restarts on a scheduler: conditions and progress."""
+"""Scheduled restarts on a scheduler: obstacles, needs and progress."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from time import time
 from typing import Any
 
 import numpy as np
-from distributed import Event, Nanny, wait
+import pytest
+from distributed import Event, Nanny, Worker, wait
 from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import schedule as one
-from clustertune.remote.scheduler import schedule_runner
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
+from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -33,7 +34,7 @@ def terms(**others: Any) -> dict[str, Any]:
         "idle_for": 0.2,
         "instants": [],
         "expires": time() + 60,
-        "condition": None,
+        "if_needed": None,
         "workers": None,
         "collections": [],
         "lines": [],
@@ -52,11 +53,6 @@ def begin(s: Any, **others: Any) -> tuple[ClustertunePlugin, Any]:
     plugin.attach()
     name = plugin.schedules.add(terms(**others))["id"]
     return plugin, plugin.schedules.kept[name]
-
-
-def tell(plugin: ClustertunePlugin, found: list[Any]) -> None:
-    facts = {"findings": {"time": time(), "found": found}}
-    plugin.store_facts(facts, diagnosis=True)
 
 
 def waits(it: Any, kind: str) -> Any:
@@ -86,64 +82,91 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
     await soon(lambda: it.waits.get("label") == "prepare")
     plugin.release("t")
     await waits(it, "room")
-    assert "has no nanny" in it.waits["text"]
+    assert "worker 0: it has no nanny" in it.waits["text"]
     assert plugin.schedules.cancel(it.name)["state"] == "cancelled"
     await soon(plugin.schedules.task.done)
     assert plugin.schedules.cancel("unknown") is None
 
 
+@gen_cluster(**NANNIES)
+async def test_a_worker_that_cannot_be_restarted(c: Any, s: Any, *nannies: Any) -> None:
+    """It is left as it is, the others restart, and it has its turn when it can."""
+    first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
+    actor = await c.submit(dict, actor=True, workers=[first.address])
+    pids = {a: (await c.run(os.getpid, workers=[a]))[a] for a in s.workers}
+    plugin, it = begin(s)
+    await waits(it, "room")
+    assert "worker 0: it holds 1 actors" in it.waits["text"]
+    assert it.left == [first.name]
+    assert [result["restarted"] for result in it.results] == [[second.name]]
+    assert it.results[0]["outcome"] == "partly"
+    assert (await c.run(os.getpid))[first.address] == pids[first.address]
+    assert pids[second.address] not in (await c.run(os.getpid)).values()
+    await soon(lambda: it.again > time())  # it has tried again
+    assert len(it.results) == 1  # and lists that once
+    del actor
+    await soon(lambda: it.ended)
+    assert (it.state, it.results[-1]["restarted"]) == ("done", [first.name])
+    assert set(pids.values()).isdisjoint((await c.run(os.getpid)).values())
+
+
+@gen_cluster(**NANNIES)
+async def test_a_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None:
+    """A restart of all workers leaves it out, names it, and ends."""
+    async with Worker(s.address, name="alone", nthreads=1) as worker:
+        pids = set((await c.run(os.getpid)).values()) - {os.getpid()}
+        _, it = begin(s)
+        await soon(lambda: it.ended)
+        assert it.state == "done"
+        assert it.results[-1]["problem"].startswith("worker alone: it has no nanny")
+        assert sorted(it.results[-1]["restarted"]) == [0, 1]
+        assert worker.address in s.workers
+        assert pids.isdisjoint((await c.run(os.getpid)).values())
+
+
 @gen_cluster(**PLAIN)
-async def test_what_is_in_the_way(c: Any, s: Any, *workers: Any) -> None:
-    """Obstacles as text: actors, too little memory, a new worker."""
-    plugin, it = begin(s, lines=[(0, {"spill": 0.7, "pause": 0.8})])
+async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> None:
+    """A worker that came later spills where the others do."""
+    plugin, it = begin(s, lines=[(0, {"pause": 0.8, "spill": 0.7})])
     plugin.schedules.cancel(it.name)
     first, second = s.workers.values()
-    first.nanny = second.nanny = "tcp://nanny"
-    check = plugin.schedules._obstacle
-    assert await check(it, {0: first}) == ""
-    x = c.submit(np.ones, 1000, workers=[first.address])
-    await wait(x)
-    # the one that came later spills where the other does
     second.memory_limit = 1000
     assert plugin.schedules._ceilings(it, first) == {second.address: 700}
-    found = await check(it, {0: first})
-    assert "no headroom for worker 0: the others have room for 0 B" in found
-    assert "7.8 KiB of keys need a place" in found
-    s.running.discard(second)
-    found = await check(it, {0: first})
-    assert "no other worker runs" in found
-    assert "the worker came after the restart was scheduled" in found
-    actor = await c.submit(dict, actor=True, workers=[first.address])
-    assert "holds 1 actors" in await check(it, {0: first})
-    assert await check(it, {}) == "none of its workers is on the cluster"
-    s.running.add(second)
-    first.nanny = second.nanny = None
-    del actor
 
 
 @gen_cluster(**PLAIN)
-async def test_conditions(c: Any, s: Any, *workers: Any) -> None:
-    """A gap before the condition holds is not used, and neither is a time."""
-    found = {"kind": "check", "check": "x", "severity": 2, "text": "x:warning"}
-    plugin, it = begin(s, condition=found)
-    await waits(it, "condition")
-    assert it.waits["text"].startswith("no check has run yet")
-    row = {"check": "x", "severity": "warning", "message": "it is so"}
-    tell(plugin, [row])
-    await waits(it, "room")  # and not the condition any more
-    tell(plugin, [])
-    soon_ = time() + 0.3
-    it = plugin.schedules.kept[
-        plugin.schedules.add(terms(condition=found, instants=[soon_, soon_ + 900]))[
-            "id"
-        ]
-    ]
+async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
+    """A gap or a time is not used while no worker needs a restart."""
+    lines = [(id, {"pause": 0.8, "spill": 0.7}) for id in (0, 1)]
+    plugin, it = begin(s, if_needed=0.01, lines=lines)
+    await waits(it, "need")
+    first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
+    first.nanny = second.nanny = "tcp://nanny"
+    due = plugin.schedules._due
+    assert due(it) == ({}, {})
+    for ws in (first, second):
+        ws.memory_limit = 1000
+        ws.metrics["memory"] = ws.metrics["managed_bytes"] = 0
+    first.metrics["memory"] = 710
+    assert list(due(it)[0]) == [0]
+    first.metrics["memory"] = 690
+    assert due(it) == ({}, {})
+    # growth of a run takes it above the threshold
+    plugin.runs.kept.extend({"floors": [(0, 20 * n)]} for n in range(4))
+    assert list(due(it)[0]) == [0]
+    plugin.runs.kept.clear()
+    first.nanny = second.nanny = None
+    then = time() + 0.3
+    name = plugin.schedules.add(
+        terms(if_needed=0.01, lines=lines, instants=[then, then + 900])
+    )["id"]
+    it = plugin.schedules.kept[name]
     await soon(lambda: it.results)
     assert (it.results[0]["outcome"], it.results[0]["problem"]) == (
         "not needed",
-        "x:warning was not found",
+        "no worker needs a restart",
     )
-    assert list(it.instants) == [soon_ + 900]
+    assert list(it.instants) == [then + 900]
     await plugin.close()
 
 
@@ -158,19 +181,21 @@ async def test_it_expires(c: Any, s: Any, *workers: Any) -> None:
     assert {(e["owner"], e["reason"]) for e in events} == {("me", "a test")}
 
 
-@gen_cluster(**PLAIN)
-async def test_three_failures(c: Any, s: Any, *workers: Any, monkeypatch: Any) -> None:
+@gen_cluster(**NANNIES)
+async def test_three_failures(
+    c: Any, s: Any, *nannies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stops after three failures with their reasons; the cluster is unchanged."""
 
-    async def nothing(*_: Any) -> str:
-        return ""
+    async def fails(*_: Any) -> str:
+        raise OSError("no answer")
 
-    monkeypatch.setattr(schedule_runner.ScheduleRunner, "_obstacle", nothing)
+    monkeypatch.setattr(WorkerRestart, "run", fails)
     plugin, it = begin(s)
     await soon(lambda: it.ended)
     assert it.state == "failed"
     assert len(it.results) == one.MAX_FAILURES
-    assert "it has no nanny" in it.results[-1]["problem"]
+    assert "no answer" in it.results[-1]["problem"]
     assert plugin.lease.current is None
     assert {ws.status.name for ws in s.workers.values()} == {"running"}
 
@@ -185,7 +210,7 @@ async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     for _ in range(5):
         plugin.schedules.cancel(it.name)
         it = plugin.schedules.kept[plugin.schedules.add(terms(idle_for=60.0))["id"]]
-    states = [answer["state"] for answer in plugin.list_schedules()["schedules"]]
+    states = [answer["state"] for answer in plugin.list_schedules()]
     assert sorted(states) == ["cancelled"] * 3 + ["waiting"] * 2
     await plugin.close()
     assert all(s.ended for s in plugin.schedules.kept.values())

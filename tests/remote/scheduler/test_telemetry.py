@@ -15,7 +15,7 @@ from tornado.httpclient import AsyncHTTPClient
 import clustertune
 from clustertune.remote.scheduler import telemetry
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.telemetry import Metrics, last_growth
+from clustertune.remote.scheduler.telemetry import Metrics
 
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -115,35 +115,6 @@ def test_events_of_other_clients(event: Any) -> None:
     assert set(found.steps) <= {(telemetry.OTHER, telemetry.OTHER)}
     assert found.moved_bytes == 0
     assert not any(found.operation_seconds.values())
-
-
-def test_the_next_plugin_continues() -> None:
-    """Counters never fall, even if a newer plugin replaces this one."""
-    step = {"action": "restart", "status": "done", "nbytes": 5}
-    event = {"action": "restart", "status": "left", "seconds": 2.0, "steps": [step]}
-    first = counted(event | {"after": {"imbalance": 1.5}})
-    first.note_lost(1, 2)
-    second = Metrics(SimpleNamespace())
-    second.restore(first.state())
-    assert second.state() == first.state()
-    assert second.operations["restart", "left"] == 1
-    assert second.lost_keys == {"computed": 1, "scattered": 2}
-
-
-@pytest.mark.parametrize(
-    ("floors", "growth"),
-    [
-        ([], None),
-        ([[("a", 5)]], None),
-        ([[("a", 5)], [("b", 9)]], None),
-        ([[("a", 5), ("b", 1)], [("a", 7), ("b", 9)]], 8),
-        ([[("a", 5)], [("a", 7)], [("a", 6)]], 0),
-        ([[("a", 5)], []], None),
-    ],
-)
-def test_growth_of_memory(floors: Any, growth: float | None) -> None:
-    """From one run to the next, on the worker where it is largest."""
-    assert last_growth([{"floors": f} for f in floors]) == growth
 
 
 def test_findings_have_few_labels() -> None:
