@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clustertune.core.findings import Parts
     from clustertune.core.report import Report
 
 
@@ -18,8 +17,6 @@ class ClustertuneError(Exception):
     """Base of all errors that clustertune raises about a cluster or its data."""
 
     report: Report | None = None
-    #: parts of the remedy in the text; empty: it has no calls
-    remedy_parts: Parts = ()
 
 
 class NoWorkersError(ClustertuneError):

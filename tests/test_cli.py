@@ -24,7 +24,6 @@ import clustertune
 from clustertune import errors
 from clustertune.cli import COMMANDS as TABLE
 from clustertune.cli import inspection, main, running
-from clustertune.core.findings import Shell
 from clustertune.core.model import Severity
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
@@ -496,9 +495,6 @@ def test_check_as_json(cluster: LocalCluster) -> None:
     assert (data["schema_version"], data["status"]) == (1, "checked")
     assert data["address"] == address
     assert "placing data" in {f["subject"] for f in data["features"]}
-    calls = [p for f in data["found"] for p in f["remedy_parts"] if "command" in p]
-    commands = [call["command"] for call in calls if not isinstance(call, str)]
-    assert f"clustertune check {address}" in commands
     again = f"`clustertune check {address}` again"
     assert any(again in finding["remedy"] for finding in data["found"])
     assert clustertune.Report.from_json(result.stdout).status == "checked"
@@ -568,9 +564,7 @@ def test_watch(cluster: LocalCluster) -> None:
 async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
     """The end of the scheduler is an error, not a normal end."""
     async with Monitor(c, interval=0.05) as monitor:
-        printing = asyncio.ensure_future(
-            inspection._print_events(monitor, "text", Shell())
-        )
+        printing = asyncio.ensure_future(inspection._print_events(monitor, "text", ""))
         await soon(lambda: monitor.snapshots)
         await c.close()  # like a client that cannot connect again
         with pytest.raises(errors.ConnectionLostError, match="nothing is watched"):

@@ -174,7 +174,7 @@ def _undo_text(merge: Merge, now: Snapshot) -> str:
     assert merge.size.nthreads is not None
     several, id = merge.size.nthreads // former.nthreads, merge.kept.id
     if now.can_scale is None:
-        call = remedies.on_workers("merge_workers", [id], undo=several)
+        call = remedies.on_workers("merge_workers", [id], undo=several).python
         return f"`{call}` restores {several} workers"
     line = start_command(now, several, (former.nthreads, former.memory_limit))
     return f"to restore {several} workers {_by_hand(line, [id])}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from clustertune.core.findings import Literal, Remedy, info, join, unknown, warning
+from clustertune.core.findings import Literal, info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
 from clustertune.planner import forecast, grouping, layouts, remedies
@@ -39,13 +39,9 @@ def fit_memory(view: View) -> Iterator[Finding]:
     if isinstance(needs, Unknown):
         yield unknown(
             message=f"whether the fit has enough memory is {needs}",
-            remedy=Remedy(
-                remedies.run(
-                    remedies.load(view), ", which loads the data and checks again"
-                ),
-                " For Parquet files, `clustertune.recommend_size(parquet=path)` "
-                "computes the memory before you load them.",
-            ),
+            remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
+            "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
+            "computes the memory before you load them.",
             fixed_by="load" if view.loads_data else "",
         )
         return
@@ -70,9 +66,7 @@ def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
         f"memory and may spill, pause or be killed{only}",
         subject=ids,
         evidence=_evidence(view, worst),
-        remedy=Remedy(
-            "Do one of these: ", join([w.text for w in forecast.ways(view)], "; ")
-        ),
+        remedy=f"Do one of these: {'; '.join(w.text for w in forecast.ways(view))}",
     )
 
 
@@ -201,11 +195,9 @@ def _other_than_given(layout: Layout, view: View) -> Finding:
         f"and has {now:,} now, so {view.goal.workload.title} makes another model",
         subject=layout.labels,
         evidence={"partitions": now, "given_partitions": given},
-        remedy=Remedy(
-            "For the model of the given partitions run ",
-            remedies.prepare(view, rechunk=given or 1),
-            f"; then at most {plural(given or 0, 'worker')} will train.",
-        ),
+        remedy="For the model of the given partitions run "
+        f"`{remedies.prepare(view, rechunk=given or 1)}`; then at most "
+        f"{plural(given or 0, 'worker')} will train.",
     )
 
 
@@ -244,7 +236,7 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
         fixed_by, remedy = "rebalance", remedies.run(remedies.prepare(view))
     if rows < n_workers:
         fixed_by = ""
-        remedy = Remedy(f"Use an eval set of at least {n_workers:,} rows.")
+        remedy = f"Use an eval set of at least {n_workers:,} rows."
     yield warning(
         message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
         f"{layout.label}, which has categories, so {view.goal.workload.title} fails "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from clustertune.core.findings import Call, Remedy, info, unknown, warning
+from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -102,6 +102,7 @@ def _at_threshold(
     worst = min(found, key=lambda level: level.headroom)
     ids = tuple(level.worker.id for level in found)
     which = "" if len(ids) == 1 else f"; {workers_text([worst.worker.id])} is fullest"
+    fix = remedies.free_memory(view, [level.worker for level in found])
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {are(ids)} {place} the {worst.name} "
@@ -112,19 +113,22 @@ def _at_threshold(
             f"{worst.measure}_bytes": worst.used,
             "limit_bytes": worst.worker.memory_limit,
         },
-        remedy=remedies.free_memory(view, [level.worker for level in found]),
+        remedy=fix.python,
+        command=fix.command,
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
 
 def _on_disk(workers: Sequence[WorkerSnapshot], view: View) -> Finding:
     ids, spilled = tuple(w.id for w in workers), sum(w.spilled for w in workers)
+    fix = remedies.free_memory(view, workers)
     return warning(
         message=f"{workers_text(ids)} {verb(ids, 'has')} {bytes_text(spilled)} of "
         "keys on disk; tasks that use these keys read them back into memory first",
         subject=ids,
         evidence={"spilled_bytes": spilled},
-        remedy=remedies.free_memory(view, workers),
+        remedy=fix.python,
+        command=fix.command,
     )
 
 
@@ -163,13 +167,15 @@ def memory_settings(view: View) -> Iterator[Finding]:
     free = [w for w in view.now.workers if not w.memory_limit and not w.parking]
     if free:
         share = remedies.host_share(free)
+        fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
+        if not isinstance(share, Unknown):
+            fix = remedies.resize(view, free, memory_limit=share)
         yield info(
             message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
             "limit, so they neither spill nor pause before the host runs out of memory",
             subject=tuple(w.id for w in free),
-            remedy="Start these workers with `--memory-limit auto`."
-            if isinstance(share, Unknown)
-            else remedies.resize(free, memory_limit=share),
+            remedy=fix.python,
+            command=fix.command,
         )
 
 
@@ -207,15 +213,16 @@ def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
         if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
             continue
         share = memory / len(workers)
+        larger = [w for w in workers if w.memory_limit > share]
+        fix = remedies.resize(view, larger, memory_limit=share)
         yield warning(
             message=f"limits of {plural(len(workers), 'worker')} on host "
             f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
             f"only {bytes_text(memory)} together, so the kernel may kill one of them",
             subject=tuple(w.id for w in workers),
             evidence={"limits_bytes": limits, "memory_bytes": memory},
-            remedy=remedies.resize(
-                [w for w in workers if w.memory_limit > share], memory_limit=share
-            ),
+            remedy=fix.python,
+            command=fix.command,
         )
 
 
@@ -244,13 +251,15 @@ def unmanaged_memory(view: View, *, max_fraction: float = 0.3) -> Iterator[Findi
     used, limit = worst.unmanaged, worst.memory_limit
     ids = tuple(w.id for w in found)
     most = f"{workers_text([worst.id])} has " if len(ids) > 1 else ""
+    fix = remedies.trim(view, found)
     yield warning(
         message=f"{workers_text(ids)} {are(ids)} idle, but {verb(ids, 'holds')} much "
         f"memory that Dask does not manage: {most}{bytes_text(used)} of the limit of "
         f"{bytes_text(limit)}, which a fit cannot use",
         subject=ids,
         evidence={"unmanaged_bytes": used, "limit_bytes": limit},
-        remedy=remedies.trim(found),
+        remedy=fix.python,
+        command=fix.command,
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -344,11 +353,13 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
     count, nbytes = details.child_count, details.child_memory
     limit = worker.memory_limit
     total = worker.process + nbytes
-    remedy = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
+    fewer = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
+    fix = remedies.Fix(fewer)
     if not any(w.busy for w, _ in found):
         # without a task, a call that ended or failed has left the processes
-        ending = remedies.restart([w for w, _ in found], "To end them, ")
-        remedy = Remedy(ending, f" {remedy}")
+        ending = remedies.restart(view, [w for w, _ in found], "To end them, ")
+        command = ending.command and f"{ending.command} {fewer}"
+        fix = remedies.Fix(f"{ending.python} {fewer}", command)
     yield Finding(
         severity=Severity.warning if total > limit else Severity.info,
         message=f"{plural(count, 'child process', 'child processes')} of "
@@ -362,7 +373,8 @@ def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Findi
             "process_bytes": worker.process,
             "limit_bytes": limit,
         },
-        remedy=remedy,
+        remedy=fix.python,
+        command=fix.command,
     )
 
 
@@ -403,6 +415,7 @@ def memory_growth(
     worst = min(growing, key=lambda g: (g.first, -g.step))
     workers = [g.worker for g in growing]
     ids = tuple(w.id for w in workers)
+    fix = remedies.restart(view, workers, when=_when(worst.first))
     reached = {f"runs_until_{name}": n for name, n in worst.reached.items()}
     yield Finding(
         severity=Severity.warning if worst.first <= warning_runs else Severity.info,
@@ -411,7 +424,8 @@ def memory_growth(
         f"each of the last {worst.seen} runs. {_forecast(worst)}",
         subject=ids,
         evidence={"bytes_per_run": round(worst.step), "runs": worst.seen} | reached,
-        remedy=remedies.restart(workers, when=_when(worst.first)),
+        remedy=fix.python,
+        command=fix.command,
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -419,13 +433,16 @@ def memory_growth(
 def _too_few_runs(runs: Sequence[Run]) -> Finding:
     most = max(sum(run.ended_by == way for run in runs) for way in ENDS)
     seen = "no run was seen yet" if not most else f"{plural(most, 'run')} seen so far"
+    fix = remedies.sentence(
+        "Run ",
+        remedies.Fix("clustertune.check(client)", "clustertune check"),
+        f" again after {plural(ENOUGH - most, 'more fit')} on these workers.",
+    )
     return unknown(
         message=f"whether memory grows from run to run is unknown: {seen}, "
         f"{ENOUGH} are needed",
-        remedy=remedies.run(
-            Call(function="check"),
-            f" again after {plural(ENOUGH - most, 'more fit')} on these workers",
-        ),
+        remedy=fix.python,
+        command=fix.command,
     )
 
 
@@ -484,12 +501,8 @@ def unrelated_keys(
         message=f"{bytes_text(other)} of keys belong to none of the given collections, "
         f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
         evidence={"bytes": other, "limits_bytes": limits},
-        remedy=Remedy(
-            "Delete the variables that hold them with `del`. To release all other data "
-            "of this client, run ",
-            remedies.release(view),
-            ".",
-        ),
+        remedy="Delete the variables that hold them with `del`. To release all other "
+        f"data of this client, run `{remedies.release(view)}`.",
     )
 
 

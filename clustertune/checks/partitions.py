@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.findings import Remedy, critical, info, unknown, warning
+from clustertune.core.findings import critical, info, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -101,7 +101,7 @@ def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
     if b.kind == "array":
         name, lengths = variable(b.label), _lengths(a)
         rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
-        return Remedy(remedy, f" Or cut {b.label} by hand: `{rechunk}`.")
+        return f"{remedy} Or cut {b.label} by hand: `{rechunk}`."
     return remedy
 
 
@@ -249,14 +249,14 @@ def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
         return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
     remedy = remedies.cut(view)
     if grouping.has_groups(layout):
-        return Remedy(remedy, " Groups are not cut.")
+        return f"{remedy} Groups are not cut."
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones
     threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
     known = None if isinstance(size, Unknown) else size
     n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
     by_hand = remedies.cut_by_hand(layout, n_partitions)
-    return Remedy(remedy, f" Or cut them by hand: `{by_hand}`.")
+    return f"{remedy} Or cut them by hand: `{by_hand}`."
 
 
 def too_many_partitions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.findings import Remedy, code, critical, info, unknown, warning
+from clustertune.core.findings import code, critical, info, unknown, warning
 from clustertune.core.model import Finding, Severity, Snapshot, View
 from clustertune.core.wording import (
     are,
@@ -54,13 +54,15 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
         return
     found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
     ids, tasks = tuple(w.id for w in found), sum(w.cancelled for w in found)
+    fix = remedies.restart(view, found, "If these tasks may be interrupted, ")
     yield warning(
         message=f"{workers_text(ids)} {verb(ids, 'runs')} {plural(tasks, 'task')} for "
         f"which no client waits, for at least {seconds_text(seconds)}; no other task "
         "gets these threads",
         subject=ids,
         evidence={"tasks": tasks, "seconds": seconds},
-        remedy=remedies.restart(found, "If these tasks may be interrupted, "),
+        remedy=fix.python,
+        command=fix.command,
         fixed_by="restart" if view.goal.may_restart(ids) else "",
     )
 
@@ -107,11 +109,8 @@ def single_busy_worker(view: View, *, min_seconds: float = 30.0) -> Iterator[Fin
             f"{plural(others, 'worker waits', 'workers wait')}",
             subject=busy,
             evidence={"seconds": seconds, "waiting_workers": others},
-            remedy=Remedy(
-                "Split this step into more partitions. Before a fit, run ",
-                remedies.prepare(view),
-                ", which spreads the data over all workers.",
-            ),
+            remedy="Split this step into more partitions. Before a fit, run "
+            f"`{remedies.prepare(view)}`, which spreads the data over all workers.",
         )
 
 

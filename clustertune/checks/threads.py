@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.findings import Remedy, Scalar, info, unknown, warning
+from clustertune.core.findings import Scalar, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -24,6 +24,7 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import remedies
 from clustertune.planner.machines import (
+    CpuLimit,
     HostCpus,
     by_host,
     details_of,
@@ -34,6 +35,7 @@ from clustertune.planner.machines import (
     unknown_findings,
     with_scheduler,
 )
+from clustertune.planner.remedies import Fix
 
 
 def thread_count(
@@ -69,49 +71,77 @@ def thread_count(
             others = shared_hosts or with_scheduler(host, view.now)
             severity = Severity.info if others else Severity.warning
             idle.setdefault(severity, []).append(cpus)
-    if over:
-        yield _too_many_threads(over, view)
+    yield from _too_many_threads(over, view)
     for severity, hosts in idle.items():
-        yield _idle_cpus(hosts, severity)
+        yield from _idle_cpus(view, hosts, severity)
     yield from unknown_findings("usable CPUs", [(w, w.facts) for w in view.now.workers])
 
 
-def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Finding:
-    worst = max((h.tightest for h in hosts), key=lambda limit: limit.load)
-    ids = sorted((w.id for w in worst.workers), key=str)
-    cpus = max(1, math.ceil(worst.cpus))
-    each = cpus // len(worst.workers)
-    remedy = remedies.resize(worst.workers, nthreads=max(1, each))
-    if not each:  # fewer CPUs than workers
-        surplus = len(worst.workers) - cpus
-        remedy = remedies.run(remedies.scale(view, len(view.now.workers) - surplus))
-        # scale might remove workers of another host
-        if len(view.now.workers_per_host) > 1:
-            host = names_text([worst.workers[0].host])
-            remedy = f"Start at most {plural(cpus, 'worker')} on host {host}."
-    return warning(
-        message=f"more threads than usable CPUs on {_hosts_text(hosts)}: "
-        f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
-        f"{plural(worst.cpus, 'CPU')} and wait for each other",
-        subject=_worker_ids(hosts),
-        evidence={"hosts": len(hosts), "threads": worst.threads, "cpus": worst.cpus},
-        remedy=remedy,
-    )
+def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Iterator[Finding]:
+    """Report hosts, each with those for which the same call is the remedy."""
+    groups: dict[int, list[HostCpus]] = {}
+    for host in hosts:
+        cpus = max(1, math.ceil(host.tightest.cpus))
+        groups.setdefault(cpus // len(host.tightest.workers), []).append(host)
+    for each, some in groups.items():
+        worst = max((h.tightest for h in some), key=lambda limit: limit.load)
+        ids = sorted((w.id for w in worst.workers), key=str)
+        fix = remedies.resize(
+            view, [w for h in some for w in h.tightest.workers], nthreads=max(1, each)
+        )
+        if not each:  # fewer CPUs than workers
+            fix = Fix(" ".join(_fewer_workers(h.tightest, view) for h in some))
+        yield warning(
+            message=f"more threads than usable CPUs on {_hosts_text(some)}: "
+            f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
+            f"{plural(worst.cpus, 'CPU')} and wait for each other",
+            subject=_worker_ids(some),
+            evidence={
+                "hosts": len(some),
+                "threads": worst.threads,
+                "cpus": worst.cpus,
+            },
+            remedy=fix.python,
+            command=fix.command,
+        )
 
 
-def _idle_cpus(hosts: Sequence[HostCpus], severity: Severity) -> Finding:
-    usable, busy = sum(h.usable for h in hosts), sum(h.busy for h in hosts)
-    worst = max(hosts, key=lambda h: h.usable - h.busy)
-    each = math.floor(worst.usable) // len(worst.workers)
-    more = all(w.nthreads < each for w in worst.workers)
-    return Finding(
-        severity=severity,
-        message=f"fewer threads than usable CPUs on {_hosts_text(hosts)}: a fit on "
-        f"all threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} busy",
-        subject=_worker_ids(hosts),
-        evidence={"hosts": len(hosts), "busy_cpus": busy, "cpus": usable},
-        remedy=remedies.resize(worst.workers, nthreads=each) if more else "",
-    )
+def _fewer_workers(limit: CpuLimit, view: View) -> str:
+    cpus = max(1, math.ceil(limit.cpus))
+    surplus = len(limit.workers) - cpus
+    # scale might remove workers of another host
+    if len(view.now.workers_per_host) > 1:
+        host = names_text([limit.workers[0].host])
+        return f"Start at most {plural(cpus, 'worker')} on host {host}."
+    return remedies.run(remedies.scale(len(view.now.workers) - surplus))
+
+
+def _idle_cpus(
+    view: View, hosts: Sequence[HostCpus], severity: Severity
+) -> Iterator[Finding]:
+    """Report hosts, each with those for which the same call is the remedy."""
+    groups: dict[int, list[HostCpus]] = {}
+    for host in hosts:
+        each = math.floor(host.usable) // len(host.workers)
+        more = all(w.nthreads < each for w in host.workers)
+        groups.setdefault(each if more else 0, []).append(host)
+    for each, some in groups.items():
+        usable, busy = sum(h.usable for h in some), sum(h.busy for h in some)
+        fix = Fix("")
+        if each:
+            fix = remedies.resize(
+                view, [w for h in some for w in h.workers], nthreads=each
+            )
+        yield Finding(
+            severity=severity,
+            message=f"fewer threads than usable CPUs on {_hosts_text(some)}: a fit on "
+            f"all threads of the workers keeps {busy:g} of {plural(usable, 'CPU')} "
+            "busy",
+            subject=_worker_ids(some),
+            evidence={"hosts": len(some), "busy_cpus": busy, "cpus": usable},
+            remedy=fix.python,
+            command=fix.command,
+        )
 
 
 def _hosts_text(hosts: Sequence[HostCpus]) -> str:
@@ -162,6 +192,7 @@ def _too_many_native(
     # workers in the client's process have the client's pools
     inside = any(w.address.startswith("inproc://") for w in workers)
     ignored = view.goal.workload.threads == "worker"
+    fix = _smaller_pools(view, workers, cpus.usable)
     yield Finding(
         severity=Severity.info if inside or ignored else Severity.warning,
         message=f"tasks on host {names_text([workers[0].host])} could run "
@@ -171,20 +202,22 @@ def _too_many_native(
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
         evidence={"threads": threads, "cpus": cpus.usable, "pool_threads": max(pools)},
-        remedy=_smaller_pools(workers, cpus.usable),
+        remedy=fix.python,
+        command=fix.command,
     )
 
 
-def _smaller_pools(workers: Sequence[WorkerSnapshot], cpus: float) -> str:
+def _smaller_pools(view: View, workers: Sequence[WorkerSnapshot], cpus: float) -> Fix:
     """Code that gives each task an equal share of the CPUs."""
     size = max(1, int(cpus / sum(w.nthreads for w in workers)))
     if not all(w.nanny for w in workers):
         code = f"with threadpool_limits({size}):"
-        return f"Run the code of a task inside `{code}` (from threadpoolctl)."
+        return Fix(f"Run the code of a task inside `{code}` (from threadpoolctl).")
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     env = dict.fromkeys(names, str(size))
-    ids = [w.id for w in workers]
-    return remedies.run(remedies.on_workers("resize_workers", ids, env=env))
+    named = remedies.names(view, workers)
+    call = remedies.on_workers("resize_workers", named, env=env)
+    return remedies.sentence("Run ", call)
 
 
 def _pool_below_worker(view: View) -> Iterator[Finding]:
@@ -253,9 +286,10 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
     cpus = host_cpus(most)
     named = [w.id for group in hosts for w in group]
     everyone = len(named) == sum(w.is_counted for w in view.now.workers)
-    if len(named) > remedies.MAX_WORKERS and not everyone:
-        named = [w.id for w in most]  # a call for all workers would be refused
     call = remedies.on_workers("merge_workers", () if everyone else named)
+    fix = remedies.sentence("Run ", call)
+    if reason is not None:
+        fix = Fix(f"{reason[:1].upper()}{reason[1:]}.")
     threads, shared = sum(w.nthreads for w in most), ""
     evidence: dict[str, Scalar] = {"hosts": len(hosts)}
     evidence |= {"workers": len(most), "threads": threads}
@@ -267,9 +301,8 @@ def several_workers_per_host(view: View) -> Iterator[Finding]:
         f"{workload.title} can use all of them in one worker, with less memory",
         subject=tuple(named),
         evidence=evidence,
-        remedy=remedies.run(call)
-        if reason is None
-        else f"{reason[:1].upper()}{reason[1:]}.",
+        remedy=fix.python,
+        command=fix.command,
     )
 
 
@@ -298,17 +331,18 @@ def blocked_event_loops(view: View, *, max_seconds: float = 0.5) -> Iterator[Fin
     if blocked:
         worst = max(blocked, key=lambda w: w.loop_delay)
         ids = tuple(w.id for w in blocked)
-        remedy = "Look at the CPUs and the memory of the host."
+        fix = Fix("Look at the CPUs and the memory of the host.")
         if worst.executing and worst.nthreads > 1:
-            fewer = remedies.resize([w for w in blocked if w.nthreads > 1], 1)
-            remedy = Remedy("If the tasks hold Python's global lock: ", fewer)
+            fewer = remedies.resize(view, [w for w in blocked if w.nthreads > 1], 1)
+            fix = remedies.after("If the tasks hold Python's global lock: ", fewer)
         yield warning(
             message=f"the event {'loop' if len(ids) == 1 else 'loops'} of "
             f"{workers_text(ids)} {are(ids)} blocked for up to "
             f"{seconds_text(worst.loop_delay)}, so transfers and heartbeats wait",
             subject=ids,
             evidence={"seconds": worst.loop_delay, "executing": worst.executing},
-            remedy=remedy,
+            remedy=fix.python,
+            command=fix.command,
         )
     survey = view.now.survey
     if survey is not None and survey.loop_delay > max_seconds:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from clustertune.core.findings import Remedy, code, critical, info, unknown, warning
+from clustertune.core.findings import code, critical, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -69,7 +69,7 @@ def _start(view: View, missing: int) -> str:
     """Code that starts workers."""
     if not view.now.can_scale:
         n_workers = sum(w.is_counted for w in view.now.workers) + missing
-        return remedies.run(remedies.scale(view, n_workers))
+        return remedies.run(remedies.scale(n_workers))
     line = machines.start_command(view.now, missing)
     return (
         f"Start {plural(missing, 'worker')} with the tool that started the cluster, "
@@ -125,13 +125,15 @@ def _paused(
     whose = "" if len(ids) == 1 else "one of them "
     since = f", {whose}for at least {seconds_text(seconds)}" if seconds else ""
     worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
+    fix = remedies.free_memory(view, workers)
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
         f"and no data is placed there; {effect}{_why_paused(worst, len(ids))}",
         subject=ids,
         evidence={"paused_seconds": seconds, "process_bytes": worst.process},
-        remedy=remedies.free_memory(view, workers),
+        remedy=fix.python,
+        command=fix.command,
         fixed_by="restart" if _restarts(view, workers) else "",
     )
 
@@ -227,6 +229,11 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
     Remedy: If no restart is in progress, make sure that a worker runs. Then run
     ``clustertune.restart_workers(client)``, which first moves the keys back.
     """
+    fix = remedies.sentence(
+        "If no restart is in progress, run ",
+        remedies.on_workers("restart_workers", ()),
+        ", which first moves the keys to a running worker.",
+    )
     for worker in view.now.workers:
         if worker.parking:
             yield warning(
@@ -235,11 +242,8 @@ def unfinished_restarts(view: View) -> Iterator[Finding]:
                 "restarting, or did not return from a restart",
                 subject=(worker.id,),
                 evidence={"bytes": worker.counted},
-                remedy=Remedy(
-                    "If no restart is in progress, run ",
-                    remedies.on_workers("restart_workers", ()),
-                    ", which first moves the keys to a running worker.",
-                ),
+                remedy=fix.python,
+                command=fix.command,
             )
 
 
@@ -389,12 +393,14 @@ def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Fi
         )
         fewest = min(threads)
         larger = [w for w in workers if w.nthreads > fewest]
+        fix = remedies.resize(view, larger, nthreads=fewest)
         yield info(
             message=f"workers have different numbers of threads: {groups}; the slowest "
             "worker ends each round of a fit",
             subject=ids,
             evidence={"workers": len(workers)},
-            remedy=remedies.resize(larger, nthreads=fewest),
+            remedy=fix.python,
+            command=fix.command,
         )
     if limits and min(limits) < (1 - tolerance) * max(limits):
         yield info(

@@ -35,8 +35,8 @@ from clustertune.cli.running import (
     text_or_json,
     with_usage_errors,
 )
-from clustertune.core.findings import Severity, Shell
-from clustertune.core.report import in_shell
+from clustertune.core.findings import Severity
+from clustertune.core.report import with_commands
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import ConnectionLostError
 
@@ -83,8 +83,7 @@ def check(
 
     inspecting = partial(inspect, datasets=datasets, workload=workload)
     found = run(target, lambda client: with_usage_errors(inspecting(client)))
-    shell = target.shell(datasets, estimator=workload)
-    found = replace(found, report=in_shell(found.report, shell))
+    found = replace(found, report=with_commands(found.report, target.words))
     click.echo(render(found, form))
     if found.datasets and not datasets:
         line = target.command("clustertune check --dataset NAME")
@@ -127,7 +126,7 @@ def watch(
     async def follow(client: Client) -> None:
         async with Monitor(client, interval=interval, estimator=workload) as monitoring:
             try:
-                printing = _print_events(monitoring, form, target.shell())
+                printing = _print_events(monitoring, form, target.words)
                 await asyncio.wait_for(printing, duration)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
@@ -135,7 +134,7 @@ def watch(
     run(target, follow)
 
 
-async def _print_events(monitoring: Monitor, form: str, shell: Shell) -> None:
+async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
     begun = False
     async for snapshot in monitoring:
         if not begun and form == "text":
@@ -143,7 +142,7 @@ async def _print_events(monitoring: Monitor, form: str, shell: Shell) -> None:
             click.echo(f"watching {printable(snapshot.scheduler)}, {workers}")
         begun = True
         for taken in monitoring.take_events():
-            event = replace(taken, finding=taken.finding.in_shell(shell))
+            event = replace(taken, finding=taken.finding.as_command(cluster))
             at = datetime.fromtimestamp(event.time).astimezone()
             text = f"{at:%H:%M:%S %Z} {printable(str(event))}"
             click.echo(text_or_json(text, form, asdict(event)))
@@ -165,7 +164,7 @@ def report(target: Target, form: str) -> None:
         text = "this cluster has no report since its scheduler started"
         click.echo(f"clustertune: {text}", err=True)
         sys.exit(1)
-    click.echo(render(in_shell(found, target.shell()), form))
+    click.echo(render(with_commands(found, target.words), form))
 
 
 @command("clustertune explain", "clustertune explain uneven_rows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from clustertune.cli import INTERRUPTED, REFUSED
 from clustertune.core import arguments
-from clustertune.core.findings import Severity, Shell
+from clustertune.core.findings import Severity
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
@@ -196,20 +196,20 @@ class Target:
         configured = dask.config.get("scheduler-address", None)
         return self.scheduler_file or self.address or configured
 
-    def shell(self, datasets: Sequence[str] = (), **options: Any) -> Shell:
-        """Return the words of commands for the same cluster and the named data."""
+    @property
+    def words(self) -> str:
+        """The words of a command line that name this cluster, quoted."""
         named = [self.address] if self.address else []
         if self.scheduler_file:
             named = ["--scheduler-file", self.scheduler_file]
         if self.cluster:
             named = ["--cluster", ":".join(self.cluster)]
         tls = chain(*((_option(name), file) for name, file in self._tls.items()))
-        variables = _named_data(datasets, options)
-        return Shell(cluster=(*named, *tls), variables=variables)
+        return shlex.join((*named, *tls))
 
     def command(self, line: str) -> str:
         """Return a command line for the same cluster."""
-        return " ".join([line, *map(shlex.quote, self.shell().cluster)])
+        return f"{line} {self.words}".rstrip()
 
     @property
     def source(self) -> str:
@@ -225,23 +225,6 @@ class Target:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _named_data(
-    datasets: Sequence[str], options: Mapping[str, Any]
-) -> dict[str, tuple[str, ...]]:
-    """Return the options that name data and the workload, by variable in Python."""
-    words = [("--dataset", name) for name in datasets]
-    found: dict[str, tuple[str, ...]] = dict(zip(("X", "y"), words, strict=False))
-    found["*others"] = tuple(chain(*words[2:]))
-    for name in ("sample_weight", "qid", "base_margin", "init_score"):
-        if value := options.get(name):
-            found[name] = (_option(name), value)
-    if workload := options.get("estimator"):
-        found["model"] = ("--workload", workload)
-    if sets := options.get("eval_set"):
-        found["eval_set"] = tuple(chain(*(("--eval-set", *names) for names in sets)))
-    return found
 
 
 def _kind_and_name(

@@ -93,15 +93,13 @@ def run(
         read = library.read(playbook, values)
         running.refuse_without_data(read, datasets or None)
 
-    shell = target.shell(datasets, estimator=estimator)
-
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # in the client's event loop this returns an awaitable
         call: Any = running.run_on_datasets
         result: PlaybookResult = await call(
             client, read, *datasets, estimator=estimator, **how
         )
-        return result.in_shell(shell)
+        return result.with_commands(target.words)
 
     if read.acts:
         consent.refuse_without_terminal()

@@ -20,9 +20,8 @@ from clustertune import errors
 from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
 from clustertune.cli.options import Consent, Target, usage_errors
 from clustertune.core import rendering
-from clustertune.core.findings import text_of
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, in_shell, is_refused, text_after
+from clustertune.core.report import Report, is_refused, text_after, with_commands
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
@@ -173,7 +172,6 @@ def change(
 
     ``in_part``: as ``prepare``, which skips refused steps and does the others.
     """
-    shell = target.shell(names if in_part else (), **options)
 
     def code(report: Report) -> int:
         if report.status == "planned":
@@ -184,14 +182,8 @@ def change(
         return bool(plan.steps) and not is_refused(plan, in_part=in_part)
 
     async def make(client: Client, **how: Any) -> Report:
-        try:
-            report: Report = await call(client, *names, **options, **how)
-            return in_shell(report, shell)
-        except errors.ClustertuneError as error:
-            if parts := error.remedy_parts:
-                remedy = text_of(shell.translate(parts))
-                error.args = (str(error).replace(text_of(parts), remedy),)
-            raise
+        report: Report = await call(client, *names, **options, **how)
+        return with_commands(report, target.words)
 
     sys.exit(code(carry_out(target, make, form, consent, acts)))
 

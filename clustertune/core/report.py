@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from clustertune.core import decoding, rendering, sections
-from clustertune.core.findings import Shell
 from clustertune.core.model import Finding, Severity
 from clustertune.core.results import Results
 from clustertune.core.wording import printable
@@ -186,10 +185,14 @@ def _plain(value: Any) -> Any:
 # --- for other modules ----------------------------------------------------------------
 
 
-def in_shell(report: Report, shell: Shell) -> Report:
-    """Return the report with command lines in its remedies, where there are any."""
+def with_commands(report: Report, cluster: str) -> Report:
+    """Return the report with commands in its remedies, where there are any.
+
+    ``cluster`` are the words that name the cluster.
+    """
     found, left = (
-        tuple(f.in_shell(shell) for f in some) for some in (report.found, report.left)
+        tuple(f.as_command(cluster) for f in some)
+        for some in (report.found, report.left)
     )
     return replace(report, found=found, left=left)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from clustertune.core import counts, tables
 from clustertune.core.counts import EXECUTED, Done
-from clustertune.core.findings import Call, Parts, sentences, text_of
 from clustertune.core.model import Finding, Severity
 from clustertune.core.rendering import Cell, Item, Section, Table
 from clustertune.core.results import Results, WorkerMemory, WorkerState
@@ -95,7 +94,7 @@ class _Findings:
 
         def related(f: Finding) -> bool:
             changed = compared and _identity(f) not in stays
-            names_call = any(_is_of(results, part) for part in f.remedy_parts)
+            names_call = f"clustertune.{results.call}" in f.remedy
             general = results.call in ABOUT_TRAINING
             return general or changed or names_call or f.severity is Severity.critical
 
@@ -114,11 +113,6 @@ class _Findings:
                 f for f in before if compared and not any(_same(f, g) for g in after)
             ),
         )
-
-
-def _is_of(results: Results, part: str | Call) -> bool:
-    """Return whether a part of a remedy is a call of the report's function."""
-    return isinstance(part, Call) and part.function.startswith(results.call)
 
 
 def _identity(finding: Finding) -> tuple[object, ...]:
@@ -176,18 +170,12 @@ def _finding_item(finding: Finding, detail: str, state: str = "") -> Item:
 
 
 def _useful_remedy(results: Results | None, finding: Finding) -> str:
-    """Return the remedy without sentences that advise to repeat the same call."""
-    parts: Parts = finding.remedy_parts or (finding.remedy,)
-    if results is None or results.status == "checked" or not results.call:
-        return text_of(parts)
-
-    def repeats(sentence: Parts) -> bool:
-        calls = (p for p in sentence if isinstance(p, Call) and p.repeats)
-        return any(_is_of(results, call) for call in calls)
-
-    if results.status == "planned" and repeats(parts):
-        return ""  # the planned steps are the remedy
-    return " ".join(text_of(s) for s in sentences(parts) if not repeats(s))
+    """Return the remedy, unless it is the call that the report is about."""
+    if results is None or results.status == "checked":
+        return finding.remedy
+    ours = finding.remedy.count("clustertune.")
+    same = ours == finding.remedy.count(f"clustertune.{results.call}_") == 1
+    return "" if finding.fixed_by or same else finding.remedy
 
 
 def _information(

@@ -19,7 +19,7 @@ from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
 from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
-from clustertune.errors import ClustertuneError, VerificationError
+from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
 from clustertune.monitor.connection import sync
@@ -155,10 +155,7 @@ def _refuse(findings: Iterable[Finding]) -> None:
             # the remedy of a finding that prepare could fix is the call that failed
             helps = finding.remedy and not finding.fixed_by
             remedy = f". Remedy: {finding.remedy}" if helps else ""
-            raised = error(f"{finding.message}{remedy}")
-            if isinstance(raised, ClustertuneError):
-                raised.remedy_parts = finding.remedy_parts
-            raise raised
+            raise error(f"{finding.message}{remedy}")
 
 
 def _refuse_losses(views: Iterable[View]) -> None:

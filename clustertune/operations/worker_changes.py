@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertune.core.findings import Remedy, join
 from clustertune.core.model import Finding, Severity
 from clustertune.core.wording import (
     bytes_text,
@@ -259,7 +258,7 @@ def _consequence(kind: str, change: WorkerChange, leased: bool) -> tuple[Severit
         now = any(x.only_there for x in lost) or change.scattered
         severity = Severity.critical if now else Severity.warning
         prepare = remedies.prepare_again(change.data[0].names)
-        return severity, Remedy(f"Load {names} again. ", remedies.run(prepare))
+        return severity, f"Load {names} again. {remedies.run(prepare)}"
     advice = ["Scatter the lost data again."] * bool(change.scattered)
     idle = any(not n for x in change.data for n in x.held.values())
     uneven = not leased and (idle or any(x.missing for x in change.data))
@@ -271,4 +270,4 @@ def _consequence(kind: str, change: WorkerChange, leased: bool) -> tuple[Severit
         severity = Severity.critical
     elif uneven or kind == "died":
         severity = Severity.warning
-    return severity, join(advice, " ")
+    return severity, " ".join(advice)

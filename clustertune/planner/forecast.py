@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.findings import Call, Literal, Remedy, join
+from clustertune.core.findings import Literal
 from clustertune.core.model import (
     CollectionInfo,
     Float64s,
@@ -81,7 +81,7 @@ class Way(NamedTuple):
     """A change that gives the fit enough memory, and its description."""
 
     change: Change
-    text: Remedy
+    text: str
 
 
 # --- how much -------------------------------------------------------------------------
@@ -337,10 +337,10 @@ def _releasable_bytes(view: View) -> float:
     return float(_other_keys(view)[weights(view) > 0].sum())
 
 
-def _text(change: Change, view: View) -> Remedy:
+def _text(change: Change, view: View) -> str:
     """Describe the change in calls that make it, and its result."""
     arguments: dict[str, Literal] = {"dtype": "float32"} if change.float32 else {}
-    parts: list[str | Call] = []
+    parts: list[str] = []
     if change.frugal:
         frugal = _profile(view, change)
         arguments["estimator"] = frugal.name
@@ -348,7 +348,7 @@ def _text(change: Change, view: View) -> Remedy:
         parts.append(f"train with {parameters} ({frugal.title})")
     if change.release:
         freed = bytes_text(_releasable_bytes(view))
-        parts.append(Remedy(remedies.release(view), f" for {freed}"))
+        parts.append(f"`{remedies.release(view)}` for {freed}")
     if change.n_workers is not None:
         if view.goal.workers is None and view.now.can_scale is None:
             arguments["n_workers"] = change.n_workers
@@ -357,13 +357,14 @@ def _text(change: Change, view: View) -> Remedy:
     if change.memory_limit:
         size = bytes_text(change.memory_limit)
         if _hosts_have(change.memory_limit, view):
-            parts.append(remedies.on_workers("resize_workers", (), memory_limit=size))
+            larger = remedies.on_workers("resize_workers", (), memory_limit=size)
+            parts.append(f"`{larger.python}`")
         else:
             parts.append(f"start workers with --memory-limit {size.replace(' ', '')}")
     if arguments:
-        parts.append(remedies.prepare(view, None, **arguments))
+        parts.append(f"`{remedies.prepare(view, None, **arguments)}`")
     most = bytes_text(fullest(view, change))
-    return Remedy(join(parts, " and "), f" (then at most {most} per worker)")
+    return f"{' and '.join(parts)} (then at most {most} per worker)"
 
 
 def _hosts_have(size: float, view: View) -> bool:

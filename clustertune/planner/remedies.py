@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
-from clustertune.core.findings import Call, Literal, Remedy, code
+from clustertune.core.findings import ADDRESS, Literal, code
 from clustertune.core.model import (
     ORDER,
     CollectionInfo,
@@ -19,12 +20,27 @@ from clustertune.planner.machines import by_host, host_memory
 
 #: variables that ``prepare`` takes by position
 POSITIONAL = ("X", "y", "*others")
-MAX_WORKERS = 20  # with more of them, a call names none
+MAX_WORKERS = 20  # a call for more of them names none if it is for all
+#: the commands of public functions; other functions have none
+VERBS = {
+    "merge_workers": "merge",
+    "resize_workers": "resize",
+    "restart_workers": "restart",
+    "trim_memory": "trim",
+}
+
+
+class Fix(NamedTuple):
+    """One fix as Python code and as a command, each in its text or alone."""
+
+    python: str
+    command: str = ""  # empty: no command does the same
+
 
 # --- calls ----------------------------------------------------------------------------
 
 
-def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
+def prepare(view: View, model: str | None = None, **arguments: Literal) -> str:
     """Return a call of ``prepare`` for the given data.
 
     Parameters
@@ -36,11 +52,8 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
     **arguments
         Further arguments.
     """
-    call = prepare_again(view.layouts[0].labels if view.layouts else ())
-    variables = dict(call.variables)
+    variables = {"eval_set": "eval_set"} if len(view.layouts) > 1 else {}
     own: dict[str, Literal] = {}
-    if len(view.layouts) > 1:
-        variables["eval_set"] = "eval_set"
     profile = view.goal.workload
     if model or (view.goal.workload_chosen and profile.name != "generic"):
         # the name of a workload does not have what these profiles know of the model
@@ -52,59 +65,74 @@ def prepare(view: View, model: str | None = None, **arguments: Literal) -> Call:
         own["workers"] = sort_ids(view.goal.workers)
     if "estimator" in arguments:
         variables.pop("estimator", None)
-    repeats = not (model or arguments)
-    return replace(
-        call,
-        variables=variables,
-        arguments=own | arguments,
-        starts_workers="n_workers" in arguments,
-        repeats=repeats,
-    )
+    texts = [f"{name}={variable}" for name, variable in variables.items()]
+    texts += [f"{name}={code(value)}" for name, value in (own | arguments).items()]
+    return prepare_again(view.layouts[0].labels if view.layouts else (), *texts)
 
 
-def prepare_again(labels: Collection[str]) -> Call:
-    """Return a call of ``prepare`` for training data with these labels."""
-    results = _variables(labels) or POSITIONAL[:2]
-    return Call(
-        function="prepare",
-        names=tuple(name for name in results if name in POSITIONAL),
-        variables={name: name for name in results if name not in POSITIONAL},
-        results=tuple(results),
-    )
+def prepare_again(labels: Collection[str], *texts: str) -> str:
+    """Return a call of ``prepare`` for training data with these labels.
+
+    ``texts`` are further arguments, as code.
+    """
+    results = _variables(labels) or list(POSITIONAL[:2])
+    named = [name if name in POSITIONAL else f"{name}={name}" for name in results]
+    line = f"clustertune.prepare({', '.join(['client', *named, *texts])})"
+    one = f".{results[0]}" if len(results) == 1 else ""
+    return f"{', '.join(results)} = {line}{one}"
 
 
-def omit_rechunk(call: Call, view: View) -> Call:
-    """Return a call of ``prepare`` that leaves out the user's ``rechunk``."""
-    return replace(call, omitted={"rechunk": view.goal.rechunk}, repeats=False)
+def omit_rechunk(call: str, view: View) -> str:
+    """Return code: a call of ``prepare`` without the user's ``rechunk``."""
+    return f"{call}` without `rechunk={view.goal.rechunk}"
 
 
-def load(view: View) -> Call:
+def load(view: View) -> str:
     """Return a call of ``prepare`` that loads lazy data for any workload."""
     return prepare(view) if view.loads_data else prepare(view, persist=True)
 
 
-def release(view: View) -> Call:
+def release(view: View) -> str:
     """Return a call that releases all data of this client except the given data."""
     evals = ["eval_set"] if len(view.layouts) > 1 else []
     labels = view.layouts[0].labels if view.layouts else ()
     kept = ", ".join([*_variables(labels), *evals])
-    return Call(function="release_data", variables={"keep": f"[{kept}]"})
+    return f"clustertune.release_data(client, keep=[{kept}])"
 
 
-def on_workers(function: str, ids: Collection[str | int], **arguments: Literal) -> Call:
-    """Return a call for these workers; for all workers if there are many."""
-    named = {"workers": sort_ids(ids)} if 0 < len(ids) <= MAX_WORKERS else {}
-    every = arguments | named
-    return Call(function=function, arguments=every, repeats=not every)
+def on_workers(function: str, ids: Collection[str | int], **arguments: Literal) -> Fix:
+    """Return a call for these workers; without ids for all."""
+    named = {"workers": sort_ids(ids)} if ids else {}
+    every: dict[str, Literal] = arguments | named
+    texts = [f"{name}={code(value)}" for name, value in every.items()]
+    python = f"clustertune.{function}({', '.join(['client', *texts])})"
+    words = [word for name, value in every.items() for word in _words(name, value)]
+    # an escaped name would be another name
+    shown = all(map(str.isprintable, words))
+    line = shlex.join(["clustertune", VERBS[function], *words])
+    return Fix(python, line if shown else "")
 
 
-def scale(view: View, n_workers: int) -> Call:
+def _words(name: str, value: Literal) -> Iterator[str]:
+    """Return the options of a command for an argument."""
+    option = "--worker" if name == "workers" else f"--{name.replace('_', '-')}"
+    values = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, dict):
+        values = tuple(f"{k}={v}" for k, v in value.items())
+    for each in values:
+        yield from (option, str(each))
+
+
+def names(view: View, workers: Collection[WorkerSnapshot]) -> list[str | int]:
+    """Return the ids that a call for these workers names; none if it is for all."""
+    ids = [w.id for w in workers]
+    everyone = {w.id for w in view.now.workers} <= {*ids}
+    return [] if everyone and len(ids) > MAX_WORKERS else ids
+
+
+def scale(n_workers: int) -> str:
     """Return a call that scales the cluster."""
-    return Call(
-        function="scale",
-        arguments={"n_workers": n_workers},
-        starts_workers=n_workers > sum(w.is_counted for w in view.now.workers),
-    )
+    return f"clustertune.scale(client, {n_workers})"
 
 
 def cut_by_hand(layout: Layout, n_partitions: int) -> str:
@@ -144,45 +172,59 @@ def limit(nbytes: float) -> str:
 # --- sentences ------------------------------------------------------------------------
 
 
-def run(call: Call, effect: str = "") -> Remedy:
-    """Return a sentence with a call and its effect."""
-    return Remedy("Run ", call, f"{effect}.")
+def run(line: str, effect: str = "") -> str:
+    """Return a sentence with Python code and its effect."""
+    return f"Run `{line}`{effect}."
 
 
-def cut(view: View, effect: str = "") -> Remedy:
+def sentence(before: str, call: Fix, after: str = ".") -> Fix:
+    """Return a sentence with a call, in both forms."""
+    python = f"{before}`{call.python}`{after}"
+    line = call.command
+    return Fix(python, f"{before}`{line}{ADDRESS}{after}" if line else "")
+
+
+def after(text: str, fix: Fix) -> Fix:
+    """Return a fix that begins with a text."""
+    return Fix(f"{text}{fix.python}", fix.command and f"{text}{fix.command}")
+
+
+def cut(view: View, effect: str = "") -> str:
     """Return how to cut the data with ``prepare``."""
     call = prepare(view)
     return run(call if view.goal.cutting_action else omit_rechunk(call, view), effect)
 
 
 def resize(
+    view: View,
     workers: Sequence[WorkerSnapshot],
     nthreads: int | None = None,
     memory_limit: float | None = None,
-) -> str:
+) -> Fix:
     """Return how to give these workers another size, which needs nannies."""
     size: dict[str, Literal] = {} if nthreads is None else {"nthreads": nthreads}
     if memory_limit is not None:
         size["memory_limit"] = limit(memory_limit)
     if all(w.nanny for w in workers):
-        return run(on_workers("resize_workers", [w.id for w in workers], **size))
+        call = on_workers("resize_workers", names(view, workers), **size)
+        return sentence("Run ", call)
     options = (f"--{k.replace('_', '-')} {code(value)}" for k, value in size.items())
-    return f"Start these workers again with `{' '.join(options)}`."
+    return Fix(f"Start these workers again with `{' '.join(options)}`.")
 
 
 def restart(
-    workers: Sequence[WorkerSnapshot], before: str = "", when: str = ""
-) -> Remedy:
+    view: View, workers: Sequence[WorkerSnapshot], before: str = "", when: str = ""
+) -> Fix:
     """Return how to restart these workers without a loss of data.
 
     ``before`` begins the sentence; ``when`` is the time of the restart.
     """
     if all(w.nanny for w in workers):
-        call = on_workers("restart_workers", [w.id for w in workers])
+        call = on_workers("restart_workers", names(view, workers))
         verb = "run " if before else "Run "
-        return Remedy(before, verb, call, f"{when}, which loses no data.")
+        return sentence(f"{before}{verb}", call, f"{when}, which loses no data.")
     verb = "restart" if before else "Restart"
-    return Remedy(f"{before}{verb} the workers with the tool that started them{when}.")
+    return Fix(f"{before}{verb} the workers with the tool that started them{when}.")
 
 
 def drop_rows(
@@ -204,35 +246,35 @@ def drop_rows(
     return f"Run `keep = {keep}; {', '.join(names)} = {kept}`, which drops these rows."
 
 
-def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Remedy:
+def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
     """Return how to free memory of these workers, by what fills the fullest one."""
     worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
     if worst.unmanaged > worst.managed:
-        return trim(workers)
-    parts: list[str | Call] = ["Delete collections that you do not need with `del`."]
+        return trim(view, workers)
+    text = "Delete collections that you do not need with `del`."
     if view.layouts:
-        parts += [" ", release(view), " releases all other data of this client."]
+        text += f" `{release(view)}` releases all other data of this client."
     if more := _more_memory(view):
-        parts += [" If that is not enough, run ", more, "."]
-    return Remedy(*parts)
+        text += f" If that is not enough, run `{more}`."
+    return Fix(text)
 
 
-def trim(workers: Sequence[WorkerSnapshot]) -> Remedy:
+def trim(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:
     """Return how to return unused memory of these workers."""
-    call = on_workers("trim_memory", [w.id for w in workers])
-    return Remedy(run(call), restart(workers, " If the memory stays, "))
+    first = sentence("Run ", on_workers("trim_memory", names(view, workers)))
+    then = restart(view, workers, "If the memory stays, ")
+    command = first.command and f"{first.command} {then.command or then.python}"
+    return Fix(f"{first.python} {then.python}", command)
 
 
-def _more_memory(view: View) -> Call | None:
+def _more_memory(view: View) -> str:
     """Return a call for more memory: higher limits if the hosts allow, or a worker."""
     workers = view.now.workers
     share, highest = host_share(workers), max(w.memory_limit for w in workers)
     nannies = all(w.nanny for w in workers)
     if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
-        return on_workers("resize_workers", (), memory_limit=limit(share))
-    if view.now.can_scale is None:
-        return scale(view, len(workers) + 1)
-    return None
+        return on_workers("resize_workers", (), memory_limit=limit(share)).python
+    return scale(len(workers) + 1) if view.now.can_scale is None else ""
 
 
 def host_share(workers: Sequence[WorkerSnapshot]) -> float | Unknown:

@@ -14,7 +14,6 @@ from clustertune.checks.partitions import (
     too_few_partitions,
     too_many_partitions,
 )
-from clustertune.core.findings import Call
 from clustertune.core.model import Layout, Profile, Severity
 from clustertune.errors import AlignmentError
 from tests.builders import collection, layout, snapshot, view, worker
@@ -143,7 +142,7 @@ def test_the_remedy_suits_the_kinds(kinds, remedy):
     (finding,) = misaligned_partitions(view(layouts=[data], rechunk=False))
     assert finding.remedy.endswith(remedy)
     # a report of the call with rechunk=False keeps this remedy
-    assert not any(p.repeats for p in finding.remedy_parts if isinstance(p, Call))
+    assert not finding.fixed_by
 
 
 def test_an_eval_set_is_compared_within_itself():

@@ -163,7 +163,6 @@ def test_the_remedy_has_all_companions() -> None:
         "Run `X, y, sample_weight = clustertune.prepare(client, X, y, "
         "sample_weight=sample_weight)`."
     )
-    assert found.remedy_parts
     evals = replace(data, names=("eval_set[0].X", "eval_set[0].y"))
     found = worker_changes.finding("died", replace(change, data=(evals,)))
     assert found.remedy.endswith("`X, y = clustertune.prepare(client, X, y)`.")

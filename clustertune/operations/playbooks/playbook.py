@@ -17,7 +17,6 @@ from typing import Any
 from tabulate import tabulate
 
 from clustertune.core import counts, model, report
-from clustertune.core.findings import Shell
 from clustertune.core.model import Finding, Severity, Snapshot
 from clustertune.core.report import Report, is_refused
 from clustertune.core.wording import (
@@ -215,12 +214,12 @@ class StepResult:
         done = counts.line(self.report.steps)
         return planned_of(self.report) or done or "nothing to do"
 
-    def in_shell(self, shell: Shell) -> StepResult:
-        """Return the step with command lines in its remedies."""
+    def with_commands(self, cluster: str) -> StepResult:
+        """Return the step with commands in its remedies."""
         return replace(
             self,
-            found=tuple(f.in_shell(shell) for f in self.found),
-            report=self.report and report.in_shell(self.report, shell),
+            found=tuple(f.as_command(cluster) for f in self.found),
+            report=self.report and report.with_commands(self.report, cluster),
         )
 
     def plain(self) -> dict[str, Any]:
@@ -314,9 +313,10 @@ class PlaybookResult:
         }
         return tuple(f for found in latest.values() for f in found)
 
-    def in_shell(self, shell: Shell) -> PlaybookResult:
-        """Return the result with command lines in its remedies."""
-        return replace(self, steps=tuple(step.in_shell(shell) for step in self.steps))
+    def with_commands(self, cluster: str) -> PlaybookResult:
+        """Return the result with commands in its remedies."""
+        steps = tuple(step.with_commands(cluster) for step in self.steps)
+        return replace(self, steps=steps)
 
     def exit_status(self, fail_on: Severity | None = Severity.critical) -> int:
         """Return an exit code: 0, 1 (findings), 4 (refused), or 5 (failed, partly).

@@ -1,0 +1,56 @@
+"""Remedies name the workers and the data of the view."""
+
+from __future__ import annotations
+
+import pytest
+
+from clustertune.planner import remedies
+from tests.builders import view, worker
+
+
+@pytest.mark.parametrize(
+    ("call", "python", "command"),
+    [
+        (
+            remedies.on_workers("resize_workers", [3, "a b"], memory_limit="1.5 GiB"),
+            (
+                'clustertune.resize_workers(client, memory_limit="1.5 GiB", '
+                'workers=[3, "a b"])'
+            ),
+            "clustertune resize --memory-limit '1.5 GiB' --worker 3 --worker 'a b'",
+        ),
+        (
+            remedies.on_workers("resize_workers", (), env={"OMP": "1"}),
+            'clustertune.resize_workers(client, env={"OMP": "1"})',
+            "clustertune resize --env OMP=1",
+        ),
+        (
+            remedies.on_workers("trim_memory", ["a\n"]),
+            'clustertune.trim_memory(client, workers=["a\\n"])',
+            "",  # an escaped name would be another name
+        ),
+    ],
+)
+def test_a_call(call: remedies.Fix, python: str, command: str) -> None:
+    assert call == (python, command)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_call_for_some_workers_names_them(count: int) -> None:
+    """A call without names would act on the others, too."""
+    workers = [worker(i) for i in range(count)]
+    some = remedies.restart(view(workers), workers[1:])
+    assert f"workers=[{', '.join(map(str, range(1, count)))}]" in some.python
+    every = remedies.restart(view(workers), workers)
+    named = f", workers={list(range(count))}" if count <= 20 else ""
+    assert f"restart_workers(client{named})`" in every.python
+
+
+def test_words_before_a_call_are_in_both_forms() -> None:
+    """A command without the condition would be bad advice."""
+    workers = [worker(0)]
+    fix = remedies.restart(view(workers), workers, "If they may be interrupted, ")
+    assert fix.command == (
+        "If they may be interrupted, run `clustertune restart --worker 0 ADDRESS`, "
+        "which loses no data."
+    )
