@@ -35,7 +35,7 @@ CALLS = {
     "merge": "`merge_workers`",
     "release": "`release_data`",
     "restart": "`restart_workers`, `resize_workers`, `schedule_restart`",
-    "retire": "`scale`, `merge_workers(undo=...)`",
+    "retire": "`scale`",
     "scale": "`scale`",
     "adapt": "`scale`",
     "trim": "`trim_memory`, `restart_workers(if_needed=True)`",

@@ -40,7 +40,6 @@ from clustertune.core.model import (
     Snapshot,
     Trim,
     View,
-    WorkerSize,
     WorkerSnapshot,
 )
 from clustertune.errors import ScaleError
@@ -171,15 +170,13 @@ class MemoryCluster:
         for there, nbytes in enumerate(taken.tolist(), 1):
             refuse_overfull(labels, load.free_memory, len(taken), there, nbytes)
 
-    async def scale(
-        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
-    ) -> Result:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         self.calls.append(f"scale {n_workers}")
         if n_workers > self.most:
             raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
         free = (w for w in map(worker, count()) if w.address not in self.workers)
         while len(self.workers) < n_workers:
-            new = next(free) if size is None else size.given_to(next(free))
+            new = next(free)
             self.workers[new.address] = new
         return Result(nbytes=0, count=len(self.workers))
 

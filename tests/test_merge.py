@@ -1,11 +1,10 @@
-"""One worker per host in place of several: no data is lost, and undo restores them."""
+"""One worker per host in place of several: no data is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -31,8 +30,7 @@ from clustertune.core.model import (
     Unknown,
     WorkerSize,
 )
-from clustertune.errors import RefusedError, ScaleError
-from clustertune.integrations import managers
+from clustertune.errors import RefusedError
 from clustertune.integrations.managers import (
     gateway,
     jobqueue,
@@ -108,21 +106,12 @@ def test_prepare_merges_all_or_nothing() -> None:
     assert len(list(merge.propose((), view(some, merge_workers=True)))) == 2
 
 
-def test_undo_by_hand_of_workers_without_names() -> None:
-    """Dask knows them by an address that a restart changes, so the nanny names them."""
-    some = [replace(w, id=f"tcp://nanny{w.id}") for w in workers(10, 30)]
-    found = view(snapshots=[snapshot(some, can_scale="it has only an address")])
-    first, *_ = merge.steps(found)
-    assert '["nanny"] in ["tcp://nanny1"]' in first.args.undo
-
-
 def test_steps() -> None:
     """The worker with the most data is resized, then the others move theirs to it."""
     found = view(workers(10, 30, 20))
     first, *others = merge.steps(found)
     assert first.args.id == 1
     assert (first.args.size.nthreads, first.args.size.memory_limit) == (3, 12 * GIB)
-    assert "undo=3, workers=[1]" in first.args.undo
     assert [s.args.id for s in others] == [0, 2]
     for step in others:
         assert step.args.retire
@@ -337,7 +326,7 @@ def actual(dask_worker: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("n_workers", [2, 4])
-def test_merge_and_undo(local_cluster: Any, n_workers: int) -> None:
+def test_merge_of_a_local_cluster(local_cluster: Any, n_workers: int) -> None:
     """All data is kept, also what is scattered; so is the shape of later workers."""
     local, client = local_cluster(n_workers, memory_limit="1 GiB")
     X, y, kept, total = load(client)
@@ -351,33 +340,12 @@ def test_merge_and_undo(local_cluster: Any, n_workers: int) -> None:
     assert list(client.run(actual).values()) == [whole]
     assert_whole(client, X, kept, total)
     (name,) = local.worker_spec
-    line = f"clustertune.merge_workers(client, undo={n_workers}, workers=[{name}])"
-    assert line in " ".join(str(report).split())
     assert clustertune.merge_workers(client).status == "fine"
-    undo = {"undo": n_workers, "workers": [name]}
-    assert len(clustertune.merge_workers(client, **undo, dry_run=True).steps) == 1
-    assert sizes(client) == [whole]
-    report = clustertune.merge_workers(client, **undo)
-    assert report.status == "done", str(report)
+    # as docs/workers.md shows
+    clustertune.resize_workers(client, X, y, nthreads=1, memory_limit="1 GiB")
+    clustertune.scale(client, n_workers, X, y)
     assert sizes(client) == [(1, GIB)] * n_workers
-    assert len(local.worker_spec) == n_workers
     assert_whole(client, X, kept, total)
-
-
-def test_the_size_of_later_workers_after_a_failure(local_cluster: Any) -> None:
-    """New workers keep their former size if the workers of another size fail."""
-    local, _ = local_cluster(1)
-    former = local.new_spec
-    size = WorkerSize(nthreads=1, memory_limit=GIB)
-
-    def fail() -> None:
-        with managers.start_with(local, size):
-            assert local.new_spec["options"]["memory_limit"] == GIB
-            raise ScaleError("they did not start")
-
-    with pytest.raises(ScaleError):
-        fail()
-    assert local.new_spec == former
 
 
 def test_later_workers(local_cluster: Any) -> None:
@@ -472,35 +440,14 @@ def test_spilled_data_that_does_not_fit(local_cluster: Any) -> None:
 
 
 def test_with_an_address_only(tmp_path: Any) -> None:
-    """Nannies suffice to merge; to undo it, the text has the lines to run."""
+    """Nannies suffice to merge."""
     with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
         client.wait_for_workers(2)
         X, y, kept, total = load(client)
         report = clustertune.merge_workers(client, X, y)
         assert report.status == "done", str(report)
-        reason = report.steps[0].reason
-        found = re.search(r"client\.retire_workers\((\[a for .*\])\)`", reason)
-        assert found, reason
-        # these workers have no names: the line finds the merged one by its nanny
-        assert eval(found[1], {"client": client}) == list(workers_of(client))
         assert len(workers_of(client)) == 1
         assert_whole(client, X, kept, total)
-        with pytest.raises(RefusedError, match="--nworkers 2 --nthreads 1"):
-            clustertune.merge_workers(client, undo=2)
-
-
-def test_undo_that_is_impossible(local_cluster: Any) -> None:
-    """Threads cannot be shared, or the data would not fit."""
-    _, client = local_cluster(1, threads_per_worker=2, memory_limit="600 MiB")
-    with pytest.raises(RefusedError, match="3 workers cannot share the 2 threads"):
-        clustertune.merge_workers(client, undo=3)
-    wait(client.submit(np.ones, 30_000_000, pure=False))
-    (address,) = workers_of(client)
-    big = client.submit(np.ones, 30_000_000, workers=[address], pure=False)
-    wait(big)
-    with pytest.raises(RefusedError, match="and nothing was changed: retire worker 0"):
-        clustertune.merge_workers(client, undo=2)
-    assert len(workers_of(client)) == 1
 
 
 # --- fits -----------------------------------------------------------------------------
@@ -551,7 +498,7 @@ def test_lightgbm(two: Any) -> None:
 
 
 def test_command(two: Any) -> None:
-    """It plans, asks, and acts; an address cannot start workers."""
+    """It plans, asks, and acts."""
     _, client = two
     address = client.scheduler.address
     done = CliRunner().invoke(main, ["merge", "--dry-run", address])
@@ -561,9 +508,6 @@ def test_command(two: Any) -> None:
     done = CliRunner().invoke(main, ["merge", "--yes", "--quiet", address])
     assert done.exit_code == 0, done.output
     assert sizes(client) == [(2, 4 * GIB)]
-    done = CliRunner().invoke(main, ["merge", "--undo", "2", "--yes", address])
-    assert done.exit_code == 4, done.output
-    assert "only the scheduler's address" in done.output
 
 
 PLAYBOOK = """

@@ -11,31 +11,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from clustertune.actions import restart, retire
-from clustertune.core.findings import code
+from clustertune.actions import by_port, restart, retire
 from clustertune.core.model import (
-    Cluster,
     Finding,
-    Notify,
-    Price,
     Restart,
-    Result,
-    Snapshot,
-    Split,
     Step,
     View,
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import workers_text
 from clustertune.errors import RefusedError
-from clustertune.planner import guards, remedies
+from clustertune.planner import guards
 from clustertune.planner.machines import (
     Workers,
     merge_obstacle,
     merged_size,
     shared_hosts,
-    start_command,
 )
 from clustertune.planner.memory import free_below
 
@@ -102,8 +94,7 @@ def steps(
                 if size == sizes[0]:
                     yield step
                 continue
-            args = replace(step.args, undo=_undo_text(merge, view.now))
-            yield replace(step, action="merge", args=args)
+            yield replace(step, action="merge")
     yield from _retirements(merges, view, wait)
 
 
@@ -165,94 +156,4 @@ def _merged(step: Step, merge: Merge) -> Step:
     )
 
 
-# --- undo -----------------------------------------------------------------------------
-
-
-def _undo_text(merge: Merge, now: Snapshot) -> str:
-    """Return how to restore the previous workers of a host, for the report."""
-    former = merge.others[0]
-    assert merge.size.nthreads is not None
-    several, id = merge.size.nthreads // former.nthreads, merge.kept.id
-    if now.can_scale is None:
-        call = remedies.on_workers("merge_workers", [id], undo=several).python
-        return f"`{call}` restores {several} workers"
-    line = start_command(now, several, (former.nthreads, former.memory_limit))
-    return f"to restore {several} workers {_by_hand(line, [id])}"
-
-
-def _by_hand(line: str, ids: Collection[str | int]) -> str:
-    listed = code(remedies.sort_ids(ids))
-    retired = f"client.retire_workers(names={listed})"
-    if any("://" in str(id) for id in ids):  # nannies of workers without a name
-        retired = (
-            "client.retire_workers([a for a, w in client.scheduler_info(n_workers=-1)"
-            f'["workers"].items() if w["nanny"] in {listed}])'
-        )
-    return f"run `{line}` there, wait for the workers, then run `{retired}`"
-
-
-def split(view: View, ids: Collection[str | int], n_workers: int) -> Step:
-    """Return the step that starts ``n_workers`` workers in place of each of these.
-
-    Raises
-    ------
-    RefusedError
-        The workers cannot be started, or they have too little memory for the data.
-    """
-    merged = [w for w in view.now.workers if w.is_counted and w.id in ids]
-    ids = [w.id for w in merged]
-    who = workers_text(ids)
-    nthreads, limit = merged[0].nthreads, merged[0].memory_limit
-    if any((w.nthreads, w.memory_limit) != (nthreads, limit) for w in merged):
-        raise RefusedError(f"{_REFUSED}: {who} have different sizes; give workers=")
-    if nthreads % n_workers:
-        raise RefusedError(
-            f"{_REFUSED}: {n_workers} workers cannot share the "
-            f"{plural(nthreads, 'thread')} of {who} evenly"
-        )
-    each = (nthreads // n_workers, limit // n_workers)
-    size = WorkerSize(nthreads=each[0], memory_limit=each[1])
-    reason = view.now.can_scale
-    if view.now.adaptive is not None:
-        reason = "adaptive scaling decides the number of workers"
-    if reason is not None:
-        by_hand = _by_hand(start_command(view.now, n_workers, each), ids)
-        raise RefusedError(f"{_REFUSED}: {reason}. Or {by_hand}")
-    started = n_workers * len(merged)
-    _refuse_too_small(view, merged, size, started)
-    there = sum(w.is_counted for w in view.now.workers)
-    return Step(
-        action="merge",
-        summary=f"start {plural(started, 'worker')} with {size} in place of {who}",
-        price=Price(nbytes=0),
-        gain=f"now {plural(nthreads, 'thread')}, {bytes_text(limit)}",
-        args=Split(n_workers=there + started, size=size, replaced=tuple(ids)),
-    )
-
-
-def _refuse_too_small(
-    view: View, merged: list[WorkerSnapshot], size: WorkerSize, count: int
-) -> None:
-    """Refuse new workers that have too little memory for the keys of merged ones."""
-    worker = size.given_to(replace(merged[0], managed=0, counted=0, spilled=0))
-    worker = replace(worker, process=merged[0].least_memory or 0, held_data=None)
-    new = tuple(replace(worker, id=f"new-{i}", address=f"{i}") for i in range(count))
-    later = guards.with_workers(view, (*view.now.workers, *new))
-    _allowed(retire.of(later, frozenset(w.id for w in merged)), later)
-
-
-def known_later(retirements: Collection[Step]) -> str:
-    """Describe the retirements that follow :func:`split`."""
-    texts = "; ".join(step.summary for step in retirements)
-    return f"the new workers, to plan what follows: {texts}"
-
-
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Resize or retire a worker, or start the workers that replace it."""
-    if isinstance(step.args, Split):
-        return await cluster.scale(step.args.n_workers, notify, size=step.args.size)
-    assert isinstance(step.args, Restart)
-    result = await cluster.restart(step.args, notify)
-    if not step.args.undo or result.not_done:
-        return result
-    return replace(result, details=f"{result.details}; {step.args.undo}")
+enact = by_port("restart")

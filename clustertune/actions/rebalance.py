@@ -91,21 +91,21 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     classes = coverage.needed(layout, view)
     if classes is None:
         return found
-
-    def price(one: Placement) -> tuple[bool, float, int]:
-        used = np.bincount(one.target, nbytes, minlength=len(budget))
-        return bool((used > budget).any()), max(one.imbalance, 1 + tolerance), one.moved
-
-    covering = []
-    for start in (found.target, None):  # the first of equal ones is near
-        target = coverage.shared(layout, classes, view, start=start, budget=budget)
-        if target is not None:
-            one = placed(layout.rows, held, weights, nbytes=nbytes, target=target)
-            covering.append(one)
-    best = min(covering, key=price, default=found)
-    if price(best)[0]:
+    covering = coverage.place_all(
+        found,
+        classes.counts > 0,
+        layout.rows,
+        held,
+        weights,
+        nbytes=nbytes,
+        budget=budget,
+        tolerance=tolerance,
+    )
+    if covering is None:
+        return found
+    if (np.bincount(covering.target, nbytes, len(budget)) > budget).any():
         raise CapacityError(_too_much(layout, view, budget))
-    return best
+    return covering
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:

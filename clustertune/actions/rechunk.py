@@ -299,17 +299,18 @@ def _targets(
         target = layouts.in_contiguous_runs(len(rows), there, may)
     covers = True
     if present is not None:
-        covering = coverage.spread(
-            target,
+        covering = coverage.place_all(
+            replace(found, target=target),
             present,
             rows,
+            there,
             weights,
             nbytes=nbytes,
             budget=budget,
             tolerance=tolerance,
         )
         covers = covering is not None
-        target = target if covering is None else covering
+        target = target if covering is None else covering.target
     shortage = ""
     if (np.bincount(target, nbytes, len(budget)) > budget).any():
         freeing = _budget(layout, view, largest, taken, release=True)

@@ -112,7 +112,7 @@ def _lacking_classes(
     example = str(classes.names[int(np.flatnonzero(lacking[worst])[0])])
     names = len(classes.names)
     needed = severity is not Severity.info
-    whole = needed and coverage.shared(layout, classes, view) is not None
+    whole = needed and coverage.whole_partitions_suffice(layout, classes, view)
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {verb(ids, 'has')} no rows of some of "

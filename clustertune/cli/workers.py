@@ -123,8 +123,6 @@ def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
 @with_options(
     format_option,
     worker_option,
-    click.option("--undo", metavar="N", type=click.IntRange(1), help="Restore N "
-        "workers in place of each worker. Requires --cluster."),
     _unavailable,
     _wait,
     timeout_option("30 minutes"),

@@ -20,7 +20,6 @@ from clustertune.core.model import (
     Release,
     Restart,
     Shuffle,
-    Split,
     Step,
     Trim,
 )
@@ -117,7 +116,6 @@ _UNITS: Mapping[type, tuple[str, str, Callable[[Any], int | None]]] = {
     Release: ("released", "key", lambda _: None),
     Restart: ("", "worker", lambda _: 1),
     Shuffle: ("reordered", "collection", lambda args: len(args.sources)),
-    Split: ("scaled to", "worker", lambda args: args.n_workers),
     Trim: ("trimmed", "worker", lambda args: len(args.workers)),
 }
 

@@ -320,16 +320,6 @@ class Restart:
     growth: int | None = None
     #: the worker that replaces a retired one, and the size that it must have by then
     replaced_by: tuple[str | int, WorkerSize] | None = None
-    undo: str = ""  # the line that restores the previous workers, for the report
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """New workers that share the threads and memory of merged workers."""
-
-    n_workers: int  # workers of the cluster that run then
-    size: WorkerSize  # of each new worker
-    replaced: tuple[str | int, ...]  # ids of the merged workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,9 +460,7 @@ class Cluster(Protocol):
     async def load(self, load: Load, notify: Notify) -> Result:
         """Load all lazy collections in one computation."""
 
-    async def scale(
-        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
-    ) -> Result:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Scale the cluster to ``n_workers`` and wait until they run.
 
         New workers have the given size, or by default that of the cluster object.

@@ -53,8 +53,6 @@ class Procedure(Call):
 
     steps: Steps
     then: Steps | None = None  # the steps that follow, from another look
-    #: describes these steps before that look
-    known_later: Callable[[Collection[Step]], str] = planner.known_after_trim
     needs: tuple[str, ...] = RESTARTABLE
 
 
@@ -138,7 +136,7 @@ def _plan(
         phase=procedure.name,
         steps=steps,
         refused=tuple(no for _, no in proposed if no is not None),
-        needs=() if then is None else (procedure.known_later(later),),
+        needs=() if then is None else (planner.known_after_trim(later),),
         notes=guards.notes((*steps, *later), view),
     )
     journal.plans.append(plan)

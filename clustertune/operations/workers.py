@@ -18,7 +18,7 @@ from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
-from clustertune.core.model import Notify, Snapshot, Split, Step, View, WorkerSize
+from clustertune.core.model import Notify, Snapshot, Step, View, WorkerSize
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import RefusedError, ScaleError
@@ -240,7 +240,6 @@ TimedOutError
 def merge_workers(
     client: Client,
     *collections: Any,
-    undo: int | None = None,
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
     wait: str | float = "1 minute",
@@ -261,13 +260,8 @@ def merge_workers(
     ----------
     client, *collections, max_unavailable, wait, dry_run, progress, timeout
         As for :func:`clustertune.restart_workers`.
-    undo
-        Restore so many workers per merged worker: the cluster object starts them with
-        equal shares of its threads and memory, and it is retired. The report of a merge
-        has the line.
     workers
-        Names or addresses of the workers that may become one; all by default. With
-        ``undo`` the merged workers.
+        Names or addresses of the workers that may become one; all by default.
 
     Returns
     -------
@@ -280,8 +274,6 @@ def merge_workers(
         A cluster manager or adaptive scaling would start the workers again, the workers
         of a host differ, or a worker cannot be restarted or retired without loss. The
         text has the line that starts one worker. Nothing was changed.
-    ScaleError
-        With ``undo``: the workers did not start in time.
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError, \
 TimedOutError
         As for :func:`clustertune.restart_workers`. The next call completes a merge that
@@ -293,28 +285,11 @@ TimedOutError
     """
     seconds = arguments.duration("wait", wait)
     most = arguments.part("max_unavailable", max_unavailable)
-    n_workers = arguments.count("undo", undo)
-    merged: set[str | int] = set()
-
-    def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
-        if n_workers is None:
-            yield from merging.steps(view, ids, wait=seconds, most=most)
-            return
-        step = merging.split(view, ids, n_workers)
-        assert isinstance(step.args, Split)
-        merged.update(step.args.replaced)
-        yield step
-
-    def retirements(view: View, *_: object) -> Iterator[Step]:
-        yield from retiring.of(view, frozenset(merged), wait=seconds)
-
     return operate(
         client,
         "merge",
-        steps,
+        lambda view, ids, _: merging.steps(view, ids, wait=seconds, most=most),
         *collections,
-        then=None if n_workers is None else retirements,
-        known_later=merging.known_later,
         workers=workers,
         dry_run=dry_run,
         progress=progress,

@@ -2,7 +2,8 @@
 
 ``remote.worker.content.classes`` returns the rows of each class in every partition, and
 the positions of some of them. These rows are *witnesses*: a worker with a witness of a
-class has that class.
+class has that class. Each worker keeps or gets one partition with each class, and the
+other partitions are placed as usual.
 """
 
 from __future__ import annotations
@@ -11,16 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from clustertune.core.model import Bools, Float64s, Int64s, Layout, View
+from clustertune.errors import CapacityError
 from clustertune.planner import layouts
-
-Float32s = npt.NDArray[np.float32]
-
-NEAR = 32  # partitions, and workers, that are tried for an exchange
-LESS = 1 - 1e-9  # rounding: below this factor a ratio counts as smaller
-TINY = 1e-9  # replaces a share of 0 in divisions
+from clustertune.planner.placement import Held, Placement, place, placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,224 +108,110 @@ def finer(classes: Classes, rows: Int64s, n_workers: int, *, alone: bool) -> Int
     return np.diff(inner, prepend=0, append=total).astype(np.int64)
 
 
-def shared(
-    layout: Layout,
-    classes: Classes,
-    view: View,
-    *,
-    start: Int64s | None = None,
-    budget: Float64s | None = None,
-) -> Int64s | None:
-    """Return targets with which whole partitions cover all classes; None: impossible.
-
-    The search starts from ``start``. By default, that is the home of each partition, or
-    the first worker that trains if the home does not train.
-    """
+def whole_partitions_suffice(layout: Layout, classes: Classes, view: View) -> bool:
+    """Return whether every worker can get each class without a cut."""
     claim = layouts.weights(view)
-    if start is None:
-        home = layouts.home_workers(layout, len(claim))
-        stays = (home >= 0) & (claim[home] > 0)
-        start = np.where(stays, home, (claim > 0).argmax())
-    return spread(
-        start,
+    home = layouts.home_workers(layout, len(claim))
+    nothing, unlimited = np.zeros_like(layout.rows), np.full(len(claim), np.inf)
+    found = pins(
+        home,
         classes.counts > 0,
         layout.rows,
         claim,
-        nbytes=layouts.partition_bytes(layout),
-        budget=budget,
-        tolerance=view.goal.tolerance,
+        nbytes=nothing,
+        budget=unlimited,
     )
+    return found is not None
 
 
-def spread(
-    target: Int64s,
+# --- placement ------------------------------------------------------------------------
+
+
+def place_all(
+    start: Placement,
+    present: Bools,
+    rows: Int64s,
+    held: Held,
+    claim: Float64s,
+    *,
+    nbytes: Int64s,
+    budget: Float64s,
+    tolerance: float,
+) -> Placement | None:
+    """Return a placement with which every worker has every class; None: impossible.
+
+    ``present`` has the classes of each partition. The other arguments are those of
+    :func:`place`, which returned ``start``. Budgets are exceeded only if the partitions
+    do not fit otherwise.
+    """
+    if not missing(present, start.target, claim > 0).any():
+        return start
+    pin = pins(start.target, present, rows, claim, nbytes=nbytes, budget=budget)
+    if pin is None:
+        return None
+    target, rest = pin.copy(), np.flatnonzero(pin < 0)
+    fixed, n_workers = pin >= 0, len(claim)
+    share = rows.sum() * claim / claim.sum()
+    left = np.maximum(0.0, share - np.bincount(pin[fixed], rows[fixed], n_workers))
+    if len(rest):
+        number = np.cumsum(~fixed) - 1
+        partition, worker, amount = (np.asarray(x) for x in held)
+        free = ~fixed[partition]
+        space = budget - np.bincount(pin[fixed], nbytes[fixed], n_workers)
+        spaces: list[Float64s | None] = [np.maximum(0.0, space), None]
+        for space_left in spaces:
+            try:
+                found = place(
+                    rows[rest],
+                    (number[partition[free]], worker[free], amount[free]),
+                    left if left.any() else claim,
+                    nbytes=nbytes[rest],
+                    budget=space_left,
+                    tolerance=tolerance,
+                )
+            except CapacityError:
+                continue
+            target[rest] = found.target
+            break
+    return placed(rows, held, claim, nbytes=nbytes, target=target)
+
+
+def pins(
+    start: Int64s,
     present: Bools,
     rows: Int64s,
     claim: Float64s,
     *,
-    nbytes: Int64s | None = None,
-    budget: Float64s | None = None,
-    tolerance: float = 0.0,
+    nbytes: Int64s,
+    budget: Float64s,
 ) -> Int64s | None:
-    """Return targets with which every worker has every class; None: none found.
+    """Choose one partition with each class for every worker, the rarest class first.
 
-    Each step exchanges two partitions, or moves one. It prefers, in this order, a step
-    that keeps to the budgets, leaves rows even, adds most classes, and moves fewest
-    rows. At the end, rows are made more even without losing a class.
-
-    Parameters
-    ----------
-    target, rows, nbytes : (partitions,)
-        Worker at the start (with a positive claim), rows, and bytes of each partition.
-    present : (partitions, classes)
-        Whether a partition has rows of a class.
-    claim, budget : (workers,)
-        Shares of rows are proportional to the claim. A worker with claim 0 needs no
-        class. A budget of bytes is exceeded only if no other targets are found.
-    tolerance
-        Fraction by which a worker may exceed its share of rows.
+    Returns the worker of each chosen partition, and -1 for the others; None: too few
+    partitions have a class. A worker keeps a partition of its own if possible. This
+    succeeds if as many partitions as workers have each class alone.
     """
-    sharing = _Sharing(target, present, rows, claim, nbytes, budget, 1 + tolerance)
-    # the rarest class first: the fewest partitions have it
-    rare = np.argsort(present.sum(axis=0), kind="stable")
-    while (missing := sharing.missing()[:, rare]).any():
-        first = int(missing.any(axis=0).argmax())
-        worker = int(missing[:, first].argmax())
-        if not sharing.bring(int(rare[first]), worker):
-            return None
-    while sharing.relieve():
-        pass
-    return sharing.target
-
-
-class _Sharing:
-    """The partitions of each worker, with their classes, rows and bytes."""
-
-    def __init__(
-        self,
-        target: Int64s,
-        present: Bools,
-        rows: Int64s,
-        claim: Float64s,
-        nbytes: Int64s | None,
-        budget: Float64s | None,
-        limit: float,
-    ):
-        n_workers = len(claim)
-        self.target = target.copy()
-        self.present = present
-        self.rows = rows
-        self.nbytes = np.zeros_like(rows) if nbytes is None else nbytes
-        self.budget = np.full(n_workers, np.inf) if budget is None else budget
-        self.limit = limit
-        self.needs = claim > 0
-        self.share = np.maximum(rows.sum() * claim / claim.sum(), TINY)
-        # number of partitions with each class on each worker
-        self.held = np.zeros((n_workers, present.shape[1]), dtype=np.int64)
-        np.add.at(self.held, target, present)
-        self.load = np.bincount(target, rows, n_workers)
-        self.used = np.bincount(target, self.nbytes, n_workers)
-
-    def missing(self) -> Bools:
-        """Return (workers, classes): the classes that are missing."""
-        missing: Bools = (self.held == 0) & self.needs[:, None]
-        return missing
-
-    def bring(self, number: int, worker: int) -> bool:
-        """Bring a class to a worker; return whether fewer classes are missing then.
-
-        This succeeds if as many partitions as workers have this class alone: then some
-        worker has two of them.
-        """
-        others = np.flatnonzero(self.present[:, number] & (self.target != worker))
-        ways = _Ways(self, worker, others)
-        return self._exchange(worker, ways.best(np.where(ways.missing < 0, 0, np.inf)))
-
-    def relieve(self) -> bool:
-        """Make the fullest worker less full; return whether that was possible."""
-        ratio = np.where(self.needs, self.load / self.share, np.inf)
-        fullest = int(np.where(self.needs, ratio, 0.0).argmax())
-        if ratio[fullest] <= self.limit:
-            return False
-        for worker in np.argsort(ratio, kind="stable")[:NEAR].tolist():
-            if worker == fullest or not self.needs[worker]:
-                break
-            ways = _Ways(self, worker, np.flatnonzero(self.target == fullest))
-            worse = (ways.missing > 0) | (ways.over > 0)
-            worse |= ways.strain > ratio[fullest] * LESS
-            best = ways.best(np.where(worse, np.inf, ways.strain))
-            if self._exchange(worker, best):
-                return True
-        return False
-
-    def _exchange(self, worker: int, way: tuple[int, int] | None) -> bool:
-        """Exchange two partitions, or move one if the second is -1; None: neither."""
-        if way is None:
-            return False
-        give, take = way
-        source = int(self.target[give])
-        self._move(give, worker)
-        if take >= 0:
-            self._move(take, source)
-        return True
-
-    def _move(self, partition: int, worker: int) -> None:
-        source = self.target[partition]
-        for sums, amounts in (
-            (self.held, self.present),
-            (self.load, self.rows),
-            (self.used, self.nbytes),
-        ):
-            sums[source] -= amounts[partition]
-            sums[worker] += amounts[partition]
-        self.target[partition] = worker
-
-
-class _Ways:
-    """Ways to give a worker one of some partitions, perhaps for another one.
-
-    Rows of each array are partitions to give, columns are partitions to take back; the
-    last column means none. ``missing`` is the change of missing (worker, class) pairs,
-    ``over`` the additional bytes above budgets, and ``strain`` the rows over the share
-    of the fuller worker.
-    """
-
-    def __init__(self, now: _Sharing, worker: int, others: Int64s):
-        self._now, self._worker = now, worker
-        self.give = self._few(others)
-        self.take = self._few(np.flatnonzero(now.target == worker))
-        self._source = now.target[self.give]
-        self.missing = self._missing()
-        rows, amount = self._shift(now.rows), self._shift(now.nbytes)
-        self._rows = np.abs(rows)
-        pair = (worker, rows, amount), (self._source[:, None], -rows, -amount)
-        self.strain = np.maximum(
-            *((now.load[w] + n) / now.share[w] for w, n, _ in pair)
-        )
-        self.over = sum(
-            np.maximum(0, now.used[w] + n - now.budget[w])
-            - np.maximum(0, now.used[w] - now.budget[w])
-            for w, _, n in pair
-        )
-
-    def _few(self, partitions: Int64s) -> Int64s:
-        """Return the partitions whose worker would lose the fewest classes."""
-        now = self._now
-        missed = (now.held[now.target[partitions]] == 1) & now.present[partitions]
-        order = np.argsort(missed.sum(axis=1), kind="stable")
-        return partitions[order[:NEAR]]
-
-    def _shift(self, amounts: Int64s) -> Int64s:
-        """Return (give, take): what the worker gets, minus what it gives back."""
-        back = np.append(amounts[self.take], 0)
-        shift: Int64s = amounts[self.give][:, None] - back
-        return shift
-
-    def _missing(self) -> Float32s:
-        now = self._now
-        target, source = now.held[self._worker], now.held[self._source]
-        comes = now.present[self.give]
-        goes = np.vstack([now.present[self.take], np.zeros_like(target, dtype=bool)])
-        less = _common(comes, target[None] == 0) + _common(source == 0, goes)
-        more = _common(~comes, (target == 1) & goes)
-        more += _common(comes & (source == 1), ~goes)
-        return more - less
-
-    def best(self, cost: Float64s) -> tuple[int, int] | None:
-        """Return the way with the least cost, then as in :func:`spread`, or None."""
-        ways = np.flatnonzero(np.isfinite(cost))
-        if not len(ways):
-            return None
-        over = np.maximum(self.over, 0)
-        strain = np.maximum(self.strain, self._now.limit)
-        for price in (cost, over, strain, self.missing, self._rows):
-            prices = price.flat[ways]
-            ways = ways[prices == prices.min()]
-        give, take = divmod(int(ways[0]), len(self.take) + 1)
-        back = int(self.take[take]) if take < len(self.take) else -1
-        return int(self.give[give]), back
-
-
-def _common(a: Bools, b: Bools) -> Float32s:
-    """Return (a, b): the number of classes in both."""
-    return a.astype(np.float32) @ b.astype(np.float32).T
+    workers = np.flatnonzero(claim > 0)
+    room, space = rows.sum() * claim / claim.sum(), budget.astype(np.float64)
+    pin, has = np.full(len(rows), -1), np.zeros((len(claim), present.shape[1]), bool)
+    for number in np.argsort(present.sum(axis=0), kind="stable").tolist():
+        own = np.isin(workers, start[present[:, number] & (pin < 0)])
+        for worker in workers[np.argsort(~own, kind="stable")].tolist():
+            if has[worker, number]:
+                continue
+            some = np.flatnonzero(present[:, number] & (pin < 0))
+            if not len(some):
+                return None
+            away = start[some] != worker
+            # each missing class may use the same part of the room
+            fair = room[worker] / (~has[worker]).sum()
+            size = np.abs(rows[some] - fair)
+            more = (present[some] & ~has[worker]).sum(axis=1)
+            travels = np.where(away, nbytes[some], -nbytes[some])
+            over = nbytes[some] > space[worker]
+            best = some[np.lexsort((travels, size, -more, away, over))[0]]
+            pin[best] = worker
+            has[worker] |= present[best]
+            room[worker] -= rows[best]
+            space[worker] -= nbytes[best]
+    return pin

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune.core.model import Contents
+from clustertune.errors import CapacityError
 from clustertune.planner import chunking, coverage
-from clustertune.planner.coverage import finer, missing, present_in, spread
+from clustertune.planner.coverage import finer, missing, place_all, present_in
+from clustertune.planner.placement import place
 from clustertune.remote.worker import content
 from tests.builders import layout, view, worker
 
@@ -35,13 +37,27 @@ def covered(target, present, claim):
     return not missing(present, target, claim > 0).any()
 
 
+def all_on(target, rows, present, claim, *, nbytes=None, budget=None, tolerance=0.0):
+    """The targets with which every worker has every class, from where rows are."""
+    nbytes = rows if nbytes is None else nbytes
+    budget = np.full(len(claim), np.inf) if budget is None else budget
+    held = (np.arange(len(rows)), target, nbytes)
+    limits = {"nbytes": nbytes, "budget": budget, "tolerance": tolerance}
+    try:
+        start = place(rows, held, claim, **limits)
+    except CapacityError:
+        start = place(rows, held, claim, **(limits | {"budget": None}))
+    found = place_all(start, present, rows, held, claim, **limits)
+    return None if found is None else found.target
+
+
 def share_out(known, rows, target_of, claim, **how):
     """Share classes like ``actions.rechunk``: by few cuts first, then by more."""
     n_workers = int((claim > 0).sum())
     for alone in (False, True):
         rows = finer(known, rows, n_workers, alone=alone)
         present = present_in(known, rows)
-        target = spread(target_of(len(rows)), present, rows, claim, **how)
+        target = all_on(target_of(len(rows)), rows, present, claim, **how)
         if target is not None:
             return rows, present, target
     return None
@@ -117,10 +133,10 @@ def test_rows_that_stand_alone():
 # --- sharing out ----------------------------------------------------------------------
 
 
-def test_partitions_are_exchanged():
-    """Partitions of similar size are exchanged, so rows stay even."""
+def test_classes_that_are_on_one_worker_each():
+    """Each worker keeps the larger partition of its class, so rows stay even."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
-    target = spread(array(0, 0, 1, 1), present, array(5, 7, 7, 5), np.ones(2))
+    target = all_on(array(0, 0, 1, 1), array(5, 7, 7, 5), present, np.ones(2))
     assert covered(target, present, np.ones(2))
     assert np.bincount(target, [5, 7, 7, 5]).tolist() == [12, 12]
 
@@ -129,7 +145,7 @@ def test_what_lies_well_stays():
     """Nothing moves if all classes are everywhere and rows are even."""
     present = np.array([[1, 1], [1, 1], [1, 0]], dtype=bool)
     before = array(0, 1, 1)
-    target = spread(before, present, array(9, 5, 4), np.ones(2))
+    target = all_on(before, array(9, 5, 4), present, np.ones(2))
     assert target.tolist() == [0, 1, 1]
     assert before.tolist() == [0, 1, 1]
 
@@ -137,7 +153,7 @@ def test_what_lies_well_stays():
 def test_too_few_partitions():
     """Three partitions have two classes each, so no two workers can have all three."""
     present = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], dtype=bool)
-    assert spread(array(0, 0, 1), present, array(2, 2, 2), np.ones(2)) is None
+    assert all_on(array(0, 0, 1), array(2, 2, 2), present, np.ones(2)) is None
 
 
 def test_budgets_are_kept():
@@ -145,10 +161,10 @@ def test_budgets_are_kept():
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     for large in (0, 1):
         nbytes = np.where(np.arange(4) == large, 50, 10)
-        target = spread(
+        target = all_on(
             array(0, 0, 1, 1),
-            present,
             array(5, 5, 5, 5),
+            present,
             np.ones(2),
             nbytes=nbytes,
             budget=np.array([70.0, 30.0]),
@@ -161,7 +177,7 @@ def test_a_worker_that_may_not_train_gets_nothing():
     """A worker that may not train needs no class."""
     present = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=bool)
     claim = np.array([1.0, 0.0, 1.0])
-    target = spread(array(0, 0, 2, 2), present, array(1, 1, 1, 1), claim)
+    target = all_on(array(0, 0, 2, 2), array(1, 1, 1, 1), present, claim)
     assert covered(target, present, claim)
     assert set(target.tolist()) == {0, 2}
 
@@ -171,7 +187,7 @@ def test_shares_follow_the_claims():
     rng = np.random.default_rng(0)
     claim, rows = np.array([3.0, 1.0]), rng.integers(5, 9, 40)
     present = np.eye(4, dtype=bool)[np.sort(rng.integers(0, 4, 40))]
-    target = spread(np.arange(40) // 30, present, rows, claim, tolerance=0.05)
+    target = all_on(np.arange(40) // 30, rows, present, claim, tolerance=0.05)
     load = np.bincount(target, rows) / (rows.sum() * claim / 4)
     assert covered(target, present, claim)
     assert load.max() <= 1.05
@@ -243,14 +259,12 @@ def test_many_partitions_classes_and_workers():
     assert np.bincount(target, rows).max() <= 1.05 * 200_000 / 64
 
 
-def test_whole_partitions_from_where_they_are():
-    """Partitions that no training worker holds get one."""
+def test_whole_partitions():
+    """They suffice if each class is in as many as workers train."""
     looked = tuple(content.classes(np.array([*x]), 9) for x in ("ab", "ab", "b", "a"))
     data = layout([2, 2, 1, 1], [0, 2, -1, 1], contents=Contents(partitions=looked))
     seen = view([worker(0), worker(1), worker(2, status="paused")], [data])
     known = coverage.of(data)
-    target = coverage.shared(data, known, seen)
-    assert covered(target, known.counts > 0, np.array([1.0, 1.0, 0.0]))
-    assert set(target.tolist()) == {0, 1}
+    assert coverage.whole_partitions_suffice(data, known, seen)
     cut = replace(known, counts=array([2, 0], [0, 2], [0, 1], [0, 1]))
-    assert coverage.shared(data, cut, seen) is None
+    assert not coverage.whole_partitions_suffice(data, cut, seen)

@@ -73,9 +73,7 @@ class WorkerActions:
         if reason is not None:
             raise ScaleError(f"n_workers={wanted}: {reason}")
 
-    async def scale(
-        self, n_workers: int, notify: Notify, *, size: WorkerSize | None = None
-    ) -> Result:
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Request workers from the cluster object and wait until they run.
 
         Raises ``ScaleError`` if the cluster cannot scale, or workers did not start in
@@ -86,17 +84,16 @@ class WorkerActions:
         reason = managers.obstacle(cluster, n_workers)
         if adapter is None or reason is not None:
             raise ScaleError(f"n_workers={n_workers}: {reason}")
-        with managers.start_with(cluster, size):
-            await adapter.scale(cluster, n_workers, await self._there())
-            while (there := await self._there()) < n_workers:
-                notify(f"{there} of {n_workers} workers run", there / n_workers)
-                if self._lease.remaining() < 1:
-                    raise ScaleError(
-                        f"requested {n_workers} workers, {there} run: "
-                        f"{await adapter.state(cluster)}; see the workers' logs, or "
-                        "give a longer timeout"
-                    )
-                await asyncio.sleep(POLL)
+        await adapter.scale(cluster, n_workers, await self._there())
+        while (there := await self._there()) < n_workers:
+            notify(f"{there} of {n_workers} workers run", there / n_workers)
+            if self._lease.remaining() < 1:
+                raise ScaleError(
+                    f"requested {n_workers} workers, {there} run: "
+                    f"{await adapter.state(cluster)}; see the workers' logs, or "
+                    "give a longer timeout"
+                )
+            await asyncio.sleep(POLL)
         return Result(nbytes=0, count=there)
 
     async def _there(self) -> int:

@@ -116,21 +116,6 @@ def resize_obstacle(
     return reason
 
 
-def start_with(cluster: Any, size: WorkerSize | None) -> AbstractContextManager[None]:
-    """Give new workers this size, and undo that if the block fails.
-
-    Raises ``ScaleError`` if the cluster object cannot; None: the size stays.
-    """
-    if size is None:
-        return nullcontext()
-    own = _optional(cluster, "start_with")
-    if own is None:
-        kind = type(cluster).__name__
-        raise ScaleError(f"{kind} starts workers of the size that it was made with")
-    started: AbstractContextManager[None] = own(cluster, size)
-    return started
-
-
 async def retired(cluster: Any, id: str | int) -> None:
     """Remove a retired worker from the cluster object."""
     adapter = find(cluster)

@@ -19,8 +19,6 @@ An adapter may also have these functions:
 ``merge_obstacle(cluster)``
     Why one worker cannot replace several on a host, as of ``Snapshot.can_merge``.
     Without the function, an adapter with ``resized`` allows it.
-``start_with(cluster, size)``
-    A context that gives all new workers this size, and undoes that if it fails.
 ``attach(name, stack)``
     Return a client of the running cluster with this name. The stack closes the client
     and the cluster object; the cluster keeps running.

@@ -106,18 +106,6 @@ def merge_obstacle(cluster: SpecCluster) -> str | None:
     return None
 
 
-@contextmanager
-def start_with(cluster: SpecCluster, size: WorkerSize) -> Iterator[None]:
-    """Give all new workers this size; undo that if the block fails."""
-    former = cluster.new_spec
-    cluster.new_spec = _resized_spec(former, size)
-    try:
-        yield
-    except BaseException:
-        cluster.new_spec = former
-        raise
-
-
 def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     """Return a worker's specification with another size."""
     options = dict(spec.get("options") or {})
