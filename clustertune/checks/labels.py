@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.core.findings import critical, info, warning
+from clustertune.core.findings import Remedy, critical, info, warning
 from clustertune.core.model import (
     ORDER,
     Bools,
@@ -87,6 +87,7 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
     name = printable(str(classes.names[number]), longest=40)
     workload = view.goal.workload
     known = workload.needs_all_classes is not None
+    few = remedies.sort_ids([w.id for w in view.eligible_workers][:rows])
     return Finding(
         severity=Severity.critical if known else Severity.info,
         message=f"{'class' if known else 'label'} {name} of {classes.label} has "
@@ -94,9 +95,13 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
         f"needs every class on each worker{'' if known else ', if it is a classifier'}",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
-        remedy=f"Leave out the rows of that class, or name only "
-        f"{plural(rows, 'worker')} in workers=. If {classes.label} has numbers and no "
-        "classes, pass a regressor as estimator=."
+        remedy=Remedy(
+            "Run ",
+            remedies.prepare(view, workers=few),
+            f", which trains on {plural(rows, 'worker')}, or leave out the rows of "
+            f"that class. If {classes.label} has numbers and no classes, pass a "
+            "regressor as estimator=.",
+        )
         if known
         else "Pass the model, `estimator=model`, which shows whether it is a "
         "classifier.",

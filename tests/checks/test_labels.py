@@ -131,7 +131,7 @@ def test_fewer_rows_than_workers():
         "every class on each worker"
     )
     assert finding.fixed_by == ""
-    assert "name only 2 workers in workers=" in finding.remedy
+    assert "workers=[0, 1])`, which trains on 2 workers" in finding.remedy
 
 
 def test_labels_of_an_unknown_estimator():

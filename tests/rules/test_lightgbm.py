@@ -81,7 +81,7 @@ def test_a_class_that_is_too_rare(client: Any) -> None:
     model = lgb.DaskLGBMClassifier
     with pytest.raises(ClassCoverageError, match="class 2 of y has 1 row") as error:
         clustertune.prepare(client, dX, dy, estimator=model)
-    assert "Leave out the rows of that class" in str(error.value)
+    assert "or leave out the rows of that class" in str(error.value)
     assert "workers=" in str(error.value)
 
     kept = dy.compute() != 2
