@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.core.findings import Remedy, critical, info, warning
+from clustertune.core.findings import critical, info, warning
 from clustertune.core.model import (
     ORDER,
     Bools,
@@ -95,12 +95,11 @@ def _too_rare(classes: Classes, number: int, view: View) -> Finding:
         f"needs every class on each worker{'' if known else ', if it is a classifier'}",
         subject=(classes.label,),
         evidence={"rows": rows, "workers": n_workers},
-        remedy=Remedy(
-            "Run ",
+        remedy=remedies.run(
             remedies.prepare(view, workers=few),
             f", which trains on {plural(rows, 'worker')}, or leave out the rows of "
             f"that class. If {classes.label} has numbers and no classes, pass a "
-            "regressor as estimator=.",
+            "regressor as estimator=",
         )
         if known
         else "Pass the model, `estimator=model`, which shows whether it is a "
