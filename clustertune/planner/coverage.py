@@ -188,7 +188,7 @@ def pins(
     """Choose one partition with each class for every worker, the rarest class first.
 
     Returns the worker of each chosen partition, and -1 for the others; None: too few
-    partitions have a class. A worker keeps a partition of its own if possible. This
+    partitions have a class. A worker keeps a partition that it has, if possible. This
     succeeds if as many partitions as workers have each class alone.
     """
     workers = np.flatnonzero(claim > 0)
