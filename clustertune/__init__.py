@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from clustertune.dashboard.link import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.fit import fit as fit
-    from clustertune.operations.history.query import History as History
-    from clustertune.operations.history.query import history as history
+    from clustertune.operations.history import history as history
     from clustertune.operations.hold import hold as hold
     from clustertune.operations.playbooks.playbook import (
         PlaybookResult as PlaybookResult,
@@ -47,8 +46,7 @@ _PUBLIC = {
     "errors": "errors",
     "check": "operations.check",
     "fit": "operations.fit",
-    "history": "operations.history.query",
-    "History": "operations.history.query",
+    "history": "operations.history",
     "hold": "operations.hold",
     "last_report": "operations.prepare",
     "Monitor": "operations.watch",

@@ -75,10 +75,6 @@ class PlaybookError(ClustertuneError, ValueError):
     """A playbook is invalid; nothing was done. The text has a line for each mistake."""
 
 
-class HistoryError(ClustertuneError):
-    """The file of past runs cannot be read or written; nothing else is affected."""
-
-
 class VerificationError(ClustertuneError):
     """The final look found missing or mispaired rows."""
 

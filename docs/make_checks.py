@@ -90,28 +90,22 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
         },
     ),
     "history": (
-        {"enabled": True, "path": None, "keep": 10_000, "job": None},
+        {"enabled": True, "path": None, "label": None},
         {
             "type": "object",
             "properties": {
                 "enabled": {
                     "type": "boolean",
-                    "description": "Whether records of calls and runs are kept.",
+                    "description": "Whether records of calls and fits are kept.",
                 },
                 "path": {
                     "type": ["string", "null"],
                     "description": "Path of the history file; null is "
-                    "clustertune/history.sqlite in the user's data folder.",
+                    "clustertune/history.jsonl in the user's data folder.",
                 },
-                "keep": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "description": "Number of records; the oldest are deleted.",
-                },
-                "job": {
+                "label": {
                     "type": ["string", "null"],
-                    "description": "Name of the job; null is workload and columns, "
-                    "like xgboost-20.",
+                    "description": "Label of the records; null is that of the hold.",
                 },
             },
             "additionalProperties": False,

@@ -30,13 +30,13 @@ wrong value, raises an error before the call does anything.
   ```yaml
   clustertune:
     history:
-      job: nightly
+      label: nightly
     checks:
       memory_pressure:
         close_fraction: 0.2
   ```
 
-- As variables: `DASK_CLUSTERTUNE__HISTORY__JOB=nightly`,
+- As variables: `DASK_CLUSTERTUNE__HISTORY__LABEL=nightly`,
   `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION=0.2`. A misspelt variable
   that begins with `DASK_CLUSTERTUNE_` or `CLUSTERTUNE__` is an error that names it.
 - In Python:

@@ -378,10 +378,6 @@ def test_commands_of_the_pages(page: str, reader: dict[str, Any]) -> None:
     names = {"X": reader["X"], "y": reader["y"], "train": reader["X"]}
     for name, data in names.items():
         client.publish_dataset(data, name=name)
-    # the job on the page about history
-    noted = {"clustertune.history.job": "nightly", "clustertune.history.enabled": True}
-    with dask.config.set(noted), clustertune.hold(client):
-        reader["X"].sum().compute()
     try:
         for (_, *words), runs in commands(PAGES[page].read_text()):
             if runs and not NOT_HERE.keys() & set(words):

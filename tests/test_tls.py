@@ -28,7 +28,6 @@ from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 #: what is typed before options and address; without --yes, a cluster stays as it is
 TYPED: dict[str, tuple[str, ...]] = {
     "check": (),
-    "history": ("collect",),
     "dashboard": (),
     "merge": ("--dry-run",),
     "plan": ("trim",),
@@ -44,7 +43,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "watch": ("--for", "100ms", "--interval", "50ms"),
 }
 #: ask no scheduler, have a cluster of their own, or one that is no address
-ELSEWHERE = {"demo", "explain", "playbooks", "size"}
+ELSEWHERE = {"demo", "explain", "history", "playbooks", "size"}
 VALUES = np.random.default_rng(1).random((400, 3))
 
 

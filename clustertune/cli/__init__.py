@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "demo": "Train before and after `prepare`, on a local cluster.",
     "explain": "Describe a check; without NAME, list all checks by symptom.",
-    "history": "Show records of past calls and runs, and trends over them.",
+    "history": "List past calls, held blocks and fits.",
     "merge": (
         "Replace the workers of each host by one with all their threads and memory."
     ),

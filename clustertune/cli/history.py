@@ -1,174 +1,82 @@
-"""``history``: show records of past calls and runs."""
+"""``history``: list past calls, held blocks and fits."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+import json
+from collections.abc import Callable
 from typing import Any
 
 import click
-from click.core import ParameterSource
+from tabulate import tabulate
 
-from clustertune.cli import examples
-from clustertune.cli.options import (
-    Target,
-    cluster_options,
-    fail_on_option,
-    text_format_option,
-    usage_errors,
-    with_options,
+from clustertune.cli import command
+from clustertune.cli.options import text_format_option, usage_errors, with_options
+from clustertune.cli.running import exit_on_error
+from clustertune.core.wording import bytes_text, plural, seconds_text, time_text
+
+MAX_SHOWN = 50  # records in the table
+_COLUMNS = (
+    "when", "call", "label", "status", "took", "workers", "rows", "peak", "spilled",
+    "CPUs", "cluster",
+)  # fmt: skip
+
+
+@command(
+    "clustertune history --call fit --label nightly",
+    "clustertune history --since 7days -f json",
 )
-from clustertune.cli.running import exit_on_error, run, text_or_json
-from clustertune.core.findings import Severity
-from clustertune.core.wording import plural, printable
-from clustertune.operations.history import query
-
-COMMANDLINE = ParameterSource.COMMANDLINE
-
-_form = text_format_option("Print the output in this form.")
-_job = click.option("--job", metavar="NAME", help="Select records of this job.")
-_path = click.option(
-    "--path", type=click.Path(dir_okay=False), help="Read this history file. By "
-    "default clustertune.history.path of Dask's configuration."
+@with_options(
+    click.option("--call", metavar="NAME", help="Select one kind of call, like prepare "
+        "or restart; fit is a block that held the workers for prepared data."),
+    click.option("--cluster", metavar="ADDRESS", help="Select the cluster whose "
+        "scheduler has this address, like tcp://10.0.0.5:8786."),
+    click.option("--label", metavar="TEXT", help="Select the label of a hold, or "
+        "clustertune.history.label of Dask's configuration."),
+    click.option("--since", metavar="WHEN", help="Select records since a time, like "
+        "2026-11-20, or of the last duration, like 7days."),
+    click.option("--path", type=click.Path(dir_okay=False), help="Read this file. By "
+        "default clustertune.history.path of Dask's configuration."),
+    text_format_option("Print a table or JSON; JSON has all records and values."),
 )  # fmt: skip
-_cluster = click.option(
-    "--cluster", metavar="ADDRESS", help="Select records of the cluster whose "
-    "scheduler has this address, like tcp://10.0.0.5:8786."
-)  # fmt: skip
-_selecting = with_options(
-    _job,
-    _cluster,
-    click.option("--kind", type=click.Choice(query.KINDS), help="Select one kind of "
-        "records: `fit` is a held run, `run` is a run that the scheduler plugin has "
-        "seen."),
-    click.option("--last", type=click.IntRange(1), metavar="N", help="Show the last N "
-        "records."),
-    _path,
-    _form,
-)  # fmt: skip
+def history(form: str, **selection: Any) -> None:
+    """List past calls, held blocks and fits."""
+    from clustertune.operations.history import history as read
 
-
-@contextmanager
-def _checked() -> Iterator[None]:
-    """Turn invalid options and settings into usage errors, and print other errors."""
     with exit_on_error(), usage_errors(ValueError):
-        try:
-            yield
-        except LookupError as error:
-            click.echo(f"clustertune: {printable(error.args[0])}", err=True)
-            sys.exit(1)
+        found = read(**selection)
+    if skipped := found.attrs["skipped"]:
+        click.echo(f"clustertune: {plural(skipped, 'line')} cannot be read", err=True)
+    if form == "json":
+        records = json.loads(found.to_json(orient="records", date_format="iso"))
+        plain = {"schema_version": 1, "skipped": skipped, "records": records}
+        click.echo(json.dumps(plain))
+        return
+    if found.empty:
+        click.echo("there is no such record")
+        return
+    if (more := len(found) - MAX_SHOWN) > 0:
+        click.echo(f"({plural(more, 'older record')})")
+    shown = found.tail(MAX_SHOWN).assign(share=found.peak / found.limit)
+    rows = [_row(record) for record in shown.itertuples()]
+    click.echo(tabulate(rows, headers=_COLUMNS, disable_numparse=True))
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog=examples(
-        "clustertune history --job nightly",
-        "clustertune history trends --job nightly",
-    ),
-)
-@_selecting
-@click.pass_context
-def history(context: click.Context, /, **options: Any) -> None:
-    """Show records of past calls and runs, and trends over them.
+def _row(record: Any) -> list[str]:
+    import pandas as pd
 
-    Without a command, list the records, the latest last.
-    """
-    command = context.invoked_subcommand
-    if command is None:
-        context.invoke(list_, **options)
-    elif any(context.get_parameter_source(p) is COMMANDLINE for p in context.params):
-        raise click.UsageError(
-            f"put the options after the command: clustertune history {command} --..."
-        )
+    def known(value: Any, text: Callable[[Any], str]) -> str:
+        return "" if pd.isna(value) else text(value)
 
-
-@history.command(
-    "list",
-    epilog=examples("clustertune history list --job nightly --kind fit --last 10"),
-)
-@_selecting
-def list_(form: str, **selection: Any) -> None:
-    """List calls and runs, the latest last."""
-    with _checked():
-        found = query.history(**selection)
-        if form == "json":
-            click.echo(found.to_json())
-        _refuse_missing(found)
-    if form == "text":
-        click.echo(str(found))
-
-
-def _refuse_missing(found: query.History) -> None:
-    """Raise LookupError if there are records, but none matches."""
-    if found.missing:
-        raise LookupError(found.missing)
-
-
-_id = click.IntRange(1)
-
-
-@history.command(epilog=examples("clustertune history show 12"))
-@click.argument("number", type=_id)
-@_path
-@_form
-def show(number: int, path: str | None, form: str) -> None:
-    """Show all values of record NUMBER."""
-    with _checked():
-        record = query.history(path=path).record(number)
-    plain = {"record": asdict(record)}
-    click.echo(text_or_json(query.details(record), form, plain))
-
-
-@history.command(epilog=examples("clustertune history compare 11 12"))
-@click.argument("first", type=_id)
-@click.argument("second", type=_id)
-@_path
-@_form
-def compare(first: int, second: int, path: str | None, form: str) -> None:
-    """Show the records FIRST and SECOND side by side."""
-    with _checked():
-        found = query.history(path=path).compare(first, second)
-    plain = {"differences": [asdict(d) for d in found]}
-    click.echo(text_or_json(query.differences(found), form, plain))
-
-
-@history.command(
-    epilog=examples(
-        "clustertune history trends --job nightly",
-        "clustertune history trends --job nightly --fail-on warning",
-    )
-)
-@_job
-@_cluster
-@_path
-@_form
-@fail_on_option("never", "Exit with code 1 if a trend has at least this severity.")
-def trends(form: str, fail_on: Severity | None, **selection: Any) -> None:
-    """Show memory leaks, regressions, and how many workers would be enough.
-
-    A leak is critical if the next run fills the memory limit of its worker, a warning
-    if one of the next ten runs does, otherwise information. A regression is a warning.
-    """
-    with _checked():
-        past = query.history(**selection)
-        _refuse_missing(past)
-        found = past.trends()
-    click.echo(found.to_json() if form == "json" else str(found))
-    sys.exit(found.exit_status(fail_on))
-
-
-@history.command(epilog=examples("clustertune history collect tcp://10.0.0.5:8786"))
-@cluster_options()
-def collect(target: Target) -> None:
-    """Add the runs that the scheduler plugin has seen to the history.
-
-    The plugin keeps the last 50 runs since clustertune first connected to the
-    scheduler: their times, and the memory of every worker in and after them.
-    """
-    from clustertune.operations.history import recording
-
-    with _checked():
-        found = run(target, recording.collect)
-    click.echo(f"{plural(found, 'run')} added")
+    return [
+        time_text(record.began.timestamp(), unit="minutes"),
+        record.call,
+        record.label,
+        record.status,
+        seconds_text(record.seconds),
+        known(record.workers, str),
+        known(record.rows, "{:,}".format),
+        known(record.share, "{:.0%}".format),
+        known(record.spilled, bytes_text),
+        known(record.busy, "{:.2g}".format),
+        record.cluster,
+    ]

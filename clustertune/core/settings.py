@@ -31,10 +31,10 @@ def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
     for name in os.environ:
         if is_ours(name):
             _refuse_variable(name, checks)
-    _refuse_names("clustertune", defaults()["clustertune"])
+    refuse_names("clustertune", defaults()["clustertune"])
 
 
-def _refuse_names(path: str, known: Mapping[str, Any]) -> None:
+def refuse_names(path: str, known: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` for a name in a section that is no setting."""
     for name in section(path):
         if name.replace("-", "_") not in known:
@@ -104,7 +104,7 @@ def fractions() -> dict[str, float]:
     Raises ``ValueError`` if a setting does not exist, or is no fraction.
     """
     known = defaults()["clustertune"]["prepare"]
-    _refuse_names("clustertune.prepare", known)
+    refuse_names("clustertune.prepare", known)
     return {
         name: arguments.fraction(
             f"clustertune.prepare.{name}",

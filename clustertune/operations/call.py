@@ -44,9 +44,7 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import connection
-from clustertune.operations import event_log
-from clustertune.operations.history import recording
-from clustertune.operations.history import store as history
+from clustertune.operations import event_log, history
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 
@@ -300,7 +298,7 @@ class RunningCall:
     async def _conclude(self, status: str, facts: Facts, error: str = "") -> Report:
         call, journal = self.call, self.journal
         report = journal.report(status, monotonic() - self._start, error)
-        report = await recording.note_call(call.name, journal, report)
+        report = await history.note_call(call.name, journal, report)
         self._progress.finish(headlines(report))
         stored = journal.outcomes or not error or call.keeps_refused
         if stored and not call.dry_run:

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from time import monotonic, time
 from typing import Any
@@ -24,12 +25,19 @@ from distributed import Client, performance_report
 from clustertune.actions.cluster.lease import REFRESH, give_back
 from clustertune.core import arguments
 from clustertune.core.model import Finding, Snapshot
-from clustertune.core.wording import names_text, printable, seconds_text
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    workers_text,
+)
 from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
+from clustertune.operations import history
 from clustertune.operations.client_context import ClientContext
-from clustertune.operations.history import recording
-from clustertune.operations.history.store import Measures, Record
+from clustertune.operations.history import Record
 from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
@@ -42,6 +50,72 @@ REPORTED_CHECKS = (
 )
 WAIT_SECONDS = 60.0  # for the end of another client's plan
 UNNAMED = "a hold"
+
+
+@dataclass(kw_only=True)
+class Measures:
+    """Resources that a run used, by worker where possible.
+
+    The values are sampled, so short peaks between two samples may be missing.
+    """
+
+    predicted: int | None = None  # process bytes of the fullest worker; None: unknown
+    start: float = 0.0  # monotonic
+    seconds: float = 0.0
+    peaks: dict[str | int, int] = field(default_factory=dict)  # bytes of process
+    limits: dict[str | int, int] = field(default_factory=dict)
+    spilled: int = 0  # largest number of bytes on disk, of all workers together
+    cpu: dict[str | int, list[float]] = field(default_factory=dict)  # samples
+    gone: list[str | int] = field(default_factory=list)  # left during the run
+    unheld: float = 0.0  # seconds, at most, for which the hold was lost
+    last: Snapshot | None = None
+
+    @property
+    def fullest(self) -> str | int | None:
+        """The worker with the largest process."""
+        return max(self.peaks, key=lambda id: self.peaks[id], default=None)
+
+    @property
+    def busy(self) -> float | None:
+        """CPUs on average, of all workers; None: there is no sample."""
+        return sum(sum(n) / len(n) for n in self.cpu.values()) if self.cpu else None
+
+    def take(self, snapshot: Snapshot) -> list[str]:
+        """Add a snapshot; return the messages about it."""
+        if snapshot is self.last:
+            return []
+        for w in snapshot.workers:
+            self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
+            self.limits[w.id] = w.memory_limit
+            if self.last is not None:  # the first snapshot shows CPU use before the run
+                self.cpu.setdefault(w.id, []).append(w.cpu)
+        self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
+        before = {w.id for w in self.last.workers} if self.last is not None else set()
+        went = sorted(before - {w.id for w in snapshot.workers}, key=str)
+        self.gone += [id for id in went if id not in self.gone]
+        self.last = snapshot
+        return [
+            f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
+            "it, then prepare and fit again"
+            for id in went
+        ]
+
+    def __str__(self) -> str:
+        text = f"held for {seconds_text(self.seconds)}"
+        if (fullest := self.fullest) is not None:
+            peak = bytes_text(self.peaks[fullest])
+            text += f"; at most {peak} on {workers_text([fullest])}"
+            if self.limits.get(fullest):
+                text += f" of {bytes_text(self.limits[fullest])}"
+            if self.predicted is not None:
+                text += f" ({bytes_text(self.predicted)} predicted)"
+        text += f"; {bytes_text(self.spilled)} spilled" if self.spilled else ""
+        if self.busy is not None:
+            text += f"; {plural(round(self.busy, 1), 'CPU')} busy"
+        text += f"; {workers_text(self.gone)} left meanwhile" if self.gone else ""
+        if self.unheld:
+            text += f"; the hold was lost for up to {seconds_text(self.unheld)}"
+        return text
 
 
 class Hold(ClientContext):
@@ -69,13 +143,11 @@ class Hold(ClientContext):
         self.measures: Measures | None = None
         self._label = label
         self._profile = profile
-        self._predicted = predicted
         self._about = about  # returns a record of the data and the cluster
         self._name = uuid4().hex
         self._held = False
         self._confirmed = 0.0  # monotonic: when the scheduler last confirmed the hold
-        self._unheld = 0.0  # seconds
-        self._observed = _Observed()
+        self._observed = Measures(predicted=predicted)
         self._around = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -99,26 +171,49 @@ class Hold(ClientContext):
             raise
 
     async def _end(self) -> None:
-        seconds = monotonic() - self._observed.start
-        began = time() - seconds
+        measures = self._observed
+        measures.seconds = monotonic() - measures.start
+        began = time() - measures.seconds
         for snapshot in self.monitor.snapshots[-1:]:
-            for text in self._observed.take(snapshot):
+            for text in measures.take(snapshot):
                 _report(text)
         await self._around.aclose()
-        self.measures = measures = self._observed.measures(
-            seconds, self._unheld, self._predicted
-        )
+        self.measures = measures
         _report(str(measures))
-        label = "" if self._label == UNNAMED else self._label
-
-        def record() -> Record:
-            about = self._about and self._about()
-            return recording.of_hold(
-                about, label, began, measures, self.monitor, self._error
-            )
-
-        if hindered := await recording.note(record):
+        if hindered := await history.note(lambda: self._record(measures, began)):
             _report(hindered)
+
+    def _record(self, measures: Measures, began: float) -> Record:
+        """Return the record of the block.
+
+        A single snapshot shows only the state before the block.
+        """
+        snapshots, error = self.monitor.snapshots, self._error
+        if self._about is not None:
+            record = self._about()
+        else:
+            label = "" if self._label == UNNAMED else self._label
+            record = Record(call="hold", label=label, began=began, seconds=0.0)
+            if snapshots:
+                running = tuple(w for w in snapshots[0].workers if w.running)
+                record = history.on(record, snapshots[0], running)
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        if measures.gone and not text:
+            text = f"{workers_text(measures.gone)} left meanwhile"
+        fullest = measures.fullest if len(snapshots) > 1 else None
+        return replace(
+            record,
+            began=began,
+            seconds=measures.seconds,
+            status="failed" if error else "left" if measures.gone else "done",
+            findings=history.named(self.monitor.findings),
+            predicted_peak=measures.predicted,
+            peak=None if fullest is None else measures.peaks[fullest],
+            limit=None if fullest is None else measures.limits.get(fullest) or None,
+            spilled=measures.spilled if len(snapshots) > 1 else None,
+            busy=measures.busy,
+            error=printable(text, longest=history.MAX_TEXT),
+        )
 
     async def _take(self) -> None:
         """Take the hold; wait while another client's plan runs."""
@@ -171,7 +266,7 @@ class Hold(ClientContext):
                 "worker is gone, stop the fit, then prepare and fit again"
             )
         if await self._request() is None:
-            self._unheld += self._confirmed - lost
+            self._observed.unheld += self._confirmed - lost
             _report(f"the hold was taken again after {since}")
 
     async def _give_back(self) -> None:
@@ -182,7 +277,7 @@ class Hold(ClientContext):
             _report(f"the hold could not be given back: {printable(repr(error))}")
         else:
             if self._confirmed and not there:
-                self._unheld += monotonic() - self._confirmed
+                self._observed.unheld += monotonic() - self._confirmed
             if self._held and not there:
                 _report(
                     "the hold had ended before: the scheduler was restarted, or it got "
@@ -206,56 +301,6 @@ class Hold(ClientContext):
         except Exception as error:  # noqa: BLE001, must be reported during the fit
             text = printable(repr(error), longest=200)
             _report(f"the hold stopped watching the cluster: {text}")
-
-
-class _Observed:
-    """Observations of a run so far."""
-
-    def __init__(self) -> None:
-        self.start = 0.0
-        self.last: Snapshot | None = None
-        self.peaks: dict[str | int, int] = {}
-        self.limits: dict[str | int, int] = {}
-        self.idle: dict[str | int, int] = {}
-        self.spilled = 0
-        self.cpu: dict[str | int, list[float]] = {}
-        self.gone: list[str | int] = []
-
-    def take(self, snapshot: Snapshot) -> list[str]:
-        """Add a snapshot; return the messages about it."""
-        if snapshot is self.last:
-            return []
-        for w in snapshot.workers:
-            self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
-            self.limits[w.id] = w.memory_limit
-            self.idle.setdefault(w.id, w.unmanaged)
-            if self.last is not None:  # the first snapshot shows CPU use before the run
-                self.cpu.setdefault(w.id, []).append(w.cpu)
-        self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
-        before = {w.id for w in self.last.workers} if self.last is not None else set()
-        went = sorted(before - {w.id for w in snapshot.workers}, key=str)
-        self.gone += [id for id in went if id not in self.gone]
-        self.last = snapshot
-        return [
-            f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
-            "it, then prepare and fit again"
-            for id in went
-        ]
-
-    def measures(
-        self, seconds: float, unheld: float, predicted: int | None
-    ) -> Measures:
-        return Measures(
-            seconds=seconds,
-            unheld=unheld,
-            peaks=self.peaks,
-            limits=self.limits,
-            spilled=self.spilled,
-            busy={id: sum(n) / len(n) for id, n in self.cpu.items()},
-            gone=tuple(self.gone),
-            predicted=predicted,
-            idle=self.idle,
-        )
 
 
 @asynccontextmanager
@@ -303,7 +348,7 @@ def hold(
     client
         A connected client, synchronous (``with``) or asynchronous (``async with``).
     label
-        Name that other clients see, and the job of the run in the history:
+        Name that other clients see, and the label of the run in the history:
         ``"weekly training"``.
     profile
         Path or URL of a file for Dask's performance report of the block.

@@ -18,9 +18,9 @@ from clustertune.errors import LayoutChanged
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
 from clustertune.monitor.connection import sync
+from clustertune.operations import history
 from clustertune.operations.call import Call, RunningCall
 from clustertune.operations.client_context import ClientContext
-from clustertune.operations.history import recording
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
 from clustertune.planner import layouts, suitability, verification
@@ -209,7 +209,7 @@ class Prepared(ClientContext):
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
-        about = partial(recording.of_data, self._journal, self.report)
+        about = partial(history.of_data, self._journal, self.report)
         self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
         try:
             await self.hold.__aenter__()

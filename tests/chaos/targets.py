@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -33,9 +31,9 @@ from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import LayoutSummary, WorkerShare
-from clustertune.errors import HistoryError, PlaybookError
+from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
-from clustertune.operations.history import query, store
+from clustertune.operations import history
 from clustertune.operations.playbooks import available, library, schema
 from clustertune.operations.scheduling import triggers
 from tests.chaos import mutations
@@ -230,11 +228,11 @@ def _read_config(data: bytes) -> None:
     with dask.config.set({"clustertune": own if isinstance(own, dict) else {}}):
         for read in (
             checks.configured,
-            store.configured,
+            history.configured,
             available,
             preload.configured_schedules,
         ):
-            _tolerant(read, (ValueError, HistoryError))
+            _tolerant(read, (ValueError,))
 
 
 def _tolerant(read: Callable[[], Any], allowed: Any) -> None:
@@ -248,7 +246,7 @@ def _tolerant(read: Callable[[], Any], allowed: Any) -> None:
 def _configs() -> list[bytes]:
     own = settings.defaults()
     env = {
-        "DASK_CLUSTERTUNE__HISTORY__KEEP": "10",
+        "DASK_CLUSTERTUNE__HISTORY__LABEL": "10",
         "DASK_CLUSTERTUNE__CHECKS__MEMORY_GROWTH__LEAST": "0.1",
         "DASK_CLUSTERTUNE__PLAYBOOKS": "/tmp",
     }
@@ -258,7 +256,7 @@ def _configs() -> list[bytes]:
 def _config_words() -> list[str]:
     known = checks.available()
     each = [k for c in known.values() for k in checks.settings_of(c)]
-    return [*known, *each, "clustertune", "checks", "history", "playbooks", "job"]
+    return [*known, *each, "clustertune", "checks", "history", "playbooks", "label"]
 
 
 # --- the command line -----------------------------------------------------------------
@@ -357,74 +355,48 @@ def _command_words() -> list[str]:
 
 
 def _read_history(data: bytes) -> None:
-    """Read a history: any bytes, or a database with random records."""
+    """Read a history of any bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "history.sqlite"
-        if data.startswith(b"SQLite"):
-            path.write_bytes(data)
-        else:
-            _with_records(path, data)
-        found = query.history(path=path)
-        str(found)
-        found.to_json()
-        found._repr_html_()
-        str(found.trends())
-        found.trends().to_json()
-        for one in found.records[-3:]:
-            query.details(one)
-            assert one.id is not None
-            query.differences(found.compare(one.id, found.records[0].id or 0))
-
-
-def _with_records(path: Path, data: bytes) -> None:
-    """Write a valid database with the given text as its records."""
-    try:
-        records = json.loads(data)
-    except (ValueError, RecursionError):
-        records = [data.decode(errors="replace")]
-    texts = [
-        r if isinstance(r, str) else json.dumps(r)
-        for r in (records if isinstance(records, list) else [records])
-    ]
-    store.Store(path).add([], keep=10)
-    with closing(sqlite3.connect(path)) as file, file:
-        file.executemany(
-            "INSERT INTO records (began, kind, job, data) VALUES (1, 'fit', 'j', ?)",
-            [(t.encode(errors="replace").decode(),) for t in texts],
-        )
+        path = Path(folder) / "history.jsonl"
+        path.write_bytes(data)
+        for form in ("text", "json"):
+            command = ["history", "--path", str(path), "-f", form]
+            result = CliRunner().invoke(main, command, catch_exceptions=False)
+            assert result.exit_code == 0
+            assert "\x1b" not in result.output
 
 
 def _histories() -> list[bytes]:
-    memory = [store.WorkerMemory(worker=0, limit=2**30, idle=2**20, peak=2**29)]
     own = [
-        store.Record(
-            kind="fit", job="j", began=1e9 + i, seconds=10.0 / n, status="done",
-            workers=n, threads=n, hosts=1, host_cpus=4.0, rows=1000, columns=3,
-            nbytes=10**6, partitions=4, workload="xgboost", memory=tuple(memory),
-            findings=(("warning", "uneven_rows"),), steps=("rebalance",),
-            predicted_peak=2**29, actual_bytes=5, predicted_bytes=6, spilled=0,
-            busy=1.5, actual_seconds=0.1,
+        history.Record(
+            call="fit", label="j", began=1e9 + i, seconds=10.0 / n, status="done",
+            workers=n, threads=n, hosts=1, rows=1000, columns=3, nbytes=10**6,
+            partitions=4, workload="xgboost", findings=(("warning", "uneven_rows"),),
+            steps=("rebalance",), predicted_peak=2**29, peak=2**29, limit=2**30,
+            moved_bytes=5, predicted_bytes=6, spilled=0, busy=1.5,
         )
         for i, n in enumerate((1, 2, 4, 2, 8))
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "history.sqlite"
-        store.Store(path).add(own, keep=100)
-        rows = [json.loads(store._row(r)[-1]) for r in own]
-        return [path.read_bytes(), dumped(rows)]
+        path = Path(folder) / "history.jsonl"
+        for record in own:
+            history.append(record, path)
+        whole = path.read_bytes()
+        return [whole, whole.splitlines()[-1]]
 
 
 def _draw_history(rng: Random, target: Target) -> bytes:
-    """Change the bytes of a database, or the records in it."""
+    """Change the bytes of a history, or the records in it."""
     if rng.random() < 0.3:
         return mutations.text(rng, target.seeds[0], target.seeds, target.dictionary)
-    rows = parsed(target.seeds[1])
-    return dumped(tree(rng, rows, target.dictionary))
+    rows = [parsed(line) for line in target.seeds[0].splitlines()]
+    changed = tree(rng, rows, target.dictionary)
+    lines = changed if isinstance(changed, list) else [changed]
+    return b"\n".join(dumped(line) for line in lines)
 
 
 def _history_words() -> list[str]:
-    kinds = (store.Record, store.WorkerMemory)
-    return [*query.KINDS, *(n for k in kinds for n in k.__dataclass_fields__)]
+    return list(history.Record.__dataclass_fields__)
 
 
 # --- small texts ----------------------------------------------------------------------
@@ -469,7 +441,7 @@ TARGETS: Mapping[str, Target] = {
         Target("config", _read_config, (), _configs, _config_words, _as_tree, 0.03),
         Target("arguments", _read_arguments, (), lambda: [b'["check"]'],
             _command_words, _draw_arguments, 0.03),
-        Target("history", _read_history, (HistoryError,), _histories, _history_words,
+        Target("history", _read_history, (), _histories, _history_words,
             _draw_history, 0.02),
         Target("cron", _read_cron, (ValueError,),
             lambda: [b"0 3 * * *|UTC", b"*/15 2-5 1,15 JAN-DEC MON#1|Europe/Berlin",

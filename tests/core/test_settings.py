@@ -15,8 +15,8 @@ from distributed import Client
 from clustertune import checks
 from clustertune.cli import main
 from clustertune.operations import call as entrance
+from clustertune.operations import history
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.history import store as history
 
 
 def test_dask_knows_the_defaults() -> None:
@@ -37,7 +37,7 @@ def test_the_environment() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "DASK_CLUSTERTUNE__HISTORY__JOB",
+        "DASK_CLUSTERTUNE__HISTORY__LABEL",
         "DASK_CLUSTERTUNE__REASON",
         "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION",
         "CLUSTERTUNE_BROWSER",
@@ -53,13 +53,16 @@ def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("DASK_CLUSTERTUNE__HISTRY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
-        ("DASK_CLUSTERTUNE__HISTORY__JBO", "settings here are enabled, path, keep, j"),
-        ("DASK_CLUSTERTUNE__HISTORY__JOB__X", "settings here are enabled, path"),
-        ("DASK_CLUSTERTUNE_HISTORY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
-        ("DASK_CLUSTERTUNE__HISTORY___JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("DASK_CLUSTERTUNE__HISTRY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
+        ("DASK_CLUSTERTUNE__HISTORY__JBO", "settings here are enabled, path, label"),
+        ("DASK_CLUSTERTUNE__HISTORY__LABEL__X", "settings here are enabled, path"),
+        ("DASK_CLUSTERTUNE_HISTORY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
+        (
+            "DASK_CLUSTERTUNE__HISTORY___LABEL",
+            "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)",
+        ),
         ("DASK_CLUSTERTUNE__HISTORY__", "mean DASK_CLUSTERTUNE__HISTORY?)"),
-        ("CLUSTERTUNE__HISTORY__JOB", "mean DASK_CLUSTERTUNE__HISTORY__JOB?)"),
+        ("CLUSTERTUNE__HISTORY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
         ("dask_clustertune__reason", "mean DASK_CLUSTERTUNE__REASON?)"),
         (
             "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESURE__CLOSE_FRACTION",
@@ -90,7 +93,7 @@ def test_misspelt_variables(
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("HISTORY__KEEP", "many", "clustertune.history.keep='many' must be a whole"),
+        ("HISTORY__ENABLED", "many", "clustertune.history.enabled='many' must be True"),
         ("HISTORY", "5", "clustertune.history=5 must be a mapping"),
         (
             "CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION",
@@ -142,7 +145,7 @@ def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
 def test_a_setting_that_does_not_exist() -> None:
     """Dask accepts any name, for example in a file."""
     with (
-        dask.config.set({"clustertune.histroy.job": "x"}),
+        dask.config.set({"clustertune.histroy.label": "x"}),
         pytest.raises(ValueError, match=r"no setting 'histroy'.*mean history\?"),
     ):
         refuse_wrong_settings()
@@ -184,7 +187,7 @@ def test_a_heading_with_nothing_below(name: str) -> None:
     with dask.config.set({f"clustertune.{name}": None}):
         checks.configured()
         assert checks.setting("memory_growth", "min_fraction") == 0.01
-        assert history.configured().keep == 10_000
+        assert history.configured().label is None
     with (
         dask.config.set({f"clustertune.{name}": "x"}),
         pytest.raises(ValueError, match=f"clustertune.{name}='x' must be a mapping"),
@@ -203,11 +206,10 @@ def test_every_setting_is_explained(name: str) -> None:
     ("name", "value", "text"),
     [
         ("enabled", "yes", "enabled='yes' must be True or False"),
-        ("path", "", "path='' must be the path of a file, or null"),
-        ("keep", 0, "keep=0 must be a whole number of at least 1"),
-        ("keep", True, "keep=True must be a whole number"),
-        ("job", 3, "job=3 must be a name, or null"),
-        ("where", 3, "has no setting 'where'; it has enabled, path, keep, job"),
+        ("path", "", "path='' must be the path of a file, or None"),
+        ("path", 3, "path=3 must be the path of a file, or None"),
+        ("label", 3, "label=3 must be a text"),
+        ("where", 3, "has no setting 'where'; it has enabled, path, label"),
     ],
 )
 def test_a_history_that_is_set_wrongly(name: str, value: object, text: str) -> None:

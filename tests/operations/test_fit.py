@@ -43,6 +43,7 @@ from sklearn.pipeline import make_pipeline
 import clustertune
 from clustertune.errors import LeaseHeldError, VerificationError
 from clustertune.integrations import libraries
+from clustertune.operations.history import Record, read
 from tests.processes import BLOCK, until, workers_of
 
 pytestmark = [
@@ -443,11 +444,15 @@ class Mine(KMeans):
 
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "history.db"
+    path = tmp_path / "history.jsonl"
     with dask.config.set(
         {"clustertune.history.enabled": True, "clustertune.history.path": str(path)}
     ):
         yield path
+
+
+def fits(history: Path) -> list[Record]:
+    return [record for record in read(history)[0] if record.call == "fit"]
 
 
 def notes(error: BaseException, caplog: pytest.LogCaptureFixture) -> str:
@@ -479,14 +484,14 @@ def test_a_fit_that_raises(
     assert holds(client) == []
     assert not hasattr(model, "clustertune_report_")
     assert clustertune.last_report(client).status == "done"
-    (run,) = clustertune.history(kind="fit", path=history).records
+    (run,) = fits(history)
     assert (run.status, run.workload) == ("failed", "kmeans")
     assert run.error == "ZeroDivisionError: of the model"
 
 
 def test_a_run_is_noted(client: Client, history: Path) -> None:
     fit(client, dxgb.DaskXGBRegressor(**TREES), *data())
-    (run,) = clustertune.history(kind="fit", path=history).records
+    (run,) = fits(history)
     assert (run.status, run.workload, run.rows) == ("done", "xgboost", ROWS)
 
 
@@ -510,7 +515,7 @@ def test_a_worker_that_is_killed(
     with pytest.raises(ValueError, match="a worker is gone") as error:
         fit(client, Mine(work), X, y)
     assert "clustertune had prepared the data: " in notes(error.value, caplog)
-    (run,) = clustertune.history(kind="fit", path=history).records
+    (run,) = fits(history)
     assert run.status == "failed"
     client.wait_for_workers(2)
     np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)

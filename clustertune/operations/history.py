@@ -1,0 +1,385 @@
+"""``history``: records of calls, held blocks and fits, in a file of JSON lines.
+
+A thread appends a record after the work. Several processes can share the file, because
+each locks it while it appends a line. A full file becomes ``history.jsonl.old``. Lines
+that cannot be read are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clustertune import checks
+from clustertune.core import arguments, decoding, settings
+from clustertune.core.findings import Severity
+from clustertune.core.model import Finding, Snapshot
+from clustertune.core.report import Report
+from clustertune.core.wording import printable
+from clustertune.errors import ClustertuneError
+from clustertune.operations.journal import Journal
+from clustertune.planner import machines
+from clustertune.planner.machines import Workers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger("clustertune")
+
+SETTINGS = "clustertune.history"
+MAX_SIZE = 16 * 2**20  # bytes of a file
+MAX_TEXT = 500  # characters of an error or a step
+MAX_STEPS = 20
+LOCK_SECONDS = 1.0  # to wait for another process
+MARK = b'{"clustertune": '  # the start of each line
+LARGEST = 2**63  # larger numbers fit no column of a DataFrame
+_KINDS = {"float": "float64", "int | None": "Int64", "float | None": "Float64"}
+LAST = 9e9  # epoch seconds in the year 2255, which pandas can represent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One call or one held block; unknown values are None."""
+
+    call: str  # "prepare", "restart", "hold"; "fit": a hold of prepared data
+    began: float  # epoch seconds
+    seconds: float
+    status: str = ""  # as in the report: "planned" for a dry run
+    label: str = ""  # the setting, or the label of the hold
+    cluster: str = ""  # address of the scheduler
+    workers: int | None = None
+    threads: int | None = None
+    hosts: int | None = None
+    workload: str = ""
+    rows: int | None = None
+    columns: int | None = None
+    partitions: int | None = None
+    nbytes: int | None = None
+    findings: tuple[tuple[str, str], ...] = ()  # severity and check, at first
+    steps: tuple[str, ...] = ()  # that were done, or are planned
+    predicted_bytes: int | None = None  # of the steps for which both are known
+    moved_bytes: int | None = None
+    predicted_peak: int | None = None  # process bytes of the fullest worker
+    peak: int | None = None
+    limit: int | None = None  # memory limit of the worker with this peak
+    spilled: int | None = None  # bytes on disk, of all workers
+    busy: float | None = None  # CPUs on average, of all workers
+    error: str = ""
+
+
+# --- settings -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the history in Dask's configuration."""
+
+    enabled: bool
+    path: str | None  # None: in the user's data folder
+    label: str | None
+
+
+def configured() -> Settings:
+    """Return the settings of the history; raise ValueError if one is wrong."""
+    known = settings.defaults()["clustertune"]["history"]
+    settings.refuse_names(SETTINGS, known)
+    found = Settings(**{**known, **settings.section(SETTINGS)})
+    arguments.flag(f"{SETTINGS}.enabled", found.enabled)
+    arguments.file(f"{SETTINGS}.path", found.path)
+    if found.label is not None:
+        arguments.text(f"{SETTINGS}.label", found.label)
+    return found
+
+
+def file_of(path: str | Path | None) -> Path:
+    """Return the path of a history; None: in the user's XDG data folder."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    try:
+        if path is not None:
+            return Path(path).expanduser()
+        # the XDG standard calls a relative path invalid
+        data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+    except RuntimeError as error:  # some containers have users without a home
+        raise ClustertuneError(
+            f"the user has no home folder for the history ({error}): set "
+            f"{SETTINGS}.path, or {SETTINGS}.enabled to false"
+        ) from error
+    return data / "clustertune" / "history.jsonl"
+
+
+# --- the file -------------------------------------------------------------------------
+
+
+def append(record: Record, path: Path) -> None:
+    """Append a record; raise ClustertuneError if the file cannot be used."""
+    line = json.dumps({"clustertune": 1} | asdict(record), allow_nan=False).encode()
+    if _from_line(line) is None:
+        raise ClustertuneError(f"the record of {record.call!r} could not be read again")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_locked(path)
+        try:
+            size = os.fstat(file).st_size
+            if not MARK.startswith(os.pread(file, len(MARK), 0)):
+                raise OSError("it is no history of clustertune")
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                line = b"\n" + line  # the writer of the last line was killed
+            if os.write(file, line + b"\n") <= len(line):
+                os.ftruncate(file, size)
+                raise OSError("the disk is full")
+            if size > MAX_SIZE:
+                path.replace(_old(path))
+        finally:
+            os.close(file)  # this also unlocks it
+
+
+def read(path: Path) -> tuple[list[Record], int]:
+    """Return the records, oldest first, and the number of unreadable lines."""
+    records: list[Record] = []
+    skipped = 0
+    for part in (_old(path), path):
+        with _explained(part), suppress(FileNotFoundError):
+            with os.fdopen(_opened(part, os.O_RDONLY), "rb") as file:
+                lines = file.read(2 * MAX_SIZE).splitlines()
+            found = [_from_line(line) for line in lines if line.strip()]
+            records += [record for record in found if record]
+            skipped += found.count(None)
+    return records, skipped
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Open a regular file; a named pipe would block, and a device has no end."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError("it is not a regular file")
+    return file
+
+
+def _open_locked(path: Path) -> int:
+    """Open and lock the file, which another process may rename meanwhile."""
+    end = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < end:
+        file = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        time.sleep(0.01)
+    raise OSError(f"another process has locked it for {LOCK_SECONDS:g} s")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ClustertuneError(
+            f"the history {printable(str(path))} cannot be used "
+            f"({error.strerror or error}): remove the cause, or set {SETTINGS}.path to "
+            "another file"
+        ) from error
+
+
+def _from_line(line: bytes) -> Record | None:
+    """Read a record of this release or another one; None: this is none."""
+    try:
+        record = decoding.read_json(line, Record)
+    except ValueError:
+        return None
+    numbers = [v for v in asdict(record).values() if isinstance(v, int | float)]
+    # negative differences are allowed: the clock may have been set back
+    are_sound = all(abs(v) < LARGEST for v in numbers)  # False for NaN
+    return record if are_sound and 0 <= record.began < LAST else None
+
+
+# --- records (pure) -------------------------------------------------------------------
+
+
+def of_call(call: str, journal: Journal, report: Report, began: float) -> Record:
+    """Return the record of a call."""
+    steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
+    dry = report.status == "planned"
+    known = [
+        (s.predicted_bytes, s.nbytes or 0)
+        for s in steps
+        if s.predicted_bytes is not None and (dry or s.nbytes is not None)
+    ]
+    return replace(
+        of_data(journal, report),
+        call=call,
+        began=began,
+        seconds=report.seconds,
+        status=report.status,
+        findings=named(report.found),
+        steps=tuple(printable(s.summary, longest=MAX_TEXT) for s in steps[:MAX_STEPS]),
+        predicted_bytes=sum(n for n, _ in known) if known else None,
+        moved_bytes=sum(n for _, n in known) if known and not dry else None,
+        predicted_peak=max(report.forecast.values(), default=None),
+        error=printable(report.error, longest=MAX_TEXT),
+    )
+
+
+def of_data(journal: Journal, report: Report) -> Record:
+    """Return the record of a future fit: its data and its cluster."""
+    record = Record(call="fit", began=0.0, seconds=0.0)
+    if not journal.views:
+        return record
+    view = journal.views[-1]
+    if view.layouts:
+        columns = view.layouts[0].collections[0].columns
+        record = replace(record, workload=report.workload, columns=columns)
+    for data in report.after[:1]:
+        rows, partitions = data.rows, data.partitions
+        record = replace(record, rows=rows, partitions=partitions, nbytes=data.nbytes)
+    return on(record, view.now, view.eligible_workers)
+
+
+def named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
+    """Return severity and check of findings, each pair once."""
+    known = [f for f in findings if f.severity is not Severity.unknown]
+    return tuple(dict.fromkeys((str(f.severity), f.check) for f in known))
+
+
+def on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
+    """Add the sizes of the cluster; count only these workers."""
+    return replace(
+        record,
+        cluster=snapshot.scheduler,
+        workers=len(workers),
+        threads=sum(w.nthreads for w in workers),
+        hosts=len(machines.by_host(workers)),
+    )
+
+
+async def note_call(call: str, journal: Journal, report: Report) -> Report:
+    """Add the record of a call; return the report, with a note if that failed."""
+    began = time.time() - report.seconds
+    text = await note(lambda: of_call(call, journal, report, began))
+    return replace(report, notes=(*report.notes, text)) if text else report
+
+
+async def note(make: Callable[[], Record]) -> str:
+    """Add a record if the history is enabled; return the problem, or ""."""
+    try:
+        own = configured()
+        if own.enabled:
+            record = make()
+            record = replace(record, label=own.label or record.label)
+            await asyncio.to_thread(append, record, file_of(own.path))
+    except (ClustertuneError, ValueError) as error:
+        return f"not added to the history: {error}"
+    except Exception as error:  # the finished work must not fail for its record
+        logger.exception("clustertune could not add a record to the history")
+        return f"not added to the history: {printable(repr(error), longest=200)}"
+    return ""
+
+
+# --- the public call ------------------------------------------------------------------
+
+
+def history(
+    call: str | None = None,
+    *,
+    cluster: str | None = None,
+    label: str | None = None,
+    since: str | float | datetime | None = None,
+    path: str | Path | None = None,
+) -> pd.DataFrame:
+    """Read the records of past calls, held blocks and fits.
+
+    Parameters
+    ----------
+    call
+        Select one kind of call: ``"prepare"``, ``"restart"``, ..., ``"hold"``, or
+        ``"fit"``: a block that held the workers for prepared data.
+    cluster
+        Select one cluster by the address of its scheduler, such as
+        ``"tcp://10.0.0.5:8786"`` or ``"10.0.0.5:8786"``.
+    label
+        Select one label: ``clustertune.history.label`` of Dask's configuration, or the
+        label of a hold.
+    since
+        Select records since a time (``"2026-11-20"``, a datetime), or of the last
+        seconds or duration (``"7 days"``).
+    path
+        Path of the file; by default ``clustertune.history.path``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each record, oldest first. Control characters in texts are escaped.
+        ``attrs["skipped"]`` is the number of lines that cannot be read.
+
+    Raises
+    ------
+    ValueError
+        ``since`` is neither a time nor a duration, or a setting is wrong.
+    ClustertuneError
+        The file cannot be read; the message has the reason.
+
+    Examples
+    --------
+    >>> clustertune.history("fit", since="7 days").seconds.mean()   # doctest: +SKIP
+    """
+    import pandas as pd
+
+    settings.refuse_unknown(checks.all_settings())
+    default = configured().path
+    begin = 0.0 if since is None else _moment(since)
+    records, skipped = read(file_of(default if path is None else path))
+    rows = [
+        _escaped(asdict(r))
+        for r in records
+        if call in (None, r.call)
+        and label in (None, r.label)
+        and cluster in (None, r.cluster, r.cluster.rpartition("://")[2])
+        and r.began >= begin
+    ]
+    kinds = {f.name: _KINDS.get(str(f.type), "object") for f in fields(Record)}
+    frame = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
+    began = pd.to_datetime(frame["began"], unit="s", utc=True)
+    frame["began"] = began.astype("datetime64[ns, UTC]")  # also if there is no record
+    frame.attrs["skipped"] = skipped
+    return frame
+
+
+def _escaped(value: Any) -> Any:
+    """Escape control characters in all texts, because a terminal would obey them."""
+    if isinstance(value, dict):
+        return {key: _escaped(x) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_escaped, value))
+    return printable(value) if isinstance(value, str) else value
+
+
+def _moment(since: Any) -> float:
+    """Return epoch seconds of a time, or of a duration before now."""
+    with suppress(TypeError, ValueError, OverflowError):
+        moment = since if isinstance(since, datetime) else datetime.fromisoformat(since)
+        return moment.timestamp()
+    try:
+        return time.time() - arguments.duration("since", since)
+    except ValueError as error:
+        raise ValueError(f'{error}; or a time, like "2026-11-20"') from error

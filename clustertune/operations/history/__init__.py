@@ -1,1 +1,0 @@
-"""What past runs measured, how it is kept, and what it tells."""
