@@ -171,7 +171,6 @@ def _reports() -> list[bytes]:
         gain="memory",
         status="planned",
         predicted_bytes=0,
-        predicted_seconds=1.5,
         at_risk="nothing",
     )
     finding = Finding(
