@@ -66,7 +66,7 @@ def test_other_errors_are_findings() -> None:
     def read(data: bytes) -> None:
         raise KeyError(data)
 
-    target = TARGETS["conditions"]
+    target = TARGETS["cron"]
     other = Target(
         name="other",
         read=read,
