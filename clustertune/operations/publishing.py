@@ -463,7 +463,7 @@ async def _publish(
     Progress(progress).finish([done.summary])
     lease = Lease(client, lambda: ANSWER_TIMEOUT)
     lease.opened = True
-    await lease.quietly("store_report", report=report.to_json())
+    await lease.quietly("store", report=report.to_json())
     return report
 
 
