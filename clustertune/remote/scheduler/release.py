@@ -127,7 +127,7 @@ async def release_rows(
             going.setdefault(client, []).extend(keys[entry])
     names, staying = await unpublish(scheduler, going, ())
     released = [n for key, n in sizes.items() if key not in staying]
-    await _release_for(scheduler, going)
+    await release_for(scheduler, going)
     return len(released), sum(released), names, []
 
 
@@ -162,11 +162,11 @@ async def release(
         if (ts := scheduler.tasks.get(key)) is not None:
             count -= 1
             nbytes -= ts.nbytes
-    await _release_for(scheduler, going)
+    await release_for(scheduler, going)
     return count, nbytes, names
 
 
-async def _release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
+async def release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
     """Release keys by client, and drain the lists; their futures are cancelled."""
     for client, keys in going.items():
         async for some in in_turns(batches(drained(keys))):
