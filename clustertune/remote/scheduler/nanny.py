@@ -213,7 +213,8 @@ class Parking:
             return ""
         alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
         kind = "its former process" if self.nanny else "the parking worker"
-        where = f"{plural(alone, 'key')} still on {kind} {self.worker.name}"
+        verb = "is" if alone == 1 else "are"
+        where = f"{plural(alone, 'key')} {verb} still on {kind} {self.worker.name}"
         if alone and unsendable:
             return f"{where}, because they cannot be sent: {unsendable}. {RELEASE}"
         if alone and self.nanny:

@@ -140,7 +140,7 @@ async def test_what_a_failed_fit_leaves_is_dropped(c: Any, s: Any, *_: Any) -> N
 
 
 def spill_and_hide(dask_worker: Any) -> list[Any]:
-    for _ in range(5):
+    for _ in range(min(5, len(dask_worker.data.fast))):
         dask_worker.data.evict()
     return hide(dask_worker.data)
 
@@ -153,12 +153,10 @@ async def test_lost_files_are_computed_again(c: Any, s: Any, *_: Any) -> None:
     gone = (await c.run(spill_and_hide, workers=[first]))[first]
     assert len(gone) == 5
     report = await clustertune.restart_workers(c, workers=[s.workers[first].name])
-    assert report.status != "refused"
     assert [len(x) for x in await c.gather(good)] == list(range(1000, 1012))
     assert not any("parking" in str(ws.name) for ws in s.workers.values())
-    assert "partly 1: 5 keys recomputed, because they could not be sent;" in repr(
-        report
-    )
+    (step,) = report.steps
+    assert step.reason == "5 keys recomputed, because they could not be sent"
 
 
 @gen_cluster(nthreads=TWO, **NANNIES, **OPTIONS)
