@@ -61,6 +61,34 @@ async def _request(
     return read(answer["result"]) if answers and not why else None, why
 
 
+async def answers(scheduler: Any, nanny: str) -> bool:
+    """Whether a nanny answers."""
+    try:
+        await asyncio.wait_for(scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    return True
+
+
+async def end_process(scheduler: Any, address: str, seconds: float) -> str:
+    """Have a nanny restart its worker; return its answer, or the error."""
+    try:
+        found = await scheduler.restart_workers(
+            [address],
+            timeout=seconds,
+            # Dask counts workers, and other workers may leave or join meanwhile
+            wait_for_workers=False,
+            on_error="return",
+            stimulus_id=f"clustertune-restart-{time()}",
+        )
+    except asyncio.TimeoutError:
+        return "timed out"
+    # the worker may return even if Dask raises an error of its nanny
+    except Exception as error:  # noqa: BLE001, the caller reports it
+        return repr(error)
+    return str(found.get(address, ""))
+
+
 def set_status(scheduler: Any, worker: Any, status: Status) -> None:
     """Change a worker's status on the scheduler only.
 

@@ -40,6 +40,8 @@ from clustertune.remote.scheduler.nanny import (
     RELEASE,
     Parking,
     Resizing,
+    answers,
+    end_process,
     set_status,
 )
 from clustertune.remote.scheduler.state import (
@@ -47,7 +49,7 @@ from clustertune.remote.scheduler.state import (
     identity,
     is_parking,
     shuffles,
-    still_running,
+    still_busy,
 )
 from clustertune.remote.scheduler.unsendable import UnsendableKeys
 
@@ -301,22 +303,8 @@ class WorkerRestart:
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                raise Refused(self._still_busy(worker))
+                raise Refused(still_busy(self.scheduler, worker, self.wait))
             await asyncio.sleep(POLL_INTERVAL)
-
-    def _still_busy(self, worker: Any) -> str:
-        some = shuffles(self.scheduler, worker)
-        if some:
-            return (
-                f"{len(some)} P2P shuffles still keep rows in its process after "
-                f"{self.wait:g} s, such as {some[0][:200]}: they would start again "
-                "after a restart"
-            )
-        keys = sorted(str(ts.key) for ts in worker.processing)[:3]
-        return (
-            f"{still_running(len(worker.processing), self.wait)}, such as "
-            f"{', '.join(keys)[:200]}"
-        )
 
     # --- the next process, while the former one keeps its keys ------------------------
 
@@ -479,7 +467,8 @@ class WorkerRestart:
         if not self._keeps_keys(old):
             self.restarted_at = now = monotonic()
             if self._is_registered(old):
-                answer = await self._end_process(old.address, max(0.0, end - now))
+                seconds = max(0.0, end - now)
+                answer = await end_process(self.scheduler, old.address, seconds)
         if await self._returns(who, end):
             return ""
         # OK is the nanny's answer about the old process, not about the new one
@@ -488,23 +477,6 @@ class WorkerRestart:
         return (
             f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
         )
-
-    async def _end_process(self, address: str, seconds: float) -> str:
-        try:
-            answers = await self.scheduler.restart_workers(
-                [address],
-                timeout=seconds,
-                # Dask counts workers, and other workers may leave or join meanwhile
-                wait_for_workers=False,
-                on_error="return",
-                stimulus_id=f"clustertune-restart-{time()}",
-            )
-        except asyncio.TimeoutError:
-            return "timed out"
-        # the worker may return even if Dask raises an error of its nanny
-        except Exception as error:  # noqa: BLE001, the caller reports it
-            return repr(error)
-        return str(answers.get(address, ""))
 
     async def _returns(self, who: Any, end: float) -> bool:
         """Wait for the next process of a nanny, and bind the bound tasks to it.
@@ -526,7 +498,7 @@ class WorkerRestart:
                 return False
             if now - requested > ANSWER_TIMEOUT:
                 requested = now
-                if await self._answers(who[0]):
+                if await answers(self.scheduler, who[0]):
                     answered = monotonic()
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -537,13 +509,6 @@ class WorkerRestart:
         gone = self.held.former - {worker.address}
         await follow(self.scheduler, self.bound, gone, worker.address)
         self.held.former.add(worker.address)
-
-    async def _answers(self, nanny: str) -> bool:
-        try:
-            await asyncio.wait_for(self.scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
-        except (OSError, asyncio.TimeoutError):
-            return False
-        return True
 
     # --- another size -----------------------------------------------------------------
 
