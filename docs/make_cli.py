@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from clustertune.cli import LazyGroup, main
+from clustertune.cli import main
 
 ROOT = Path(__file__).parents[1]
 WIDE = 10_000  # characters of a line, so that click breaks none
@@ -67,12 +67,6 @@ these:
     eval "$(_CLUSTERTUNE_COMPLETE=bash_source clustertune)"         # in ~/.bashrc
     eval "$(_CLUSTERTUNE_COMPLETE=zsh_source clustertune)"          # in ~/.zshrc
     _CLUSTERTUNE_COMPLETE=fish_source clustertune | source          # in config.fish
-
-It also completes names of checks (`explain`, `--if`), playbooks (`run`, `playbooks`)
-and workloads (`--workload`). It completes names of published data (`--dataset`, `--qid`
-and others) if the line has ADDRESS or `--scheduler-file` before them, or if Dask's
-configuration names the cluster. Without an answer of the scheduler within 2 s, it
-completes nothing. Names that a shell would have to quote are left out.
 """
 #: options of many commands, by the title of the section that describes them
 COMMON = {
@@ -131,7 +125,6 @@ def _section(command: click.Command, parent: click.Context) -> str:
         f"\n## {command.name}",
         _code([" ".join(usage.split())]),
         inspect.cleandoc(command.help or ""),
-        *_verbs(command, context),
         "\n".join(_options(command, context)),
         _examples(command.epilog or ""),
         *_subcommands(command, context),
@@ -139,24 +132,9 @@ def _section(command: click.Command, parent: click.Context) -> str:
     return "\n\n".join(line for line in lines if line) + "\n"
 
 
-def _verbs(command: click.Command, context: click.Context) -> Iterator[str]:
-    """Return the verbs of `plan`, and the options that only `plan` has."""
-    if not isinstance(command, LazyGroup):
-        return
-    verbs = command.list_commands(context)
-    yield f"VERB is one of {', '.join(f'`{v}`' for v in verbs)}. Further options:"
-    inner = command.get_command(context, verbs[0])
-    alone = main.get_command(context, verbs[0])
-    assert inner is not None
-    assert alone is not None
-    theirs = {p.opts[-1] for p in alone.params}
-    own = [p for p in inner.params if p.opts[-1] not in theirs]
-    yield "\n".join(_option(p, context) for p in own if isinstance(p, click.Option))
-
-
 def _subcommands(command: click.Command, context: click.Context) -> Iterator[str]:
     """Return a section for each command of a group."""
-    if isinstance(command, LazyGroup) or not isinstance(command, click.Group):
+    if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
@@ -177,8 +155,6 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 def _title(option: click.Option) -> str:
     """Return the title of the section with this option; empty: the command's own."""
     name = option.opts[-1]
-    if name == "--cluster" and option.metavar != "KIND:NAME":
-        return ""  # the history selects records of a cluster
     return next((title for title, (_, names) in COMMON.items() if name in names), "")
 
 

@@ -22,14 +22,13 @@ HEAD = """# Playbooks
 A playbook is a YAML file with steps for a cluster: checks, and actions that depend on
 their findings. It needs no Python:
 
-    clustertune playbooks                              list playbooks
-    clustertune playbooks between-runs                 print one
-    clustertune playbooks --lint nightly.yaml          check files without a cluster
+    clustertune run --list                             list playbooks
+    clustertune run --show between-runs                print one
+    clustertune run --lint nightly.yaml                check a file without a cluster
     clustertune run between-runs ADDRESS --dry-run     show what it would do now
     clustertune run between-runs ADDRESS               show the plan, ask, run it
-    clustertune run before-training --dataset X --dataset y --yes ADDRESS
 
-From Python, it takes your collections:
+Steps that prepare data need Python, which gives them your collections:
 
 ```python
 result = clustertune.run_playbook(client, "before-training", X, y)
@@ -39,9 +38,7 @@ model.fit(result.X, result.y)
 
 `PLAYBOOK` is a name or a file. The key `clustertune.playbooks` of Dask's configuration
 (`DASK_CLUSTERTUNE__PLAYBOOKS`) names a folder with your own files. Your own playbooks
-override shipped ones with the same name. `--dataset` names published data: X, y, and
-others in that order. After steps that prepare data, the names refer to the prepared
-data, as after `clustertune prepare`.
+override shipped ones with the same name.
 
 | exit code | meaning |
 |---|---|
@@ -111,27 +108,14 @@ refused, or was done in part.
 A dry run evaluates each condition once and does not wait. It cannot plan steps that
 depend on earlier ones: partitions that are not loaded have no plan.
 
-## Completion in editors
-
-The language has a JSON schema, which includes the checks and actions of installed
-packages. Editors with the YAML language server complete and check playbooks with it:
-
-    clustertune playbooks --schema > playbook-schema.json
-
-The first line of a playbook names the file:
-
-    # yaml-language-server: $schema=playbook-schema.json
-
-`clustertune run` checks playbooks with the same schema.
-
 ## Checks in pipelines
 
-`--lint` checks files without a cluster, for example before each commit:
+`--lint` checks a file without a cluster, for example before each commit:
 
-    clustertune playbooks --lint playbooks/*.yaml
+    clustertune run --lint nightly.yaml
 
-It prints all problems of all files with path and line, and exits with code 1 if there
-is one. With `-f json` the problems are listed by file.
+It prints all problems with path and line, and exits with code 1 if there is one. With
+`-f json` the problems are a list.
 
 ## Actions
 

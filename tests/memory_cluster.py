@@ -251,7 +251,7 @@ class MemoryCluster:
         return Result(nbytes=0)
 
     async def release(self, release: Release, notify: Notify) -> Result:
-        self.calls.append(f"release {release.prefix or ' '.join(release.rows)}")
+        self.calls.append(f"release {release.prefix}")
         self._other_bytes = dict.fromkeys(self._other_bytes, 0)
         return Result(nbytes=0)
 

@@ -158,4 +158,4 @@ def test_turns() -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert {"keep prepared keys", "replace_names", "release_keys"} <= figures.keys()
+    assert {"keep_placement", "release_keys"} <= figures.keys()

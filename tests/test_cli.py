@@ -36,10 +36,6 @@ COMMANDS = (
     "explain",
     "history",
     "merge",
-    "playbooks",
-    "prepare",
-    "release",
-    "report",
     "resize",
     "restart",
     "run",
@@ -55,8 +51,6 @@ LOOKING = {
     "demo",
     "explain",
     "history",
-    "playbooks",
-    "report",
     "schedule",
     "size",
     "watch",
@@ -103,7 +97,7 @@ def test_every_command_is_known_here() -> None:
 
 def test_help_says_the_same_everywhere() -> None:
     """The list of commands has the first line of each command's help."""
-    for name, text in TABLE.items():
+    for name, (_, text) in TABLE.items():
         lines = (known(name).help or "").splitlines()
         assert lines[0] == text
 
@@ -251,8 +245,8 @@ def test_version() -> None:
         (["check", "-f", "xml"], "'xml' is not one of"),
         (["check", "--divine"], "No such option"),
         (["check"], "which cluster? give ADDRESS"),
-        (["report"], "which cluster? give ADDRESS"),
-        (["report", "a", "b"], "unexpected extra argument"),
+        (["history", "--last"], "which cluster? give ADDRESS"),
+        (["history", "--last", "a", "b"], "unexpected extra argument"),
         (["check", "--scheduler-file", "/no/such/file"], "does not exist"),
         (
             ["check", "--scheduler-file", __file__, "a"],
@@ -260,7 +254,6 @@ def test_version() -> None:
         ),
         (["check", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
         (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
-        (["prepare", *["--dataset", "X"] * 2, "a"], "--dataset: 'X' is given 2 times"),
         (["resize", *["--env", "A=1"] * 3, "a"], "--env: 'A' is given 3 times"),
         (["trim", "--cluster", "gateway:x", "a"], "--cluster replaces ADDRESS"),
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
@@ -273,7 +266,7 @@ def test_version() -> None:
         (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
         (["size", "--parquet", "x", "--rows", "3"], "both were given"),
         (["size", "--parquet", "/no/such"], "has no Parquet file"),
-        (["size", "--rows", "3", "--columns", "2", "--workload", "x"], "choose from"),
+        (["size", "--rows", "3", "--columns", "2", "--estimator", "x"], "choose from"),
     ],
 )
 def test_usage(arguments: list[str], text: str) -> None:
@@ -295,14 +288,14 @@ def one_line(result: Result) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["check", "report"])
+@pytest.mark.parametrize("command", ["check", "history --last"])
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
 def test_no_scheduler(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a scheduler the exit code is 3, and the line has the address."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
-    result = run(command, address)
+    result = run(*command.split(), address)
     assert result.exit_code == 3
     assert f"no scheduler answers at {address}" in one_line(result)
 
@@ -354,7 +347,7 @@ def test_nothing_was_prepared(form: str) -> None:
     """Without a report the exit code is 1, and stdout is empty."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, **options) as fresh:
-        result = run("report", "-f", form, fresh.scheduler_address)
+        result = run("history", "--last", "-f", form, fresh.scheduler_address)
     assert result.exit_code == 1
     assert one_line(result) == (
         "clustertune: this cluster has no report since its scheduler started"
@@ -371,14 +364,14 @@ def prepared(cluster: LocalCluster) -> clustertune.Report:
 
 def test_report(cluster: LocalCluster, prepared: clustertune.Report) -> None:
     """Another process sees the same report."""
-    result = run("report", cluster.scheduler_address)
+    result = run("history", "--last", cluster.scheduler_address)
     assert result.exit_code == 0
     assert result.stdout == f"{prepared}\n"
 
 
 def test_report_as_json(cluster: LocalCluster, prepared: clustertune.Report) -> None:
     """The JSON can be read as a report."""
-    result = run("report", "-f", "json", cluster.scheduler_address)
+    result = run("history", "--last", "-f", "json", cluster.scheduler_address)
     assert clustertune.Report.from_json(result.stdout) == prepared
 
 
@@ -386,7 +379,7 @@ def test_report_as_html(
     cluster: LocalCluster, prepared: clustertune.Report, tmp_path: Path
 ) -> None:
     """The HTML is the page that the report saves."""
-    result = run("report", "-f", "html", cluster.scheduler_address)
+    result = run("history", "--last", "-f", "html", cluster.scheduler_address)
     file = tmp_path / "report.html"
     prepared.save(file)
     assert result.stdout == file.read_text(encoding="utf-8")
@@ -398,7 +391,7 @@ def test_a_report_of_another_release(
     """The command refuses a report of a later schema in one line."""
     newer = json.loads(prepared.to_json()) | {"schema_version": 2}
     _keep(cluster, json.dumps(newer))
-    result = run("report", cluster.scheduler_address)
+    result = run("history", "--last", cluster.scheduler_address)
     assert result.exit_code == 4
     assert "schema version 2" in one_line(result)
 
@@ -409,7 +402,7 @@ def test_a_hostile_report(cluster: LocalCluster, prepared: clustertune.Report) -
     evil["found"][0] |= {"check": "\x1b[2J", "message": "\x1b]0;x\x07\r\n"}
     evil["found"][0]["severity"] = int(Severity.critical)
     _keep(cluster, json.dumps(evil))
-    result = run("report", cluster.scheduler_address)
+    result = run("history", "--last", cluster.scheduler_address)
     assert result.exit_code == 0
     assert all(c.isprintable() or c == "\n" for c in result.stdout)
 
@@ -527,24 +520,9 @@ def test_check_of_a_cluster_without_workers() -> None:
     assert ["no", "workers:", "none;"] in lines
 
 
-def test_check_names_published_data(cluster: LocalCluster) -> None:
-    """A line names the command that checks the rows of published data."""
-    address = cluster.scheduler_address
-    assert "published" not in run("check", address).stderr
-    with Client(cluster) as client:
-        client.publish_dataset(da.ones(4), name="X\n")
-        try:
-            result = run("check", address)
-        finally:
-            client.unpublish_dataset("X\n")
-    (line,) = result.stderr.splitlines()
-    assert "published data (X\\n)" in line
-    assert line.endswith(f"check --dataset NAME {address}")
-
-
-def test_check_for_an_unknown_workload(cluster: LocalCluster) -> None:
-    """Wrong usage; the line names the known workloads."""
-    result = run("check", "--workload", "x", cluster.scheduler_address)
+def test_check_for_an_unknown_estimator(cluster: LocalCluster) -> None:
+    """Wrong usage; the line names the known kinds of estimators."""
+    result = run("check", "--estimator", "x", cluster.scheduler_address)
     assert result.exit_code == 2
     assert "choose from generic" in " ".join(result.stderr.split())
 
@@ -705,7 +683,7 @@ def test_scale(nannies: LocalCluster) -> None:
 
 def test_size_in_every_form() -> None:
     """The size of a cluster as text, JSON and HTML, without a cluster."""
-    data = ("size", "--rows", "1000000", "--columns", "50", "--workload", "xgboost")
+    data = ("size", "--rows", "1000000", "--columns", "50", "--estimator", "xgboost")
     host = ("--host-cpus", "4", "--host-memory", "8GiB", "--dtype", "float32")
     text = run(*data, *host)
     assert text.exit_code == 0

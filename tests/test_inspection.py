@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import dask.array as da
 import pytest
-from distributed import Client, LocalCluster, Nanny, wait
+from distributed import LocalCluster, Nanny
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 
@@ -20,7 +18,6 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.errors import TimedOutError
 from clustertune.remote import versions
-from tests.processes import workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 ONE = [("127.0.0.1", 1)]
@@ -182,85 +179,6 @@ def test_a_cluster_that_can_scale() -> None:
     assert found["scaling (n_workers=)"].detail == "with LocalCluster"
     assert found["dashboard"].works
     assert found["dashboard"].detail.startswith("port ")
-
-
-# --- published data -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Two workers; X and y in memory on the first one, with different chunks."""
-    options: dict[str, Any] = {"n_workers": 2, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        first = min(workers_of(client))
-        X = da.ones((400, 4), chunks=(100, 4))
-        y = da.ones(400, chunks=(50, 150, 50, 150))
-        loaded = client.persist([X, y], workers=[first], allow_other_workers=True)
-        wait(loaded)
-        client.publish_dataset(X=loaded[0], y=loaded[1], lazy=da.ones((400, 4)) + 1)
-        client.publish_dataset([1, 2], name="numbers")
-        yield cluster.scheduler_address
-
-
-def found_of(address: str, *words: str) -> set[str]:
-    result = run("check", *words, "-f", "json", "--fail-on", "never", address)
-    assert result.exit_code == 0, result.stderr
-    return {finding["check"] for finding in json.loads(result.stdout)["found"]}
-
-
-def test_rows_of_published_data_are_checked(address: str) -> None:
-    """Labels of other rows, and workers without rows, are findings."""
-    data = {"empty_workers", "misaligned_partitions"}
-    assert not found_of(address) & data
-    assert "empty_workers" in found_of(address, "--dataset", "X")
-    both = ("--dataset", "X", "--dataset", "y")
-    assert "misaligned_partitions" in found_of(address, *both)
-
-
-def test_published_data_can_fail_a_pipeline(address: str) -> None:
-    """The exit code is 1 for a finding about the data."""
-    assert run("check", address).exit_code == 0
-    result = run("check", "--dataset", "X", "--dataset", "y", address)
-    assert result.exit_code == 1
-    assert result.stderr == ""  # the names are known to the user
-
-
-def test_a_check_loads_nothing_and_changes_no_name(address: str) -> None:
-    """Lazy data stays lazy; partitions stay where they are."""
-    with Client(address) as client:
-        before = client.has_what()
-        names = ("--dataset", "lazy", "--dataset", "y")
-        assert "unloaded_data" in found_of(address, *names)
-        assert client.has_what() == before
-        assert len(client.get_dataset("lazy").dask) > 1
-        assert set(client.list_datasets()) == {"X", "y", "lazy", "numbers"}
-
-
-@pytest.mark.parametrize(("name", "code", "text"), [
-    ("z", 2, "there is no data set z; published are X, lazy, numbers and y"),
-    ("numbers", 4, "needs one Dask Array, DataFrame or Series"),
-])  # fmt: skip
-def test_published_data_that_cannot_be_checked(
-    address: str, name: str, code: int, text: str
-) -> None:
-    """An error in one line; no finding."""
-    result = run("check", "--dataset", name, address)
-    assert result.exit_code == code
-    assert text in " ".join(result.stderr.split())
-    assert result.stdout == ""
-
-
-def test_published_data_that_is_gone() -> None:
-    """After client.restart() a name has no partitions, and the check fails."""
-    options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
-        X = da.ones(4, chunks=2).persist()
-        wait(X)
-        client.publish_dataset(X=X)
-        client.restart()
-        result = run("check", "--dataset", "X", cluster.scheduler_address)
-    assert result.exit_code == 5
-    assert "X: 2 partitions are gone" in result.stderr
 
 
 # --- forms ----------------------------------------------------------------------------

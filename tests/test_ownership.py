@@ -17,7 +17,6 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import IncompleteError, LayoutChanged, SharedDataError
-from clustertune.operations.release import release_collections
 from tests.processes import soon
 
 PARTITIONS = 7
@@ -407,7 +406,7 @@ async def test_releasing_a_collection_leaves_other_names(
     X = da.random.random((4000, 3), chunks=1000)
     held, again, alone = c.persist(X), c.persist(X), c.persist(da.ones(40, chunks=10))
     await wait([held, again, alone])
-    await release_collections(c, held, alone)
+    await clustertune.release_data(c, held, alone)
     assert await there(c, again) == 4
     assert {f.status for f in futures_of(again)} == {"finished"}
     assert {f.status for f in futures_of(alone)} == {"cancelled"}

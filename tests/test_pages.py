@@ -349,7 +349,6 @@ def test_what_the_page_on_security_shows(folder: Path) -> None:
 
 #: by a word of a command, why the command does not run here
 NOT_HERE = {
-    "VERB": "a placeholder",
     "demo": "tests/test_demo.py runs it",
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
@@ -358,7 +357,6 @@ NOT_HERE = {
     "show": "there is no such record here",
     "compare": "there is no such record here",
     "explain": "tests/test_cli.py runs it",
-    "--row": "the id of a row is a placeholder",
     "--lint": "the files are not here",
     "--tls-ca-file": "the cluster of the test has no TLS",
 }

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import dask.array as da
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from distributed import Client, Event, LocalCluster, Nanny, Queue, Variable, wait
+from distributed import (
+    Client,
+    Event,
+    Future,
+    LocalCluster,
+    Nanny,
+    Queue,
+    Variable,
+    futures_of,
+    wait,
+)
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -22,10 +30,7 @@ from clustertune.cli import main
 from clustertune.core import arguments
 from clustertune.core.model import KeyGroup, Step, View
 from clustertune.errors import RefusedError
-from clustertune.monitor import inquiry
 from clustertune.planner import guards
-from clustertune.remote.scheduler.release import release as release_keys
-from clustertune.remote.scheduler.release import release_rows
 from tests.builders import view, worker
 from tests.memory_cluster import MemoryCluster
 from tests.processes import soon
@@ -54,7 +59,7 @@ def refusals(steps: Iterable[Step], found: View) -> list[str | None]:
 
 
 def test_what_this_client_alone_wants() -> None:
-    """Without prefixes all data of this client is proposed, most bytes first."""
+    """All data of this client is proposed, most bytes first."""
     found = seen(
         holding("a", 1),
         holding("b", 3, scattered=2),
@@ -62,7 +67,7 @@ def test_what_this_client_alone_wants() -> None:
         holding("d", 9, shared=(("published", "train"),)),
         holding("e", 9, mine=False, others=("other",)),
     )
-    b, a = release.steps(found, ())
+    b, a = release.steps(found, named=False)
     assert b.summary == "release 3 keys named b (3.0 MiB)"
     assert "2 of them were scattered" in b.price.at_risk
     assert a.args.prefix == "a"
@@ -72,14 +77,12 @@ def test_what_this_client_alone_wants() -> None:
 def test_what_others_want_stays() -> None:
     """Keys that only this client holds are released; the report lists the others."""
     found = seen(holding("a", 1), holding("a", 2, others=("other",)))
-    (step,) = release.steps(found, ["a"])
+    (step,) = release.steps(found, named=False)
     assert step.summary == (
         "release 1 key named a (1.0 MiB); 2 more stay, which other clients want (other)"
     )
     assert refusals([step], found) == [None]
-    (step,) = release.steps(found, ["a"], include_other_clients=True)
-    assert "3 keys" in step.summary
-    assert refusals([step], found) == [None]
+    assert list(release.steps(seen(holding("b", mine=False)), named=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -87,19 +90,16 @@ def test_what_others_want_stays() -> None:
     [
         ({"others": ("bob",)}, "other clients want (bob)"),
         ({"shared": (("published", "train"),)}, "are published as train"),
-        ({"mine": False, "others": ("bob",)}, "other clients want (bob)"),
     ],
 )
-def test_what_only_others_want_is_refused(changes: Any, text: str) -> None:
+def test_what_others_want_is_refused(changes: Any, text: str) -> None:
     """Both a release and a restart that drops data are refused."""
     found = seen(holding("a", 5, **changes))
-    for steps in (release.steps(found, ["a"]), drop.steps(found)):
+    for steps in (release.steps(found, named=True), drop.steps(found)):
         (no,) = refusals(steps, found)
         assert text in str(no)
-        assert "include_other_clients=True" in str(no)
-    others = {"include_other_clients": True}
-    for steps in (release.steps(found, ["a"], **others), drop.steps(found, **others)):
-        assert refusals(steps, found) == [None]
+    assert "include_other_clients=True" in str(no)
+    assert refusals(drop.steps(found, include_other_clients=True), found) == [None]
 
 
 def test_what_a_drop_loses_is_listed() -> None:
@@ -153,43 +153,6 @@ def test_what_is_no_part(given: Any) -> None:
         arguments.part("x", given)
 
 
-def test_rows_are_one_step() -> None:
-    """It names the keys, the clients and the names; others stay."""
-    train = (("published", "train"),)
-    found = seen(
-        holding("a", 1, row="1", mine=False, others=("bob",)),
-        holding("a", 2, row="2", mine=False, others=("eve",)),
-        holding("b", 3, row="3", mine=False, others=("bob",), shared=train),
-        holding("c", 4, row="4", mine=False, shared=train),
-    )
-    step = release.row_step(found, ["1"])
-    assert step.summary == (
-        "release 1 key named a (1.0 MiB), which other clients want (bob)"
-    )
-    assert step.args.rows == ("1",)
-    assert refusals([step], found) == [None]
-    step = release.row_step(found, ["1", "3"])
-    assert "4 keys named a and b (4.0 MiB), which other clients want (bob)" in (
-        step.summary
-    )
-    assert step.summary.endswith("; unpublish train")
-    (no,) = refusals([step], found)
-    assert str(no).startswith("the published train also holds row 4 (c), which would")
-    assert refusals([release.row_step(found, ["3", "4"])], found) == [None]
-
-
-def test_keys_without_a_row_id() -> None:
-    """A name that also holds them is released by prefixes."""
-    train = (("published", "train"),)
-    found = seen(
-        holding("a", row="1", mine=False, shared=train),
-        holding("", row="", mine=False, shared=train),
-    )
-    (no,) = refusals([release.row_step(found, ["1"])], found)
-    assert "train also holds keys without a row id" in str(no)
-    assert "--prefix NAME --include-other-clients" in str(no)
-
-
 # --- live -----------------------------------------------------------------------------
 
 
@@ -218,25 +181,56 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     assert (await c.compute((X * 0).sum())) == 0
     assert await c.gather(some) == [1, 2]
     with pytest.raises(RefusedError, match="are published as kept"):
-        await clustertune.release_data(c, "ones_like")
-    with pytest.raises(ValueError, match=r"prefix nope, so nothing.* random_sample"):
-        await clustertune.release_data(c, "nope")
+        await clustertune.release_data(c, names)
     with pytest.raises(TypeError, match="keep="):
         await clustertune.release_data(c)
+    with pytest.raises(TypeError, match="not both"):
+        await clustertune.release_data(c, names, keep=[X])
     assert len(s.tasks) == 22
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_given_collections(c: Any, s: Any, *workers: Any) -> None:
+    """Only their keys are released; keys that others need stay."""
+    X = c.persist(da.ones((100, 4), chunks=10))
+    y = c.persist(da.zeros(100, chunks=10))
+    half = X[:50]
+    await wait([X, y])
+    plan = await clustertune.release_data(c, y, dry_run=True)
+    assert [x.summary for x in plan.steps] == [
+        "release 10 keys named zeros_like (80 B)"
+    ]
+    report = await clustertune.release_data(c, y)
+    assert report.status == "done"
+    assert {ts.prefix.name for ts in s.tasks.values()} == {"ones_like"}
+    with pytest.raises(Exception, match="cancelled"):
+        await c.compute(y.sum())
+    again = c.persist(half)  # another collection with five of the keys
+    await wait(again)
+    same = [Future(key, client=c) for key in [f.key for f in futures_of(X)]]
+    with pytest.raises(
+        RefusedError, match="other collections in this process hold all"
+    ):
+        await clustertune.release_data(c, X)
+    del same
+    assert float(await c.compute(X.sum())) == 400
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
-    """Permission is needed; afterwards their futures are cancelled."""
+    """Keys that another client holds stay, and the report counts them."""
+    mine = await c.scatter([1, 2, 3])
     async with Client(s.address, asynchronous=True, set_as_default=False) as other:
-        theirs = await other.scatter([1, 2, 3])
+        theirs = Future(mine[0].key, client=other)
+        other._send_to_scheduler(
+            {"op": "client-desires-keys", "keys": [theirs.key], "client": other.id}
+        )
+        await soon(lambda: len(s.tasks[theirs.key].who_wants) == 2)
         with pytest.raises(RefusedError, match="other clients want"):
-            await clustertune.release_data(c, "int")
-        assert await other.gather(theirs) == [1, 2, 3]
-        await clustertune.release_data(c, "int", include_other_clients=True)
-        assert not s.tasks
-        await soon(lambda: {f.status for f in theirs} == {"cancelled"})
+            await clustertune.release_data(c, mine[:1])
+        report = await clustertune.release_data(c, mine)
+        assert "; 1 more stay, which other clients want" in report.steps[0].summary
+        assert set(s.tasks) == {theirs.key}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
@@ -246,7 +240,7 @@ async def test_what_is_still_needed_stays(c: Any, s: Any, a: Any) -> None:
     X = c.submit(lambda: 7, key="x-1")
     await X
     y = c.submit(lambda x, gate: gate.wait() and x + 1, X, gate, key="y-1")
-    await clustertune.release_data(c, "x")
+    await clustertune.release_data(c, X)
     assert X.status == "cancelled"
     await gate.set()
     assert await y == 8
@@ -299,66 +293,6 @@ async def test_drop_of_what_variables_and_queues_hold(c: Any, s: Any, *_: Any) -
     assert await c.gather([kept, queued]) == [1, 2]
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_a_prefix_that_is_not_there(c: Any, s: Any, a: Any) -> None:
-    """The message lists the existing prefixes, if there are any."""
-    await c.publish_dataset("a text", name="no keys")
-    text = r"^prefixes: no data in memory has the prefix nosuch, since no data is in me"
-    with pytest.raises(ValueError, match=text):
-        await clustertune.release_data(c, "nosuch", include_other_clients=True)
-    y, x = await c.scatter([1]), c.submit(float, 1)
-    await wait(x)
-    with pytest.raises(ValueError, match=r"Prefixes in memory: float and int$"):
-        await clustertune.release_data(c, "nosuch")
-    del x, y
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_published_data_that_is_released(c: Any, s: Any, *workers: Any) -> None:
-    """The published name is removed in the same step; other data stays."""
-    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
-    z = c.map(np.ones, [5], pure=False, key="zero")
-    await wait([X, y, z])
-    await c.publish_dataset(X, name="X")
-    await c.publish_dataset([X, y], name="both")
-    await c.publish_dataset(z, name=("other", 1))
-    await c.publish_dataset("a text", name="no keys")
-    everything = {"include_other_clients": True}
-    with pytest.raises(
-        RefusedError, match=r"both also holds zeros, which would .* lost"
-    ):
-        await clustertune.release_data(c, "ones", **everything)
-    assert len(await c.list_datasets()) == 4
-    plan = await clustertune.release_data(
-        c, "ones", "zeros", dry_run=True, **everything
-    )
-    assert "unpublish X and both" in " ".join(str(plan).split())
-    report = await clustertune.release_data(c, "ones", "zeros", **everything)
-    assert report.status == "done"
-    assert [step.reason.partition(" (")[0] for step in report.steps] == ["4 keys"] * 2
-    unpublished = [s.reason.partition("unpublished ")[2] for s in report.steps]
-    assert sorted(unpublished) in (["", "X and both"], ["X", "both"])
-    assert set(await c.list_datasets()) == {("other", 1), "no keys"}
-    assert list(s.tasks) == [z[0].key]
-    again = await c.get_dataset(("other", 1))
-    assert len(await c.gather(again[0])) == 5
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_name_that_got_other_data_meanwhile(c: Any, s: Any, *w: Any) -> None:
-    """The scheduler checks again, so data that only the name holds is not lost."""
-    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
-    await wait([X, y])
-    await c.publish_dataset([X, y], name="both")
-    names = [f.key for f in X]
-    del X, y
-    await soon(lambda: len(s.tasks[names[0]].who_wants) == 1)
-    count, nbytes, gone = await release_keys(s, c.id, "ones", (), True)
-    assert (count, nbytes, gone) == (0, 0, [])
-    X, y = await c.get_dataset("both")
-    assert len(await c.gather([*X, *y])) == 8
-
-
 @gen_cluster(**WORKERS)
 async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
     """The call waits for tasks of any client, and refuses after the deadline."""
@@ -401,156 +335,21 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
     assert await c.gather(some) == list(range(8))
 
 
-async def listed(c: Any) -> dict[tuple[str, ...], str]:
-    """Ids of rows by prefix and clients."""
-    await clustertune.check(c)  # installs the plugin
-    groups = await inquiry.holdings(c, ())
-    return {(g.prefix, *g.others, *g.published): g.row for g in groups if g.keys}
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_row_is_released(c: Any, s: Any, *workers: Any) -> None:
-    """The keys of that prefix and that client, and no other key."""
-    options = {"asynchronous": True, "set_as_default": False}
-    async with (
-        Client(s.address, **options) as bob,
-        Client(s.address, **options) as eve,
-    ):
-        his = await bob.scatter([1, 2, 3])
-        hers = await eve.scatter([4, 5])
-        both = await bob.scatter(6)
-        shared = await eve.scatter(6)  # has the same key
-        await soon(lambda: len(s.tasks[both.key].who_wants) == 2)
-        rows = await listed(c)
-        assert rows == await listed(c)
-        assert len({*rows.values()}) == 3
-        row = rows["int", bob.id]
-        plan = await clustertune.release_data(c, rows=[row], dry_run=True)
-        assert plan.steps[0].summary.startswith("release 3 keys named int (")
-        assert len(s.tasks) == 6
-        report = await clustertune.release_data(c, rows=[row])
-        assert report.steps[0].reason.startswith("3 keys (")
-        await soon(lambda: {f.status for f in his} == {"cancelled"})
-        assert set(s.tasks) == {both.key, *(f.key for f in hers)}
-        assert await eve.gather([*hers, shared]) == [4, 5, 6]
-        with pytest.raises(RefusedError, match=f"no data in memory is row {row}: "):
-            await clustertune.release_data(c, rows=[row])
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_row_that_changed_is_refused(c: Any, s: Any, *workers: Any) -> None:
-    """Another key, another client, or a key less: nothing is released."""
-    options = {"asynchronous": True, "set_as_default": False}
-    async with (
-        Client(s.address, **options) as bob,
-        Client(s.address, **options) as eve,
-    ):
-        his = await bob.scatter([1, 2])
-        old = (await listed(c))["int", bob.id]
-        more = await bob.scatter(3)
-        ids = {old}
-        for change in ("more", "fewer", "eve"):
-            if change == "fewer":
-                del more
-                await soon(lambda: len(s.tasks) == 2)
-                assert (await listed(c))["int", bob.id] == old
-                del his[1]
-                await soon(lambda: len(s.tasks) == 1)
-            elif change == "eve":
-                hers = await eve.scatter(1)  # has the same key
-                await soon(lambda: len(s.tasks[his[0].key].who_wants) == 2)
-            ids |= (now := {*(await listed(c)).values()})
-            assert old not in now
-            with pytest.raises(RefusedError, match="have changed"):
-                await clustertune.release_data(c, rows=[old, *now])
-            assert await release_rows(s, [old, *now]) == (0, 0, [], [old])
-            assert his[0].status == "finished"
-        assert len(ids) == 4
-        assert await eve.gather(hers) == 1
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_a_row_that_changes_after_the_plan(
-    c: Any, s: Any, a: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scheduler compares once more, and the step is skipped."""
-    x = await c.scatter([1, 2])
-    row = (await listed(c))["int",]
-    enact = release.enact
-
-    async def late(*arguments: Any) -> Any:
-        await c.scatter(3, hash=False)
-        y.append(await c.scatter(4))
-        return await enact(*arguments)
-
-    y: list[Any] = []
-    monkeypatch.setattr(release, "enact", late)
-    report = await clustertune.release_data(c, rows=[row])
-    assert [step.status for step in report.steps] == ["skipped"]
-    assert "changed meanwhile; nothing was released" in str(report.steps[0].reason)
-    assert await c.gather([*x, *y]) == [1, 2, 4]
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_rows_of_published_data(c: Any, s: Any, *workers: Any) -> None:
-    """A name is removed with all of its rows, and not with some of them."""
-    X, y = c.map(np.ones, [3] * 4, pure=False), c.map(np.zeros, [3] * 4, pure=False)
-    await wait([X, y])
-    await c.publish_dataset([X, y], name="both")
-    del X, y
-    await soon(lambda: all(len(ts.who_wants) == 1 for ts in s.tasks.values()))
-    rows = await listed(c)
-    ones, zeros = rows["ones", "both"], rows["zeros", "both"]
-    with pytest.raises(RefusedError, match=f"both also holds row {zeros} .zeros."):
-        await clustertune.release_data(c, rows=[ones])
-    # the scheduler looks once more
-    assert await release_rows(s, [ones]) == (0, 0, [], [])
-    assert len(await c.gather((await c.get_dataset("both"))[0])) == 4
-    await soon(lambda: all(len(ts.who_wants) == 1 for ts in s.tasks.values()))
-    report = await clustertune.release_data(c, rows=[ones, zeros])
-    assert report.status == "done"
-    assert "8 keys" in report.steps[0].reason
-    assert "unpublished both" in report.steps[0].reason
-    await soon(lambda: not s.tasks)
-    assert await c.list_datasets() == ()
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
-async def test_rows_exclude_other_choices(c: Any, s: Any, a: Any) -> None:
-    """A row already names its data and its clients."""
-    for other in ({"include_other_clients": True}, {"keep": [c.submit(int)]}):
-        with pytest.raises(TypeError, match="do not combine with prefixes"):
-            await clustertune.release_data(c, rows=["1"], **other)
-    with pytest.raises(TypeError, match="do not combine with prefixes"):
-        await clustertune.release_data(c, "int", rows=["1"])
-
-
-def test_from_the_shell() -> None:
-    """The command lists the data; releasing needs an option."""
+def test_drop_from_the_shell() -> None:
+    """Data of other clients needs an option."""
     options: dict[str, Any] = {"n_workers": 1, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         X = da.ones((100, 4), chunks=10).persist()
         wait(X)
-        address = cluster.scheduler_address
 
         def run(*arguments: str) -> Any:
-            return CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+            words = ["restart", cluster.scheduler_address, "--drop-data", *arguments]
+            return CliRunner().invoke(main, words, catch_exceptions=False)
 
-        listed = run("release", address)
-        assert listed.exit_code == 0
-        assert "ones_like" in listed.output
-        rows = json.loads(run("release", address, "-f", "json").output)["holdings"]
-        assert [(r["prefix"], r["keys"], r["mine"]) for r in rows] == [
-            ("ones_like", 10, False)
-        ]
-        refused = run("release", address, "--prefix", "ones_like", "--yes")
-        assert refused.exit_code == 4
+        assert run("--worker", "0").exit_code == 2
+        assert run("--yes").exit_code == 4
         assert X.sum().compute() == 400
-        everything = ["--include-other-clients", "--yes"]
-        done = run("release", address, "--prefix", "ones_like", *everything)
-        assert done.exit_code == 0
-        assert not client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks)
-        assert run("restart", address, "--drop-data", "--worker", "0").exit_code == 2
-        dropped = run("restart", address, "--drop-data", "--yes")
+        dropped = run("--include-other-clients", "--yes")
         assert dropped.exit_code == 0
         assert "restart all 1 worker at once" in dropped.output
+        assert not client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -28,12 +27,9 @@ from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 #: what is typed before options and address; without --yes, a cluster stays as it is
 TYPED: dict[str, tuple[str, ...]] = {
     "check": (),
+    "history": ("--last",),
     "dashboard": (),
     "merge": ("--dry-run",),
-    "plan": ("trim",),
-    "prepare": ("--dataset", "X", "--dataset", "y", "--yes"),
-    "release": (),
-    "report": (),
     "resize": ("--memory-limit", "1 GiB", "--dry-run"),
     "restart": ("--worker", "0", "--yes"),
     "run": ("observe",),
@@ -43,7 +39,7 @@ TYPED: dict[str, tuple[str, ...]] = {
     "watch": ("--for", "100ms", "--interval", "50ms"),
 }
 #: ask no scheduler, have a cluster of their own, or one that is no address
-ELSEWHERE = {"demo", "explain", "history", "playbooks", "size"}
+ELSEWHERE = {"demo", "explain", "size"}
 VALUES = np.random.default_rng(1).random((400, 3))
 
 
@@ -102,7 +98,7 @@ def is_whole(client: Client) -> None:
 
 def test_no_command_is_left_out() -> None:
     """A new command needs a test here."""
-    assert TYPED.keys() | ELSEWHERE == COMMANDS.keys() - {"apply"}
+    assert TYPED.keys() | ELSEWHERE == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("command", TYPED)
@@ -110,24 +106,10 @@ def test_a_command(command: str, client: Client, typed: list[str]) -> None:
     """Each command works, and no connection is unencrypted."""
     address = client.scheduler.address
     assert address.startswith("tls://")
+    clustertune.trim_memory(client, progress=False)  # `history --last` shows its report
     with dask.config.set({"distributed.comm.require-encryption": True}):
         result = run(command, *TYPED[command], *typed, address)
     assert result.exit_code == 0, result.output
-    is_whole(client)
-
-
-def test_a_plan(client: Client, typed: list[str], tmp_path: Path) -> None:
-    """It is applied on its cluster; its file contains no key of a certificate."""
-    file = tmp_path / "plan.json"
-    named = (*typed, client.scheduler.address)
-    planned = run("plan", "restart", "--worker", "1", "-o", str(file), *named)
-    assert planned.exit_code == 0, planned.output
-    assert "PRIVATE" not in file.read_text()
-    assert "key.pem" not in file.read_text()
-    applied = run("apply", str(file), "--yes", "-f", "json", *named)
-    assert applied.exit_code == 0, applied.output
-    (step,) = json.loads(applied.stdout)["steps"]
-    assert step["status"] == "done"
     is_whole(client)
 
 

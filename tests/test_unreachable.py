@@ -31,8 +31,7 @@ from tests.test_tls import shown
 #: arguments that a command requires
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "merge": ("--yes",),
-    "prepare": ("--dataset", "X", "--yes"),
-    "release": ("--prefix", "x", "--yes"),
+    "history": ("--last",),
     "resize": ("--nthreads", "1", "--yes"),
     "restart": ("--yes",),
     "run": ("observe",),

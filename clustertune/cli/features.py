@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,10 +20,9 @@ from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.integrations import managers
 from clustertune.monitor import monitor
 from clustertune.operations import check as checking
-from clustertune.operations import publishing
 from clustertune.remote import versions
 
-TIMEOUT = 60.0  # seconds to read versions and names
+TIMEOUT = 60.0  # seconds to read versions
 #: compared on all sides, by the names of distributions
 PACKAGES = (
     "xgboost",
@@ -56,7 +55,6 @@ class Inspection:
     address: str
     report: Report
     features: tuple[Feature, ...]
-    datasets: tuple[str, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -106,34 +104,24 @@ class Inspection:
         )
 
 
-async def inspect(
-    client: Client, datasets: Sequence[str] = (), workload: str | None = None
-) -> Inspection:
+async def inspect(client: Client, estimator: str | None = None) -> Inspection:
     """Read versions without sending code; if they allow it, run all checks.
 
     Parameters
     ----------
     client
         A connected asynchronous client.
-    datasets
-        Names of published data to check: X, y, and others with the same rows.
-    workload
+    estimator
         The library that will train.
 
     Raises
     ------
-    ValueError
-        A data set does not exist.
-    RefusedError
-        A data set is not one collection, or cannot be read here.
-    IncompleteError
-        Partitions of a data set are gone.
     TimedOutError
         The scheduler did not answer in time.
     """
     try:
         reading = _read(client)
-        identity, sides, published = await asyncio.wait_for(reading, TIMEOUT)
+        identity, sides = await asyncio.wait_for(reading, TIMEOUT)
     except asyncio.TimeoutError:
         raise TimedOutError(
             f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
@@ -144,9 +132,7 @@ async def inspect(
     detail = "; ".join(objections[:3]) or "all sides have suitable versions"
     features.append(Feature("sending code", not objections, detail))
     try:
-        await monitor.install_plugin(client, identity)  # before data sets are unpickled
-        data = await publishing.present(client, datasets)
-        diagnosed: Any = checking.check(client, *data, estimator=workload)
+        diagnosed: Any = checking.check(client, estimator=estimator)
         report: Report = await diagnosed
         snapshot, _ = await monitor.look(client, [])
         features += _memory_features(snapshot.workers)
@@ -157,16 +143,13 @@ async def inspect(
         address=identity["address"],
         report=report,
         features=tuple(features),
-        datasets=tuple(name for name in published if isinstance(name, str)),
     )
 
 
-async def _read(client: Client) -> tuple[Any, versions.Sides, Any]:
-    """Read the cluster, versions, and names of published data; send no code."""
+async def _read(client: Client) -> tuple[Any, versions.Sides]:
+    """Read the cluster and versions; send no code."""
     identity = await monitor.identify(client)
-    sides = await versions.read(client, packages=PACKAGES)
-    datasets: Any = client.list_datasets()
-    return identity, sides, await datasets
+    return identity, await versions.read(client, packages=PACKAGES)
 
 
 def _cluster_features(

@@ -1,17 +1,27 @@
-"""``history``: list past calls, held blocks and fits."""
+"""``history``: list past calls, held blocks and fits; show the last report."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 from tabulate import tabulate
 
-from clustertune.cli import command
-from clustertune.cli.options import text_format_option, usage_errors, with_options
-from clustertune.cli.running import exit_on_error
+from clustertune.cli.options import (
+    PROBLEMS,
+    Target,
+    cluster_options,
+    command,
+    format_option,
+    refuse_options,
+    usage_errors,
+    with_options,
+)
+from clustertune.cli.running import exit_on_error, render, run
+from clustertune.core.report import with_commands
 from clustertune.core.wording import bytes_text, plural, seconds_text, time_text
 
 MAX_SHOWN = 50  # records in the table
@@ -23,23 +33,53 @@ _COLUMNS = (
 
 @command(
     "clustertune history --call fit --label nightly",
-    "clustertune history --since 7days -f json",
+    "clustertune history --since 7days -f json tcp://10.0.0.5:8786",
+    "clustertune history --last -f html tcp://10.0.0.5:8786 > report.html",
 )
+@cluster_options()
 @with_options(
+    click.option("--last", is_flag=True, help="Show the last report that the scheduler "
+        "has, by any client. Exit with code 1 if it has none."),
     click.option("--call", metavar="NAME", help="Select one kind of call, like prepare "
         "or restart; fit is a block that held the workers for prepared data."),
-    click.option("--cluster", metavar="ADDRESS", help="Select the cluster whose "
-        "scheduler has this address, like tcp://10.0.0.5:8786."),
     click.option("--label", metavar="TEXT", help="Select the label of a hold, or "
         "clustertune.history.label of Dask's configuration."),
     click.option("--since", metavar="WHEN", help="Select records since a time, like "
         "2026-11-20, or of the last duration, like 7days."),
     click.option("--path", type=click.Path(dir_okay=False), help="Read this file. By "
         "default clustertune.history.path of Dask's configuration."),
-    text_format_option("Print a table or JSON; JSON has all records and values."),
+    format_option,
 )  # fmt: skip
-def history(form: str, **selection: Any) -> None:
-    """List past calls, held blocks and fits."""
+def history(target: Target, form: str, last: bool, **selection: Any) -> None:
+    """List past calls, held blocks and fits.
+
+    The records are in a file on this machine. With ADDRESS, select those of this
+    cluster. Only --last asks the cluster.
+    """
+    if last:
+        refuse_options(selection, "{} and --last do not go together")
+        _show_last(target, form)
+        return
+    refuse_options(
+        ("scheduler_file", "tls_ca_file", "tls_cert", "tls_key"), "{} needs --last"
+    )
+    if form == "html":
+        raise click.UsageError("--format html needs --last")
+    _list(form, cluster=target.address, **selection)
+
+
+def _show_last(target: Target, form: str) -> None:
+    from clustertune.monitor import inquiry
+
+    found = run(target, inquiry.last_report)
+    if found is None:
+        text = "this cluster has no report since its scheduler started"
+        click.echo(f"clustertune: {text}", err=True)
+        sys.exit(PROBLEMS)
+    click.echo(render(with_commands(found, target.words), form))
+
+
+def _list(form: str, **selection: Any) -> None:
     from clustertune.operations.history import history as read
 
     with exit_on_error(), usage_errors(ValueError):

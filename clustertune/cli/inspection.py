@@ -1,4 +1,4 @@
-"""Commands that change nothing: ``check``, ``watch``, ``report``, ``dashboard``, ..."""
+"""Commands that change nothing: ``check``, ``watch``, ``dashboard``, ``size``, ..."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import click
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.cli import command
-from clustertune.cli.completion import check_names, dataset_option, workload_option
 from clustertune.cli.options import (
     Target,
     cluster_options,
+    command,
+    estimator_option,
     fail_on_option,
     format_option,
     refuse_options,
@@ -37,7 +37,7 @@ from clustertune.cli.running import (
 )
 from clustertune.core.findings import Severity
 from clustertune.core.report import with_commands
-from clustertune.core.wording import names_text, plural, printable
+from clustertune.core.wording import plural, printable
 from clustertune.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 PORT = 8790
 LOOPBACK = "127.0.0.1"
 
-_workload = workload_option(help="Check for this library, like xgboost.")
+_estimator = estimator_option("Check for this kind of estimator, like xgboost.")
 
 
 # --- check ----------------------------------------------------------------------------
@@ -56,39 +56,30 @@ _workload = workload_option(help="Check for this library, like xgboost.")
 
 @command(
     "clustertune check tcp://10.0.0.5:8786",
-    "clustertune check --workload xgboost --fail-on warning -f json",
-    "clustertune check --dataset X --dataset y --workload xgboost",
+    "clustertune check --estimator xgboost --fail-on warning -f json",
 )
 @cluster_options()
 @format_option
-@dataset_option(
-    "Also check this published data set: first X, then y, then others. Reading it runs "
-    "code of its publisher."
-)
-@_workload
+@_estimator
 @fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
 def check(
     target: Target,
     form: str,
-    datasets: tuple[str, ...],
-    workload: str | None,
+    estimator: str | None,
     fail_on: Severity | None,
 ) -> None:
     """Check this cluster for problems that slow down or break training.
 
     The result also lists versions of all sides, and which features of clustertune work
-    on the cluster. Exit code 1 if `clustertune prepare` would not work there.
+    on the cluster. Exit code 1 if `prepare` would not work there. In Python,
+    `clustertune.check(client, X, y)` checks data, too.
     """
     from clustertune.cli.features import inspect
 
-    inspecting = partial(inspect, datasets=datasets, workload=workload)
+    inspecting = partial(inspect, estimator=estimator)
     found = run(target, lambda client: with_usage_errors(inspecting(client)))
     found = replace(found, report=with_commands(found.report, target.words))
     click.echo(render(found, form))
-    if found.datasets and not datasets:
-        line = target.command("clustertune check --dataset NAME")
-        names = names_text(found.datasets)
-        click.echo(f"to check the rows of published data ({names}): {line}", err=True)
     sys.exit(found.exit_code(fail_on))
 
 
@@ -101,7 +92,7 @@ def check(
 )
 @cluster_options()
 @with_options(
-    _workload,
+    _estimator,
     time_option("--interval", help="Read the cluster this often, like 5s. By default "
         "at the interval of heartbeats."),
     time_option("--for", "duration", help="End after this time. By default with ^C."),
@@ -110,7 +101,7 @@ def check(
 def watch(
     target: Target,
     form: str,
-    workload: str | None,
+    estimator: str | None,
     interval: float | None,
     duration: float | None,
 ) -> None:
@@ -118,13 +109,15 @@ def watch(
 
     A worker's message has the reason that Dask recorded, the lost keys, and the rows of
     prepared data that each worker holds now. The command watches workers, and growth of
-    memory from run to run. Only `clustertune check` and `clustertune prepare` read
-    clients, tasks, names and data.
+    memory from run to run. Only `clustertune check` and `prepare` read clients,
+    tasks, names and data.
     """
     from clustertune.operations.watch import Monitor
 
     async def follow(client: Client) -> None:
-        async with Monitor(client, interval=interval, estimator=workload) as monitoring:
+        async with Monitor(
+            client, interval=interval, estimator=estimator
+        ) as monitoring:
             try:
                 printing = _print_events(monitoring, form, target.words)
                 await asyncio.wait_for(printing, duration)
@@ -149,26 +142,8 @@ async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
     raise ConnectionLostError("the scheduler does not answer, so nothing is watched")
 
 
-@command(
-    "clustertune report tcp://10.0.0.5:8786",
-    "clustertune report -f html > report.html",
-)
-@cluster_options()
-@format_option
-def report(target: Target, form: str) -> None:
-    """Show the last report of this cluster."""
-    from clustertune.monitor import inquiry
-
-    found = run(target, inquiry.last_report)
-    if found is None:
-        text = "this cluster has no report since its scheduler started"
-        click.echo(f"clustertune: {text}", err=True)
-        sys.exit(1)
-    click.echo(render(with_commands(found, target.words), form))
-
-
 @command("clustertune explain", "clustertune explain uneven_rows")
-@click.argument("name", required=False, shell_complete=check_names)
+@click.argument("name", required=False)
 def explain(name: str | None) -> None:
     """Describe a check; without NAME, list all checks by symptom."""
     known = checks.available()
@@ -193,7 +168,7 @@ _count = click.IntRange(1)
 
 
 @command(
-    "clustertune size --rows 100000000 --columns 50 --workload xgboost",
+    "clustertune size --rows 100000000 --columns 50 --estimator xgboost",
     "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
 )
 @with_options(
@@ -204,7 +179,7 @@ _count = click.IntRange(1)
         "Parquet data, the type after loading."),
     click.option("--parquet", metavar="PATH", help="Read rows and columns from the "
         "footers of this file, folder, pattern or URL of Parquet data."),
-    workload_option("estimator", help="Recommend for this library, like xgboost."),
+    estimator_option("Recommend for this kind of estimator, like xgboost."),
     click.option("--eval-fraction", type=float, default=0.0, show_default=True,
         metavar="FRACTION", help="Add eval sets with this fraction of the rows of the "
         "data, like 0.2."),

@@ -15,7 +15,6 @@ import click
 import dask
 from click.core import ParameterSource
 
-from clustertune.cli import INTERRUPTED, REFUSED
 from clustertune.core import arguments
 from clustertune.core.findings import Severity
 from clustertune.core.wording import printable
@@ -25,6 +24,19 @@ if TYPE_CHECKING:
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
+
+#: exit codes; 0 is success, and click uses 2 for usage errors
+PROBLEMS, UNREACHED, REFUSED, FAILED, INTERRUPTED = 1, 3, 4, 5, 130
+
+
+def examples(*lines: str) -> str:
+    """Return the examples below the options of a help text."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def command(*lines: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Return the decorator of a command with these examples."""
+    return click.command(epilog=examples(*lines))
 
 
 def with_options(*options: Decorator) -> Decorator:
@@ -103,6 +115,20 @@ other_clients_option = click.option(
     "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
     "and published data."
 )  # fmt: skip
+
+
+def _estimator(_option: str, name: str) -> str:
+    from clustertune.integrations import libraries
+
+    libraries.choose(name)
+    return name
+
+
+def estimator_option(text: str) -> Decorator:
+    """Return ``--estimator`` with the name of a known kind of estimator."""
+    return click.option(
+        "--estimator", metavar="NAME", callback=checked(_estimator), help=text
+    )
 
 
 def text_format_option(text: str) -> Decorator:

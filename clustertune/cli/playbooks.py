@@ -1,32 +1,32 @@
-"""The commands ``run`` and ``playbooks``."""
+"""The command ``run``: carry out, list, show or check playbooks."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from tabulate import tabulate
 
-from clustertune.cli import command
-from clustertune.cli.completion import dataset_option, playbook_names, workload_option
 from clustertune.cli.options import (
+    PROBLEMS,
     Consent,
     Target,
     checked,
     cluster_options,
+    command,
+    estimator_option,
     fail_on_option,
     format_option,
     pairs,
-    text_format_option,
     usage_errors,
     with_consent,
+    with_options,
 )
 from clustertune.cli.running import carry_out, text_or_json
 from clustertune.core.model import Severity
@@ -51,54 +51,82 @@ def _usage_errors() -> Iterator[None]:
 
 
 @command(
+    "clustertune run --list",
     "clustertune run observe tcp://10.0.0.5:8786",
     "clustertune run between-runs --set disrupted_workers=2 --yes",
-    "clustertune run before-training --dataset X --dataset y --workload xgboost",
     "clustertune run ./nightly.yaml --dry-run -f json",
-    name="run",
+    "clustertune run --show between-runs > nightly.yaml",
+    "clustertune run --lint nightly.yaml",
 )
-@click.argument("playbook", shell_complete=playbook_names)
+@click.argument("playbook", required=False)
 @cluster_options(manager=True)
-@format_option
-@click.option(
-    "--set", "values", multiple=True, metavar="KEY=VALUE",
-    callback=checked(partial(pairs, form="KEY=VALUE")),
-    help="Replace a value of the playbook, like n_workers=2 or steps[1].holds=5m. "
-    "Repeat for several values.",
+@with_options(
+    format_option,
+    click.option("--list", "listing", is_flag=True, help="List the playbooks."),
+    click.option("--show", is_flag=True, help="Print the text of PLAYBOOK."),
+    click.option("--lint", is_flag=True, help="Check PLAYBOOK without a cluster, and "
+        "print all problems with file and line. Exit with code 1 if there is one."),
+    click.option("--set", "values", multiple=True, metavar="KEY=VALUE",
+        callback=checked(partial(pairs, form="KEY=VALUE")),
+        help="Replace a value of the playbook, like n_workers=2 or steps[1].holds=5m. "
+        "Repeat for several values."),
+    estimator_option("Name the kind of estimator, like xgboost."),
+    fail_on_option("critical", "Exit with code 1 if the last checks find at least this "
+        "severity."),
 )  # fmt: skip
-@dataset_option("Use a published data set: first X, then y, then others.")
-@workload_option("estimator", metavar="NAME", help="Name the workload, like xgboost.")
-@fail_on_option(
-    "critical", "Exit with code 1 if the last checks find at least this severity."
-)
 @with_consent
 def run(
     target: Target,
-    playbook: str,
+    playbook: str | None,
     form: str,
+    listing: bool,
+    show: bool,
+    lint: bool,
     values: Mapping[str, str],
-    datasets: tuple[str, ...],
     estimator: str | None,
     fail_on: Severity | None,
     consent: Consent,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
 
-    PLAYBOOK is a name of `clustertune playbooks`, or a file. If it may change
-    something, the command first shows a plan and asks.
+    PLAYBOOK is a name of `clustertune run --list`, or a file. If it may change
+    something, the command first shows a plan and asks. The list has the shipped
+    playbooks, and the *.yaml files in the folder that `clustertune.playbooks` names in
+    Dask's configuration. Your own playbooks override shipped ones with the same name.
     """
+    if listing + show + lint > 1:
+        raise click.UsageError("--list, --show and --lint exclude each other")
+    if listing:
+        _list(form)
+    elif playbook is None:
+        raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
+    elif show:
+        _show(playbook)
+    elif lint:
+        _lint(playbook, form)
+    else:
+        _run(target, playbook, values, estimator, form, fail_on, consent)
+
+
+def _run(
+    target: Target,
+    playbook: str,
+    values: Mapping[str, str],
+    estimator: str | None,
+    form: str,
+    fail_on: Severity | None,
+    consent: Consent,
+) -> None:
     from clustertune.operations.playbooks import library, running
 
     with _usage_errors():
         read = library.read(playbook, values)
-        running.refuse_without_data(read, datasets or None)
+        running.refuse_without_data(read, None)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # in the client's event loop this returns an awaitable
-        call: Any = running.run_on_datasets
-        result: PlaybookResult = await call(
-            client, read, *datasets, estimator=estimator, **how
-        )
+        call: Any = running.run_playbook_read
+        result: PlaybookResult = await call(client, read, estimator=estimator, **how)
         return result.with_commands(target.words)
 
     if read.acts:
@@ -112,61 +140,15 @@ def run(
     sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
 
 
-@command(
-    "clustertune playbooks",
-    "clustertune playbooks between-runs > nightly.yaml",
-    "clustertune playbooks --lint nightly.yaml weekly.yaml",
-    "clustertune playbooks --schema > playbook-schema.json",
-)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=playbook_names)
-@text_format_option("Form of the list, and of the problems.")
-@click.option(
-    "--lint", is_flag=True, help="Check each NAME without a cluster, and print all "
-    "problems with file and line. Exit with code 1 if there is one."
-)  # fmt: skip
-@click.option(
-    "--schema", "as_schema", is_flag=True,
-    help="Print the JSON schema of playbooks, for editors.",
-)  # fmt: skip
-def playbooks(names: tuple[str, ...], form: str, lint: bool, as_schema: bool) -> None:
-    """List the playbooks, print the text of NAME, or check playbooks.
+def _list(form: str) -> None:
+    from clustertune.operations.playbooks import available
 
-    NAME is a name of the list, or a file. The list has the shipped playbooks, and the
-    *.yaml files in the folder that `clustertune.playbooks` names in Dask's
-    configuration. Your own playbooks override shipped ones with the same name.
-    """
-    from clustertune.operations.playbooks import available, library, schema
-
-    if lint:
-        _lint(names, form)
     with _usage_errors():
-        if as_schema:
-            click.echo(json.dumps(schema.schema(), indent=2))
-            return
-        if len(names) > 1:
-            raise click.UsageError("give one NAME, or --lint to check several")
-        if names:
-            click.echo(library.text_of(names[0]), nl=False)
-            return
         found = [_described(n, path) for n, path in available().items()]
     rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, 60, None])
     click.echo(text_or_json(table, form, {"playbooks": found}))
-
-
-def _lint(names: tuple[str, ...], form: str) -> NoReturn:
-    """Print all problems of playbooks, and exit with 1 if there is one."""
-    from clustertune.operations.playbooks import library
-
-    if not names:
-        raise click.UsageError("--lint needs the files to check")
-    found = {name: library.problems(name) for name in names}
-    problems = [line for lines in found.values() for line in lines]
-    total = f"{plural(len(found), 'playbook')}: {plural(len(problems), 'problem')}"
-    rows = [{"file": name, "problems": lines} for name, lines in found.items()]
-    click.echo(text_or_json("\n".join([*problems, total]), form, {"playbooks": rows}))
-    sys.exit(1 if problems else 0)
 
 
 def _described(name: str, path: Path) -> dict[str, str]:
@@ -178,3 +160,22 @@ def _described(name: str, path: Path) -> dict[str, str]:
     except ValueError as error:
         text = f"cannot be used: {str(error).partition(chr(10))[0]}"
     return {"name": name, "text": text, "file": printable(str(path))}
+
+
+def _show(playbook: str) -> None:
+    from clustertune.operations.playbooks import library
+
+    with _usage_errors():
+        click.echo(library.text_of(playbook), nl=False)
+
+
+def _lint(playbook: str, form: str) -> None:
+    """Print all problems of a playbook, and exit with 1 if there is one."""
+    from clustertune.operations.playbooks import library
+
+    found = library.problems(playbook)
+    text = "\n".join(
+        [*found, f"{printable(playbook)}: {plural(len(found), 'problem')}"]
+    )
+    click.echo(text_or_json(text, form, {"file": playbook, "problems": found}))
+    sys.exit(PROBLEMS if found else 0)

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clustertune import errors
-from clustertune.cli import FAILED, INTERRUPTED, REFUSED, UNREACHED
-from clustertune.cli.options import Consent, Target, usage_errors
+from clustertune.cli.options import (
+    FAILED,
+    INTERRUPTED,
+    REFUSED,
+    UNREACHED,
+    Consent,
+    Target,
+    usage_errors,
+)
 from clustertune.core import rendering
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, is_refused, text_after, with_commands
@@ -165,24 +172,19 @@ def change(
     options: Mapping[str, Any],
     form: str,
     consent: Consent,
-    names: tuple[str, ...] = (),
-    in_part: bool = False,
 ) -> None:
-    """Plan a call, ask, make it, and exit with the code of its report.
-
-    ``in_part``: as ``prepare``, which skips refused steps and does the others.
-    """
+    """Plan a call, ask, make it, and exit with the code of its report."""
 
     def code(report: Report) -> int:
         if report.status == "planned":
-            return REFUSED if is_refused(report, in_part=in_part) else 0
+            return REFUSED if is_refused(report) else 0
         return 0 if report.status in ("done", "fine") else FAILED
 
     def acts(plan: Report) -> bool:
-        return bool(plan.steps) and not is_refused(plan, in_part=in_part)
+        return bool(plan.steps) and not is_refused(plan)
 
     async def make(client: Client, **how: Any) -> Report:
-        report: Report = await call(client, *names, **options, **how)
+        report: Report = await call(client, **options, **how)
         return with_commands(report, target.words)
 
     sys.exit(code(carry_out(target, make, form, consent, acts)))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from clustertune.cli import command, examples
 from clustertune.cli.options import (
     Consent,
     Target,
     checked,
     cluster_options,
+    command,
+    examples,
     format_option,
     other_clients_option,
     pairs,

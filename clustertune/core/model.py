@@ -339,13 +339,10 @@ class Trim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Keys with a prefix, or the keys of some rows, that are released."""
+    """Keys with a prefix that only this client holds, and that are released."""
 
-    prefix: str = ""
-    rows: tuple[str, ...] = ()  # instead of a prefix: ids of ``KeyGroup``, all or none
+    prefix: str
     excluded: tuple[Key, ...] = ()  # keys that stay
-    include_other_clients: bool = False  # otherwise only keys of this client
-    all_prefixes: tuple[str, ...] = ()  # all prefixes that are released in this call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,8 +221,6 @@ class KeyGroup:
     #: (kind, name) of shared names; kinds are "published", "variable" and "queue"
     shared: tuple[tuple[str, str], ...] = ()
     coming: int = 0  # further tasks of the prefix that are not finished
-    #: id of these keys with this prefix and these clients; "": keys of several prefixes
-    row: str = ""
 
     @property
     def published(self) -> tuple[str, ...]:

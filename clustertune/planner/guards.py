@@ -284,15 +284,11 @@ def limit_fits_data(args: Restart, view: View) -> str | None:
 
 
 def release_spares_other_clients(args: Release, view: View) -> str | None:
-    """Refuse to release data of other clients, unless the caller includes them."""
-    if args.rows:
-        return _split_name(view, args.rows)
-    if args.include_other_clients:
-        return _shared_name(view, args.prefix, args.all_prefixes)
+    """Refuse to release data of other clients."""
     found = [h for h in view.now.key_groups or () if h.prefix == args.prefix]
     if any(h.alone for h in found):
         return None
-    return f"data which {owners_text(found)}; {OTHERS}"
+    return f"data which {owners_text(found)}, so it stays"
 
 
 def drop_spares_other_clients(args: Drop, view: View) -> str | None:
@@ -388,47 +384,6 @@ def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
 
 
 # --- data in memory -------------------------------------------------------------------
-
-
-def _shared_name(view: View, prefix: str, released: Collection[str]) -> str | None:
-    """Return the published name that holds a prefix and also unreleased keys, if any.
-
-    Releasing removes the published name, and with it all keys that only the name holds.
-    """
-    holdings = view.now.key_groups or ()
-    names = {n for h in holdings if h.prefix == prefix and h.keys for n in h.published}
-    for name in sorted(names):
-        all_held = {h.prefix for h in holdings if h.keys and name in h.published}
-        staying = sorted(all_held - {prefix, *released})
-        if staying:
-            return (
-                f"the published {names_text([name])} also holds {names_text(staying)}, "
-                "which would be lost with the name. To release them, too, give these "
-                "prefixes, too"
-            )
-    return None
-
-
-def _split_name(view: View, rows: Collection[str]) -> str | None:
-    """Return the published name that alone holds keys of other rows, too, if any."""
-    holdings = [h for h in view.now.key_groups or () if h.keys]
-    names = {n for h in holdings if h.row in rows for n in h.published}
-    for other in holdings:
-        is_alone = len(other.shared) == 1 and not (other.mine or other.others)
-        if other.row not in rows and is_alone and names & {*other.published}:
-            published = names_text(other.published)
-            if not other.row:
-                return (
-                    f"the published {published} also holds keys without a row id, "
-                    "which would be lost with the name. To release them, too, use "
-                    "`--prefix NAME --include-other-clients` for each prefix"
-                )
-            return (
-                f"the published {published} also holds row {other.row} "
-                f"({names_text([other.prefix])}), which would be lost with the name. "
-                "To release it, too, give this row, too"
-            )
-    return None
 
 
 def key_bytes_text(holdings: Collection[KeyGroup]) -> str:

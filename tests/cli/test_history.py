@@ -48,7 +48,7 @@ def test_the_table() -> None:
     assert rows[2].split() == [*rows[2].split()[:3], "trim", "1", "s"]
     assert len(run("--label", "nightly").stdout.splitlines()) == 3
     assert len(run("--call", "trim").stdout.splitlines()) == 3
-    assert len(run("--cluster", "10.0.0.5:1").stdout.splitlines()) == 4
+    assert len(run("10.0.0.5:1").stdout.splitlines()) == 4
     assert len(run("--since", "2010-01-01").stdout.splitlines()) == 3
     for none in (("--call", "fits"), ("--path", "/no/such")):
         assert run(*none).stdout == "there is no such record\n"

@@ -163,6 +163,7 @@ class LiveCluster(WorkerActions, DataActions):
         if self.options.held_data:
             limit = self.options.limit
             snapshot = await inquiry.with_held_data(self.client, snapshot, limit)
+            snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.options.least_memory:
             snapshot = await inquiry.with_least_memory(self.client, snapshot)
@@ -201,25 +202,14 @@ class LiveCluster(WorkerActions, DataActions):
             raise
 
     async def release(self, release: Release, notify: Notify) -> Result:  # noqa: ARG002
-        """Release keys; the futures of their clients are cancelled."""
-        if release.rows:
-            count, nbytes, names, changed = await self._lease.ask(
-                "release_rows", owner=self.client.id, rows=list(release.rows)
-            )
-            if changed:
-                text = f"{names_text(changed)}: changed meanwhile; nothing was released"
-                return Result(nbytes=0, not_done=f"row {text}", unchanged=True)
-        else:
-            count, nbytes, names = await self._lease.ask(
-                "release_keys",
-                owner=self.client.id,
-                prefix=release.prefix,
-                kept=keys.pack(release.excluded),
-                others=release.include_other_clients,
-                together=list(release.all_prefixes),
-            )
+        """Release keys; their futures are cancelled."""
+        count, nbytes = await self._lease.ask(
+            "release_keys",
+            owner=self.client.id,
+            prefix=release.prefix,
+            kept=keys.pack(release.excluded),
+        )
         text = f"{plural(count, 'key')} ({bytes_text(nbytes)}) released"
-        text += f"; unpublished {names_text(names)}" if names else ""
         return Result(nbytes=0, details=text, count=count)
 
     # --- end --------------------------------------------------------------------------
@@ -228,8 +218,7 @@ class LiveCluster(WorkerActions, DataActions):
         """Complete the prepared collections, and keep them on their workers."""
         places = await asyncio.to_thread(_places, view)
         workers = [w.address for w in view.now.workers]
-        placed = {"workers": workers, "ceilings": [0] * len(workers), "moves": places}
-        await self._lease.ask("move", **placed, deadline=0)
+        await self._lease.ask("keep_placement", workers=workers, places=places)
         if self.goal.workload.group_sizes:
             await self.size_groups(view)
         self.tell_rows(view)
@@ -240,7 +229,9 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
         """Store the report, and the facts of the dashboard page, on the scheduler."""
-        await self._lease.quietly("store", report=report, facts=facts)
+        await self._lease.quietly("store_report", report=report)
+        if facts is not None:
+            await self._lease.quietly("store_facts", facts=facts)
 
 
 def _moved(state: Mapping[str, Any]) -> Result:

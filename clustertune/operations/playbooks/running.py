@@ -21,11 +21,10 @@ from clustertune import actions, checks
 from clustertune.actions.cluster.live import LookOptions, ids_of
 from clustertune.collections import inputs
 from clustertune.core import arguments, model
-from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Goal, Notify, Snapshot, View
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted
-from clustertune.core.wording import names_text, printable, seconds_text
+from clustertune.core.wording import printable, seconds_text
 from clustertune.errors import (
     REFUSALS,
     ClustertuneError,
@@ -36,7 +35,7 @@ from clustertune.errors import (
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import publishing, release, workers
+from clustertune.operations import release, workers
 from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import CheckRequest, diagnose
 from clustertune.operations.playbooks import library
@@ -68,7 +67,6 @@ TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
 #: the calls of steps that need no data
 CALLS: Mapping[str, Any] = {
     "merge": workers.merge_workers,
-    "prepare": publishing.prepare_datasets,
     "release": release.release_data,
     "resize": workers.resize_workers,
     "restart": workers.restart_workers,
@@ -159,19 +157,12 @@ def run_playbook(
     return sync(client, job.run)
 
 
-def run_on_datasets(
-    client: Client, playbook: Playbook, *names: str, **options: Any
-) -> Any:
-    """Carry out a playbook on published data sets: X, y, and others.
+def run_playbook_read(client: Client, playbook: Playbook, **options: Any) -> Any:
+    """Carry out a playbook that was read before, without data.
 
-    ``options`` are ``estimator``, ``dry_run`` and ``progress``. After ``prepare`` the
-    names refer to the prepared data; ``release`` unpublishes them. The caller reads the
-    file once, for the dry run and for the run.
+    ``options`` are ``estimator``, ``dry_run`` and ``progress``.
     """
-    arguments.distinct("data sets", names)
-    data = PublishedData(client=client, names=names) if names else None
-    job = PlaybookRun(client=client, playbook=playbook, data=data, **options)
-    return sync(client, job.run)
+    return sync(client, PlaybookRun(client=client, playbook=playbook, **options).run)
 
 
 def refuse_without_data(playbook: Playbook, data: object) -> None:
@@ -180,7 +171,7 @@ def refuse_without_data(playbook: Playbook, data: object) -> None:
     if needed and data is None:
         raise ValueError(
             f"{printable(playbook.name)} is to {', '.join(dict.fromkeys(needed))}, and "
-            "no data is given: give X and y, or --dataset NAME"
+            "no data is given: give X and y to clustertune.run_playbook"
         )
 
 
@@ -191,8 +182,8 @@ def refuse_without_data(playbook: Playbook, data: object) -> None:
 class GivenData:
     """Collections of the caller; each call of ``prepare`` replaces them.
 
-    As in :class:`PublishedData`, its asynchronous methods run in the client's event
-    loop. There, functions of clustertune return awaitables.
+    Its asynchronous methods run in the client's event loop. There, functions of
+    clustertune return awaitables.
     """
 
     client: Client
@@ -212,44 +203,12 @@ class GivenData:
 
     async def release(self, **options: Any) -> Report:
         every = [x.collection for x in await self.inputs()]
-        releasing: Any = release.release_collections
+        releasing: Any = release.release_data
         report: Report = await releasing(self.client, *every, **options)
         return report
 
     def final(self) -> dict[str, Any]:
         return self.given | {"prepared": self.prepared}
-
-
-@dataclass(kw_only=True)
-class PublishedData:
-    """Published data sets: X, y, and others with the same rows."""
-
-    client: Client
-    names: tuple[str, ...]
-
-    async def inputs(self) -> inputs.Inputs:
-        return inputs.gather(*await publishing.collections(self.client, self.names))
-
-    async def release(self, *, dry_run: bool, **options: Any) -> Report:
-        """Unpublish the data sets; Dask frees keys that no client holds."""
-        del options  # nothing to wait for
-        start = monotonic()
-        await publishing.fetch(self.client, self.names)  # refuses unknown names
-        for name in () if dry_run else self.names:
-            unpublish: Any = self.client.unpublish_dataset
-            await unpublish(name)
-        names = names_text(self.names, most=8)
-        seconds = monotonic() - start
-        step = Done(
-            action="unpublish",
-            summary=f"unpublish {names}",
-            gain="Dask frees data that no client holds",
-            status="planned" if dry_run else "done",
-            predicted_bytes=0,
-            at_risk=f"data that only {names} hold",
-            seconds=None if dry_run else seconds,
-        )
-        return Report(status=step.status, seconds=seconds, steps=(step,))
 
 
 # --- the run --------------------------------------------------------------------------
@@ -261,7 +220,7 @@ class PlaybookRun:
 
     client: Client
     playbook: Playbook
-    data: GivenData | PublishedData | None = None
+    data: GivenData | None = None
     estimator: object = None
     dry_run: bool = False
     progress: bool | Notify | None = None
@@ -299,7 +258,7 @@ class PlaybookRun:
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            **(self.data.final() if isinstance(self.data, GivenData) else {}),
+            **({} if self.data is None else self.data.final()),
         )
 
     def _stops(self, result: StepResult) -> bool:
@@ -340,7 +299,7 @@ class PlaybookRun:
             report = await self._act(step, named)
         except ClustertuneError:
             raise
-        except (TypeError, ValueError) as error:  # an unknown worker or prefix
+        except (TypeError, ValueError) as error:  # an unknown worker
             return _result(step, "failed", reason=str(error), found=found)
         status = status_of(report, in_part=step.do in ON_DATA)
         self._unplannable |= status == "planned" and step.do in ON_DATA
@@ -365,10 +324,7 @@ class PlaybookRun:
     async def _findings(self) -> tuple[Finding, ...]:
         given = inputs.NOTHING
         if self.data is not None:
-            try:
-                given = await self.data.inputs()
-            except ValueError as error:  # a data set was unpublished meanwhile
-                raise RefusedError(str(error)) from error
+            given = await self.data.inputs()
         request = CheckRequest(
             client=self.client,
             given=given,
@@ -465,8 +421,8 @@ class PlaybookRun:
             return await self._release(options)
         return await self._call(step.do, **options)
 
-    async def _call(self, verb: str, *names: str, **options: Any) -> Report:
-        report: Report = await CALLS[verb](self.client, *names, **options, **self._how)
+    async def _call(self, verb: str, **options: Any) -> Report:
+        report: Report = await CALLS[verb](self.client, **options, **self._how)
         return report
 
     @property
@@ -479,13 +435,11 @@ class PlaybookRun:
             options["persist"] = True
         options["estimator"] = self.estimator
         with assigned(permitted_phases, frozenset((phase,))):
-            if isinstance(self.data, PublishedData):
-                return await self._call("prepare", *self.data.names, **options)
             return await self.data.prepare(**options, **self._how)
 
     async def _release(self, options: dict[str, Any]) -> Report:
-        prefixes, keep = options.pop("prefixes", ()), options.pop("keep", None)
-        if not prefixes and keep is None:
+        keep = options.pop("keep", None)
+        if keep is None:
             assert self.data is not None
             report = await self.data.release(**options, **self._how)
             if not self.dry_run:
@@ -495,7 +449,7 @@ class PlaybookRun:
             assert self.data is not None
             given = await self.data.inputs()
             options["keep"] = [x.collection for x in given]
-        return await self._call("release", *prefixes, **options)
+        return await self._call("release", **options)
 
     async def _plugin(self, do: str, timeout: float = TIMEOUT) -> Report:
         """Carry out an action of another package, within the guards and the limits."""

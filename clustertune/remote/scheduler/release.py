@@ -1,4 +1,4 @@
-"""Release data on request: by prefix, by row of a listing, or by a restart.
+"""Release data on request: by prefix, or by a restart.
 
 The scans take time that grows with all keys, in short turns of the event loop. They run
 only before data is destroyed.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Container, Mapping
+from collections.abc import AsyncIterator, Container
 from time import monotonic, time
 from typing import Any
 
@@ -20,7 +19,6 @@ from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.nanny import POLL_INTERVAL
 from clustertune.remote.scheduler.published import (
     shared_names,
-    unpublish,
     unpublish_all,
 )
 from clustertune.remote.scheduler.state import (
@@ -55,14 +53,13 @@ async def holdings(
 
     Returns
     -------
-    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared, row]
+    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared]
         ``coming`` are tasks without a result yet, ``others`` clients besides the owner,
         ``shared`` pairs of kind and name. A name without keys in memory has a row of
         its own, without keys.
     """
     names = shared_names(scheduler)
     found = {("", frozenset([client])): [0, 0, 0, 0] for client in names}
-    hashes = Counter[tuple[str, frozenset[str]]]()
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
@@ -75,7 +72,6 @@ async def holdings(
         numbers[1] += ts.nbytes if there else 0
         numbers[2] += there and ts.run_spec is None
         numbers[3] += not there
-        hashes[entry] += hash(ts.key) if there else 0
     return [
         [
             prefix,
@@ -83,100 +79,33 @@ async def holdings(
             owner in wanting,
             sorted(wanting - {owner} - names.keys()),
             sorted(names[c] for c in wanting & names.keys()),
-            row_id(prefix, wanting, hashes[prefix, wanting]) if prefix else "",
         ]
         for (prefix, wanting), numbers in found.items()
     ]
 
 
-def row_id(prefix: str, wanting: frozenset[str], hashes: int) -> str:
-    """Return an id of keys in memory with a prefix, for the clients that want them.
-
-    It changes with the prefix, the clients and the keys, whose hashes are summed. It
-    holds for this process of the scheduler only.
-    """
-    return f"{hash((prefix, wanting, hashes)) & 0xFFFFFFFF:08x}"
-
-
-async def release_rows(
-    scheduler: Any, rows: Collection[str]
-) -> tuple[int, int, list[str], list[str]]:
-    """Release the keys of these rows of :func:`holdings`, or no key at all.
-
-    Returns the number of released keys, their bytes, the removed published names, and
-    the rows that do not exist any more. If there is such a row, nothing is released.
-    """
-    hashes = Counter[tuple[str, frozenset[str]]]()
-    keys: dict[tuple[str, frozenset[str]], dict[Any, int]] = {}
-    async for ts, wanting in wanted_tasks(scheduler, ()):
-        if ts.state == "memory":
-            entry = (str(ts.prefix.name), wanting)
-            hashes[entry] += hash(ts.key)
-            keys.setdefault(entry, {})[ts.key] = ts.nbytes
-    entries: dict[str, list[tuple[str, frozenset[str]]]] = {row: [] for row in rows}
-    for entry in keys:
-        if (row := row_id(*entry, hashes[entry])) in entries:
-            entries[row].append(entry)
-    if changed := [row for row, found in entries.items() if len(found) != 1]:
-        return 0, 0, [], changed
-    sizes: dict[Any, int] = {}
-    going: dict[str, list[Any]] = {}
-    for (entry,) in entries.values():
-        sizes |= keys[entry]
-        for client in entry[1]:
-            going.setdefault(client, []).extend(keys[entry])
-    names, staying = await unpublish(scheduler, going, ())
-    released = [n for key, n in sizes.items() if key not in staying]
-    await release_for(scheduler, going)
-    return len(released), sum(released), names, []
-
-
 async def release(
-    scheduler: Any,
-    owner: str,
-    prefix: str,
-    kept: Container[Any],
-    others: bool,
-    together: Collection[str] = (),
-) -> tuple[int, int, list[str]]:
-    """Release the keys of a prefix for the clients that want them.
+    scheduler: Any, owner: str, prefix: str, kept: Container[Any]
+) -> tuple[int, int]:
+    """Release the keys of a prefix that only the owner wants, except ``kept`` keys.
 
-    Keys that other clients want stay unless ``others`` is set, and so do ``kept`` keys.
-    Tasks that are still to run keep their inputs until they have run. Names that were
-    published for these keys are removed first, so that none points to nothing. A name
-    that also holds keys of prefixes that are not in ``together`` keeps all of its keys.
-
-    Returns the number of released keys, their bytes, and the removed names.
+    Tasks that are still to run keep their inputs until they have run. Futures of the
+    released keys are cancelled. Returns the number of released keys, and their bytes.
     """
-    count = nbytes = 0
-    going: dict[str, list[Any]] = {}
+    nbytes = 0
+    going: list[Any] = []
     async for ts, wanting in wanted_tasks(scheduler, kept):
-        there = ts.state == "memory" and ts.prefix.name == prefix
-        if there and (others or wanting == {owner}):
-            count += 1
+        if ts.state == "memory" and ts.prefix.name == prefix and wanting == {owner}:
             nbytes += ts.nbytes
-            for client in wanting:
-                going.setdefault(client, []).append(ts.key)
-    names, staying = await unpublish(scheduler, going, {prefix, *together})
-    async for key in in_turns(drained(staying)):
-        if (ts := scheduler.tasks.get(key)) is not None:
-            count -= 1
-            nbytes -= ts.nbytes
-    await release_for(scheduler, going)
-    return count, nbytes, names
-
-
-async def release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
-    """Release keys by client, and drain the lists; their futures are cancelled."""
-    for client, keys in going.items():
-        async for some in in_turns(batches(drained(keys))):
-            scheduler.client_releases_keys(
-                keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
-            )
-            message = {"op": "cancelled-keys", "keys": some}
-            scheduler.report(
-                message | {"reason": REASON, "msg": MESSAGE}, client=client
-            )
+            going.append(ts.key)
+    count = len(going)
+    async for some in in_turns(batches(drained(going))):
+        scheduler.client_releases_keys(
+            keys=some, client=owner, stimulus_id=f"clustertune-release-{time()}"
+        )
+        message = {"op": "cancelled-keys", "keys": some}
+        scheduler.report(message | {"reason": REASON, "msg": MESSAGE}, client=owner)
+    return count, nbytes
 
 
 class ClusterRestart:

@@ -46,7 +46,7 @@ def test_shipped_playbooks(path: Path) -> None:
         "{do: restart, when: memory_growth, holds: 0, with: {workers: named}}",
         "{do: resize, with: {memory_limit: 4 GiB, env: {OMP_NUM_THREADS: '2'}}}",
         "{do: rechunk, with: {rechunk: 8, dtype: float32, to: array}}",
-        "{do: release, with: {prefixes: [sum], include_other_clients: true}}",
+        "{do: release, with: {keep: given}}",
         "{do: scale, with: {n_workers: 3, wait: 90, timeout: 2 minutes}}",
     ],
 )
@@ -79,7 +79,7 @@ def test_good_steps(step: str) -> None:
         "{do: scale, with: {n_workers: 0}}",
         "{do: resize, with: {wait: 3s}}",
         "{do: resize, with: {env: {A: 1}}}",
-        "{do: release, with: {keep: given, prefixes: [x]}}",
+        "{do: release, with: {prefixes: [x]}}",
         "{do: release, with: {include_other_clients: true}}",
     ],
 )
