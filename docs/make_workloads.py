@@ -99,9 +99,8 @@ def _section(name: str, text: str | None) -> str:
 def _needs(p: Profile) -> str:
     needs = {
         "loaded data": p.persist,
-        "exactly the same number of rows on every worker": p.exact_rows,
-        "rows of a group together": p.groups == "together",
-        "rows of a group together, groups in order": p.groups == "sorted",
+        "equal shares of rows on all workers": p.equal_shares,
+        "rows of a group together": p.whole_groups,
         "every class on every worker (classifiers)": p.needs_all_classes is not False,
         "all rows of eval sets on every worker": p.eval_copies,
         "rows of eval sets with categories on every worker": p.eval_everywhere,

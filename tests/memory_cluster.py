@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clustertune.collections.contents import of_need
-from clustertune.collections.shuffling import NEW, OLD
 from clustertune.core.model import (
     COPIED,
-    ORDER,
     Bounds,
     CollectionInfo,
     Contents,
@@ -36,7 +34,6 @@ from clustertune.core.model import (
     Release,
     Restart,
     Result,
-    Shuffle,
     Snapshot,
     Trim,
     View,
@@ -97,7 +94,6 @@ class MemoryCluster:
         self.homes: Homes = {m.label: _homes(m, addresses) for m in start.collections}
         # by label, for each partition the numbers of its rows
         self.contents = {m.label: _contents(m) for m in start.collections}
-        self.remainder: dict[str, list[Row]] = {}  # rows of the remainder, by label
         self.recuts = 0
         given = held_bytes(start.layouts, len(self.workers)).tolist()
         self._other_bytes = {  # bytes of keys outside the layouts
@@ -194,24 +190,6 @@ class MemoryCluster:
             return self._recut(m, cuts[m.label], recut) if m.label in cuts else m
 
         self.layouts = tuple(_with_collections(x, cut) for x in self.layouts)
-        return Result(nbytes=self.moved - before)
-
-    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
-        self.calls.append(f"shuffle {len(shuffle.rows)}")
-        for _ in shuffle.rows:
-            self._inject_fault()
-        before = self.moved
-        homes = self._homes_on(shuffle.workers, shuffle.targets)
-        number = [x.label for x in self.layouts].index(shuffle.layout)
-        old = self.layouts[number].collections
-        sources = {s.label for s in shuffle.sources}
-        orders = self._orders(shuffle)
-        collections = [m for m in old if m.label in sources]
-        if not number and ORDER not in sources:
-            collections.append(self._numbered(collections[0]))
-        ordered = tuple(self._reordered(m, shuffle, orders, homes) for m in collections)
-        changed = replace(self.layouts[number], collections=ordered)
-        self.layouts = (*self.layouts[:number], changed, *self.layouts[number + 1 :])
         return Result(nbytes=self.moved - before)
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
@@ -365,86 +343,16 @@ class MemoryCluster:
             nbytes[partition] += part
             if self.homes[m.label][key].isdisjoint(homes[partition]):
                 self.moved += part
-        if recut.remainder:
-            self.remainder[m.label] = new.pop() + self.remainder.get(m.label, [])
-            homes, nbytes = homes[:-1], nbytes[:-1]
         self.contents[m.label] = new
         self.homes[m.label] = homes
         self.recuts += 1
         name = f"{COPIED}-" * (recut.copies > 1) + f"{m.label}-{self.recuts}"
         return replace(
-            _converted(m),
+            m,
             keys=tuple((name, i) for i in range(len(new))),
             rows=np.array([len(rows) for rows in new], dtype=np.int64),
             nbytes=nbytes,
             column_blocks=1,
-            made_here=True,
-            remainder=m.remainder + recut.remainder,
-            contents=None,
-        )
-
-    def _orders(self, shuffle: Shuffle) -> tuple[list[Int64s], list[Int64s]]:
-        """Return the row orders within old and within new partitions."""
-        if shuffle.partition_order is not None:
-            return [], []
-        if not shuffle.sort_by:
-            both = ((OLD, shuffle.old_rows.tolist()), (NEW, shuffle.rows.tolist()))
-            drawn = [
-                [
-                    np.random.default_rng([shuffle.seed, k, i]).permutation(n)
-                    for i, n in enumerate(sizes)
-                ]
-                for k, sizes in both
-            ]
-            return drawn[0], drawn[1]
-        values = self.values[shuffle.sort_by]
-        old = [values[rows] for rows in self.contents[shuffle.sort_by]]
-        first = [np.argsort(x, kind="stable") for x in old]
-        taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
-        second = [np.argsort(np.concatenate(x), kind="stable") for x in taken]
-        return first, second
-
-    def _numbered(self, m: CollectionInfo) -> CollectionInfo:
-        """Return a new collection with the number of each row."""
-        self.contents[ORDER] = self.contents[m.label]
-        self.homes[ORDER] = self.homes[m.label]
-        assert m.rows is not None
-        return replace(
-            m, label=ORDER, kind="array", columns=1, nbytes=8 * m.rows, types={}
-        )
-
-    def _reordered(
-        self,
-        m: CollectionInfo,
-        shuffle: Shuffle,
-        orders: tuple[list[Int64s], list[Int64s]],
-        homes: list[set[str]],
-    ) -> CollectionInfo:
-        """Return the collection in its new order, following every row range."""
-        assert m.nbytes is not None
-        old = [np.array(rows, dtype=np.int64) for rows in self.contents[m.label]]
-        if shuffle.partition_order is not None:
-            new = [old[i] for i in shuffle.partition_order.tolist()]
-        else:
-            first, second = orders
-            taken = _parts(shuffle, [x[o] for x, o in zip(old, first, strict=True)])
-            joined = map(np.concatenate, taken)
-            new = [rows[o] for rows, o in zip(joined, second, strict=True)]
-            size = int(m.nbytes.sum()) // max(1, sum(map(len, old)))
-            for parts, home in zip(taken, homes, strict=True):
-                held = zip(parts, self.homes[m.label], strict=True)
-                away = sum(len(x) for x, places in held if places.isdisjoint(home))
-                self.moved += size * away
-        width = int(m.nbytes.sum()) // max(1, sum(map(len, new)))
-        rows = np.array([len(x) for x in new], dtype=np.int64)
-        self.contents[m.label] = [x.tolist() for x in new]
-        self.homes[m.label] = [set(h) for h in homes]
-        self.recuts += 1
-        return replace(
-            m,
-            keys=tuple((f"{m.label}-{self.recuts}", i) for i in range(len(new))),
-            rows=rows,
-            nbytes=rows * width,
             made_here=True,
             contents=None,
         )
@@ -482,14 +390,6 @@ def _with_collections(
     return replace(layout, collections=tuple(map(change, layout.collections)))
 
 
-def _parts(shuffle: Shuffle, old: Sequence[Int64s]) -> list[list[Int64s]]:
-    """Return for each new partition its range of every old partition."""
-    return [
-        [x[a:b] for x, (a, b) in zip(old, shuffle.starts[:, j : j + 2], strict=True)]
-        for j in range(len(shuffle.rows))
-    ]
-
-
 def _contents(m: CollectionInfo) -> list[list[Row]]:
     """Return the row numbers of each partition; empty if rows are unknown."""
     if m.rows is None:
@@ -515,11 +415,4 @@ def _loaded(m: CollectionInfo) -> CollectionInfo:
     rows = np.zeros(len(m.keys), dtype=np.int64) if m.rows is None else m.rows
     width = 8 if m.total_bytes is None else m.total_bytes // max(1, rows.sum())
     nbytes = np.repeat(rows * width, m.column_blocks) // m.column_blocks
-    return _converted(replace(m, loaded=True, rows=rows, nbytes=nbytes, made_here=True))
-
-
-def _converted(m: CollectionInfo) -> CollectionInfo:
-    """Return the collection after its pending conversion."""
-    if m.conversion is None:
-        return m
-    return replace(m, kind=m.conversion.kind, conversion=None)
+    return replace(m, loaded=True, rows=rows, nbytes=nbytes, made_here=True)

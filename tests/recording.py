@@ -26,7 +26,6 @@ KINDS: Mapping[str, Any] = {
         model.Profile,
         model.Layout,
         model.CollectionInfo,
-        model.Conversion,
         model.Contents,
         model.Snapshot,
         model.WorkerSnapshot,

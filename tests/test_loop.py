@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from clustertune import checks
 from clustertune.core.model import (
-    Conversion,
     Finding,
     Layout,
     Moves,
@@ -183,20 +182,6 @@ def test_lazy_data_of_known_rows_is_loaded_where_it_belongs() -> None:
     assert cluster.homes["X"] == cluster.homes["y"]
     assert spread(cluster) == [3, 9, 0]
     verify(journal.views[0], journal.views[-1])
-
-
-def test_lazy_data_is_converted_while_it_is_loaded() -> None:
-    """Lazy data needs no cut; data in memory is converted on its workers."""
-    wanted = Conversion(kind="array", dtype="float32", row_bytes=4)
-    for homes, calls in ((None, ["load"]), ([0, 1] * 6, ["recut 12"])):
-        data = layout(ROWS, homes, kind="dataframe", conversion=wanted)
-        cluster = MemoryCluster(view(workers(2), [data], rechunk=False))
-        journal = run(cluster)
-        assert cluster.calls == calls
-        collections = journal.views[-1].layouts[0].collections
-        assert {(m.kind, m.conversion) for m in collections} == {("array", None)}
-        assert "requested_type" in {f.check for f in journal.findings[0]}
-        assert "requested_type" not in {f.check for f in journal.findings[-1]}
 
 
 def test_members_that_are_loaded_are_placed_with_those_that_are_not() -> None:
@@ -638,14 +623,3 @@ def test_what_is_done_is_done(start: View) -> None:
     again = run(cluster)
     assert cluster.calls == calls
     assert again.plans == [planner.Plan()]
-
-
-def test_the_goal_is_an_input() -> None:
-    """The cluster in memory keeps the goal; the journal derives the finished parts."""
-    data = layout([10] * 4, [0, 1] * 2)
-    start = view(workers(2), [data], order="rows")
-    cluster = MemoryCluster(start)
-    journal = run(cluster)
-    assert cluster.goal is start.goal
-    assert [c.partition(" ")[0] for c in cluster.calls] == ["shuffle"]
-    assert journal.views[-1].goal.order == ""

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +24,6 @@ from clustertune.errors import (
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
-from clustertune.planner import layouts
 from tests.builders import collection, layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
@@ -109,9 +107,8 @@ def assert_paired(cluster: MemoryCluster, journal: Journal) -> None:
             # of a partition without rows nothing has to come together
             assert not rows or all(other == places for other in others)
         if number == 0:
-            aside = cluster.remainder.get(x.collections[0].label, [])
             rows = sorted(row for partition in first for row in partition)
-            assert sorted(rows + aside) == list(range(len(rows) + len(aside)))
+            assert rows == list(range(len(rows)))
 
 
 def by_worker(cluster: MemoryCluster, label: str = "X") -> dict[str, list[int]]:
@@ -194,23 +191,17 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
     groups = data.draw(st.lists(some, min_size=n_rows, max_size=n_rows))
     if data.draw(st.booleans(), label="sorted"):
         groups.sort()
-    needs = data.draw(st.sampled_from(["together", "sorted"]), label="needs")
-    order = data.draw(st.sampled_from(["", "sort"]), label="order")
     qid = np.array(groups)
     if data.draw(st.booleans(), label="texts"):
         qid = np.char.add("group ", qid.astype(str))
     copies = data.draw(st.booleans(), label="eval")
-    seen = start(data, MEMBERS, n_rows, groups=needs, eval_copies=copies)
-    seen = replace(seen, goal=replace(seen.goal, order=order))
+    seen = start(data, MEMBERS, n_rows, groups="together", eval_copies=copies)
     values = {"qid": qid, "eval_set[0].qid": np.arange(9) // 2}
     cluster = MemoryCluster(seen, fault=faults(data), values=values)
     try:
         journal = run(cluster)
     except GroupOrderError:
-        assert not order
-        runs = 1 + int((qid[1:] != qid[:-1]).sum())
-        ascending = (qid[1:] >= qid[:-1]).all()
-        assert runs > len(set(groups)) or (needs == "sorted" and not ascending)
+        assert 1 + int((qid[1:] != qid[:-1]).sum()) > len(set(groups))
         return
     except AlignmentError:
         assert len(set(groups)) < sum(w.running for w in cluster.workers.values())
@@ -218,8 +209,7 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
     assert_paired(cluster, journal)
     assert not journal.plans[-1].steps
     rows = [row for partition in cluster.contents["X"] for row in partition]
-    wanted = np.argsort(qid, kind="stable") if order else np.arange(n_rows)
-    np.testing.assert_array_equal(rows, wanted)
+    assert rows == list(range(n_rows))
     for partition, after in zip(
         cluster.contents["X"], [*cluster.contents["X"][1:], []]
     ):
@@ -232,59 +222,6 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
     assert all(len(x) == 1 for x in places.values())
     if copies:
         assert_copied(cluster)
-
-
-# --- rows -----------------------------------------------------------------------------
-
-
-@given(st.data())
-@settings(deadline=None, max_examples=60)
-def test_every_worker_has_exactly_as_many_rows(data: st.DataObject) -> None:
-    """Rows keep their order, and the remaining rows are separate."""
-    n_rows = data.draw(st.integers(1, 80), label="rows")
-    seen = start(data, ("X", "y"), n_rows, exact_rows=True)
-    seen = replace(seen, goal=replace(seen.goal, tolerance=0.0))
-    cluster = MemoryCluster(seen, fault=faults(data))
-    try:
-        journal = run(cluster)
-    except AlignmentError:
-        assert n_rows < sum(w.running for w in cluster.workers.values())
-        return
-    assert_paired(cluster, journal)
-    assert not journal.plans[-1].steps
-    each = by_worker(cluster)
-    aside = cluster.remainder.get("X", [])
-    assert {len(rows) for rows in each.values()} == {(n_rows - len(aside)) // len(each)}
-    rows = [row for partition in cluster.contents["X"] for row in partition]
-    assert rows + aside == list(range(n_rows))
-    if cluster.fault is None or len(each) == len(seen.now.workers):
-        assert len(aside) == n_rows % len(each)
-    else:  # of both times
-        assert len(aside) < len(seen.now.workers) + len(each)
-
-
-# --- order ----------------------------------------------------------------------------
-
-
-@given(st.data())
-@settings(deadline=None, max_examples=40)
-def test_rows_are_shuffled(data: st.DataObject) -> None:
-    """All rows are shuffled once, whatever fault happens."""
-    n_rows = data.draw(st.integers(1, 60), label="rows")
-    order = data.draw(st.sampled_from(["rows", "partitions"]), label="order")
-    seen = start(data, ("X", "y"), n_rows)
-    seen = replace(seen, goal=replace(seen.goal, order=order, seed=1))
-    cluster = MemoryCluster(seen, fault=faults(data))
-    try:
-        journal = run(cluster)
-    except AlignmentError:
-        assert n_rows < sum(w.running for w in cluster.workers.values())
-        return
-    assert_paired(cluster, journal)
-    assert not journal.plans[-1].steps
-    assert sum(c.startswith("shuffle") for c in cluster.calls) <= 1
-    assert cluster.contents["row_order"] == cluster.contents["X"]
-    assert layouts.imbalance(journal.views[-1].layouts[0], journal.views[-1]) >= 1
 
 
 # --- all of it ------------------------------------------------------------------------
@@ -303,7 +240,7 @@ def everything(**goal: Any) -> View:
     valid = layout([5, 4], None, labels, label="eval_set[0]", derived=True)
     seen = view([worker(0)], [training, valid], n_workers=3, **goal)
     workload = replace(
-        seen.goal.workload, groups="sorted", needs_all_classes=True, eval_copies=True
+        seen.goal.workload, groups="together", needs_all_classes=True, eval_copies=True
     )
     return replace(seen, goal=replace(seen.goal, workload=workload))
 
@@ -317,44 +254,32 @@ VALUES = {
 
 def test_the_longest_chain() -> None:
     """Each phase runs once, and further rounds remain for faults."""
-    cluster = MemoryCluster(everything(order="sort"), values=VALUES)
+    cluster = MemoryCluster(everything(), values=VALUES)
     journal = run(cluster)
     phases = [p.phase for p in journal.plans]
-    assert phases[:4] == ["scale", "load", "shuffle", "rechunk"]
+    assert phases[:3] == ["scale", "load", "rechunk"]
     assert phases[-2:] == ["replicate", ""]
     assert len(phases) <= preparation.MAX_ROUNDS - 3
     assert not journal.plans[-1].steps
     rows = [row for partition in cluster.contents["X"] for row in partition]
-    assert rows == np.argsort(VALUES["qid"], kind="stable").tolist()
-    assert cluster.contents["row_order"] == cluster.contents["X"]
+    assert rows == list(range(60))
     for own in by_worker(cluster).values():
         assert set(VALUES["y"][own].tolist()) == {0, 1}
     assert_copied(cluster)
 
 
-@pytest.mark.parametrize("what", ["rows", "sort", "copies", "exact"])
-def test_a_dry_run_of_each(what: str) -> None:
+def test_a_dry_run_of_copies() -> None:
     """The step is planned with its price, and the cluster is unchanged."""
     data = layout([9, 9], [0, 1], MEMBERS)
     valid = layout([4], [0], ("Xv", "yv"), label="eval_set[0]")
     seen = view((), [data, valid])
-    needs = {
-        "rows": {},
-        "sort": {"groups": "sorted"},
-        "copies": {"eval_copies": True},
-        "exact": {"exact_rows": True},
-    }[what]
-    goal = replace(seen.goal, workload=replace(seen.goal.workload, **needs))
-    order = what if what in ("rows", "sort") else ""
-    workers = [worker(i) for i in range(4)]
-    seen = view(workers[: 2 + 2 * (what == "exact")], seen.layouts)
-    seen = replace(seen, goal=replace(goal, order=order, tolerance=0.0))
-    values = {"qid": np.arange(18)[::-1]}
-    cluster = MemoryCluster(seen, values=values)
+    workload = replace(seen.goal.workload, eval_copies=True)
+    goal = replace(seen.goal, workload=workload, tolerance=0.0)
+    seen = view([worker(i) for i in range(2)], seen.layouts)
+    cluster = MemoryCluster(replace(seen, goal=goal))
     journal = Journal()
     asyncio.run(tune(cluster, journal, notify=lambda *_: None, dry_run=True))
     assert cluster.calls == []
     (step,) = journal.plans[0].steps
-    action = {"copies": "replicate", "exact": "rechunk"}.get(what, "shuffle")
-    assert step.action == action
+    assert step.action == "replicate"
     assert step.price.nbytes is not None

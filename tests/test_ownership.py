@@ -153,19 +153,6 @@ async def test_releasing_what_is_held_is_refused(
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_shuffled_partitions_of_the_caller_stay(
-    c: Any, s: Any, a: Any, b: Any
-) -> None:
-    """Shuffled whole partitions are the caller's own futures."""
-    X = c.persist(da.random.random((4000, 3), chunks=(1000, 3)))
-    before = await values(c, X)
-    p = await clustertune.prepare(c, X, shuffle="partitions", rechunk=8)
-    assert [s_.action for s_ in p.report.steps] == ["shuffle", "rechunk"]
-    assert await there(c, X) == 4
-    np.testing.assert_array_equal(await values(c, X), before)
-
-
-@gen_cluster(client=True, nthreads=TWO)
 async def test_the_same_lazy_data_twice_in_a_call(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from clustertune import actions, checks
 from clustertune.actions import rechunk
-from clustertune.core.model import Conversion, Layout, Profile, Step, View
+from clustertune.core.model import Layout, Step, View
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import chunking, goals, layouts
+from clustertune.planner import goals, layouts
 from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
 from tests.builders import collection, layout, verify, view, worker
@@ -127,24 +127,6 @@ def test_a_number_of_partitions() -> None:
     assert step.args.rows.tolist() == [16] * 5
 
 
-@pytest.mark.parametrize(("rows", "aside"), [(240, 0), (241, 1)])
-def test_as_many_rows_for_each_worker_where_most_of_them_lie(
-    rows: int, aside: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Partitions are not in one run: a sixth of the bytes moves, not half."""
-    monkeypatch.setattr(chunking, "SMALL_PARTITION", 1)
-    profile = Profile(name="t", title="T", memory_multiple={8: 2}, exact_rows=True)
-    data = layout([80, 80, rows - 160], [0, 1, 0])
-    seen = view(two(), [data], workload=profile, tolerance=0.0)
-    (step,) = proposed(seen)
-    made = step.args.rows[: len(step.args.rows) - aside]
-    targets = step.args.targets[: len(made)]
-    assert step.args.remainder == aside
-    assert np.bincount(targets, made).tolist() == [120, 120]
-    lists = 8 * list_bytes(np.array([1])).max()  # of four parts at most, of X and of y
-    assert step.price.nbytes <= 41 * 88 + lists
-
-
 def test_blocks_of_columns_are_joined() -> None:
     """Each part is used once for every block, in order."""
     X = collection("X", [10, 10], [0, 1, 0, 1], 80, column_blocks=2, keys=tuple("abcd"))
@@ -194,31 +176,31 @@ def test_the_least_is_cut_where_all_does_not_fit() -> None:
     assert not step.args.shortage
 
 
-def test_room_is_given_out_once() -> None:
+@pytest.mark.parametrize(("size", "fits"), [(14, True), (26, False)])
+def test_room_is_given_out_once(size: int, fits: bool) -> None:
     """Two data sets that one plan cuts share the workers' memory."""
     some = two(memory_limit=100 * MIB, process=10 * MIB)
-    train = layout([10 * MIB], [0], ("X",), row_bytes={"X": 1})
-    valid = layout(
-        [14 * MIB], [1], ("eval_set[0].X",), {"eval_set[0].X": 1}, "eval_set[0]"
-    )
-    wanted = Conversion(kind="array", dtype="float64", row_bytes=3)
-    one = replace(valid.collections[0], conversion=wanted)
-    valid = replace(valid, collections=(one,))
-    alone = proposed(view(some, [layout([1], [0], ("X",)), valid]))
-    assert alone
-    both = replace(train.collections[0], conversion=replace(wanted, row_bytes=8))
-    seen = view(some, [replace(train, collections=(both,)), valid])
-    with pytest.raises(CapacityError, match="eval_set"):
-        proposed(seen)
+    X = collection("X", [8 * MIB] * 2, [0, 1], 1)
+    y = collection("y", [4 * MIB] * 4, [0, 1] * 2, 1)
+    train = Layout(label="training data", collections=(X, y))
+    X = collection("eval_set[0].X", [size * MIB // 2] * 2, [1, 1], 1)
+    y = collection("eval_set[0].y", [size * MIB], [1], 1)
+    valid = Layout(label="eval_set[0]", collections=(X, y))
+    idle = Layout(label="training data", collections=train.collections[:1])
+    assert proposed(view(some, [idle, valid]))
+    if fits:
+        assert len(proposed(view(some, [train, valid]))) == 2
+    else:
+        with pytest.raises(CapacityError, match="eval_set"):
+            proposed(view(some, [train, valid]))
 
 
-def test_what_was_asked_for_is_done_or_an_error() -> None:
-    """Conversions and requested numbers are done, or an error is raised."""
+def test_requested_partitions_are_made_or_an_error() -> None:
+    """A requested number of partitions is made, or an error is raised."""
     full = two(memory_limit=100 * MIB, process=10 * MIB)
-    wanted = Conversion(kind="array", dtype="float64", row_bytes=1)
-    data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1}, conversion=wanted)
+    data = layout([25 * MIB] * 4, [0, 1] * 2, ("X",), {"X": 1})
     with pytest.raises(CapacityError, match=r"release_inputs=True|n_workers="):
-        proposed(view(full, [data]))
+        proposed(view(full, [data], rechunk=6))
     with pytest.raises(AlignmentError, match="rechunk=1, but 2 workers will train"):
         proposed(view(two(), [layout([10] * 4, [0, 1] * 2)], rechunk=1))
 
@@ -256,20 +238,6 @@ def test_whole_old_partitions_leave_first_where_they_are_freed() -> None:
         assert own[-20:] == [source] * 20
         assert source not in own[:20]
         assert own[:20] == sorted(own[:20])
-
-
-def test_a_converted_member_is_cut_in_its_new_size() -> None:
-    """Price and room are those of the new type; boundaries may stay."""
-    half = Conversion(kind="array", dtype="float32", row_bytes=40)
-    X = collection("X", [100] * 8, [0, 1] * 4, 80, conversion=half)
-    data = Layout(label="training data", collections=(X,))
-    for cutting in (True, False):
-        (step,) = proposed(view(two(), [data], rechunk=cutting))
-        assert step.summary == "make X an Array of float32"
-        assert step.gain == "the data has the requested type"
-        assert step.price.peak == 8 * 100 * 40 // 2
-        assert step.args.rows.tolist() == [100] * 8
-        assert step.args.cuts[0].conversion == half
 
 
 def test_old_partitions_count() -> None:

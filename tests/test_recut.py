@@ -124,43 +124,6 @@ async def test_frames(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_frames_become_arrays(c, s, a, b):
-    """Views do not keep old partitions in memory."""
-    frame = pd.DataFrame(numbers(), columns=list("abcde"))
-    X, y = await persisted(
-        c,
-        dd.from_pandas(frame, npartitions=3),
-        dd.from_pandas(frame["a"].astype("Int32"), npartitions=5),
-    )
-    X2, y2 = p = await clustertune.prepare(c, X, y, to="array", dtype="f4", rechunk=7)
-    assert X2.chunks == (y2.chunks[0], (5,))
-    found, labels = await values(c, X2, y2)
-    assert (found.dtype, labels.dtype) == ("float32", "float64")
-    np.testing.assert_array_equal(found, numbers().astype("f4"))
-    np.testing.assert_array_equal(labels, numbers()[:, 0])
-    for partition in [w.data[k] for w in (a, b) for k in w.data if k[0] == X2.name]:
-        root = partition
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        assert root.nbytes < 1.2 * partition.nbytes
-        assert partition.flags.c_contiguous
-    assert [plan.phase for plan in p.plan] == ["rechunk"]
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_only_the_type_changes(c, s, a, b):
-    """Partitions that must stay keep their rows; numbers lose nothing."""
-    Xn = numbers()
-    X, y = await persisted(
-        c, da.from_array(Xn, chunks=500), da.from_array(Xn[:, 0], chunks=500)
-    )
-    X2, y2 = await clustertune.prepare(c, X, y, dtype="float32", rechunk=False)
-    assert (X2.dtype, y2.dtype, X2.chunks) == ("float32", "float64", X.chunks)
-    np.testing.assert_array_equal((await values(c, X2))[0], Xn.astype("f4"))
-    assert y2.name == y.name
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_kinds_of_arrays(c, s, a, b):
     """Masked values stay masked; objects, complex numbers and booleans are kept."""
     mask = np.arange(ROWS) % 3 == 0
@@ -354,8 +317,6 @@ def test_whatever_the_partitions(rows, data):
     others = tuple(np.diff(sorted({0, total, *edges})).tolist())
     frames = data.draw(st.sampled_from(["", "y", "X", "Xy"]), label="frames")
     loaded = data.draw(st.booleans(), label="loaded")
-    to = data.draw(st.sampled_from([None, "array"]), label="to")
-    dtype = data.draw(st.sampled_from([None, "float64"]), label="dtype")
     blocks = data.draw(st.sampled_from([1, 3]), label="blocks")
     wanted = data.draw(st.sampled_from([True, 1, 4, 50]), label="wanted")
     nthreads = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
@@ -372,9 +333,8 @@ def test_whatever_the_partitions(rows, data):
             y = y.to_dask_dataframe()
         if loaded:
             X, y = await persisted(c, X, y)
-        options = {"rechunk": wanted, "to": to, "dtype": dtype}
         try:
-            X2, y2 = p = await clustertune.prepare(c, X, y, **options)
+            X2, y2 = p = await clustertune.prepare(c, X, y, rechunk=wanted)
         except AlignmentError:
             assert total < len(workers) or (
                 wanted is not True and wanted < len(workers)
@@ -383,14 +343,14 @@ def test_whatever_the_partitions(rows, data):
         found, labels = await values(c, X2, y2)
         np.testing.assert_array_equal(np.asarray(found), Xn)
         np.testing.assert_array_equal(np.asarray(labels), Xn[:, 0])
-        assert np.asarray(found).dtype == (dtype or "float32")
+        assert np.asarray(found).dtype == "float32"
         assert np.asarray(labels).dtype == "float32"
         assert X2.npartitions == y2.npartitions
         assert p.report.after[0].separated == 0
         sizes = [await lengths(c, x) for x in (X2, y2)]
         assert sizes[0] == sizes[1]
         for name, x in (("X", X2), ("y", y2)):
-            assert isinstance(x, da.Array) is (to == "array" or name not in frames)
+            assert isinstance(x, da.Array) is (name not in frames)
 
     cut()
 

@@ -429,7 +429,6 @@ def test_what_is_taken(workload: str, given: list[str]) -> None:
         ("kmeans", ["eval_set"], r"KMeans takes no eval_set=, only X and y"),
         ("xgboost_rank", [], r"learns from groups of rows; give qid="),
         ("lightgbm_rank", ["sample_weight"], r"learns from groups .*; give qid="),
-        ("torch_ddp", ["qid"], r"exactly as many rows on every worker, which cuts thr"),
     ],
 )
 def test_what_is_not_taken(workload: str, given: list[str], text: str) -> None:
@@ -451,9 +450,10 @@ def test_arguments_in_a_pipeline() -> None:
     handed = FitInputs(training=Rows(X="X", y="y", qid="q"), estimator=model)
     profile = choose(model)
     assert libraries.fit_kwargs(profile, handed) == {"b__qid": "q"}
-    assert libraries.estimator_params(profile, handed) == {"b__allow_group_split": True}
-    model.set_params(**libraries.estimator_params(profile, handed))
-    assert model.named_steps["b"].allow_group_split
+    assert libraries.estimator_params(profile, handed) == {}
+    rows = Rows(X="X", y="y", qid="q")
+    threads = FitInputs(training=rows, estimator=model, n_threads=3)
+    assert libraries.estimator_params(profile, threads) == {"b__n_jobs": 3}
 
 
 def test_multiples() -> None:

@@ -40,7 +40,7 @@ from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place
 
-REQUESTED = frozenset(("requested_partitions", "requested_type"))  # checks
+REQUESTED = "requested_partitions"  # a check
 _FREEING = (
     "; or release the old partitions while they are cut, which makes the given "
     "collections unusable: release_inputs=True"
@@ -49,7 +49,6 @@ _FREEING = (
 _GAINS = {
     "misaligned_partitions": "every partition has the rows of its labels and "
     "companions",
-    "requested_type": "the data has the requested type",
     "column_chunks": "every partition has all columns",
     "missing_classes": "every worker has every class",
     "split_groups": "every group is whole, on one worker",
@@ -99,7 +98,7 @@ def _best_step(
 
     ``taken`` are bytes that other steps of this plan bring to each worker.
     """
-    must = any(f.severity is Severity.critical or f.check in REQUESTED for f in about)
+    must = any(f.severity is Severity.critical or f.check == REQUESTED for f in about)
     own = chunking.rows_of(layout.collections[0])
     division = chunking.divide(layout, view, about)
     step = _step(layout, view, division, about, taken)
@@ -135,8 +134,8 @@ def _is_known(layout: Layout) -> bool:
 
 
 def _changes(collection: CollectionInfo, rows: Int64s) -> bool:
-    altered = collection.column_blocks > 1 or collection.conversion is not None
-    return altered or not np.array_equal(chunking.rows_of(collection), rows)
+    same = np.array_equal(chunking.rows_of(collection), rows)
+    return collection.column_blocks > 1 or not same
 
 
 # --- the step -------------------------------------------------------------------------
@@ -150,8 +149,7 @@ def _step(
     for alone in (False, True):
         covering = chunking.covering(layout, rows, view, alone=alone)
         rows, present = (rows, None) if covering is None else covering
-        remainder = chunking.remainder(layout, view)
-        changed = [m for m in layout.collections if remainder or _changes(m, rows)]
+        changed = [m for m in layout.collections if _changes(m, rows)]
         if not changed:
             if present is not None and lacking:
                 continue  # these partitions cannot give every worker all classes
@@ -171,14 +169,13 @@ def _step(
         targets=target,
         cuts=tuple(_owned(draft, m, target, view) for draft, m in pairs),
         released=tuple(m.label for m in changed if _is_freed(m, release)),
-        remainder=remainder,
         copies=layouts.copies(layout),
         shortage=shortage,
         moves=None if moves is None else layouts.moves(moves, view, target),
     )
     return Step(
         action="rechunk",
-        summary=_summary(changed, rows, remainder, moves),
+        summary=_summary(changed, rows, moves),
         price=_price(recut, changed, moves, view),
         gain=_gain(layout, rows, about, view),
         args=recut,
@@ -197,27 +194,22 @@ def _unchanged(
     return staying if layouts.moves(staying, view, target).count else None
 
 
-def _summary(
-    changed: list[CollectionInfo], rows: Int64s, remainder: int, moves: Layout | None
-) -> str:
-    """Describe which collections are cut, get another type, or move."""
-    cut = [m.label for m in changed if _changes(replace(m, conversion=None), rows)]
+def _summary(changed: list[CollectionInfo], rows: Int64s, moves: Layout | None) -> str:
+    """Describe which collections are cut or move."""
+    cut = [m.label for m in changed if _changes(m, rows)]
     texts = []
     if cut:
         texts.append(
             f"cut {names_text(cut)} into {plural(len(rows), 'partition')} of up to "
             f"{int(rows.max()):,} rows"
         )
-    texts += [f"make {m.label} {m.conversion}" for m in changed if m.conversion]
-    if remainder:
-        texts.append(f"the last {plural(remainder, 'row')} left out as .remainder")
     if moves is not None:
         texts.append(f"and move {names_text(moves.labels)} to them")
     return ", ".join(texts)
 
 
 def _part_bytes(cut: Cut, collection: CollectionInfo) -> Int64s:
-    """Return the bytes of every part after a conversion."""
+    """Return the bytes of every part."""
     return part_bytes(collection, cut.key, cut.stop - cut.start)
 
 
@@ -261,9 +253,7 @@ def _targets(
     """
     rows, first = new.rows, new.target
     nbytes, largest, there = _contents(layout, drafts, view)
-    trained, tolerance = rows.copy(), view.goal.tolerance
-    if chunking.remainder(layout, view):
-        trained[-1] = 0  # the remainder
+    tolerance = view.goal.tolerance
     weights, release = layouts.weights(view), view.goal.release_inputs
     # if whole partitions are placed evenly, none of them has to move
     rest = tuple(m for m in layout.collections if m.label not in largest)
@@ -275,7 +265,7 @@ def _targets(
     def placed(budget: Float64s | None) -> Placement | None:
         try:
             return place(
-                trained,
+                rows,
                 nearby,
                 weights,
                 nbytes=nbytes,
@@ -293,10 +283,6 @@ def _targets(
     target = found.target
     if any(_is_freed(m, release) for m in layout.collections if m.label in largest):
         target = _by_neighbours(target, rows, nbytes, there)
-    exact = view.goal.workload.exact_rows and layout is view.layouts[0]
-    may = weights > 0
-    if exact and np.ptp(np.bincount(target, trained, len(may))[may]):
-        target = layouts.in_contiguous_runs(len(rows), there, may)
     covers = True
     if present is not None:
         covering = coverage.place_all(

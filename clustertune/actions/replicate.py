@@ -79,7 +79,6 @@ def _step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
             start=start,
             stop=stop,
             owner=layouts.owners(m, view)[key],
-            conversion=m.conversion,
         )
         for m in layout.collections
     )

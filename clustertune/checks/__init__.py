@@ -125,6 +125,7 @@ _OWN = {check.__name__: check for group in CHECKS.values() for check in group}
 #: the errors with which critical findings stop ``prepare``, by check or goal
 ERRORS: Mapping[str, type[Exception]] = {
     "column_chunks": AlignmentError,
+    "differing_categories": ValueError,
     "misaligned_partitions": AlignmentError,
     "fit_memory": CapacityError,
     "group_order": GroupOrderError,
@@ -134,7 +135,6 @@ ERRORS: Mapping[str, type[Exception]] = {
     "split_groups": GroupSplitError,
     "too_few_partitions": AlignmentError,
     "too_many_partitions": AlignmentError,
-    **goals.ERRORS,
 }
 _PARAMETERS = "Parameters\n----------\n"
 #: unknown ranks between info and warning: it may hide either

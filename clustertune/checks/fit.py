@@ -28,8 +28,8 @@ def fit_memory(view: View) -> Iterator[Finding]:
     its process, and compares this with 0.7 (``clustertune.prepare.memory_fraction``) of
     its limit. It stops ``prepare`` only with ``on_low_memory="raise"``.
 
-    Remedy: Do one of the things that the finding names, the cheapest first:
-    ``dtype="float32"``, a workload that copies less, ``clustertune.release_data`` for
+    Remedy: Do one of the things that the finding names, the cheapest first: ``X =
+    X.astype("float32")``, a workload that copies less, ``clustertune.release_data`` for
     other keys, more workers (``n_workers=8``), or a higher memory limit.
     """
     workers = view.eligible_workers

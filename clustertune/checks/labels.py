@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.core.findings import critical, info, warning
+from clustertune.core.findings import critical, warning
 from clustertune.core.model import (
-    ORDER,
     Bools,
     CollectionInfo,
     Finding,
@@ -125,12 +124,7 @@ def _lacking_classes(
         f"missing, for example {printable(example, longest=40)}",
         subject=layout.labels if needed else ids,
         evidence={"classes": names, "workers": len(ids)},
-        remedy=remedies.cut(view)
-        if needed
-        else remedies.run(
-            remedies.prepare(view, shuffle="rows"),
-            ", which puts the rows in random order",
-        ),
+        remedy=remedies.cut(view) if needed else remedies.random_order(layout),
         fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
     )
 
@@ -146,8 +140,9 @@ def unshuffled_rows(view: View, *, max_deviations: float = 0.3) -> Iterator[Find
     without an error; trees of XGBoost are not affected. The check reads the labels, so
     it runs only with ``deep=True``, or if the workload needs random order.
 
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y, shuffle="rows")``.
-    ``.row_order`` of the result has the former number of each row.
+    Remedy: Put the rows in random order before you prepare them. For Arrays run ``order
+    = numpy.random.default_rng(0).permutation(len(X)); X, y = X[order], y[order]``. Sort
+    a frame by a column of random numbers, before you take X and y of it.
 
     Parameters
     ----------
@@ -187,7 +182,7 @@ def _differing(
             "standard_deviations": round(float(shift[worst]), 3),
             "workers": len(far),
         },
-        remedy=remedies.run(remedies.prepare(view, shuffle="rows")),
+        remedy=remedies.random_order(layout),
     )
 
 
@@ -222,61 +217,39 @@ def _shifts(home: Int64s, sums: Float64s, n_workers: int) -> Float64s:
 
 
 def group_order(view: View) -> Iterator[Finding]:
-    """Find groups that come back after another group, are not in order, or are missing.
+    """Find groups that come back after another group, and rows without a group.
 
-    LightGBM needs the rows of each group to be neighbours. XGBoost also needs the
-    groups in ascending order, else every worker sorts a full copy of its data.
-    XGBoost's ranker (from 3.0 on, with ``allow_group_split=False``) sorts frames in
-    every fit, so ``prepare`` sorts rows for it by default. Rows without a group (NaN,
-    NA or masked) have no place in any order.
+    LightGBM's ranker takes the sizes of groups of neighbouring rows, so it would rank
+    the parts of such a group separately. So would XGBoost's with
+    ``allow_group_split=True``; without it that ranker sorts the rows itself. Rows
+    without a group (NaN, NA or masked) cannot be ranked.
 
-    Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid, sort=True)``.
-    It sorts all rows by group and keeps the order within a group. ``.row_order`` has
-    the former number of each row.
+    Remedy: Sort the rows by group before you take X, y and qid of their frame: ``frame
+    = frame.sort_values("qid")``. For Arrays run ``order =
+    numpy.argsort(qid.compute(), kind="stable"); X, y, qid = X[order], y[order],
+    qid[order]``.
     """
-    needed, asked = view.goal.workload.groups, view.goal.order == "sort"
     for layout in view.layouts:
         yield from _without_group(layout, view)
         groups = grouping.of(layout)
-        if groups is None:
-            continue
-        if not grouping.are_in_order(groups, "sorted" if asked else needed):
+        if groups is not None and not groups.together:
             yield _out_of_order(layout, groups, view)
-        elif not asked and any(m.label == ORDER for m in layout.collections):
-            yield _sorted(groups.label, view)
 
 
 def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
-    workload = view.goal.workload
-    wrong = not grouping.are_in_order(groups, workload.groups)
-    sorts = workload.sorts_groups and bool(view.goal.cutting_action)
-    how = "do not come in ascending order"
-    if not groups.together:
-        how = "come back after another group"
-    whole = groups.together or workload.sorts_groups
-    harm = "sort them in every fit" if whole else "split them"
     return Finding(
-        severity=Severity.critical if wrong else Severity.info,
-        message=f"groups in {groups.label} {how}"
-        + (f"; {workload.title} would {harm}" if wrong else ""),
-        subject=layout.labels,
-        evidence={"together": groups.together, "ascending": groups.ascending},
-        remedy=remedies.run(
-            remedies.prepare(view, sort=True), ", which sorts all rows by group"
+        severity=Severity.critical
+        if view.goal.workload.whole_groups
+        else Severity.info,
+        message=f"groups in {groups.label} come back after another group"
+        + (
+            f"; {view.goal.workload.title} would split them"
+            if view.goal.workload.whole_groups
+            else ""
         ),
-        fixed_by="shuffle" if view.goal.order == "sort" or sorts else "",
-    )
-
-
-def _sorted(label: str, view: View) -> Finding:
-    """Report a sort that the user did not ask for, as it changes the order of rows."""
-    return info(
-        message=f"prepare sorted the rows by {label}, as {view.goal.workload.title} "
-        "would in every fit: the returned rows are in another order than the given "
-        "ones",
-        subject=(label,),
-        remedy="`prediction[numpy.argsort(row_order)]` is in the given order, with "
-        "`row_order = prepared.row_order.compute()`.",
+        subject=layout.labels,
+        evidence={"together": groups.together},
+        remedy=remedies.sort_rows(layout, groups.label),
     )
 
 
@@ -285,11 +258,11 @@ def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
     for collection in layout.collections:
         count = _count(collection, "missing") if _is_qid(collection) else 0
         if count:
-            needed = view.goal.workload.groups or view.goal.order == "sort"
+            needed = bool(view.goal.workload.groups)
             yield Finding(
                 severity=Severity.critical if needed else Severity.warning,
                 message=f"{collection.label} has {plural(count, 'row')} without a "
-                "group (NaN, NA or masked), so these rows cannot be sorted or ranked",
+                "group (NaN, NA or masked), so these rows cannot be ranked",
                 subject=(collection.label,),
                 evidence={"missing": count},
                 remedy=remedies.drop_rows(layout, collection),
@@ -316,24 +289,29 @@ def split_groups(view: View) -> Iterator[Finding]:
     estimator=ranker)``, which cuts the data where groups end. By hand sort by group
     before loading, for example with ``frame.set_index("qid")``.
     """
-    if view.goal.workload.groups:
+    if view.goal.workload.whole_groups:
         for layout in view.layouts:
             yield from _cut_through(layout, view)
         return
-    for collection in filter(_is_qid, view.collections):
-        cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
-        if cut:
-            text = f"{plural(cut, 'group')} in two partitions"
-            yield _split(collection, text, {"groups": cut}, view)
-        if unsorted:
-            text = f"groups that come back in {plural(unsorted, 'partition')}"
-            yield _split(collection, text, {"partitions": unsorted}, view)
+    ranker = remedies.prepare(view, model="ranker")
+    for layout in view.layouts:
+        for collection in filter(_is_qid, layout.collections):
+            cut = _boundaries_within(collection)
+            unsorted = _count(collection, "scattered")
+            if cut:
+                text = f"{plural(cut, 'group')} in two partitions"
+                remedy: str = remedies.run(ranker, ", with your ranking estimator")
+                yield _split(collection, text, {"groups": cut}, remedy)
+            if unsorted:
+                text = f"groups that come back in {plural(unsorted, 'partition')}"
+                remedy = remedies.sort_rows(layout, collection.label)
+                yield _split(collection, text, {"partitions": unsorted}, remedy)
 
 
 def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
     """Find partitions that end within a group; ``group_order`` comes first."""
-    groups, needed = grouping.of(layout), view.goal.workload.groups
-    if groups is None or not grouping.are_in_order(groups, needed):
+    groups = grouping.of(layout)
+    if groups is None or not groups.together:
         return
     count = len(grouping.cut(layout, groups))
     if count:
@@ -355,16 +333,13 @@ def _boundaries_within(collection: CollectionInfo) -> int:
 
 
 def _split(
-    collection: CollectionInfo, what: str, evidence: dict[str, Scalar], view: View
+    collection: CollectionInfo, what: str, evidence: dict[str, Scalar], remedy: str
 ) -> Finding:
     return warning(
         message=f"{collection.label} has {what}, which a ranking would split",
         subject=(collection.label,),
         evidence=evidence,
-        remedy=remedies.run(
-            remedies.prepare(view, model="ranker", sort=True),
-            ", with your ranking estimator",
-        ),
+        remedy=remedy,
     )
 
 
@@ -374,11 +349,11 @@ def large_groups(view: View) -> Iterator[Finding]:
     All rows of a group must be on one worker, however many workers there are.
 
     Remedy: Use workers with more memory, with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``. Or make the data smaller, for example with
-    ``dtype="float32"``. Or leave out rows of that group.
+    memory_limit="16 GiB")``. Or make the data smaller, for example with ``X =
+    X.astype("float32")``. Or leave out rows of that group.
     """
     rooms = free_memory(view)[weights(view) > 0]
-    for layout in view.layouts if view.goal.workload.groups else ():
+    for layout in view.layouts if view.goal.workload.whole_groups else ():
         groups = grouping.of(layout)
         if groups is None or not layout.loaded or not len(rooms):
             continue

@@ -215,14 +215,10 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     if not suitability.is_uneven(best, view):
         return
     n_workers = suitability.n_training(view)
-    n_partitions, rows = int((layout.rows > 0).sum()), int(layout.rows.sum())
+    n_partitions = int((layout.rows > 0).sum())
     evidence: dict[str, float] = {"partitions": n_partitions, "workers": n_workers}
     severity, cutting = Severity.critical, view.goal.cutting_action
-    if rows < n_workers:  # only if each worker must have some
-        cutting = ""
-        text = f"{plural(rows, 'row')} for {n_workers:,} workers, but "
-        text += f"{view.goal.workload.title} needs as many rows on each worker"
-    elif n_partitions < n_workers:
+    if n_partitions < n_workers:
         without = n_workers - n_partitions
         text = f"{plural(n_partitions, 'partition')} with rows for {n_workers:,} "
         text += f"workers, so {plural(without, 'worker')} cannot train"
@@ -243,10 +239,6 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
 
 
 def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
-    total = int(layout.rows.sum())
-    if total < n_workers:
-        most = plural(total, "worker")
-        return f"Use at least {n_workers:,} rows, or name at most {most} in workers=."
     remedy = remedies.cut(view)
     if grouping.has_groups(layout):
         return f"{remedy} Groups are not cut."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.findings import code, info, warning
+from clustertune.core.findings import code, info
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -85,29 +85,34 @@ def _values(
 
 
 def differing_categories(view: View) -> Iterator[Finding]:
-    """Find categories that differ between partitions.
+    """Find categories that differ between partitions of features.
 
     Libraries train on the positions in each partition's list of categories. If lists
-    differ, the same number is another category, without an error. The check reads every
-    partition, so it runs only with ``deep=True``.
+    differ, the same number is another category, without an error. This includes eval
+    sets. The check reads every partition, so it runs only with ``deep=True``, or if the
+    library trains on categories. Then it stops ``prepare``.
 
     Remedy: Use one list for all partitions, with ``X = X.categorize(columns=["c"])`` or
-    ``X["c"].astype(CategoricalDtype([...]))``.
+    ``X["c"].astype(CategoricalDtype([...]))``. For eval sets use the lists of X:
+    ``X_valid = X_valid.astype(X.dtypes[["c"]].to_dict())``.
     """
+    trained = view.goal.workload.categories
+    first: dict[str, str] = {}  # the first list of each column
     for collection in view.collections:
-        lists: dict[str, set[str]] = {}
+        differing: dict[str, None] = {}
         for partition in collection.contents.partitions if collection.contents else ():
-            for column, categories in partition.get("categories", {}).items():
-                lists.setdefault(column, set()).add(categories)
-        differing = [column for column, found in lists.items() if len(found) > 1]
+            for column, known in (partition.get("categories") or {}).items():
+                if first.setdefault(column, known) != known:
+                    differing[column] = None
         if differing:
-            yield warning(
+            yield Finding(
+                severity=Severity.critical if trained else Severity.warning,
                 message=f"partitions of {collection.label} have different categories "
-                f"in {plural(len(differing), 'column')}: {names_text(differing)}; a "
-                "fit would mix them up",
+                f"in {plural(len(differing), 'column')}: "
+                f"{names_text(list(differing))}; a fit would mix them up",
                 subject=(collection.label,),
                 evidence={"columns": len(differing)},
-                remedy=_categorize(collection, differing),
+                remedy=_categorize(collection, list(differing)),
             )
 
 
@@ -186,8 +191,8 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
     or float64 among columns of float32 makes that array float64, which needs twice the
     memory during the fit.
 
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, or cast
-    those columns: ``X = X.astype({"column": "float32"})``.
+    Remedy: Run ``X = X.astype("float32")``, or cast only those columns: ``X =
+    X.astype({"column": "float32"})``.
     """
     for collection in view.collections:
         wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
@@ -202,12 +207,8 @@ def mixed_dtypes(view: View) -> Iterator[Finding]:
                 "memory",
                 subject=(collection.label,),
                 evidence={"float32_columns": narrow, "wider_columns": count},
-                remedy=_to_float32(view),
+                remedy=f"Run `{remedies.to_float32(collection)}`.",
             )
-
-
-def _to_float32(view: View) -> str:
-    return remedies.run(remedies.prepare(view, dtype="float32"))
 
 
 def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
@@ -216,8 +217,7 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on
     the workers and twice the time to move, and the model is the same.
 
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y, dtype="float32")``, which
-    casts while it loads or cuts partitions. Or use ``X = X.astype("float32")``.
+    Remedy: Run ``X = X.astype("float32")`` before you prepare X.
 
     Parameters
     ----------
@@ -239,5 +239,5 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
             f"to {bytes_text(saved)}",
             subject=(X.label,),
             evidence={"itemsize": X.itemsize, "kept_itemsize": kept, "bytes": saved},
-            remedy=_to_float32(view),
+            remedy=f"Run `{remedies.to_float32(X)}`.",
         )

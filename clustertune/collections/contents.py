@@ -16,17 +16,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import dask.dataframe as dd
 import numpy as np
 from dask._task_spec import List, TaskRef
 from distributed import Client, Future
 
-from clustertune.collections import conversion, graphs
-from clustertune.collections.inputs import Given, Inputs
+from clustertune.collections import graphs
+from clustertune.collections.inputs import Inputs
 from clustertune.core.model import (
     CollectionInfo,
     Contents,
-    Conversion,
     Goal,
     Key,
     Layout,
@@ -59,16 +57,14 @@ def of_need(
 ) -> Look | None:
     """Return how to read a collection for what the goal needs; None: not at all."""
     profile, role = goal.workload, variable(info.label)
-    if role == "qid" and (goal.workload.groups or goal.order == "sort"):
+    if role == "qid" and goal.workload.whole_groups:
         return content.runs
     if role == "y" and training and profile.needs_all_classes is not False:
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:
         return content.moments
-    if role == "X" and info.kind == "dataframe":
-        listed = profile.categories and "category" in info.types
-        if listed or (profile.one_number_type and len(info.types) > 1):
-            return content.types
+    if role == "X" and profile.categories and "category" in info.types:
+        return content.types
     return None
 
 
@@ -171,19 +167,10 @@ async def read(
     return found
 
 
-def with_contents(
-    layout: Layout,
-    found: Mapping[str, Contents],
-    conversions: Mapping[str, Conversion | None] = MappingProxyType({}),
-) -> Layout:
-    """Return the layout with the contents and conversions of its collections."""
+def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
+    """Return the layout with the contents of its collections."""
     infos = tuple(
-        replace(
-            m,
-            contents=found.get(m.label, m.contents),
-            conversion=conversions.get(m.label, m.conversion),
-        )
-        for m in layout.collections
+        replace(m, contents=found.get(m.label, m.contents)) for m in layout.collections
     )
     return replace(layout, collections=infos)
 
@@ -214,14 +201,13 @@ class _Read(NamedTuple):
 
 
 class Values:
-    """The contents of the given data, and the conversions that follow from them.
+    """The contents of the given data.
 
     Partitions are read once, as long as their keys stay the same.
     """
 
     def __init__(self) -> None:
         self._read: dict[str, _Read] = {}  # by label
-        self._categories: dict[str, dict[Any, Any]] = {}  # by label: types of columns
 
     async def look(
         self,
@@ -255,46 +241,4 @@ class Values:
         keys = {m.label: m.keys for m, _ in infos}
         self._read |= {k: _Read(keys[k], len(workers), c) for k, c in found.items()}
         known = {k: x.contents for k, x in self._read.items() if keys.get(k) == x.keys}
-        self._categories = categories(known)
-        conversions = {x.label: self.conversion(x, view.goal) for x in given}
-        return tuple(with_contents(x, known, conversions) for x in view.layouts)
-
-    def conversion(self, x: Given, goal: Goal) -> Conversion | None:
-        """Return the conversion that the goal and the workload need."""
-        found = self._read.get(x.label)
-        needed = None if found is None else number_type(x, found.contents, goal)
-        goal = replace(goal, dtype=goal.dtype or needed)
-        made = conversion.requested(x.label, x.collection, goal)
-        types = self._categories.get(x.label)
-        return conversion.with_categories(x.collection, types, made) if types else made
-
-
-def categories(found: Mapping[str, Contents]) -> dict[str, dict[Any, Any]]:
-    """Return the common types of columns of categories, by label of features.
-
-    All partitions of the training data and of eval sets get the same type.
-    """
-    types: dict[Any, dict[str, list[Any]]] = {}  # by column and label
-    for label, contents in found.items():
-        for partition in contents.partitions:
-            for column, dtype in partition.get("lists", {}).items():
-                types.setdefault(column, {}).setdefault(label, []).append(dtype)
-    changed: dict[str, dict[Any, Any]] = {}
-    for column, by_label in types.items():
-        common = conversion.union(chain.from_iterable(by_label.values()))
-        for label, known in by_label.items():
-            columns = changed.setdefault(label, {})
-            if common is not None and any(t != common for t in known):
-                columns[column] = common
-    return changed
-
-
-def number_type(x: Given, contents: Contents, goal: Goal) -> str | None:
-    """Return the type to which all numbers of a frame can be cast exactly."""
-    if not goal.workload.one_number_type or not isinstance(x.collection, dd.DataFrame):
-        return None
-    if any("largest" not in partition for partition in contents.partitions):
-        return None
-    largest = max((p["largest"] for p in contents.partitions), default=0)
-    types = {str(t) for t in x.collection.dtypes}
-    return conversion.exact_float(types, largest)
+        return tuple(with_contents(x, known) for x in view.layouts)

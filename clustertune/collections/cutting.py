@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -19,11 +18,10 @@ from uuid import uuid4
 
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
-from dask.array.core import concatenate3
 
-from clustertune.collections import conversion as converting
-from clustertune.collections.graphs import Graph, Partitions, collection, nested
-from clustertune.core.model import COPIED, PARTS, Conversion, Cut, Key, Rechunk
+from clustertune.collections import metadata
+from clustertune.collections.graphs import Graph, Partitions, collection
+from clustertune.core.model import COPIED, PARTS, Cut, Key, Rechunk
 
 Ends: TypeAlias = tuple[bool, Any, Any]
 """Whether the index of a partition is sorted; its first and last value, if any."""
@@ -44,7 +42,7 @@ def build(
     """
     graph = Graph()
     for cut in recut.cuts:
-        kind = _Rows(collections[cut.label], cut.conversion, types.get(cut.label, ()))
+        kind = _Rows(collections[cut.label], types.get(cut.label, ()))
         _cut(graph, cut, recut, kind)
     if recut.released:
         _delay_copies(graph)
@@ -60,22 +58,17 @@ def collections(
     graph: Graph,
     futures: Mapping[Key, Any],
     ends: Mapping[str, Sequence[Ends]] = MappingProxyType({}),
-    *,
-    remainder: bool = False,
 ) -> dict[str, Any]:
-    """Return the collections of new partitions by label, or those of the remainder.
+    """Return the collections of new partitions by label.
 
     ``ends`` are the results of ``graph.ends``.
     """
-    first = len(recut.rows) - bool(recut.remainder)
-    which = slice(first, None) if remainder else slice(first)
     return {
         cut.label: collection(
             given[cut.label],
-            {key: futures[key] for key in graph.partitions[cut.label][which]},
-            recut.rows[which].tolist(),
-            cut.conversion,
-            divisions(ends[cut.label][which]) if cut.label in ends else None,
+            {key: futures[key] for key in graph.partitions[cut.label]},
+            recut.rows.tolist(),
+            divisions(ends[cut.label]) if cut.label in ends else None,
             joined=True,
         )
         for cut in recut.cuts
@@ -94,8 +87,6 @@ def divisions(ends: Sequence[Ends]) -> list[Any] | None:
 
 def _ends(graph: Graph, cut: Cut) -> None:
     """Add tasks that read the first and last value of each new index."""
-    if cut.conversion is not None and cut.conversion.kind == "array":
-        return
     name = f"ends-{uuid4().hex}"
     graph.ends[cut.label] = []
     for number, partition in enumerate(graph.partitions[cut.label]):
@@ -174,47 +165,23 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
 class _Rows:
     """Tasks that cut and join rows of one kind of collection, by library functions."""
 
-    def __init__(
-        self, collection: Any, conversion: Conversion | None, types: Iterable[str]
-    ):
+    def __init__(self, collection: Any, types: Iterable[str]):
         self.given = Partitions(collection, types)
-        self.convert = converting.converter(collection, conversion)
-        meta = converting.meta(collection, conversion)
-        self.array = self.given.array or isinstance(meta, np.ndarray)
-        self.tail = (0,) * (meta.ndim - 1) if self.array else ()
-        self.name = "array" if self.array else "frame"
+        self.tail = self.given.tail
+        self.name = "array" if self.given.array else "frame"
         # the copy shares no memory with the old partition, which can then be released;
         # `copy` keeps the memory order, masks, and sparse formats
-        self.copy: Callable[[Any], Any] = copy
-        if type(meta) is not np.ndarray:
-            self.copy = operator.methodcaller("copy")
-        elif not self.given.array:  # a frame stores columns
-            self.copy = partial(np.array, order="C")
+        plain = self.given.array and type(metadata.meta(collection)) is np.ndarray
+        self.copy: Callable[[Any], Any] = (
+            copy if plain else operator.methodcaller("copy")
+        )
 
     def view(self, partition: Key, rows: slice) -> Task:
-        """Return the converted rows of an old partition."""
-        view: Task = self.given.take(TaskRef(partition), rows)
-        for function in self.convert:
-            view = Task(None, function, view)
-        return view
+        """Return rows of an old partition."""
+        return self.given.take(TaskRef(partition), rows)
 
     def partition(self, parts: Sequence[Task], *, is_sent: bool) -> Task:
         """Return a partition of parts; ``is_sent`` if another worker sends some."""
         if len(parts) > 1:
-            return self._join(parts)
-        if is_sent:
-            if self.given.array or not self.array:
-                return parts[0]
-            # a frame stores columns
-            return Task(None, np.ascontiguousarray, *parts)
-        if self.given.array and self.convert:
-            return parts[0]  # the cast has copied
-        return Task(None, self.copy, *parts)
-
-    def _join(self, parts: Sequence[Task]) -> Task:
-        """Join parts along rows, and blocks of columns."""
-        if self.convert and self.array and not self.given.format:
-            # all parts have one type, and this function makes rows contiguous
-            blocks = self.given.blocks if self.given.array else (1,) * len(self.tail)
-            return Task(None, concatenate3, nested(parts, blocks))
-        return self.given.join(parts)
+            return self.given.join(parts)
+        return parts[0] if is_sent else Task(None, self.copy, *parts)

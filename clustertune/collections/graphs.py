@@ -4,7 +4,7 @@ A graph is sent as it is. Dask neither joins nor renames its tasks, so the keys 
 worker of each partition are known beforehand. All task functions are those of
 libraries, so no code of this package travels.
 
-The module also takes rows of partitions and joins them, for cuts and for shuffles.
+The module also takes rows of partitions and joins them, for cuts.
 Dask's concatenation chooses the function for the type of the chunks, so masks stay. Two
 of its effects are undone: SciPy turns most sparse formats into COO, and NumPy changes
 the byte order to the machine's.
@@ -39,8 +39,8 @@ from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
 from distributed import CancelledError, Client, wait
 
-from clustertune.collections import conversion as converting
-from clustertune.core.model import Conversion, Int64s, Key
+from clustertune.collections import metadata
+from clustertune.core.model import Int64s, Key
 from clustertune.core.wording import names_text
 from clustertune.errors import RefusedError
 
@@ -155,7 +155,6 @@ def collection(
     like: Any,
     partitions: Mapping[Key, Any],
     rows: Sequence[float],
-    conversion: Conversion | None = None,
     divisions: Sequence[Any] | None = None,
     *,
     joined: bool = False,
@@ -170,21 +169,19 @@ def collection(
         Futures by key, in order.
     rows
         Rows of every partition of an array, NaN if unknown.
-    conversion
-        The conversion that was applied to the partitions.
     divisions
         Divisions of a frame; None: unknown.
     joined
         Whether rows were taken and joined, and blocks of columns too.
     """
-    meta, keys = converting.meta(like, conversion), list(partitions)
+    meta, keys = metadata.meta(like), list(partitions)
     if joined and type(meta).__module__.startswith(SCIPY):
         # COO matrices were converted to CSR, for example
         meta = meta if meta.format in SLICEABLE else meta.tocsr()
-    if isinstance(like, da.Array) or isinstance(meta, np.ndarray):
+    if isinstance(like, da.Array):
         named = _numbered(partitions)
         first: Any = next(iter(named))
-        columns = converting.column_chunks(like, joined=joined)
+        columns = metadata.column_chunks(like, joined=joined)
         return da.Array(named, first[0], (tuple(rows), *columns), meta=meta)
     unknown = (None,) * (len(keys) + 1)
     return from_graph(dict(partitions), meta, divisions or unknown, keys, "prepared")

@@ -6,7 +6,6 @@ with the same rows form a group. The rest of the package uses :class:`Collection
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,30 +13,9 @@ from typing import Any
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
-import pandas as pd
-from dask._task_spec import Alias, DataNode
-from dask.array.utils import meta_from_array
-from dask.core import flatten
-from dask.dataframe.dask_expr.io.io import BlockwiseIO
-from dask.sizeof import sizeof
 from distributed import Future
 
-from clustertune.collections.conversion import (
-    fixed_bytes,
-    group_numbers,
-    n_columns,
-    number_bytes,
-    requested,
-    value_bytes,
-)
-from clustertune.core.model import (
-    CollectionInfo,
-    Conversion,
-    Goal,
-    Int64s,
-    Key,
-    Profile,
-)
+from clustertune.collections.conversion import group_numbers
 from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -91,13 +69,6 @@ class Inputs:
             for g in self.groups
         )
         return replace(self, groups=groups)
-
-    def with_companion(self, label: str, collection: Any) -> Inputs:
-        """Return the inputs with one more collection of the training data."""
-        first, *rest = self.groups
-        first = replace(first, given=(*first.given, Given(label, collection)))
-        same = {**self.same, label: label}
-        return replace(self, groups=(first, *rest), same=same)
 
 
 NOTHING = Inputs(groups=(), training=(), eval_sets=(), same={})
@@ -328,233 +299,7 @@ def companions(inputs: Inputs) -> tuple[str, ...]:
     return (*named, *["eval_set"] * bool(inputs.eval_sets))
 
 
-def wants_arrays(inputs: Inputs, profile: Profile) -> bool:
-    """Return whether the library takes only Arrays and a frame is given."""
-    frames = any(not isinstance(x.collection, da.Array) for x in inputs)
-    return frames and "dataframe" not in profile.kinds
-
-
-def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
-    """Refuse sizes of groups for a library that takes the group of each row."""
-    if inputs.sizes and not profile.group_sizes:
-        raise ValueError(
-            "group= has sizes of groups, which LightGBM's ranker takes; for "
-            f"{profile.title} give qid=, the group of each row"
-        )
-
-
-def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
-    """Refuse data that does not suit the workload or the other arguments.
-
-    Raises
-    ------
-    ValueError
-        An argument is missing or contradicts another one, or a conversion would change
-        values.
-    """
-    if "y" in inputs.training:
-        _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
-    if "qid" not in inputs.training and goal.order == "sort":
-        raise ValueError(
-            "sort=True needs the query group of each row: give qid=, a Dask Array or "
-            "Series of whole numbers with as many rows as X"
-        )
-    if goal.order in ("rows", "sort"):
-        for given in inputs:
-            _refuse_byte_order(given)
-    if goal.workload.groups and goal.order in ("rows", "partitions"):
-        raise ValueError(
-            f'shuffle="{goal.order}" would separate rows of one group (qid), and '
-            f"{goal.workload.title} needs whole groups; leave it out"
-        )
-    for i in range(len(inputs.eval_sets)):
-        _refuse_unfit_eval_set(inputs, goal.workload, f"eval_set[{i}]")
-    if wants_arrays(inputs, goal.workload) and goal.to != "array":
-        raise ValueError(
-            f"{goal.workload.title} takes Arrays, and frames become Arrays while they "
-            "are loaded, which persist=False forbids; leave persist= out"
-        )
-    if goal.persist is False and goal.changes_data:
-        raise ValueError(
-            "persist=False leaves lazy data unchanged, but to=, dtype=, shuffle=, "
-            "sort=, release_inputs= or a number for rechunk= change it; leave one of "
-            "them out"
-        )
-    for x in inputs:
-        requested(x.label, x.collection, goal)  # raises if it would change values
-
-
-def _refuse_byte_order(given: Given) -> None:
-    """Refuse columns whose rows pandas cannot reorder."""
-    x = given.collection
-    if isinstance(x, da.Array):
-        return
-    types = list(x.dtypes) if isinstance(x, dd.DataFrame) else [x.dtype]
-    odd = [t for t in types if isinstance(t, np.dtype) and not t.isnative]
-    if odd:
-        name = variable(given.label)
-        raise ValueError(
-            f"{given.label} has columns of {odd[0].str}, the byte order of other "
-            "machines, and pandas cannot put their rows in another order; convert "
-            f'them: {name} = {name}.astype("{odd[0].newbyteorder("=").name}")'
-        )
-
-
-def _refuse_swapped(X: Any, y: Any) -> None:
-    """Refuse a single feature with several labels: X and y are probably swapped."""
-    if X.ndim == 1 and y.ndim == 2 and y.shape[1] > 1:
-        raise ValueError(
-            f"X has one value a row, and y has {y.shape[1]:,}: are they swapped? It is "
-            "prepare(client, X, y), features first; features of one column have two "
-            "dimensions"
-        )
-
-
-def _refuse_unfit_eval_set(inputs: Inputs, profile: Profile, name: str) -> None:
-    if profile.groups and f"{name}.qid" not in inputs.same:
-        raise ValueError(
-            f"{profile.title} scores groups of rows: {name} needs them too, "
-            'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
-        )
-    if profile.stops_early and name in evaluated(inputs):
-        raise ValueError(
-            f"{name} is the training data, and each worker of {profile.title} scores "
-            "only the rows that it holds: with early stopping the workers would stop "
-            "at different rounds, and the fit would hang; leave it out of eval_set, or "
-            "fit without early stopping"
-        )
-
-
 def evaluated(inputs: Inputs) -> tuple[str, ...]:
     """Return the eval sets that are the training data."""
     names = (f"eval_set[{i}]" for i in range(len(inputs.eval_sets)))
     return tuple(n for n in names if inputs.same[f"{n}.X"] in inputs.training)
-
-
-# --- metadata of collections ----------------------------------------------------------
-
-
-def partitions(collection: Any) -> tuple[list[Key], list[Any] | None]:
-    """Return keys and futures of the partitions, in order.
-
-    The futures are None for a collection that is not persisted. The keys of a persisted
-    DataFrame are aliases of those of its futures.
-    """
-    keys = list(flatten(collection.__dask_keys__()))
-    if _is_read(collection):
-        return keys, None
-    graph = collection.__dask_graph__()
-    # the first key shows whether an array is lazy, and a copy of its graph is slow
-    graph = graph if isinstance(collection, da.Array) else dict(graph)
-    futures = []
-    for key in keys:
-        node = graph.get(key)
-        while isinstance(node, Alias):
-            node = graph.get(node.target)
-        if not isinstance(node, Future):
-            return keys, None
-        futures.append(node)
-    return [f.key for f in futures], futures
-
-
-def _is_read(collection: Any) -> bool:
-    """Return whether a frame is lazy and has only sources, which hold no futures.
-
-    This does not build the graph, which takes seconds for many partitions.
-    """
-    if isinstance(collection, da.Array):
-        return False
-    sources = [node for node in collection.expr.walk() if not node.dependencies()]
-    return all(isinstance(source, BlockwiseIO) for source in sources)
-
-
-def missing(collection: Any) -> int:
-    """Return how many partitions are missing because Dask has joined them.
-
-    The Parquet readers join small partitions when a frame is persisted. The metadata
-    keeps the old number, so every use of the frame fails (dask 2026.8).
-    """
-    if isinstance(collection, da.Array) or _is_read(collection):
-        return 0
-    return len(set(collection.__dask_keys__()) - set(collection.__dask_graph__()))
-
-
-def describe(
-    given: Given,
-    keys: Sequence[Key],
-    loaded: bool,
-    rows: Int64s | None = None,
-    conversion: Conversion | None = None,
-) -> CollectionInfo:
-    """Return the metadata of a collection, without cluster data."""
-    x = given.collection
-    frame = isinstance(x, dd.DataFrame)
-    types = list(x.dtypes) if frame else [x.dtype]
-    if isinstance(x, da.Array):
-        kind, columns = "array", n_columns(x)
-        blocks, size = math.prod(x.numblocks[1:]), _total_bytes(x)
-    else:
-        kind = "dataframe" if frame else "series"
-        columns, blocks = len(types), 1
-        value_sizes = [value_bytes(t) for t in types]
-        known = [n for n in value_sizes if n is not None]
-        size = None
-        # the index is not counted; values may have no fixed width
-        if rows is not None and len(known) == len(types):
-            size = int(rows.sum()) * sum(known)
-    widths = [width for t in types if (width := number_bytes(t)) is not None]
-    if conversion is not None and not loaded:  # it is loaded in the converted form
-        widths = [np.dtype(conversion.dtype).itemsize]
-        size = None
-        if rows is not None and conversion.row_bytes is not None:
-            size = int(rows.sum()) * conversion.row_bytes
-    return CollectionInfo(
-        label=given.label,
-        kind=kind,
-        keys=tuple(keys),
-        loaded=loaded,
-        rows=rows,
-        nbytes=None,
-        holders=None,
-        columns=columns,
-        column_blocks=blocks,
-        itemsize=max(widths, default=None),
-        fixed=fixed_bytes(x, None),
-        total_bytes=size,
-        conversion=conversion,
-        types=_column_types(x) if frame else {},
-    )
-
-
-def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
-    """Return for each type of column the number and the name of the first."""
-    found: dict[str, tuple[int, str]] = {}
-    for name, dtype in x.dtypes.items():
-        text = "category" if str(dtype).startswith("category") else str(dtype)
-        count, first = found.get(text, (0, str(name)))
-        found[text] = count + 1, first
-    return found
-
-
-def without_rows(x: da.Array) -> bool:
-    """Return whether the rows of an array's partitions are unknown."""
-    return any(math.isnan(n) for n in x.chunks[0])
-
-
-def origin(collection: Any) -> tuple[bool, int]:
-    """Return whether a lazy collection depends on futures, and its embedded bytes."""
-    nodes = dict(collection.__dask_graph__()).values()
-    derived, embedded = False, 0
-    for node in nodes:
-        derived |= isinstance(node, Future)
-        value = node.value if isinstance(node, DataNode) else node
-        for data in (value, *getattr(node, "args", ())):
-            if isinstance(data, np.ndarray | pd.DataFrame | pd.Series):
-                embedded += sizeof(data)
-    return derived, embedded
-
-
-def _total_bytes(x: da.Array) -> int | None:
-    """Return the bytes of dense numbers in known chunks; None: unknown."""
-    dense = type(meta_from_array(x)) is np.ndarray and x.dtype.kind in "biufcmMSU"
-    return int(x.nbytes) if dense and not math.isnan(x.nbytes) else None

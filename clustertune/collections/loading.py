@@ -13,22 +13,18 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef
 from dask.core import toposort
 from dask.dataframe.dask_expr import from_graph
 from dask.dataframe.dask_expr._expr import Lengths, Literal, Partitions
 from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
 
-from clustertune.collections import conversion as converting
 from clustertune.collections.graphs import Graph, collection, optimized
-from clustertune.collections.inputs import without_rows
-from clustertune.core.model import Conversion, Int64s, Key
+from clustertune.collections.metadata import without_rows
+from clustertune.core.model import Int64s, Key
 
 logger = logging.getLogger("clustertune")
 
@@ -40,7 +36,6 @@ class Lazy:
     label: str
     collection: Any
     workers: Sequence[str] | None  # by key; None: Dask chooses
-    conversion: Conversion | None
     rows: Int64s | None = None  # of every partition; None: unknown
 
 
@@ -96,8 +91,6 @@ def build(lazy: Sequence[Lazy]) -> Graph:
         tasks, keys_of_each = _optimized([x.collection for x in alike])
         graph.tasks |= tasks
         for x, keys in zip(alike, keys_of_each, strict=True):
-            if x.conversion is not None:
-                keys = _convert(graph, x, keys)  # noqa: PLW2901
             graph.partitions[x.label] = keys
             if x.workers is not None:
                 where |= zip(keys, x.workers, strict=True)
@@ -114,7 +107,6 @@ def collections(
             x.collection,
             {key: futures[key] for key in graph.partitions[x.label]},
             _rows(x, len(graph.partitions[x.label])),
-            x.conversion,
             getattr(x.collection, "divisions", None),
         )
         for x in lazy
@@ -152,29 +144,6 @@ def unjoined(collection: Any) -> Any:
         expression.__dask_keys__(),
         "loaded",
     )
-
-
-def _convert(graph: Graph, x: Lazy, keys: Sequence[Key]) -> list[Key]:
-    """Add tasks that convert the loaded partitions."""
-    assert x.conversion is not None
-    functions = converting.converter(x.collection, x.conversion)
-    meta = converting.meta(x.collection, x.conversion)
-    is_array = isinstance(x.collection, da.Array)
-    becomes_array = isinstance(meta, np.ndarray) and not is_array
-    tail = (0,) * (meta.ndim - 1) if becomes_array else ()
-    name = f"converted-{uuid4().hex}"
-    made: list[Key] = []
-    for i, old in enumerate(keys):
-        position: Any = old[1:] if is_array else (i, *tail)  # type: ignore[index]
-        key = (name, *position)
-        partition: Any = TaskRef(old)
-        for function in functions:
-            partition = Task(None, function, partition)
-        if becomes_array:  # a view would keep the whole frame in memory
-            partition = Task(None, partial(np.array, order="C"), partition)
-        graph.tasks[key] = Task(key, partition.func, *partition.args)
-        made.append(key)
-    return made
 
 
 def _with_ancestors(

@@ -100,33 +100,6 @@ def maybe(name: str, value: object) -> bool | None:
     return None if value is None else flag(name, value)
 
 
-def order(shuffle: object, sort: object) -> str:
-    """Return the order of rows: ``"sort"``, ``"rows"``, ``"partitions"`` or ""."""
-    rows = '"rows" (all rows in random order)'
-    partitions = '"partitions" (whole partitions, none of which moves)'
-    allowed = f"False, {rows} or {partitions}"
-    shuffled = _one_of("shuffle", shuffle, (False, "rows", "partitions"), allowed)
-    if flag("sort", sort) and shuffled:
-        raise ValueError(
-            f"sort=True and shuffle={shuffle!r}: rows can be in one order only; leave "
-            "one of them out"
-        )
-    return "sort" if sort else str(shuffled or "")
-
-
-def kind(name: str, value: object) -> str | None:
-    """Return ``"array"``, or None."""
-    allowed = '"array" (frames and series become arrays) or None'
-    return _one_of(name, value, ("array", None), allowed)
-
-
-def seed(name: str, value: Any) -> int:
-    """Return a seed of random numbers: a whole number of 0 or more."""
-    if _is_whole(value, 0):
-        return int(value)
-    raise _wrong(name, value, "a whole number, 0 or more")
-
-
 def number_type(name: str, value: Any) -> str | None:
     """Return the name of a NumPy type of real numbers, or None.
 

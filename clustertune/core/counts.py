@@ -19,7 +19,6 @@ from clustertune.core.model import (
     Rechunk,
     Release,
     Restart,
-    Shuffle,
     Step,
     Trim,
 )
@@ -115,7 +114,6 @@ _UNITS: Mapping[type, tuple[str, str, Callable[[Any], int | None]]] = {
     Rechunk: ("", "collection", lambda args: len(args.cuts)),
     Release: ("released", "key", lambda _: None),
     Restart: ("", "worker", lambda _: 1),
-    Shuffle: ("reordered", "collection", lambda args: len(args.sources)),
     Trim: ("trimmed", "worker", lambda args: len(args.workers)),
 }
 

@@ -19,13 +19,11 @@ from clustertune.core.findings import Scalar as Scalar
 from clustertune.core.findings import Severity as Severity
 from clustertune.core.profiles import Profile as Profile
 from clustertune.core.snapshots import COPIED as COPIED
-from clustertune.core.snapshots import ORDER as ORDER
 from clustertune.core.snapshots import PARTS as PARTS
 from clustertune.core.snapshots import Bools as Bools
 from clustertune.core.snapshots import ClientFacts as ClientFacts
 from clustertune.core.snapshots import CollectionInfo as CollectionInfo
 from clustertune.core.snapshots import Contents as Contents
-from clustertune.core.snapshots import Conversion as Conversion
 from clustertune.core.snapshots import Details as Details
 from clustertune.core.snapshots import Float64s as Float64s
 from clustertune.core.snapshots import HeldData as HeldData
@@ -72,15 +70,11 @@ class Goal:
     merge_workers: bool = False  # replace the workers of each host by one
     #: train on one worker of each host, with the threads of all, if its memory allows
     one_per_host: bool = False
-    order: str = ""  # "sort" by qid, shuffle "rows" or "partitions"; "": unchanged
-    seed: int = 0  # of the shuffle
     restart: bool | str = False  # all workers; "auto": workers named in findings
     restarted: frozenset[str | int] = frozenset()  # ids, in this call
     trimmed: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # release old partitions one by one
     training_eval_sets: tuple[str, ...] = ()  # eval sets that are the training data
-    to: str | None = None  # "array": frames and series become arrays
-    dtype: str | None = None  # of the numbers in features
     permitted: frozenset[str] = frozenset()  # permitted actions; empty: all
 
     def allows(self, action: str) -> bool:
@@ -94,8 +88,7 @@ class Goal:
     @property
     def changes_data(self) -> bool:
         """Whether the request changes the data, which requires loaded data."""
-        partitions = not isinstance(self.rechunk, bool) or self.release_inputs
-        return bool(self.to or self.dtype or self.order or partitions)
+        return not isinstance(self.rechunk, bool) or self.release_inputs
 
     @property
     def cutting_action(self) -> str:
@@ -219,7 +212,6 @@ class Cut:
     start: Int64s  # first row in that key
     stop: Int64s  # one past the last
     owner: Int64s  # index into ``Rechunk.workers`` of a holder of that key
-    conversion: Conversion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -231,41 +223,9 @@ class Rechunk:
     targets: Int64s  # per new partition: index into ``workers``
     cuts: tuple[Cut, ...]
     released: tuple[str, ...] = ()  # labels whose old partitions are released meanwhile
-    remainder: int = 0  # rows of the last new partition, if that is the remainder
     copies: int = 1  # replicas of each row in the new partitions
     shortage: str = ""  # why it does not fit in memory; empty if it does
     moves: Moves | None = None  # of collections that are not cut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
-    """The keys of a collection and a holder of each."""
-
-    label: str
-    keys: tuple[Key, ...]
-    owner: Int64s  # per key: index into ``Shuffle.workers``
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shuffle:
-    """Another order of all rows of row-aligned collections.
-
-    Every old partition is ordered. Each new partition takes the rows from
-    ``starts[old, new]`` to ``starts[old, new + 1]`` of each, and is ordered, too. With
-    ``by`` the order is that of a collection's values (stable), otherwise it is random.
-    """
-
-    layout: str  # label
-    workers: tuple[str, ...]  # addresses
-    sources: tuple[Source, ...]
-    old_rows: Int64s  # rows of every old partition
-    rows: Int64s  # of every new partition
-    targets: Int64s  # per new partition: index into ``workers``
-    starts: Int64s  # (old partitions, new partitions + 1)
-    sort_by: str = ""  # label
-    seed: int = 0
-    #: new order of whole partitions; rows do not move
-    partition_order: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -468,9 +428,6 @@ class Cluster(Protocol):
 
     async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions, each on its target; they replace the old ones."""
-
-    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
-        """Change the order of rows; ``row_order`` has the original numbers."""
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Copy, confirm, drop: move every key to its target."""

@@ -53,12 +53,12 @@ class Profile:
     # --- rows
 
     min_rows: int = 1  # least rows of a worker that has rows; with fewer, the fit fails
-    #: whether every worker needs exactly as many rows as the others
-    exact_rows: bool = False
-    #: placement of the rows of a group (qid). "": any; "together": neighbours on one
-    #: worker; "sorted": together, and in the order of the groups
+    #: whether all workers take each step together, so that each gets an equal share of
+    #: the rows; otherwise shares are in proportion to threads
+    equal_shares: bool = False
+    #: query groups (qid). "": none are needed; "anywhere": the library sorts the rows
+    #: itself; "together": rows of a group are neighbours, on one worker
     groups: str = ""
-    sorts_groups: bool = False  # whether the library sorts rows by group itself
     #: whether it takes the sizes of groups instead of the group of each row
     group_sizes: bool = False
     #: whether it fails if a worker has no row of some class; None: only classifiers do,
@@ -78,6 +78,8 @@ class Profile:
     kinds: tuple[str, ...] = ("array", "dataframe")  # kinds of collections for X
     #: whether it joins all columns in one array of the widest type
     one_number_type: bool = False
+    #: whether steps of a pipeline get X first, and the library what they return
+    transforms: bool = False
     #: whether it trains on codes of categories, which must be equal on all workers
     categories: bool = False
 
@@ -93,6 +95,11 @@ class Profile:
     refused: str = ""
     #: companions and "eval_set" that its fit takes besides X and y; None: any
     takes: tuple[str, ...] | None = None
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether the rows of a group must be neighbours, on one worker."""
+        return self.groups == "together"
 
     @property
     def uses_worker_threads(self) -> bool:

@@ -318,9 +318,6 @@ class Run:
 Key = str | int | float | tuple[Any, ...]
 """A Dask key."""
 
-ORDER = "row_order"
-"""Label of the original row numbers after rows were reordered."""
-
 COPIED = "copied"
 """Prefix of the names of collections with a replica on every worker."""
 
@@ -330,30 +327,6 @@ PARTS = "parts"
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """The requested type of a collection, if it has another one."""
-
-    kind: str  # "array", "dataframe" or "series"
-    dtype: str  # of its numbers
-    row_bytes: int | None  # bytes of a converted row; None: unknown
-    columns: tuple[Any, ...] = ()  # columns of a frame that change
-    categories: tuple[tuple[Any, Any], ...] = ()  # and (column, type) of categories
-    nullable: bool = False  # missing values become NaN
-    fixed: int = 0  # bytes of a frame's partition in addition to its rows
-
-    def __str__(self) -> str:
-        kinds = {
-            "array": f"an Array of {self.dtype}",
-            "dataframe": f"a DataFrame with {self.dtype} for numbers",
-            "series": f"a Series of {self.dtype}",
-        }
-        if not self.categories:
-            return kinds[self.kind]
-        lists = "one list of categories for each column"
-        return f"{kinds[self.kind]} and {lists}" if self.columns else f"with {lists}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +362,6 @@ class CollectionInfo:
     itemsize: int | None = None  # bytes of the widest number in a row; None: no number
     fixed: int = 0  # bytes of a frame's partition in addition to rows: index, names
     total_bytes: int | None = None  # by the metadata of a lazy collection
-    conversion: Conversion | None = None
     derived: bool = False  # lazy, but made of data in memory
     embedded: int | None = None  # bytes of data in the graph of a lazy collection
     scattered: int = 0  # partitions in memory that cannot be computed again
@@ -398,7 +370,6 @@ class CollectionInfo:
     contents: Contents | None = None  # None: not read
     made_here: bool = False  # made by this call, which releases its keys
     shared: bool = False  # made by this call, but others hold keys of it, too
-    remainder: int = 0  # rows in the remainder
 
     @property
     def n_partitions(self) -> int:

@@ -22,7 +22,7 @@ from distributed import Client
 
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
-from clustertune.collections import inputs
+from clustertune.collections import inputs, metadata
 from clustertune.collections.inputs import Inputs
 from clustertune.core import counts, settings
 from clustertune.core.model import (
@@ -88,7 +88,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
     connection.refuse_closed(client)
     scheduler: Any = client.scheduler
     for x in given:
-        if lost := inputs.missing(x.collection):
+        if lost := metadata.missing(x.collection):
             promised = x.collection.npartitions
             raise AlignmentError(
                 f"{x.label} has {promised} partitions by its metadata, but only "
@@ -96,7 +96,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
                 f"Parquet data when it loads them. Nothing can use {x.label} in this "
                 f"state. Give prepare the lazy {x.label}, from before it was persisted"
             )
-        _, futures = inputs.partitions(x.collection)
+        _, futures = metadata.partitions(x.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
         if theirs is None:

@@ -220,10 +220,6 @@ def fit(
     restart: bool | str = False,
     merge_workers: bool = False,
     rechunk: bool | int = True,
-    dtype: Any = None,
-    shuffle: bool | str = False,
-    sort: bool = False,
-    random_state: int = 0,
     on_low_memory: str = "report",
     progress: bool | Callable[[str, float | None], None] | None = None,
     timeout: str | float = "10 minutes",
@@ -255,8 +251,7 @@ def fit(
         model without a client keeps this client.
     X, y, sample_weight, qid, group, base_margin, init_score, eval_set
         The data, as of :func:`clustertune.prepare`.
-    n_workers, workers, restart, merge_workers, rechunk, dtype, shuffle, sort, \
-random_state, on_low_memory, progress
+    n_workers, workers, restart, merge_workers, rechunk, on_low_memory, progress
         Options of :func:`clustertune.prepare`.
     timeout
         Seconds, or a duration such as ``"10 minutes"``, for the preparation. The fit
@@ -318,10 +313,6 @@ random_state, on_low_memory, progress
             restart=restart,
             merge_workers=merge_workers,
             rechunk=rechunk,
-            dtype=dtype,
-            shuffle=shuffle,
-            sort=sort,
-            random_state=random_state,
             on_low_memory=on_low_memory,
             progress=progress,
             timeout=timeout,

@@ -16,7 +16,6 @@ from clustertune.core.model import (
     Outcome,
     Plan,
     Restart,
-    Shuffle,
     Trim,
     View,
 )
@@ -54,14 +53,8 @@ class Journal:
     def _goal(self, goal: Goal) -> Goal:
         """Return the goal without the parts that this call has finished."""
         args = [o.step.args for o in self.outcomes if o.seconds is not None]
-        first = self.views[0].layouts[:1] if self.views else ()
-        shuffled = any(
-            isinstance(a, Shuffle) and not a.sort_by and a.layout == first[0].label
-            for a in args
-        )
         return replace(
             goal,
-            order="" if shuffled else goal.order,
             restarted=goal.restarted | {a.id for a in args if isinstance(a, Restart)},
             trimmed=goal.trimmed.union(
                 *(a.workers.values() for a in args if isinstance(a, Trim))

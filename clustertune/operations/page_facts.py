@@ -96,5 +96,5 @@ def _layout(layout: Layout, view: View) -> dict[str, Any]:
         "names": list(layout.labels),
         "members": [keys.pack(m.keys) for m in layout.collections],
         "rows": layout.rows.tolist(),
-        "alike": view.goal.workload.exact_rows,
+        "alike": view.goal.workload.equal_shares,
     }

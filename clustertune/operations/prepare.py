@@ -16,7 +16,7 @@ from distributed import Client
 
 from clustertune import actions, checks
 from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
-from clustertune.collections import inputs
+from clustertune.collections import inputs, requirements
 from clustertune.core import arguments, settings
 from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
 from clustertune.errors import VerificationError
@@ -186,13 +186,8 @@ def prepare(
     restart: bool | str = False,
     merge_workers: bool = False,
     rechunk: bool | int = True,
-    to: str | None = None,
-    dtype: Any = None,
     release_inputs: bool = False,
     persist: bool | None = None,
-    shuffle: bool | str = False,
-    sort: bool = False,
-    random_state: int = 0,
     on_low_memory: str = "report",
     dry_run: bool = False,
     progress: bool | Callable[[str, float | None], None] | None = None,
@@ -228,7 +223,8 @@ def prepare(
         The model: an estimator of a known library, instance or class, or the name of a
         workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It determines the
         needs of the data, the memory of the fit, ``.fit_kwargs`` and
-        ``.estimator_params``.
+        ``.estimator_params``. A library that takes Arrays only, such as linear models,
+        gets Arrays of known chunks, which Dask makes of frames.
     n_workers
         Scale to this many workers first, if the client's cluster object can. ``"fit"``:
         to the fewest workers whose memory suffices for the fit, as far as that can be
@@ -252,33 +248,14 @@ def prepare(
         where partitions do not match each other. A number: that many partitions of the
         training data. With fewer partitions, rows or groups than workers, as many
         workers train.
-    to
-        ``"array"``: DataFrames and Series become Arrays of known chunks while they are
-        loaded or cut. Missing values become NaN. This is the default for libraries that
-        take Arrays only, such as linear models.
-    dtype
-        The number type of the features (X, and X of eval sets), such as ``"float32"``.
-        Other columns of a DataFrame keep their types.
     release_inputs
         Release the old partitions of collections that are cut as soon as the new ones
         exist, for data that would not fit in memory twice. Those collections, and lazy
         collections made of them, must not be used afterwards: Dask computes them again
         if it can, or raises ``lost dependencies``. Refused if another client needs
-        them. Where rows are sorted or shuffled, every new partition needs all old ones,
-        so both have to fit in memory.
+        them.
     persist
         Load what is not in memory. None: unless the workload reads its data only once.
-    shuffle
-        ``"rows"``: put all rows in a random order; all of them are transferred.
-        ``"partitions"``: only the partitions; nothing is transferred. ``.row_order``
-        of the result has the previous row numbers.
-    sort
-        Sort rows by query group (``qid``) where they are not sorted. Rows of a group
-        keep their order; ``.row_order`` has the previous row numbers. Without it,
-        unsorted groups are an error for a workload that needs them sorted. XGBoost's
-        ranker sorts rows itself, so ``prepare`` sorts them unless ``rechunk=False``.
-    random_state
-        Seed of the shuffle. The same seed gives the same order for the same partitions.
     on_low_memory
         What to do if the workers have less memory than the fit needs: ``"report"`` it,
         or ``"raise"`` an error before the data is moved.
@@ -351,7 +328,7 @@ LeaseHeldError
     )
     check_client(client, given)
     profile = libraries.choose(estimator)
-    inputs.refuse_sizes(given, profile)
+    requirements.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
     merges = arguments.flag("merge_workers", merge_workers)
     if merges and n_workers is not None:
@@ -369,22 +346,16 @@ LeaseHeldError
         merge_workers=merges,
         rechunk=arguments.cutting("rechunk", rechunk),
         release_inputs=arguments.flag("release_inputs", release_inputs),
-        to=arguments.kind("to", to),
-        dtype=arguments.number_type("dtype", dtype),
         persist=arguments.maybe("persist", persist),
-        order=arguments.order(shuffle, sort),
-        seed=arguments.seed("random_state", random_state),
         training_eval_sets=inputs.evaluated(given),
-        # to the row means that no tolerance is left
-        tolerance=0.0 if profile.exact_rows else fractions["tolerance"],
+        tolerance=fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
         permitted=permitted_phases.get(),
         one_per_host=one_per_host.get(),
     )
-    if inputs.wants_arrays(given, profile) and persist is not False:
-        goal = replace(goal, to="array")
-    inputs.refuse_unfit(given, goal)
+    requirements.refuse_unfit(given, goal)
+    given = requirements.with_arrays(given, profile, asynchronous=client.asynchronous)
     prepared: Prepared = sync(
         client,
         _prepare,

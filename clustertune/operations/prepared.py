@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from clustertune import checks
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections.inputs import COMPANIONS
-from clustertune.core.model import ORDER, Layout, Plan, View
+from clustertune.core.model import Layout, Plan, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import LayoutChanged
@@ -43,14 +43,6 @@ class Prepared(ClientContext):
         Group sizes in new partitions if ``group=`` was given, else None.
     eval_set : list of tuples
         The prepared eval sets. For LightGBM each worker has all their rows.
-    remainder : list or None
-        Rows that do not divide evenly, if every worker needs the same number of rows:
-        collections in the order of unpacking, with fewer rows than workers. They are
-        not in X and y. None: there are none.
-    row_order : dask.array.Array or None
-        After ``sort=`` or ``shuffle=``, the original number of every row of X: (rows,)
-        of int64. ``prediction[np.argsort(row_order)]`` is in the original order. None:
-        the order has not changed.
     fit_kwargs, estimator_params : dict
         Arguments of the library: ``model.set_params(**prepared.estimator_params)``
         and ``model.fit(X, y, **prepared.fit_kwargs)``. Empty if it needs none.
@@ -101,9 +93,6 @@ class Prepared(ClientContext):
             setattr(self, name, given.collection(name))
         self.group: Any = self._sizes.get("qid")
         self.eval_set = [self._as_given(labels) for labels in given.eval_sets]
-        self.row_order = given.collection(ORDER)
-        rest = cluster.remainder
-        self.remainder = [rest[given.same[x]] for x in given.training if rest] or None
         self.report = report
 
     def _as_given(self, labels: tuple[str, ...]) -> tuple[Any, ...]:
@@ -192,7 +181,7 @@ class Prepared(ClientContext):
         now = suitability.chosen(await _settled(run.cluster, seconds))
         run.journal.add(now, checks.run(now, run.settings))
         # memory is not compared: other work may have taken some since
-        was = verification.without_remainder(self._journal.views[-1])
+        was = self._journal.views[-1]
         lost = verification.losses(was, now)
         moved = (*verification.separations(was, now), *verification.moves(was, now))
         wrong = "; ".join((*lost, *moved))

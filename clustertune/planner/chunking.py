@@ -39,8 +39,6 @@ PARTITIONS = {
     "too_few_partitions",
     "too_many_partitions",
 }
-#: rows from which NumPy's multivariate_hypergeometric cannot draw
-TOO_MANY_TO_SHUFFLE = 10**9
 #: bytes below which a thread gets no further partition; Dask's best practices name it
 SMALL_PARTITION = 100 * 2**20
 _ROUNDING = 1e-9
@@ -289,7 +287,6 @@ def parts_of(collection: CollectionInfo, rows: Int64s) -> Cut:
         start=start,
         stop=stop,
         owner=np.full(len(key), -1, dtype=np.int64),
-        conversion=collection.conversion,
     )
 
 
@@ -319,25 +316,13 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     They are those of X if these suit. ``about`` are the findings about the layout.
     """
     if view.goal.rechunk is False or layouts.is_copied(layout):
-        return Division(rows_of(layout.collections[0]))  # only values are converted
+        return Division(rows_of(layout.collections[0]))
     groups = grouping.of(layout)
-    if groups is not None and view.goal.workload.groups:
+    if groups is not None and view.goal.workload.whole_groups:
         return Division(_at_groups(layout, groups, view, about))
-    # A fit that needs equal rows hangs with unequal ones. So this comes before groups
-    # that the library does not use.
-    if layout is view.layouts[0] and view.goal.workload.exact_rows:
-        return Division(_exact(layout, view, about))
-    if grouping.has_groups(layout):
+    if grouping.has_groups(layout) and view.goal.workload.groups != "anywhere":
         return Division(_of_groups(layout, view, about))
     return _anywhere(layout, view, about)
-
-
-def fresh(layout: Layout, view: View) -> Int64s:
-    """Return rows of even partitions for rows that all travel."""
-    total = int(rows_of(layout.collections[0]).sum())
-    wanted = wanted_partitions(view, total) if layout is view.layouts[0] else None
-    n_partitions = _count_for(layout, view) if wanted is None else wanted
-    return even(total, min(max(1, total), n_partitions))
 
 
 def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
@@ -347,9 +332,6 @@ def _anywhere(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     wanted = wanted_partitions(view, total) if trains else None
     if wanted is not None:
         return Division(even(total, min(total, wanted)))
-    rows_shuffled = view.goal.order == "rows" and total < TOO_MANY_TO_SHUFFLE
-    if trains and (rows_shuffled or view.goal.order == "partitions"):
-        return Division(old)  # its order must not depend on where partitions are
     if _suits(layout, old, view, about):
         return Division(old)
     n_partitions = min(total, _count_for(layout, view))
@@ -411,32 +393,6 @@ def covering(
     return finer, coverage.present_in(classes, finer)
 
 
-def remainder(layout: Layout, view: View) -> int:
-    """Return the rows of the training data left out to make workers exactly even."""
-    if layout is not view.layouts[0] or not view.goal.workload.exact_rows:
-        return 0
-    if view.goal.rechunk is False:  # no partition is cut
-        return 0
-    total = int(rows_of(layout.collections[0]).sum())
-    n_workers = len(view.eligible_workers)
-    return total % n_workers if n_workers <= total else 0  # too few rows are an error
-
-
-def _exact(layout: Layout, view: View, about: Sequence[Finding]) -> Int64s:
-    """Return equal rows for each worker, one run per worker, then the remainder."""
-    old, n_workers = rows_of(layout.collections[0]), len(view.eligible_workers)
-    left, total = remainder(layout, view), int(old.sum())
-    if total < n_workers:
-        return old
-    is_even = fullest(old, layouts.weights(view)) <= 1 + _ROUNDING
-    if not left and is_even and _suits(layout, old, view, about):
-        return old
-    each = total // n_workers
-    parts = max(1, _count_for(layout, view) // n_workers)
-    rows = np.tile(even(each, min(each, parts)), n_workers)
-    return np.append(rows, left) if left else rows
-
-
 def _most_even(
     layout: Layout, tries: list[Int64s], view: View, *, can_stay: bool = True
 ) -> Int64s:
@@ -460,8 +416,8 @@ def _at_groups(
 ) -> Int64s:
     """Return partitions that end where groups end, near the old ends if these suit."""
     old, total = rows_of(layout.collections[0]), int(groups.counts.sum())
-    if not grouping.are_in_order(groups, view.goal.workload.groups):
-        return old  # a shuffle puts the groups in order first
+    if not groups.together:
+        return old  # an error, or left for a later call
     ends = np.cumsum(old)[:-1]
     closest = at_edges(groups.edges, total, ends)
     whole = np.isin(ends, np.concatenate([groups.edges, [0, total]])).all()

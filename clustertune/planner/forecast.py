@@ -187,15 +187,11 @@ def _profile(view: View, change: Change) -> Profile:
 
 
 def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
-    """Return the bytes of a collection during the fit, after its conversion."""
+    """Return the bytes of a collection during the fit."""
     size = collection_bytes(collection)
     if isinstance(size, Unknown):
         return size
-    conversion = collection.conversion
-    if conversion is not None and collection.loaded and collection.rows is not None:
-        if conversion.row_bytes is not None:
-            size = conversion.row_bytes * int(collection.rows.sum())
-    elif change.float32 and _is_wide(collection):
+    if change.float32 and _is_wide(collection):
         counts = {name: n for name, (n, _) in collection.types.items()}
         # columns of eight-byte numbers are cast; an array has no columns of other types
         cast = sum(n for name, n in counts.items() if name.lower().endswith("64"))
@@ -204,16 +200,14 @@ def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
 
 
 def _itemsize(collection: CollectionInfo, change: Change) -> int | None:
-    if collection.conversion is not None and collection.loaded:
-        return np.dtype(collection.conversion.dtype).itemsize
     if change.float32 and _is_wide(collection):
         return FLOAT32
     return collection.itemsize
 
 
 def _is_wide(collection: CollectionInfo) -> bool:
-    """Return whether ``dtype="float32"`` makes it smaller; it applies to features."""
-    wide = collection.conversion is None and collection.itemsize == 2 * FLOAT32
+    """Return whether numbers of float32 make it smaller; they are features."""
+    wide = collection.itemsize == 2 * FLOAT32
     return wide and variable(collection.label) == "X"
 
 
@@ -339,8 +333,10 @@ def _releasable_bytes(view: View) -> float:
 
 def _text(change: Change, view: View) -> str:
     """Describe the change in calls that make it, and its result."""
-    arguments: dict[str, Literal] = {"dtype": "float32"} if change.float32 else {}
+    arguments: dict[str, Literal] = {}
     parts: list[str] = []
+    if change.float32:
+        parts.append(f"run `{remedies.to_float32(view.layouts[0].collections[0])}`")
     if change.frugal:
         frugal = _profile(view, change)
         arguments["estimator"] = frugal.name

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.findings import critical, info
+from clustertune.core.findings import info
 from clustertune.core.model import Finding, View
 from clustertune.core.wording import are, names_text, plural
-from clustertune.errors import RefusedError
 from clustertune.planner import remedies
-from clustertune.planner.chunking import TOO_MANY_TO_SHUFFLE, even
+from clustertune.planner.chunking import even
 
 
 def unloaded_data(view: View) -> Iterator[Finding]:
@@ -46,63 +45,6 @@ def unloaded_data(view: View) -> Iterator[Finding]:
         )
 
 
-def requested_type(view: View) -> Iterator[Finding]:
-    """Find collections that must get another collection type or dtype.
-
-    ``to="array"`` makes arrays of frames, ``dtype="float32"`` casts features. Libraries
-    that train on the codes of categories need one list of categories everywhere.
-    LightGBM makes one array of all columns, so ``prepare`` casts a column of int64
-    among float32 if no number changes.
-
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y, to="array",
-    dtype="float32")``, which converts them.
-    """
-    for collection in view.collections:
-        wanted = collection.conversion
-        if wanted is not None:
-            yield info(
-                message=f"{collection.label} is not {wanted}",
-                subject=(collection.label,),
-                evidence={
-                    "type": collection.kind,
-                    "requested_type": wanted.kind,
-                    "requested_dtype": wanted.dtype,
-                },
-                fixed_by="rechunk",
-            )
-
-
-def requested_shuffle(view: View) -> Iterator[Finding]:
-    """Find rows that are not shuffled yet, as ``shuffle=`` requests.
-
-    ``shuffle="rows"`` puts all rows in another order. ``shuffle="partitions"`` does so
-    with whole partitions. That moves no data, and helps if partitions differ (by date
-    or source) and a library takes them one after the other.
-    """
-    if view.goal.order not in ("rows", "partitions") or not view.layouts:
-        return
-    layout = view.layouts[0]
-    labels = layout.labels
-    counted = layout.collections[0].rows
-    rows = 0 if counted is None else int(counted.sum())
-    if view.goal.order == "rows" and rows >= TOO_MANY_TO_SHUFFLE:
-        yield critical(
-            message=f"the {layout.label} has {rows:,} rows, but "
-            f'shuffle="rows" can draw a uniform order only of fewer than '
-            f"{TOO_MANY_TO_SHUFFLE:,} rows, so nothing was shuffled",
-            subject=labels,
-            evidence={"rows": rows, "limit": TOO_MANY_TO_SHUFFLE},
-            remedy='Use shuffle="partitions", or shuffle the rows before loading.',
-        )
-        return
-    what = "rows" if view.goal.order == "rows" else "partitions"
-    yield info(
-        message=f"the {what} of the {layout.label} are not shuffled yet",
-        subject=labels,
-        fixed_by="shuffle",
-    )
-
-
 def requested_partitions(view: View) -> Iterator[Finding]:
     """Find training data in another number of partitions than ``rechunk=`` requests.
 
@@ -128,11 +70,8 @@ def requested_partitions(view: View) -> Iterator[Finding]:
 
 #: by name
 GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
-    goal.__name__: goal
-    for goal in (requested_partitions, requested_shuffle, requested_type, unloaded_data)
+    goal.__name__: goal for goal in (requested_partitions, unloaded_data)
 }
-#: the error with which a critical finding of a goal stops ``prepare``
-ERRORS: Mapping[str, type[Exception]] = {"requested_shuffle": RefusedError}
 
 
 def unmet(view: View) -> tuple[Finding, ...]:

@@ -24,7 +24,6 @@ class Groups:
     values: npt.NDArray[Any]  # (runs,) group of each run
     counts: Int64s  # (runs,) rows; meaningless if rows of a group are scattered
     together: bool  # every group is one run
-    ascending: bool  # groups are together and in order
 
     @property
     def edges(self) -> Int64s:
@@ -63,19 +62,12 @@ def of(layout: Layout) -> Groups | None:
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     values, counts = values[starts], np.add.reduceat(counts, starts)
     scattered = any(p["scattered"] for p in partitions)
-    together = not scattered and len(np.unique(values)) == len(values)
     return Groups(
         label=collection.label,
         values=values,
         counts=counts,
-        together=together,
-        ascending=together and bool((values[1:] > values[:-1]).all()),
+        together=not scattered and len(np.unique(values)) == len(values),
     )
-
-
-def are_in_order(groups: Groups, needed: str) -> bool:
-    """Return whether groups are as the workload needs them (``Profile.groups``)."""
-    return {"": True, "together": groups.together, "sorted": groups.ascending}[needed]
 
 
 def cut(layout: Layout, groups: Groups) -> Int64s:

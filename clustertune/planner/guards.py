@@ -25,7 +25,6 @@ from clustertune.core.model import (
     Refusal,
     Release,
     Restart,
-    Shuffle,
     Step,
     Unknown,
     View,
@@ -129,20 +128,18 @@ def refusal(step: Step, view: View) -> Refusal | None:
 # --- guards: (arguments of a step, view) -> reason for a refusal, or None -------------
 
 
-def _targets(args: Load | Moves | Rechunk | Shuffle) -> list[str]:
+def _targets(args: Load | Moves | Rechunk) -> list[str]:
     """Return the addresses of the workers that receive partitions."""
     if isinstance(args, Moves):
         used = {i for m in args.moves for i in m.targets.tolist()}
     elif isinstance(args, Load):
         used = {i for targets in args.targets.values() for i in targets.tolist()}
-    elif isinstance(args, Shuffle) and args.partition_order is not None:
-        return []
     else:
         used = set(args.targets.tolist())
     return [args.workers[i] for i in sorted(used)]
 
 
-def targets_still_run(args: Load | Moves | Rechunk | Shuffle, view: View) -> str | None:
+def targets_still_run(args: Load | Moves | Rechunk, view: View) -> str | None:
     """Refuse to send partitions to a worker that has left or is paused."""
     running = {w.address for w in view.eligible_workers}
     away = [a for a in _targets(args) if a not in running]
@@ -159,7 +156,7 @@ def partitions_are_in_memory(_args: object, view: View) -> str | None:
     return None
 
 
-def thresholds_are_known(args: Moves | Rechunk | Shuffle, view: View) -> str | None:
+def thresholds_are_known(args: Moves | Rechunk, view: View) -> str | None:
     """Refuse to fill a worker whose thresholds are unknown: it might spill or pause."""
     for address in _targets(args):
         worker = view.now.by_address.get(address)
@@ -168,11 +165,10 @@ def thresholds_are_known(args: Moves | Rechunk | Shuffle, view: View) -> str | N
     return None
 
 
-def partitions_are_those_planned(args: Rechunk | Shuffle, view: View) -> str | None:
+def partitions_are_those_planned(args: Rechunk, view: View) -> str | None:
     """Refuse to rechunk partitions that another step has replaced."""
-    planned = args.cuts if isinstance(args, Rechunk) else args.sources
     now = {m.label: m.keys for m in view.collections}
-    other = [x.label for x in planned if now.get(x.label) != x.keys]
+    other = [x.label for x in args.cuts if now.get(x.label) != x.keys]
     return f"{', '.join(other)} has other partitions than planned" if other else None
 
 
@@ -324,12 +320,6 @@ GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
     Moves: (targets_still_run, partitions_are_in_memory, thresholds_are_known),
     Rechunk: (
         memory_is_enough,
-        targets_still_run,
-        partitions_are_those_planned,
-        partitions_are_in_memory,
-        thresholds_are_known,
-    ),
-    Shuffle: (
         targets_still_run,
         partitions_are_those_planned,
         partitions_are_in_memory,

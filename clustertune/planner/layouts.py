@@ -167,9 +167,9 @@ def separated(layout: Layout, n_workers: int) -> Bools:
 def weights(view: View) -> Float64s:
     """Return each worker's weight: its threads, or 0 if it may not hold training data.
 
-    All weights are equal if the workload needs the same number of rows on each worker.
+    All weights are equal if the workers take each step of the training together.
     """
-    equal = view.goal.workload.exact_rows
+    equal = view.goal.workload.equal_shares
     found = [view.eligible(w) * (1 if equal else w.nthreads) for w in view.now.workers]
     return np.array(found, dtype=np.float64)
 
@@ -274,7 +274,7 @@ def held_bytes(layouts: Iterable[Layout], n_workers: int) -> Int64s:
 
 
 def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64s:
-    """Predict the bytes of row ranges of a loaded collection, after its conversion.
+    """Predict the bytes of row ranges of a loaded collection.
 
     ``key`` has the index of each part's key, and ``n_rows`` its number of rows. The
     prediction is exact for numbers in arrays and frames, except for up to 8 bytes of a
@@ -283,17 +283,10 @@ def part_bytes(collection: CollectionInfo, key: Int64s, n_rows: Int64s) -> Int64
     """
     assert collection.nbytes is not None
     assert collection.rows is not None
-    blocks, conversion = collection.column_blocks, collection.conversion
-    rows, nbytes = np.repeat(collection.rows, blocks), collection.nbytes
-    if conversion is None or conversion.row_bytes is None:
-        fixed, each = collection.fixed, np.maximum(0, nbytes - collection.fixed)
-    else:
-        fixed = conversion.fixed
-        # each block of columns keeps its fraction of a row's bytes
-        of_rows = np.repeat(nbytes.reshape(-1, blocks).sum(axis=1), blocks)
-        each = conversion.row_bytes * rows * (nbytes / np.maximum(1, of_rows))
+    rows = np.repeat(collection.rows, collection.column_blocks)
+    each = np.maximum(0, collection.nbytes - collection.fixed)
     amount = each[key] * n_rows / np.maximum(1, rows[key])
-    return np.rint(fixed + amount).astype(np.int64)
+    return np.rint(collection.fixed + amount).astype(np.int64)
 
 
 def list_bytes(lengths: Int64s) -> Int64s:
@@ -363,30 +356,6 @@ def recut_bytes(
         (new, _), lengths = np.unique(pairs, axis=1, return_counts=True)
         np.add.at(into, recut.targets[new], list_bytes(lengths))
     return into, made
-
-
-def in_contiguous_runs(n_partitions: int, held: HeldBytes, eligible: Bools) -> Int64s:
-    """Choose targets that give each worker one run of equally many partitions.
-
-    The run with the largest saving is placed first, on the worker that holds most of
-    its bytes. The bytes that stay are at least half of the best possible result,
-    because the choice is a greedy matching. If the number of partitions is no multiple
-    of the number of ``eligible`` workers, the last run has the rest.
-    """
-    workers = np.flatnonzero(eligible)
-    each = max(1, n_partitions // len(workers))
-    run = np.minimum(np.arange(n_partitions) // each, len(workers) - 1)
-    saved = np.zeros((len(workers), len(eligible)))
-    np.add.at(saved, (run[held.partition], held.worker), held.nbytes)
-    saved = saved[:, workers]
-    target = np.full(len(workers), -1, dtype=np.int64)
-    free = np.ones(len(workers), dtype=bool)
-    for code in np.argsort(-saved, axis=None, kind="stable").tolist():
-        number, worker = divmod(code, len(workers))
-        if target[number] < 0 and free[worker]:
-            target[number], free[worker] = workers[worker], False
-    result: Int64s = target[run]
-    return result
 
 
 # --- eval sets of which every worker has all rows -------------------------------------

@@ -243,7 +243,7 @@ def _remedy(size: float, free: Float64s) -> str:
     enough = max(len(free) + 1, int(np.ceil(size / free.mean())))
     return (
         f"; about {enough} workers of this size are enough: n_workers={enough}; or "
-        'make it smaller, for example with dtype="float32"'
+        'make it smaller, for example with X = X.astype("float32")'
     )
 
 

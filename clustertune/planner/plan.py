@@ -27,8 +27,6 @@ PHASES = (
     "scale",
     # data must be in memory before rows are counted and partitions are moved
     "load",
-    # rows get their order before partitions are cut and placed
-    "shuffle",
     # partitions are cut and joined on the workers that will train on them
     "rechunk",
     # no later phase moves a partition of the training data

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from clustertune.core.findings import ADDRESS, Literal, code
 from clustertune.core.model import (
-    ORDER,
     CollectionInfo,
     Layout,
     Unknown,
@@ -150,7 +149,7 @@ def _cut(collection: CollectionInfo, most: int, n_partitions: int) -> str:
 
 def _variables(labels: Collection[str]) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
-    names = ["*others" if x.startswith("others[") else x for x in labels if x != ORDER]
+    names = ["*others" if x.startswith("others[") else x for x in labels]
     # labels of eval sets are no arguments; others may be another client's text
     known = [x for x in names if x == POSITIONAL[2] or x.isidentifier()]
     return list(dict.fromkeys(known))
@@ -231,7 +230,7 @@ def drop_rows(
     layout: Layout, collection: CollectionInfo, *, infinite: bool = False
 ) -> str:
     """Return how to drop rows without a value of this collection everywhere."""
-    names = [variable(m.label) for m in layout.collections if m.label != ORDER]
+    names = [variable(m.label) for m in layout.collections]
     name = variable(collection.label)
     if len({m.kind == "array" for m in layout.collections}) > 1:
         return f"Drop these rows from {names_text(names, most=9)} before you load them."
@@ -244,6 +243,54 @@ def drop_rows(
         keep = f"~{name}.isin([numpy.inf, -numpy.inf])" if infinite else keep
     kept = ", ".join(f"{name}[keep]" for name in names)
     return f"Run `keep = {keep}; {', '.join(names)} = {kept}`, which drops these rows."
+
+
+def sort_rows(layout: Layout, label: str) -> str:
+    """Return how to sort the rows of all collections by the values of one."""
+    names, by = [variable(m.label) for m in layout.collections], variable(label)
+    first, *others = (m.kind for m in layout.collections)
+    if {first, *others} == {"array"}:
+        order = f'order = numpy.argsort({by}.compute(), kind="stable")'
+        return f"Run `{order}; {_taken(names)}`, which sorts the rows."
+    if first == "dataframe" and set(others) == {"series"}:
+        X, *rest = names
+        added = ", ".join(f"_{name}={name}" for name in rest)
+        frame = f'frame = {X}.assign({added}).sort_values("_{by}")'
+        columns = [f"frame[list({X}.columns)]", *(f'frame["_{n}"]' for n in rest)]
+        taken = f"{', '.join(names)} = {', '.join(columns)}"
+        return f"Run `{frame}; {taken}`, which sorts the rows."
+    return f"Sort the rows of {names_text(names, most=9)} by {by} before you load them."
+
+
+def random_order(layout: Layout) -> str:
+    """Return how to put the rows of all collections in random order."""
+    names = [variable(m.label) for m in layout.collections]
+    if {m.kind for m in layout.collections} == {"array"}:
+        n = int(layout.rows.sum())
+        order = f"order = numpy.random.default_rng(0).permutation({n})"
+        return f"Run `{order}; {_taken(names)}`."
+    return (
+        f"Sort the rows by a column of random numbers before you take "
+        f"{names_text(names, most=9)} of their frame."
+    )
+
+
+def _taken(names: Sequence[str]) -> str:
+    """Return code that takes the rows of Arrays in an order."""
+    arrays = ", ".join(names)
+    every = f"({arrays},)" if len(names) == 1 else f"({arrays})"
+    unpacked = f"{arrays}," if len(names) == 1 else arrays
+    # Dask takes rows of known chunks only
+    return f"{unpacked} = [x.compute_chunk_sizes()[order] for x in {every}]"
+
+
+def to_float32(collection: CollectionInfo) -> str:
+    """Return code that makes numbers of float32 of the features."""
+    name = variable(collection.label)
+    if all(t.startswith(("int", "uint", "float")) for t in collection.types):
+        return f'{name} = {name}.astype("float32")'
+    numbers = f'{name}.select_dtypes("number").columns'
+    return f'{name} = {name}.astype(dict.fromkeys({numbers}, "float32"))'
 
 
 def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:

@@ -128,7 +128,7 @@ def units(view: View) -> Units | None:
     None means that they are unknown, or that each worker must have rows.
     """
     layout = view.layouts[0] if view.layouts else None
-    if layout is None or view.goal.workload.exact_rows:
+    if layout is None:
         return None
     counted = [m.rows for m in layout.collections if m.rows is not None]
     found = []
@@ -146,7 +146,9 @@ def units(view: View) -> Units | None:
 
 
 def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]:
-    if view.goal.workload.groups:
+    if view.goal.workload.groups == "anywhere":
+        return []
+    if view.goal.workload.whole_groups:
         groups = grouping.of(layout)
         return [Units(len(np.unique(groups.values)), "group")] if groups else []
     if not grouping.has_groups(layout) or len(counted) < len(layout.collections):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -89,15 +88,6 @@ def moves(before: View, after: View) -> tuple[str, ...]:
     return tuple(found)
 
 
-def without_remainder(view: View) -> View:
-    """Return the view without the rows that were left out as a remainder."""
-    layouts = tuple(
-        replace(x, collections=tuple(replace(m, remainder=0) for m in x.collections))
-        for x in view.layouts
-    )
-    return replace(view, layouts=layouts)
-
-
 def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
     """Return pairs of a partition and the id of a worker that holds all of it."""
     there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
@@ -152,7 +142,7 @@ def _lost(old: Layout, new: Layout) -> Iterator[str]:
 def _changed_rows(
     was: CollectionInfo, now: CollectionInfo, times: float
 ) -> Iterator[str]:
-    """Yield changes of row counts; the remainder and a rechunk are no change.
+    """Yield changes of row counts; a rechunk is no change.
 
     ``times`` is the expected ratio of row counts, because eval sets may be replicated.
     """
@@ -164,8 +154,7 @@ def _changed_rows(
     if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
         yield f"partitions of {now.label} have other rows than before"
         return
-    had = int((was.rows.sum() + was.remainder) * times)
-    has = int(now.rows.sum() + now.remainder)
+    had, has = int(was.rows.sum() * times), int(now.rows.sum())
     if had != has:
         yield f"{now.label} had {had:,} rows and has {has:,}"
 

@@ -26,7 +26,7 @@ from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 from distributed.sizeof import safe_sizeof
 
-from clustertune.collections import graphs, inputs
+from clustertune.collections import graphs, metadata
 from clustertune.core.model import Key
 from clustertune.core.wording import printable
 from clustertune.errors import (
@@ -157,7 +157,7 @@ map_reduce = MapReduce()
 async def _plan(request: SumRequest) -> Plan:
     columns = [list(request.futures)] if request.futures else []
     for collection in request.collections:
-        keys, futures = inputs.partitions(collection)
+        keys, futures = metadata.partitions(collection)
         # a lazy collection has no holders yet, so its partitions are spread evenly
         columns.append(futures or [None] * len(keys))
     return await _planned(request, columns)
@@ -305,7 +305,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
     columns = [list(request.futures)] if request.futures else []
     made: list[Future[Any]] = []
     try:
-        found = [inputs.partitions(x)[1] for x in request.collections]
+        found = [metadata.partitions(x)[1] for x in request.collections]
         lazy = [
             # Dask joins small Parquet partitions, which must happen before loading
             x if isinstance(x, da.Array) else x.optimize()
@@ -314,7 +314,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
         ]
         persisted = iter(request.client.persist(lazy)) if lazy else iter(())
         for futures in found:
-            column = futures or inputs.partitions(next(persisted))[1]
+            column = futures or metadata.partitions(next(persisted))[1]
             assert column is not None
             made += column if futures is None else []
             columns.append(column)

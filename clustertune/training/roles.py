@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from distributed import Client
 
-from clustertune.collections import graphs, inputs
+from clustertune.collections import graphs, inputs, metadata
 from clustertune.core import arguments
 from clustertune.core.wording import names_text, plural, printable, workers_text
 from clustertune.errors import IncompleteError, NoWorkersError
@@ -332,7 +332,7 @@ def _refusal(
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
     client, framework = request.client, request.framework
     entries, running = await monitor.running_workers(client)
-    futures = [f for x in request.data for f in inputs.partitions(x)[1] or ()]
+    futures = [f for x in request.data for f in metadata.partitions(x)[1] or ()]
     (held,) = await monitor.held_bytes(client, [[f.key for f in futures]])
     answers = await ship.on_workers(
         client,
@@ -407,7 +407,7 @@ async def _place(
     prepared: Prepared = await placing
     collections = list(prepared)
     stack.callback(collections.clear)
-    columns = [inputs.partitions(x)[0] for x in collections]
+    columns = [metadata.partitions(x)[0] for x in collections]
     scheduler: Any = request.client.scheduler
     keys = [key for column in columns for key in column]
     holders = await scheduler.who_has(keys=keys)

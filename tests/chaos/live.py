@@ -266,25 +266,19 @@ class _RoundPlayer:
             else:
                 now = []
         for number, collections in enumerate(now):
-            remainder = done.remainder if done is not None and number == 0 else ()
-            self._check_values(collections, remainder, spec, ordered or number == 1)
+            self._check_values(collections, spec, ordered or number == 1)
         for name in names:
             client.unpublish_dataset(name)
 
-    def _check_values(
-        self, collections: Any, remainder: Any, spec: Spec, ordered: bool
-    ) -> None:
-        futures = self.cluster.client.compute([*collections, *remainder])
+    def _check_values(self, collections: Any, spec: Spec, ordered: bool) -> None:
+        futures = self.cluster.client.compute([*collections])
         try:
             wait(futures, timeout=WAIT)
             values = [np.asarray(v) for v in self.cluster.client.gather(futures)]
         except Exception as error:
             self.broken.append(f"the data cannot be read: {error!r}")
             return
-        main = values[:3]
-        if remainder:
-            main = [np.concatenate(both) for both in zip(main, values[3:], strict=True)]
-        self.broken += data.wrong(spec, tuple(main), ordered=ordered)
+        self.broken += data.wrong(spec, tuple(values[:3]), ordered=ordered)
 
 
 def _receive(ours: Connection, phase: str, seconds: float) -> tuple[str, Any]:

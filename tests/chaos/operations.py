@@ -31,7 +31,6 @@ class Result:
 
     status: str
     collections: tuple[Any, ...] = ()  # X, y and rows afterwards; empty: unchanged
-    remainder: tuple[Any, ...] = ()  # the rows that were left out of each
     ordered: bool = True  # whether rows keep their order
     separated: int = 0  # separated pairs in the report
     wrong: tuple[str, ...] = ()
@@ -81,8 +80,6 @@ def _prepare_options(rng: Random) -> dict[str, Any]:
         {
             "estimator": (0.5, workloads),
             "restart": (0.15, (True, "auto")),
-            "to": (0.15, ("array",)),
-            "dtype": (0.1, ("float32",)),
             "n_workers": (0.1, (1, 2, 3)),
         },
     )
@@ -92,21 +89,10 @@ def _rechunk_options(rng: Random) -> dict[str, Any]:
     return {"rechunk": rng.randint(3, 40), "release_inputs": rng.random() < 0.4}
 
 
-def _order_options(rng: Random) -> dict[str, Any]:
-    if rng.random() < 0.4:
-        return {"sort": True}
-    return {
-        "shuffle": rng.choice(("rows", "rows", "partitions")),
-        "random_state": rng.randrange(9),
-    }
-
-
 def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     qid = None
-    if options.get("sort"):
-        qid = _groups(data, scattered=True)
-    elif options.get("estimator") == "xgboost_rank":
-        qid = _groups(data, scattered=False)
+    if options.get("estimator") == "xgboost_rank":
+        qid = _groups(data)
     tolerance = options.pop("tolerance", 0.05)
     with dask.config.set({"clustertune.prepare.tolerance": tolerance}):
         found = clustertune.prepare(
@@ -116,8 +102,6 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result
     return Result(
         status=found.report.status,
         collections=tuple(found)[:3],
-        remainder=tuple(found.remainder or ())[:3],
-        ordered=not (options.get("sort") or options.get("shuffle")),
         separated=sum(x.separated or 0 for x in after),
     )
 
@@ -127,14 +111,9 @@ def _rebalance(client: Client, data: Data, options: Any, notify: Notify) -> Resu
         return _prepare(client, data, options, notify)
 
 
-def _groups(data: Data, *, scattered: bool) -> Any:
-    """The group of each row; scattered groups have to be sorted."""
-    count = max(1, data.spec.rows // GROUP)
-
-    def group(rows: Any) -> Any:
-        return rows * 7919 % count if scattered else rows // GROUP
-
-    made = group(data.rows)
+def _groups(data: Data) -> Any:
+    """The group of each row."""
+    made = data.rows // GROUP
     return made if isinstance(made, da.Array) else made.rename("qid")
 
 
@@ -250,7 +229,6 @@ _OPTIONS: Mapping[str, Callable[[Random], dict[str, Any]]] = {
         rng, {"estimator": (0.5, ("xgboost",))}
     ),
     "rechunk": _rechunk_options,
-    "shuffle": _order_options,
     "restart": lambda rng: {"max_unavailable": rng.choice((1, 1, 2, "50%"))},
     "resize": lambda rng: rng.choice(
         (
@@ -265,7 +243,6 @@ OPERATIONS: Mapping[str, Callable[[Client, Data, Any, Notify], Result]] = {
     "prepare": _prepare,
     "prepare and hold": _prepare_and_hold,
     "rechunk": _prepare,
-    "shuffle": _prepare,
     "rebalance": _rebalance,
     "restart": _restart,
     "resize": _resize,

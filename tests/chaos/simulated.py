@@ -16,7 +16,6 @@ import numpy as np
 
 from clustertune.core.model import (
     CollectionInfo,
-    Conversion,
     HeldData,
     KeyGroup,
     Layout,
@@ -65,7 +64,7 @@ def draw(seed: int) -> Case:
     n_rows = rng.choice((1, 7, 40, 40, 120, 120))
     width = rng.choice((80, 80, 80, MIB // 4, MIB))  # bytes of a row of X
     workers = _workers(rng, n_rows * width)
-    grouped = None if profile.exact_rows else bool(profile.groups)
+    grouped = bool(profile.groups)
     data = _data(rng, n_rows, width, len(workers), grouped=grouped)
     takes = profile.takes
     sets = [data]
@@ -142,7 +141,6 @@ def _data(
     name: str = "training data",
 ) -> Layout:
     labels = ["X", *(["y"] if rng.random() < 0.9 else [])]
-    # workloads with exact rows refuse groups
     qid = grouped is not None and (grouped or rng.random() < 0.15)
     labels += ["qid"] if qid else []
     labels += ["sample_weight"] if rng.random() < 0.2 else []
@@ -173,12 +171,8 @@ def _collection(
     more: dict[str, Any] = {"kind": kind}
     if homes is None:
         more["derived"] = rng.random() < 0.5
-    if is_x and rng.random() < 0.08:
-        more["conversion"] = Conversion(
-            kind="array", dtype="float32", row_bytes=rng.choice((None, width // 2))
-        )
     made = collection(label, rows, homes, width if is_x else 8, **more)
-    if is_x and kind == "array" and "conversion" not in more and rng.random() < 0.1:
+    if is_x and kind == "array" and rng.random() < 0.1:
         made = _in_blocks(made, homes)
     return made
 
@@ -249,7 +243,6 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "n_workers": maybe(0.15, 2, 4, n_workers, "fit"),
         "persist": maybe(0.1, True, False),
         "rechunk": maybe(0.25, False, 3, 9, 24),
-        "order": maybe(0.15, "rows", "partitions", "sort"),
         "restart": maybe(0.15, "auto", True),
         "release_inputs": maybe(0.15, True),
         "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
@@ -259,17 +252,10 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
             0.1, {"rebalance"}, {"load"}, {"rechunk", "rebalance"}, {"restart"}
         ),
         "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
-        "seed": rng.randrange(9),
     }
     wanted = {k: v for k, v in wanted.items() if v is not None}
     if "permitted" in wanted:
         wanted["permitted"] = frozenset(wanted["permitted"])
-    if wanted.get("order") == "sort" and "qid" not in {
-        m.label for m in data.collections
-    }:
-        del wanted["order"]  # refused before the first look
-    if profile.exact_rows:
-        wanted["tolerance"] = 0.0  # as `prepare` does
     return wanted
 
 
@@ -349,8 +335,8 @@ class FaultyCluster(_SharedCluster):
     def inject(self) -> None:
         kind = self.faults.get(self.moment)
         self.moment += 1
-        # a stopped rechunk or shuffle has made nothing yet
-        if kind is None or (kind in STOPS and self.inside in ("rechunk", "shuffle")):
+        # a stopped rechunk has made nothing yet
+        if kind is None or (kind in STOPS and self.inside == "rechunk"):
             return
         if INJECT[kind](self):
             self.injected.append((kind, self.phase))
@@ -402,7 +388,7 @@ def _port(name: str) -> Any:
 
 
 for _name in (
-    *("look", "load", "scale", "adapt", "rechunk", "shuffle", "move", "restart"),
+    *("look", "load", "scale", "adapt", "rechunk", "move", "restart"),
     *("trim", "release"),
 ):
     setattr(FaultyCluster, _name, _port(_name))
@@ -468,7 +454,7 @@ def _fill(c: FaultyCluster) -> bool:
 def _elsewhere(c: FaultyCluster, *, copied: bool) -> bool:
     partitions, running = list(_partitions(c)), _running(c)
     # new partitions are not known until all are made
-    if not partitions or not running or c.inside in ("rechunk", "shuffle"):
+    if not partitions or not running or c.inside == "rechunk":
         return False
     label, i = c.rng.choice(partitions)
     target = c.rng.choice(running)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from clustertune import checks
 from clustertune.actions import adapt as adapting
 from clustertune.actions import release, restart, retire, scale, trim
-from clustertune.core.model import Layout, Severity, View, WorkerSize
+from clustertune.core.model import Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
@@ -144,7 +142,7 @@ def _violations(
 
 
 def _rows(case: Case, cluster: FaultyCluster) -> Iterator[str]:
-    """Each row exists once, with its label, in its order unless another was asked."""
+    """Each row exists once, with its label, in its order."""
     for number, (old, new) in enumerate(
         zip(case.start.layouts, cluster.layouts, strict=True)
     ):
@@ -154,29 +152,15 @@ def _rows(case: Case, cluster: FaultyCluster) -> Iterator[str]:
                 continue
             partitions = cluster.contents[was.label]
             there = [row for partition in partitions for row in partition]
-            there += cluster.remainder.get(was.label, [])
             once = sorted(set(there)) if copied else sorted(there)
             if once != list(range(int(was.rows.sum()))):
                 yield f"{was.label} has rows {there}"
-            elif not (copied or case.start.goal.order) and there not in (
-                once,
-                _sorted_by_group(case, old),
-            ):
+            elif not copied and there != once:
                 yield f"{was.label} has its rows in another order: {there}"
         if new.loaded and new.aligned:
             first, *others = (cluster.contents[m.label] for m in new.collections)
             if any(other != first for other in others):
                 yield f"layout {number}: rows have the labels of other rows"
-
-
-def _sorted_by_group(case: Case, layout: Layout) -> list[int] | None:
-    """Rows in the order of their groups, for workloads that need whole groups."""
-    groups = [
-        case.values[m.label] for m in layout.collections if m.label.endswith("qid")
-    ]
-    if not (groups and case.start.goal.workload.groups):
-        return None
-    return np.argsort(groups[0], kind="stable").tolist()
 
 
 def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:

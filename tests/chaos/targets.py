@@ -422,9 +422,7 @@ def _read_argument(data: bytes) -> None:
             *schema.READERS.values(),
             arguments.workers_wanted,
             arguments.restarting,
-            arguments.seed,
             arguments.part,
-            lambda name, v: arguments.order(v, False),
         ):
             _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
 

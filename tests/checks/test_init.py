@@ -9,7 +9,7 @@ import pytest
 import clustertune
 from clustertune import checks
 from clustertune.core.model import Finding, Severity
-from clustertune.errors import AlignmentError, RefusedError
+from clustertune.errors import AlignmentError
 from clustertune.planner import goals
 from tests.builders import layout, runs, snapshot, view, worker
 
@@ -288,8 +288,7 @@ def test_only_critical_findings_of_some_checks_are_errors():
     assert error(Severity.critical, "misaligned_partitions") is AlignmentError
     assert error(Severity.warning, "misaligned_partitions") is None
     assert error(Severity.critical, "memory_pressure") is None
-    assert error(Severity.critical, "requested_shuffle") is RefusedError
-    assert error(Severity.critical, "requested_type") is None
+    assert error(Severity.critical, "unloaded_data") is None
 
 
 def test_errors_are_of_checks_and_goals_that_exist():

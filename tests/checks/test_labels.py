@@ -231,32 +231,29 @@ async def test_live(c, s, a, b):
 # --- group_order ----------------------------------------------------------------------
 
 
-def find_group_order(*partitions, needs="", order="", sorts=False, **goal):
+def find_group_order(*partitions, needs=""):
     """Return findings for data with these group ids, one for each row."""
     looked = Contents(partitions=tuple(content.runs(np.array(p)) for p in partitions))
     data = layout([len(p) for p in partitions], [0] * len(partitions), ("X", "qid"))
     X, qid = data.collections
     data = replace(data, collections=(X, replace(qid, contents=looked)))
-    seen = view((), [data], order=order, **goal)
-    workload = replace(seen.goal.workload, groups=needs, sorts_groups=sorts)
+    seen = view((), [data])
+    workload = replace(seen.goal.workload, groups=needs)
     return list(group_order(replace(seen, goal=replace(seen.goal, workload=workload))))
 
 
 @pytest.mark.parametrize(
-    ("partitions", "needs", "order"),
+    ("partitions", "needs"),
     [
-        pytest.param([[3, 1], [3]], "", "", id="nothing is needed"),
-        pytest.param([[3, 3], [3, 1]], "together", "", id="together across partitions"),
-        pytest.param(
-            [[1, 1], [], [1, 2]], "sorted", "", id="sorted, an empty partition"
-        ),
-        pytest.param([[1], [2]], "", "sort", id="sorted as was asked for"),
-        pytest.param([[], []], "sorted", "", id="no rows"),
+        pytest.param([[3, 3], [3, 1]], "together", id="together across partitions"),
+        pytest.param([[1, 1], [], [1, 2]], "together", id="an empty partition"),
+        pytest.param([[2, 1]], "together", id="descending"),
+        pytest.param([[], []], "together", id="no rows"),
     ],
 )
-def test_silent_where_groups_lie_as_needed(partitions, needs, order):
-    """Groups have the order that the workload needs, or it needs none."""
-    assert find_group_order(*partitions, needs=needs, order=order) == []
+def test_silent_where_groups_are_together(partitions, needs):
+    """Groups have the order that the workload needs."""
+    assert find_group_order(*partitions, needs=needs) == []
 
 
 def test_silent_where_nobody_looked():
@@ -266,7 +263,7 @@ def test_silent_where_nobody_looked():
 
 
 def test_groups_that_come_back():
-    """Groups may be unsorted within or across partitions; only sort=True sorts them."""
+    """Groups may be unsorted within or across partitions; the remedy sorts them."""
     for partitions in ([[1, 2, 1]], [[1, 2], [1]]):
         (finding,) = find_group_order(*partitions, needs="together")
         assert finding.severity is Severity.critical
@@ -276,65 +273,20 @@ def test_groups_that_come_back():
         )
         assert finding.subject == ("X", "qid")
         assert finding.fixed_by == ""
+        assert "numpy.argsort(qid.compute()" in finding.remedy
     assert ERRORS["group_order"] is GroupOrderError
-
-
-def test_groups_that_are_not_ascending():
-    """Descending groups are wrong for one library and right for another."""
-    assert find_group_order([2, 1], needs="together") == []
-    (finding,) = find_group_order([2, 1], needs="sorted")
-    assert "do not come in ascending order" in finding.message
-    assert "would sort them in every fit" in finding.message
-    assert finding.severity is Severity.critical
-
-
-def test_they_are_put_in_order_where_that_was_asked_for():
-    """With sort=True the order is no error for any workload."""
-    (finding,) = find_group_order([2, 1], needs="", order="sort")
+    (finding,) = find_group_order([3, 1], [3])
     assert finding.severity is Severity.info
-    assert finding.fixed_by == "shuffle"
-    (finding,) = find_group_order([2, 1], needs="sorted", order="sort")
-    assert finding.severity is Severity.critical
-    assert finding.fixed_by == "shuffle"
 
 
-def test_a_library_that_sorts_rows_itself():
-    """The library sorts rows by default, unless partitions must stay unchanged."""
-    for partitions in ([[1, 2, 1]], [[2, 1], [3]]):
-        (finding,) = find_group_order(*partitions, needs="sorted", sorts=True)
-        assert finding.fixed_by == "shuffle"
-        assert "would sort them in every fit" in finding.message
-        (finding,) = find_group_order(
-            *partitions, needs="sorted", sorts=True, rechunk=False
-        )
-        assert finding.severity is Severity.critical
-        assert finding.fixed_by == ""
-
-
-def test_rows_that_were_sorted():
-    """Rows are sorted without a request, and the finding reports the new order."""
-    looked = Contents(partitions=(content.runs(np.array([1, 1, 2])),))
-    data = layout([3], [0], ("X", "qid", "row_order"))
-    X, qid, order = data.collections
-    data = replace(data, collections=(X, replace(qid, contents=looked), order))
-    for asked, expected in (("", 1), ("sort", 0)):
-        seen = view((), [data], order=asked)
-        workload = replace(seen.goal.workload, groups="sorted", sorts_groups=True)
-        seen = replace(seen, goal=replace(seen.goal, workload=workload))
-        found_there = list(group_order(seen))
-        assert [f.severity for f in found_there] == [Severity.info] * expected
-        assert all(".row_order" in f.remedy for f in found_there)
-
-
-@pytest.mark.parametrize(("needs", "order"), [("sorted", ""), ("", "sort"), ("", "")])
-def test_rows_without_a_group(needs, order):
+@pytest.mark.parametrize("needs", ["together", "anywhere", ""])
+def test_rows_without_a_group(needs):
     """No order helps rows without a group, so the remedy does not sort."""
-    finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs, order=order)
-    needed = bool(needs or order)
-    assert finding.severity is (Severity.critical if needed else Severity.warning)
+    finding, *_ = find_group_order([1.0, np.nan], [np.nan], needs=needs)
+    assert finding.severity is (Severity.critical if needs else Severity.warning)
     assert finding.message.startswith("qid has 2 rows without a group")
     assert not finding.fixed_by
-    assert "sort=True" not in finding.remedy
+    assert "argsort" not in finding.remedy
 
 
 # --- split_groups ---------------------------------------------------------------------
@@ -396,7 +348,6 @@ def test_silent_where_partitions_end_with_groups():
     assert ranked([1, 1], [], [2, 3]) == []
     assert ranked([1, 1], [2, 3], others=[2, 1, 1]) == []
     assert ranked([1, 2], [1]) == []
-    assert ranked([2], [2, 1], needs="sorted") == []
 
 
 def test_groups_that_partitions_cut():

@@ -355,21 +355,6 @@ def test_the_remedys_partitions_are_enough(rows):
     assert -(-rows // size) >= 2
 
 
-def test_fewer_rows_than_workers_that_all_need_some():
-    """The finding names the rows as the cause; only fewer workers help."""
-    seen = view(layouts=[layout([1], [0])])
-    exact = replace(seen.goal.workload, exact_rows=True)
-    seen = replace(seen, goal=replace(seen.goal, workload=exact))
-    (finding,) = too_few_partitions(seen)
-    assert finding.message == (
-        "the training data has 1 row for 2 workers, but Any training library needs as "
-        "many rows on each worker"
-    )
-    assert finding.severity is Severity.critical
-    assert finding.fixed_by == ""
-    assert finding.remedy.endswith("name at most 1 worker in workers=.")
-
-
 @pytest.mark.parametrize("rechunk", [True, False, 2])
 def test_no_more_workers_are_expected_than_can_train(rechunk):
     """Future workers that will get no rows need no partition."""

@@ -6,25 +6,21 @@ from dataclasses import replace
 
 import dask
 import dask.array as da
-import dask.dataframe as dd
 import numpy as np
-import pandas as pd
-import pytest
 from distributed import wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.utils_test import gen_cluster
 
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
-from clustertune.collections.inputs import Given
-from clustertune.core.model import Contents, Goal
+from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
 from tests.builders import collection
 
 
-def goal(order="", **needs):
-    return Goal(workload=replace(GENERIC.profile, **needs), order=order)
+def goal(**needs):
+    return Goal(workload=replace(GENERIC.profile, **needs))
 
 
 def need(label, wanted, *, training=True, n_workers=2, **overrides):
@@ -38,11 +34,10 @@ def test_nothing_is_read_without_need():
         assert need(label, goal()) is None
 
 
-@pytest.mark.parametrize(
-    "wanted", [goal(groups="sorted"), goal(groups="together"), goal(order="sort")]
-)
-def test_groups(wanted):
-    """Group ids, also of eval sets, are read if groups must be whole or sorted."""
+def test_groups():
+    """Group ids, also of eval sets, are read if groups must be whole."""
+    wanted = goal(groups="together")
+    assert need("qid", goal(groups="anywhere")) is None
     assert need("qid", wanted) is content.runs
     assert need("eval_set[0].qid", wanted, training=False) is content.runs
     assert need("y", wanted) is None
@@ -59,56 +54,13 @@ def test_classes():
 
 
 def test_types_of_columns():
-    """Column types are read of frames with categories or several number types."""
+    """Lists of categories are read if the library trains on their codes."""
     frame = {"kind": "dataframe", "types": {"float32": (1, "a"), "category": (1, "c")}}
     numbers = {"kind": "dataframe", "types": {"float32": (1, "a"), "int64": (1, "b")}}
-    one = {"kind": "dataframe", "types": {"float32": (2, "a")}}
     assert need("X", goal(categories=True), **frame) is content.types
+    assert need("eval_set[1].X", goal(categories=True), **frame) is content.types
     assert need("X", goal(categories=True), **numbers) is None
-    assert need("X", goal(one_number_type=True), **numbers) is content.types
-    assert need("eval_set[1].X", goal(one_number_type=True), **numbers) is not None
-    assert need("X", goal(one_number_type=True), **one) is None
-    assert need("X", goal(one_number_type=True, categories=True)) is None
-
-
-def looked(*frames):
-    return Contents(partitions=tuple(map(content.types, frames)))
-
-
-def frame(values, listed=None):
-    return pd.DataFrame(
-        {"c": pd.Categorical([*values], categories=listed and [*listed])}
-    )
-
-
-def test_lists_of_categories_become_one():
-    """Training data and eval sets get the same categories; equal ones do not change."""
-    same = looked(frame("ab"), frame("b", "ab"))
-    assert contents.categories({"X": same}) == {"X": {}}
-    valid = looked(frame("cb"))
-    found = contents.categories({"X": same, "eval_set[0].X": valid})
-    assert set(found) == {"X", "eval_set[0].X"}
-    for types in found.values():
-        assert types["c"].categories.tolist() == ["a", "b", "c"]
-    whole = looked(frame("ab", "abc"))
-    found = contents.categories({"X": whole, "eval_set[0].X": same})
-    assert found["X"] == {}
-    assert list(found["eval_set[0].X"]) == ["c"]
-
-
-def test_the_type_of_all_numbers():
-    """The common number type of a frame holds the values of all partitions."""
-    wanted = goal(one_number_type=True)
-    data = pd.DataFrame({"a": np.ones(2, "f4"), "b": [1, 2]})
-    x = Given("X", dd.from_pandas(data, npartitions=1))
-    large = data.assign(b=[2**24 + 1, 1])
-    assert contents.number_type(x, looked(data, data), wanted) == "float32"
-    assert contents.number_type(x, looked(data, large), wanted) is None
-    assert contents.number_type(x, looked(data), goal()) is None
-    array = Given("X", da.ones((2, 2)))
-    assert contents.number_type(array, looked(np.ones((2, 2))), wanted) is None
-    other = Contents(partitions=({"counts": 1},))
-    assert contents.number_type(x, other, wanted) is None
+    assert need("X", goal(), **frame) is None
 
 
 class Begun(SchedulerPlugin):

@@ -18,8 +18,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors
-from clustertune.collections import inputs, loading
-from clustertune.collections.inputs import Given, Inputs, gather
+from clustertune.collections import inputs, loading, metadata, requirements
+from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.operations import call as entrance
@@ -36,7 +36,7 @@ def labels(given: Inputs) -> list[tuple[str, list[str]]]:
 
 
 def loaded(*collections: Any) -> list[bool]:
-    return [inputs.partitions(c)[1] is not None for c in collections]
+    return [metadata.partitions(c)[1] is not None for c in collections]
 
 
 # --- groups ---------------------------------------------------------------------------
@@ -102,16 +102,6 @@ def test_what_is_no_companion(one: Any, text: str) -> None:
         gather(X, Y, eval_set=[one])
 
 
-def test_one_more_companion() -> None:
-    """An additional companion belongs to the training data but not to the result."""
-    given = gather(X, Y, eval_set=[(X[:50], Y[:50])])
-    more = given.with_companion("row_order", Y * 2)
-    assert labels(more)[0] == ("training data", ["X", "y", "row_order"])
-    assert more.training == ("X", "y")
-    assert more.collection("row_order") is not None
-    assert given.collection("row_order") is None
-
-
 def test_what_was_given_beside_x_and_y() -> None:
     """Companions have the names of their arguments."""
     assert inputs.companions(gather(X, Y)) == ()
@@ -122,9 +112,7 @@ def test_what_was_given_beside_x_and_y() -> None:
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({"order": "sort"}, "sort=True needs the query group of each row: give qid="),
-        ({"persist": False, "order": "rows"}, "persist=False leaves lazy data"),
-        ({"persist": False, "dtype": "float32"}, "persist=False leaves lazy data"),
+        ({"persist": False, "release_inputs": True}, "persist=False leaves lazy data"),
         ({"persist": False, "rechunk": 8}, "persist=False leaves lazy data"),
     ],
 )
@@ -132,7 +120,7 @@ def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
     """Arguments that exclude each other are an error before any change."""
     goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
-        inputs.refuse_unfit(gather(X, Y), goal)
+        requirements.refuse_unfit(gather(X, Y), goal)
 
 
 def test_swapped() -> None:
@@ -140,29 +128,63 @@ def test_swapped() -> None:
     goal = Goal(workload=GENERIC.profile)
     frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
     for features, labels in ((X, Y), (frame, frame["a"])):
-        inputs.refuse_unfit(gather(features, labels), goal)
+        requirements.refuse_unfit(gather(features, labels), goal)
         with pytest.raises(ValueError, match=r"y has \d: are they swapped"):
-            inputs.refuse_unfit(gather(labels, features), goal)
+            requirements.refuse_unfit(gather(labels, features), goal)
 
 
-def test_what_the_workload_cannot_have() -> None:
-    """Frames for a workload of arrays, and groups in random order, are refused."""
-    arrays = replace(GENERIC.profile, kinds=("array",), title="The library")
-    frame = gather(dd.from_pandas(pd.DataFrame({"a": [1, 2]}), npartitions=1))
-    assert inputs.wants_arrays(frame, arrays)
-    assert inputs.wants_arrays(gather(X, FRAME["b"]), arrays)
-    assert not inputs.wants_arrays(gather(X, Y), arrays)
-    with pytest.raises(
-        ValueError, match=r"The library takes Arrays, .* leave persist="
-    ):
-        inputs.refuse_unfit(frame, Goal(workload=arrays, persist=False))
-    inputs.refuse_unfit(frame, Goal(workload=arrays, to="array"))
-    ranks = replace(GENERIC.profile, groups="together", title="The library")
-    ranked = gather(X, Y, qid=Y * 2)
-    for order in ("rows", "partitions"):
-        with pytest.raises(ValueError, match=r"would separate rows of one group"):
-            inputs.refuse_unfit(ranked, Goal(workload=ranks, order=order))
-    inputs.refuse_unfit(ranked, Goal(workload=ranks, order="sort"))
+ARRAYS = replace(GENERIC.profile, kinds=("array",), title="The library")
+
+
+def test_frames_become_arrays_for_a_library_of_arrays() -> None:
+    """Columns have the order of the metadata, also where a partition has another."""
+
+    def part(i: int) -> pd.DataFrame:
+        columns = {"a": [i, i], "b": [-i, -i]}
+        return pd.DataFrame({c: columns[c] for c in ("ab", "ba")[i % 2]})
+
+    frame = dd.from_map(part, [1, 2], meta=part(2), enforce_metadata=False)
+    given = gather(frame, frame["b"], X)
+    made = requirements.with_arrays(given, ARRAYS, asynchronous=False)
+    found = [x.collection for x in made]
+    assert all(isinstance(x, da.Array) for x in found)
+    assert found[0].compute(scheduler="sync").tolist() == [[1, -1]] * 2 + [[2, -2]] * 2
+    assert found[1].compute(scheduler="sync").tolist() == [-1, -1, -2, -2]
+    assert found[2] is X
+    same = requirements.with_arrays(given, GENERIC.profile, asynchronous=False)
+    assert same is given
+    # a pipeline transforms X before its last step, and passes y on
+    steps = replace(ARRAYS, transforms=True)
+    made = requirements.with_arrays(given, steps, asynchronous=False)
+    kinds = [isinstance(x.collection, da.Array) for x in made]
+    assert kinds == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (pd.Series(["u", "v"]), r"X has columns of other types: c \(.*\); encode"),
+        (pd.Series(["u", "v"]).astype("category"), r"c \(category\); encode"),
+        (
+            pd.Series([1, None], dtype="Int64"),
+            r'X.astype\(dict.fromkeys\(\["c"\], "flo',
+        ),
+    ],
+)
+def test_columns_that_no_array_has(values: Any, text: str) -> None:
+    """The error names the column and its type, and its line works."""
+    frame = pd.DataFrame({"a": [1.0, 2.0], "c": values})
+    given = gather(dd.from_pandas(frame, npartitions=1))
+    with pytest.raises(ValueError, match=text) as error:
+        requirements.with_arrays(given, ARRAYS, asynchronous=False)
+    names = {"X": given.collection("X")}
+    exec(str(error.value).rpartition(": ")[2], names)
+    made = gather(names["X"])
+    made = requirements.with_arrays(made, ARRAYS, asynchronous=False)
+    assert made.collection("X").compute(scheduler="sync").dtype == "f8"
+    labels = gather(X, dd.from_pandas(values, npartitions=1))
+    with pytest.raises(ValueError, match="the type of y is"):
+        requirements.with_arrays(labels, ARRAYS, asynchronous=False)
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
@@ -187,11 +209,13 @@ def test_the_training_data_as_eval_set() -> None:
     assert inputs.evaluated(given) == ("eval_set[0]",)
     assert given.collection("eval_set[0].X") is given.collection("X")
     copies = replace(GENERIC.profile, eval_copies=True)
-    inputs.refuse_unfit(given, Goal(workload=copies))
+    requirements.refuse_unfit(given, Goal(workload=copies))
     stops = replace(copies, stops_early=True)
     with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
-        inputs.refuse_unfit(given, Goal(workload=stops))
-    inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops))
+        requirements.refuse_unfit(given, Goal(workload=stops))
+    requirements.refuse_unfit(
+        gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops)
+    )
 
 
 # --- groups that are given as sizes ---------------------------------------------------
@@ -220,8 +244,8 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
     assert counts.tolist() == SIZES.tolist()
     assert len(values) == 4
     with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
-        inputs.refuse_sizes(given, GENERIC.profile)
-    inputs.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
+        requirements.refuse_sizes(given, GENERIC.profile)
+    requirements.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
 
 
 def test_what_are_no_sizes_of_groups() -> None:
@@ -257,7 +281,7 @@ def test_other_collections_keep_names_and_groups() -> None:
 
 def test_an_array_tells_its_bytes() -> None:
     """Bytes of an array are known without computing its graph."""
-    found = inputs.describe(Given("X", X), *_keys(X))
+    found = metadata.describe("X", X, *_keys(X))
     assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
     assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
     assert found.n_partitions == 10
@@ -265,7 +289,7 @@ def test_an_array_tells_its_bytes() -> None:
 
 def test_an_array_of_unknown_rows_says_so() -> None:
     """Rows of unknown chunks are unknown, not guessed."""
-    found = inputs.describe(Given("X", X[X[:, 0] > 0]), *_keys(X[X[:, 0] > 0]))
+    found = metadata.describe("X", X[X[:, 0] > 0], *_keys(X[X[:, 0] > 0]))
     assert found.rows is None
     assert found.total_bytes is None
     assert found.columns == 4
@@ -274,30 +298,28 @@ def test_an_array_of_unknown_rows_says_so() -> None:
 def test_blocks_of_columns_are_counted() -> None:
     """An array with blocks of columns has fewer partitions than keys."""
     cut = da.ones((100, 4), chunks=(10, 2))
-    found = inputs.describe(Given("X", cut), *_keys(cut))
+    found = metadata.describe("X", cut, *_keys(cut))
     assert (len(found.keys), found.column_blocks, found.n_partitions) == (20, 2, 10)
 
 
 def test_a_frame_tells_columns_but_not_rows() -> None:
     """The item size of a frame is that of its widest numbers; rows are unknown."""
-    found = inputs.describe(Given("X", FRAME), *_keys(FRAME))
+    found = metadata.describe("X", FRAME, *_keys(FRAME))
     assert (found.kind, found.rows, found.columns) == ("dataframe", None, 3)
     assert (found.itemsize, found.total_bytes) == (8, None)
-    numbers = inputs.describe(
-        Given("X", FRAME[["b"]]), *_keys(FRAME), np.array([10, 5])
-    )
+    numbers = metadata.describe("X", FRAME[["b"]], *_keys(FRAME), np.array([10, 5]))
     assert (numbers.itemsize, numbers.total_bytes) == (4, 60)
-    assert inputs.describe(Given("X", FRAME[["c"]]), *_keys(FRAME)).itemsize is None
+    assert metadata.describe("X", FRAME[["c"]], *_keys(FRAME)).itemsize is None
 
 
 def test_a_series_is_a_column() -> None:
     """A series has one column and differs from a frame."""
-    found = inputs.describe(Given("y", FRAME["b"]), *_keys(FRAME["b"]))
+    found = metadata.describe("y", FRAME["b"], *_keys(FRAME["b"]))
     assert (found.kind, found.columns, found.itemsize) == ("series", 1, 4)
 
 
 def _keys(collection: Any) -> tuple[Any, bool]:
-    keys, futures = inputs.partitions(collection)
+    keys, futures = metadata.partitions(collection)
     return keys, futures is not None
 
 
@@ -306,7 +328,7 @@ def _keys(collection: Any) -> tuple[Any, bool]:
 
 def test_lazy_collections_have_no_futures() -> None:
     """Lazy collections have ordered keys and no futures."""
-    keys, futures = inputs.partitions(X)
+    keys, futures = metadata.partitions(X)
     assert futures is None
     assert keys == [(X.name, i, 0) for i in range(10)]
     assert loaded(FRAME, FRAME["a"], FRAME[["a"]]) == [False] * 3
@@ -327,7 +349,7 @@ async def test_partitions_of_persisted_collections(c, s, a):
         [PANDAS["a"][i : i + 20] for i in range(0, 100, 20)],
     ]
     for collection, parts in zip(given, expected, strict=True):
-        keys, futures = inputs.partitions(collection)
+        keys, futures = metadata.partitions(collection)
         assert keys == [f.key for f in futures]
         assert all(s.tasks[key].state == "memory" for key in keys)
         found = await c.gather(futures)
@@ -339,8 +361,8 @@ async def test_partitions_of_persisted_collections(c, s, a):
 async def test_aliases_are_followed(c, s, a):
     """A selection of whole partitions of a persisted frame keeps the keys."""
     frame = await c.persist(FRAME)
-    keys, _ = inputs.partitions(frame)
-    part, futures = inputs.partitions(frame.partitions[1:3])
+    keys, _ = metadata.partitions(frame)
+    part, futures = metadata.partitions(frame.partitions[1:3])
     assert part == keys[1:3]
     assert [f.key for f in futures] == part
     # the frame's own keys are aliases: nothing on the scheduler has their names
@@ -366,8 +388,8 @@ def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
     monkeypatch.setattr(dd.DataFrame, "__dask_graph__", refuse)
     monkeypatch.setattr(dd.Series, "__dask_graph__", refuse)
     for lazy in (FRAME, FRAME["a"], FRAME[["a"]] + 1):
-        assert inputs.partitions(lazy)[1] is None
-        assert inputs.missing(lazy) == 0
+        assert metadata.partitions(lazy)[1] is None
+        assert metadata.missing(lazy) == 0
 
 
 # --- bad input, seen without a cluster ------------------------------------------------
@@ -596,10 +618,10 @@ async def test_partitions_that_dask_joins(c, s, a, parquet):
     """Dask persists fewer partitions than the frame has; clustertune keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
-        assert inputs.missing(frame) == 0
-        assert inputs.missing(joined) == 5
+        assert metadata.missing(frame) == 0
+        assert metadata.missing(joined) == 5
         whole = c.persist(loading.unjoined(frame))
-        assert inputs.missing(whole) == 0
+        assert metadata.missing(whole) == 0
         assert loaded(whole) == [True]
         assert type(whole) is type(frame)
         assert whole.divisions == frame.divisions
@@ -631,6 +653,6 @@ async def test_parquet_is_loaded_in_the_partitions_that_it_has(c, s, a, kind, pa
     prepared = await clustertune.prepare(c, *given)
     for collection, lazy in zip(prepared, given, strict=True):
         assert type(collection) is type(lazy)
-        assert len(inputs.partitions(collection)[1]) == 8
+        assert len(metadata.partitions(collection)[1]) == 8
         found, expected = await c.compute(collection), await c.compute(lazy)
         assert np.array_equal(found, expected)

@@ -174,37 +174,18 @@ async def test_what_is_made_of_loaded_data_is_made_where_that_is(c, s, *workers)
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_frames_become_arrays_while_they_are_loaded(c, s, *workers, parquet):
-    """Arrays have known chunks and one type, and nothing is transferred."""
+    """Arrays have known chunks, and nothing is transferred."""
     frame = dd.read_parquet(parquet[0])
     X, y = p = await clustertune.prepare(
-        c, frame[["a", "b"]], frame["y"], to="array", dtype="float32", rechunk=False
+        c, frame[["a", "b"]], frame["y"], estimator="glm", rechunk=False
     )
-    assert (type(X), X.dtype, y.dtype) == (da.Array, np.float32, np.int64)
+    assert (type(X), type(y), y.dtype) == (da.Array, da.Array, np.int64)
     assert X.chunks == (tuple(parquet[1]), (2,))
     assert y.chunks == (tuple(parquet[1]),)
     assert received(*workers) == 0
     assert [plan.phase for plan in p.plan] == ["load"]
-    np.testing.assert_array_equal(await c.compute(X), FRAME[["a", "b"]].to_numpy("f4"))
+    np.testing.assert_array_equal(await c.compute(X), FRAME[["a", "b"]].to_numpy())
     np.testing.assert_array_equal(await c.compute(y), FRAME["y"])
-
-
-@gen_cluster(client=True, nthreads=THREE)
-async def test_partitions_keep_nothing_else_alive(c, s, *workers, tmp_path):
-    """A column of a wide frame is a copy, which can be written to."""
-    wide = pd.DataFrame({f"c{i}": np.arange(900.0) for i in range(40)})
-    for i in range(6):
-        wide[i * 150 : i * 150 + 150].to_parquet(tmp_path / f"{i}.parquet")
-    frame = dd.read_parquet(tmp_path)
-    X, y = await clustertune.prepare(
-        c, frame.drop(columns="c0"), frame["c0"], to="array", rechunk=False
-    )
-    held = {k: v for w in workers for k, v in w.data.items()}
-    for x in (X, y):
-        for key in x.__dask_keys__():
-            partition = held[key[0] if isinstance(key, list) else key]
-            assert partition.base is None
-            assert partition.flags.writeable
-            assert partition.flags.c_contiguous
 
 
 @gen_cluster(client=True, nthreads=THREE)
@@ -212,7 +193,7 @@ async def test_selected_partitions_in_another_order(c, s, *workers):
     """Rows of reordered partitions are counted, not taken from metadata."""
     frame = dd.from_pandas(pd.DataFrame({"a": range(10)}), npartitions=3)
     (X,) = await clustertune.prepare(
-        c, frame.partitions[[2, 0, 1]], to="array", rechunk=False
+        c, frame.partitions[[2, 0, 1]], estimator="glm", rechunk=False
     )
     assert X.chunks == ((3, 4, 3), (1,))
     assert (await c.compute(X[3:5]))[:, 0].tolist() == [0, 1]
@@ -225,7 +206,7 @@ async def test_unknown_chunks_are_known_afterwards(c, s, *workers):
     X = base[base % 3 == 0]
     frame = dd.from_pandas(FRAME, npartitions=9)
     y = frame[frame["b"] % 3 == 0]["b"]
-    X2, y2 = await clustertune.prepare(c, X, y, to="array", rechunk=False)
+    X2, y2 = await clustertune.prepare(c, X, y, estimator="glm", rechunk=False)
     assert X2.chunks == y2.chunks == ((34, 33, 33) * 3,)
     assert (await c.compute(X2)).tolist() == list(range(0, 900, 3))
     assert (await c.compute(y2)).tolist() == list(range(0, 900, 3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pytest
@@ -105,13 +104,8 @@ def test_no_duration(value: object) -> None:
         arguments.duration("timeout", value)
 
 
-def test_kinds_and_number_types():
+def test_number_types():
     """Any NumPy name of an allowed type is accepted."""
-    assert arguments.kind("to", None) is None
-    assert arguments.kind("to", "array") == "array"
-    for value in ("frame", True, np.ndarray, ""):
-        with pytest.raises(ValueError, match='must be "array"'):
-            arguments.kind("to", value)
     assert arguments.number_type("dtype", None) is None
     for value in ("float32", np.float32, "f4", np.dtype("f4")):
         assert arguments.number_type("dtype", value) == "float32"
@@ -154,52 +148,6 @@ def test_neither_true_nor_false_nor_none(value: object) -> None:
     """Other truthy and falsy values are refused."""
     with pytest.raises(ValueError, match=r"persist=.* must be True or False"):
         arguments.maybe("persist", value)
-
-
-@pytest.mark.parametrize(
-    ("shuffle", "sort", "expected"),
-    [
-        (False, False, ""),
-        (False, True, "sort"),
-        ("rows", False, "rows"),
-        ("partitions", False, "partitions"),
-    ],
-)
-def test_an_order(shuffle: object, sort: object, expected: str) -> None:
-    """One order, or none."""
-    assert arguments.order(shuffle, sort) == expected
-
-
-@pytest.mark.parametrize(
-    ("shuffle", "sort", "text"),
-    [
-        (True, False, r'shuffle=True must be False, "rows"'),
-        ("row", False, r"shuffle='row' must be False"),
-        (None, False, r"shuffle=None must be False"),
-        (0, False, r"shuffle=0 must be False"),
-        (False, "qid", r"sort='qid' must be True or False"),
-        ("rows", True, r"sort=True and shuffle='rows': rows can be in one order only"),
-    ],
-)
-def test_no_order(shuffle: object, sort: object, text: str) -> None:
-    """Unknown orders, and two at once, are refused."""
-    with pytest.raises(ValueError, match=text):
-        arguments.order(shuffle, sort)
-
-
-@pytest.mark.parametrize("value", [0, 7, np.int64(2**40)])
-def test_a_seed(value: Any) -> None:
-    """Any whole number from 0 on is a seed."""
-    found = arguments.seed("random_state", value)
-    assert found == value
-    assert type(found) is int
-
-
-@pytest.mark.parametrize("value", [-1, 1.0, "1", None, True, np.random.default_rng(0)])
-def test_no_seed(value: object) -> None:
-    """A call with such a seed could not be repeated."""
-    with pytest.raises(ValueError, match=r"random_state=.* must be a whole number, 0"):
-        arguments.seed("random_state", value)
 
 
 def test_amounts_without_end() -> None:

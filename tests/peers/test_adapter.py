@@ -166,28 +166,6 @@ def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> N
     values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": sizes[1]})
     with pytest.raises(values.ValuesChangedError, match="group: "):
         values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": values.Values(y)})
-    order = np.array([1, 0])
-    values.compare(
-        {"X": X, "y": values.Values(y)}, {"X": X, "y": values.Values(y[::-1])}, order
-    )
-
-
-def test_reordered_eval_sets_keep_their_pairs(module: Any) -> None:
-    """The rows of an eval set may have another order, but not another y."""
-    values = module("values")
-    X, y = np.arange(6.0).reshape(3, 2), np.array([7, 8, 9])
-    order = np.array([2, 0, 1])
-
-    def labelled(X: Any, y: Any) -> dict[str, Any]:
-        named = {"eval_set[0].X": X, "eval_set[0].y": y}
-        return {label: values.Values(whole) for label, whole in named.items()}
-
-    given = labelled(X, y)
-    values.compare(given, labelled(X[order], y[order]), order)
-    values.compare(given, labelled(np.tile(X, (2, 1)), np.tile(y, 2)), order)
-    for changed in (labelled(X[order], y), labelled(X[:2], y[:2])):
-        with pytest.raises(values.ValuesChangedError, match=r"^eval_set\[0\]: other"):
-            values.compare(given, changed, order)
 
 
 STAND_IN = """

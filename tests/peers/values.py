@@ -58,17 +58,13 @@ def _join(partitions: list[Any]) -> Any:
     return np.concatenate(partitions)
 
 
-def compare(
-    before: Mapping[str, Values], after: Mapping[str, Values], row_order: Any = None
-) -> None:
+def compare(before: Mapping[str, Values], after: Mapping[str, Values]) -> None:
     """Compare every collection by its label.
 
     Parameters
     ----------
     before, after
         By label what was given to ``prepare`` and what goes to the fit.
-    row_order
-        For every row of the training data the number that it had; None: as before.
 
     Raises
     ------
@@ -81,42 +77,14 @@ def compare(
         raise ValuesChangedError(
             f"the fit gets no {sorted(missing)}, and gets {sorted(extra)} in addition"
         )
-    sets = {label.partition(".")[0] for label in before if label.startswith("eval_set")}
-    reordered = sets if row_order is not None else set()
-    for name in sorted(reordered):
-        _compare_rows(name, before, after)
     for label, given in before.items():
-        if label.partition(".")[0] in reordered:
-            _compare_partitions(label, after)
-            continue
         expected, got = given.whole, after[label].whole
         if label.endswith("group"):  # LightGBM converts any type to an array
             expected, got = np.asarray(expected), np.asarray(got)
-        if row_order is not None:
-            if label == "group":
-                continue  # of other groups, in another order; X and y are compared
-            expected = _ordered(expected, row_order)
         problem = _difference(expected, got, copies="eval_set" in label)
         if problem:
             raise ValuesChangedError(f"{label}: {problem}")
         _compare_partitions(label, after)
-
-
-def _compare_rows(name: str, before: Mapping[str, Values], after: Any) -> None:
-    """Compare the rows of one eval set, in any order.
-
-    ``prepare`` returns no order of the rows of an eval set. A row has the values of
-    all collections of the set, so rows that are paired wrongly differ as well.
-    """
-    labels = [k for k in before if k.startswith(f"{name}.") and k != f"{name}.group"]
-    given = np.column_stack([np.asarray(before[k].whole) for k in labels])
-    got = np.column_stack([np.asarray(after[k].whole) for k in labels])
-    copies = len(got) // len(given) if len(given) else 1
-    expected = np.repeat(given, copies, axis=0)
-    if expected.shape != got.shape or not np.array_equal(
-        expected[np.lexsort(expected.T)], got[np.lexsort(got.T)]
-    ):
-        raise ValuesChangedError(f"{name}: other rows, or rows paired in another way")
 
 
 def _compare_partitions(label: str, after: Mapping[str, Values]) -> None:
@@ -128,12 +96,6 @@ def _compare_partitions(label: str, after: Mapping[str, Values]) -> None:
         raise ValuesChangedError(
             f"{label}: partitions have {rows} rows, those of X {X}"
         )
-
-
-def _ordered(whole: Any, row_order: Any) -> Any:
-    if isinstance(whole, pd.DataFrame | pd.Series):
-        return whole.iloc[row_order]
-    return whole[row_order]
 
 
 def _difference(before: Any, after: Any, *, copies: bool) -> str:

@@ -210,63 +210,6 @@ def seen(data, *, workers=2, needs=None, **goal):
     return replace(found, goal=replace(found.goal, workload=workload))
 
 
-# --- as many rows for each worker -----------------------------------------------------
-
-EXACT = {"exact_rows": True}
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 5))
-def test_as_many_rows_for_each(rows, workers):
-    """Partitions of each worker follow each other; the rest is the last partition."""
-    data, total = layout(rows, [0] * len(rows)), sum(rows)
-    at = seen(data, workers=workers, needs=EXACT, tolerance=0.0)
-    new, left = chunking.divide(data, at, []).rows, chunking.remainder(data, at)
-    if total < workers:
-        assert left == 0
-        assert new.tolist() == rows
-        return
-    assert left == total % workers
-    assert new.sum() == total
-    if left:
-        assert new[-1] == left
-    ends = {0, *np.cumsum(new).tolist()}
-    each = total // workers
-    if left or len(new) != len(rows):
-        assert {i * each for i in range(workers + 1)} <= ends
-
-
-def test_partitions_that_suit_stay_boundaries():
-    """Each worker can have as many of their rows, in whatever order."""
-    data = layout([6, 4, 4, 6], [0, 0, 1, 1])
-    at = seen(data, needs=EXACT, tolerance=0.0)
-    assert chunking.divide(data, at, []).rows.tolist() == [6, 4, 4, 6]
-
-
-def test_exact_rows_where_groups_are_given():
-    """A library that needs the one knows nothing of the other: what is set aside is a
-    partition alone, and not the last old one."""
-    data = layout([1, 1, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1], ("X", "y", "qid"))
-    at = seen(data, needs=EXACT, tolerance=0.0)
-    assert chunking.remainder(data, at) == chunking.divide(data, at, []).rows[-1] == 1
-
-
-def test_nothing_is_set_aside_of_what_is_not_cut():
-    """Else it would be the last partition, whatever rows that has."""
-    data = layout([4, 5], [0, 1])
-    at = seen(data, needs=EXACT, tolerance=0.0, rechunk=False)
-    assert chunking.remainder(data, at) == 0
-    assert chunking.divide(data, at, []).rows.tolist() == [4, 5]
-
-
-def test_eval_sets_need_not_be_exact():
-    """Nothing of them is set aside."""
-    valid = layout([7], [0], ("Xv", "yv"), label="eval_set[0]")
-    at = seen(layout([8, 8], [0, 1]), needs=EXACT)
-    at = replace(at, layouts=(*at.layouts, valid))
-    assert chunking.remainder(valid, at) == 0
-    assert chunking.divide(valid, at, []).rows.sum() == 7
-
-
 # --- how many -------------------------------------------------------------------------
 
 
@@ -293,15 +236,6 @@ def test_how_many_partitions_are_wanted(how, expected):
     other = seen(data, **how)
     asked = how.get("rechunk")
     assert chunking.wanted_partitions(other, 40) == (asked or None)
-
-
-def test_partitions_of_rows_that_all_travel():
-    """Even, whatever the old ones are; no more than rows."""
-    data = layout([1, 39], [0, 1])
-    assert chunking.fresh(data, seen(data)).tolist() == [20] * 2
-    assert chunking.fresh(data, seen(data, rechunk=3)).tolist() == [13, 13, 14]
-    small = layout([1, 1], [0, 1])
-    assert chunking.fresh(small, seen(small)).tolist() == [1, 1]
 
 
 # --- groups and copies ----------------------------------------------------------------

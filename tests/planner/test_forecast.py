@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune.core.model import Conversion, Profile, Unknown, View
+from clustertune.core.model import Profile, Unknown, View
 from clustertune.core.report import Report
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
@@ -93,14 +93,6 @@ def test_a_rounding_error_needs_no_more_workers() -> None:
     seen = view([small(i) for i in range(2)], [data(2001)], workload=TRIPLE)
     assert forecast.workers_needed(seen) == 10
     assert is_enough(replace(seen, goal=replace(seen.goal, n_workers=10)))
-
-
-def test_what_is_to_be_converted_counts_as_it_will_be() -> None:
-    """With dtype="float32" the multiple and the bytes are those of float32."""
-    half = Conversion(kind="array", dtype="float32", row_bytes=50)
-    seen = view([small(0)], [data(100, conversion=half)], workload=TRIPLE)
-    assert totals(seen) == [100 + 4 * 50]
-    assert "float32" not in forecast.options(seen)
 
 
 def test_workers_still_to_be_started_are_expected() -> None:
@@ -224,8 +216,8 @@ def test_a_combination_is_the_least() -> None:
     assert more.change == Change(release=True, n_workers=2)
     assert first.change == Change(float32=True, release=True)
     assert first.text == (
-        "`clustertune.release_data(client, keep=[X])` for 700 B and "
-        '`X = clustertune.prepare(client, X, estimator="t", dtype="float32").X` '
+        'run `X = X.astype("float32")` and '
+        "`clustertune.release_data(client, keep=[X])` for 700 B "
         "(then at most 550 B per worker)"
     )
     seen = view([small(0, managed=700, process=800)], [lazy(600)], workload=profile)

@@ -2,20 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from clustertune import checks
-from clustertune.core.model import Conversion, Severity
-from clustertune.errors import RefusedError
+from clustertune.core.model import Severity
 from clustertune.planner import goals
 from clustertune.planner.goals import (
-    ERRORS,
     requested_partitions,
-    requested_shuffle,
-    requested_type,
     unloaded_data,
 )
-from tests.builders import collection, layout, view
+from tests.builders import layout, view
 
 # --- requested_partitions -------------------------------------------------------------
 
@@ -50,78 +44,6 @@ def test_others_are_found():
         assert finding.severity is Severity.info
         assert finding.fixed_by == "rechunk"
         assert finding.evidence == {"partitions": len(rows), "requested_partitions": 3}
-
-
-# --- requested_shuffle ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", ["", "sort"])
-def test_silent_where_no_shuffle_was_asked_for(order):
-    """Without shuffle= there is no finding; sort= is a separate goal."""
-    assert list(requested_shuffle(view((), [layout([10], [0])], order=order))) == []
-    assert list(requested_shuffle(view(order="rows"))) == []
-
-
-@pytest.mark.parametrize("order", ["rows", "partitions"])
-def test_a_shuffle_that_was_asked_for(order):
-    """The training data is shuffled once."""
-    valid = layout([5], [0], ("Xv", "yv"), label="eval_set[0]")
-    (finding,) = requested_shuffle(view((), [layout([10], [0]), valid], order=order))
-    assert finding.severity is Severity.info
-    assert finding.subject == ("X", "y")
-    what = {"rows": "rows", "partitions": "partitions"}[order]
-    assert finding.message == f"the {what} of the training data are not shuffled yet"
-    assert finding.fixed_by == "shuffle"
-
-
-@pytest.mark.parametrize(("rows", "refused"), [(10**9 - 1, False), (10**9, True)])
-def test_more_rows_than_can_be_shuffled(rows, refused):
-    """NumPy would raise an unclear error; whole partitions can be shuffled."""
-    data = layout([rows - 5, 5], [0, 0])
-    (finding,) = requested_shuffle(view((), [data], order="rows"))
-    assert (finding.severity is Severity.critical) == refused
-    assert bool(finding.fixed_by) != refused
-    assert ERRORS["requested_shuffle"] is RefusedError
-    (partitions,) = requested_shuffle(view((), [data], order="partitions"))
-    assert partitions.fixed_by == "shuffle"
-
-
-# --- requested_type -------------------------------------------------------------------
-
-
-ARRAY = Conversion(kind="array", dtype="float32", row_bytes=40)
-
-
-def find_other_type(**overrides):
-    data = layout([10, 10], [0, 1])
-    X = collection("X", [10, 10], [0, 1], **overrides)
-    return list(requested_type(view(layouts=[layout([10], None), data, _with(X)])))
-
-
-def _with(X):
-    return layout([10, 10], [0, 1], ("X",)).__class__(
-        label="eval_set[0]", collections=(X,)
-    )
-
-
-def test_silent_where_nothing_was_asked_for():
-    """Without ``to`` and ``dtype`` any kind and type is right."""
-    assert find_other_type(kind="dataframe") == []
-
-
-def test_what_must_change_is_found():
-    """Kinds and types are converted in cuts, even with rechunk=False."""
-    for kind in ("dataframe", "array"):
-        (finding,) = find_other_type(kind=kind, conversion=ARRAY)
-        assert finding.severity is Severity.info
-        assert finding.subject == ("X",)
-        assert finding.message == "X is not an Array of float32"
-        assert finding.evidence == {
-            "type": kind,
-            "requested_type": "array",
-            "requested_dtype": "float32",
-        }
-        assert finding.fixed_by == "rechunk"
 
 
 # --- unloaded_data --------------------------------------------------------------------
@@ -161,11 +83,8 @@ def test_what_is_read_once_stays():
 
 def test_goals_that_are_not_met():
     """Findings have the names of their goals, as in reports."""
-    seen = view((), [layout([10] * 4, [0] * 4)], order="rows", rechunk=3)
-    assert [f.check for f in goals.unmet(seen)] == [
-        "requested_partitions",
-        "requested_shuffle",
-    ]
+    seen = view((), [layout([10] * 4, [0] * 4)], rechunk=3)
+    assert [f.check for f in goals.unmet(seen)] == ["requested_partitions"]
     assert goals.unmet(view((), [layout([10] * 4, [0] * 4)])) == ()
     assert goals.unmet(view()) == ()
 

@@ -42,27 +42,21 @@ def test_runs_go_on_across_partitions():
     assert groups.counts.tolist() == [2, 3, 1]
     assert groups.edges.tolist() == [2, 5]
     assert groups.together
-    assert groups.ascending
 
 
 @pytest.mark.parametrize(
-    ("partitions", "together", "ascending"),
+    ("partitions", "together"),
     [
-        ([[1, 2]], True, True),
-        ([[2], [1]], True, False),
-        ([[1, 2, 1]], False, False),
-        ([[1], [2], [1]], False, False),
-        ([["a"], ["bb"]], True, True),
-        ([["b"], ["aaaa"]], True, False),
+        ([[1, 2]], True),
+        ([[2], [1]], True),
+        ([[1, 2, 1]], False),
+        ([[1], [2], [1]], False),
+        ([["a"], ["bb"]], True),
     ],
 )
-def test_order(partitions, together, ascending):
+def test_groups_together(partitions, together):
     """The order within and across partitions, of numbers and of texts."""
-    groups = grouping.of(data(*partitions))
-    assert (groups.together, groups.ascending) == (together, ascending)
-    assert grouping.are_in_order(groups, "")
-    assert grouping.are_in_order(groups, "together") is together
-    assert grouping.are_in_order(groups, "sorted") is ascending
+    assert grouping.of(data(*partitions)).together == together
 
 
 def test_where_nothing_is_known():
@@ -96,7 +90,7 @@ def test_a_million_groups():
     ]
     groups = grouping.of(data(*partitions))
     assert len(groups.counts) == 10**6
-    assert groups.ascending
+    assert groups.together
     cuts = np.arange(1, 1000) * 3000 + 1
     assert at_edges(groups.edges, 3 * 10**6, cuts).tolist() == [3000] * 1000
 
@@ -135,7 +129,7 @@ def test_an_empty_partition_is_none_for_a_worker():
     """Two groups of one row become two partitions for two workers."""
     known = data(np.arange(0), np.arange(2))
     seen = view([worker(0), worker(1)], [known])
-    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="together"))
     rows = chunking.divide(known, replace(seen, goal=goal), []).rows
     assert rows.tolist() == [1, 1]
 
@@ -150,7 +144,7 @@ def test_new_partitions_end_where_groups_do(data_):
     known = data(*np.split(qid, sorted(cuts)))
     workers = [worker(i) for i in range(data_.draw(st.integers(1, 4)))]
     seen = view(workers, [known])
-    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="sorted"))
+    goal = replace(seen.goal, workload=replace(seen.goal.workload, groups="together"))
     seen = replace(seen, goal=goal)
     rows = chunking.divide(known, seen, []).rows
     ends = np.cumsum(rows)

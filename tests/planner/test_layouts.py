@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 
 import clustertune
 from clustertune.actions import replicate
-from clustertune.core.model import Conversion, Finding, Layout, Severity, Unknown, View
+from clustertune.core.model import Finding, Layout, Severity, Unknown, View
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.layouts import (
     HeldBytes,
     collection_bytes,
     held_bytes,
-    in_contiguous_runs,
     largest_partition,
     layout_bytes,
     list_bytes,
@@ -259,52 +258,6 @@ def held(*entries):
     return HeldBytes(partition=partition, worker=worker, nbytes=nbytes)
 
 
-def test_each_run_goes_where_most_of_it_is():
-    """Adjacent partitions stay together; bytes on the target are not transferred."""
-    there = held((0, 1, 5), (1, 1, 5), (2, 0, 5), (3, 1, 5))
-    may = np.array([True, True])
-    assert in_contiguous_runs(4, there, may).tolist() == [1, 1, 0, 0]
-
-
-def test_the_largest_saving_comes_first():
-    """A worker with fewer bytes leaves a run to a worker with more."""
-    there = held((0, 0, 3), (1, 0, 9), (2, 2, 1))
-    may = np.array([True, False, True, True])
-    assert in_contiguous_runs(3, there, may).tolist()[1] == 0
-    assert in_contiguous_runs(3, there, may).tolist()[2] == 2
-
-
-def test_a_rest_is_with_the_last_run():
-    """Remaining rows go with the last run."""
-    there = held((4, 0, 100))
-    target = in_contiguous_runs(5, there, np.array([True, True]))
-    assert target[0] == target[1]
-    assert target[2] == target[3] == target[4]
-
-
-def test_fewer_partitions_than_workers():
-    """Each partition goes to one worker, and some workers get none."""
-    assert len(set(in_contiguous_runs(2, held(), np.ones(3, dtype=bool)).tolist())) == 2
-
-
-@given(st.data())
-def test_any_bytes(data):
-    """Each worker gets a run of equally many partitions, at least half the optimum."""
-    n_workers = data.draw(st.integers(1, 4))
-    each, rest = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
-    n_partitions = n_workers * each + rest * (n_workers > 1)
-    entries = st.tuples(
-        st.integers(0, n_partitions - 1), st.integers(0, n_workers), st.integers(1, 9)
-    )
-    there = held(*data.draw(st.lists(entries, max_size=12)))
-    may = np.ones(n_workers + 1, dtype=bool)
-    may[data.draw(st.integers(0, n_workers))] = False
-    target = in_contiguous_runs(n_partitions, there, may)
-    assert set(target.tolist()) == set(np.flatnonzero(may).tolist())
-    changes = np.flatnonzero(np.diff(target)) + 1
-    assert changes.tolist() == [each * i for i in range(1, n_workers)]
-
-
 # --- replicas -------------------------------------------------------------------------
 
 
@@ -461,24 +414,6 @@ def test_rows_of_a_frame(counts: list[int], data: st.DataObject) -> None:
     )
 
 
-def test_rows_that_become_another_kind() -> None:
-    """Other bytes of the partition do not travel; blocks share the new row."""
-    numbers = Conversion(kind="array", dtype="float32", row_bytes=12)
-    frame = collection("X", [10], [0], 24, fixed=100, conversion=numbers)
-    assert layouts.part_bytes(frame, np.array([0]), np.array([4])).tolist() == [48]
-    blocks = collection(
-        "X",
-        [10],
-        [0, 0],
-        keys=(("X", 0, 0), ("X", 0, 1)),
-        column_blocks=2,
-        nbytes=np.array([80, 160]),
-        conversion=numbers,
-    )
-    found = layouts.part_bytes(blocks, np.array([0, 1]), np.array([10, 10]))
-    assert found.tolist() == [40, 80]
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_lists(n: int) -> None:
     """The size of a list of parts is that of Dask."""
@@ -509,13 +444,13 @@ async def test_predicted_bytes_are_those_that_travel(
     kinds: list[tuple[Any, Any, dict[str, Any]]] = [
         (da.from_array(numbers.astype("f4"), chunks=(ROWS, 4)), labels, {}),
         (da.from_array(numbers, chunks=(ROWS // 2, 4)), labels, {"rechunk": 7}),
-        (da.from_array(numbers, chunks=(9000, 3)), labels, {"dtype": "f4"}),
+        (da.from_array(numbers, chunks=(9000, 3)), labels, {}),
         (dd.from_pandas(frame, npartitions=3), labels, {"rechunk": 4}),
-        (dd.from_pandas(frame, npartitions=8), labels, {"to": "array"}),
+        (dd.from_pandas(frame, npartitions=8), labels, {}),
         (
             dd.from_pandas(frame, npartitions=3),
             dd.from_pandas(frame["a"], npartitions=5),
-            {"dtype": "f4", "rechunk": 5},
+            {"rechunk": 5},
         ),
     ]
     for features, target, asked in kinds:

@@ -185,7 +185,7 @@ def test_what_is_too_much() -> None:
     text = (
         r"X and y \(90.0 MiB\) cannot be loaded: 2 workers can take 40.0 MiB "
         r"before they spill; about 5 workers of this size are enough: "
-        r"n_workers=5; or make it smaller, for example with dtype=\"float32\"$"
+        r'n_workers=5; or make it smaller, for example with X = X.astype\("float32"\)$'
     )
     with pytest.raises(CapacityError, match=text):
         refuse_too_much(["X", "y"], 90 * MIB, TWO)

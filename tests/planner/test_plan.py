@@ -204,26 +204,6 @@ def test_a_partition_that_is_not_there() -> None:
     assert found.reason == "2 partitions of y not in memory"
 
 
-@pytest.mark.parametrize("order", ["rows", "partitions"])
-def test_another_order_of_what_has_changed(order: str) -> None:
-    """Rows are not shuffled while a partition is missing or has changed."""
-
-    def seen(data: Layout, **others: Any) -> View:
-        return view([worker(0), worker(1, **others)], [data], order=order)
-
-    fine = layout(ROWS, [0, 1, 0, 1])
-    (step,) = plan(seen(fine)).steps
-    assert step.action == "shuffle"
-    assert guards.refusal(step, seen(fine)) is None
-    torn = layout(ROWS, {"X": [0, 1, 0, 1], "y": [0, 1, 0, -1]})
-    assert guards.refusal(step, seen(torn)).guard == "partitions_are_in_memory"
-    other = layout(ROWS, [0, 1, 0, 1], keys=tuple(("new", i) for i in range(4)))
-    assert guards.refusal(step, seen(other)).guard == "partitions_are_those_planned"
-    # whole partitions stay on any worker
-    found = guards.refusal(step, seen(fine, status="paused"))
-    assert (found is None) is (order == "partitions")
-
-
 def test_thresholds_that_are_not_known() -> None:
     """A worker with unknown thresholds gets no partitions; the reason is kept."""
     seen = two([UNEVEN], facts=Unknown("it hangs"))

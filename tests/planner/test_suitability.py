@@ -91,7 +91,7 @@ def ranked(*groups: str, label: str = "qid") -> Any:
         pytest.param(layout([9], [0]), {}, {"rechunk": 2}, {0, 1}, id="2 partitions"),
         pytest.param(layout([1], [0]), {}, {"rechunk": 2}, {0}, id="1 row in 2"),
         pytest.param(ranked("aab", "bb"), {"groups": "together"}, {}, {0, 1}, id="ab"),
-        pytest.param(ranked("aba"), {"groups": "sorted"}, {}, {0, 1}, id="unsorted"),
+        pytest.param(ranked("aba"), {"groups": "together"}, {}, {0, 1}, id="unsorted"),
         pytest.param(ranked("ab", "c"), {}, {}, {0, 1}, id="groups are only joined"),
     ],
 )
@@ -112,7 +112,6 @@ def test_fewer_parts_than_workers(
         pytest.param(layout([100], [0]), {}, id="one partition, which is cut"),
         pytest.param(layout([0], [0]), {}, id="no rows at all"),
         pytest.param(layout(None, [0]), {}, id="unknown rows"),
-        pytest.param(layout([2], [0]), {"exact_rows": True}, id="all take each step"),
         pytest.param(ranked("abc"), {"groups": "together"}, id="as many groups"),
     ],
 )

@@ -77,9 +77,9 @@ def test_kmeans_gets_known_chunks(client: Any) -> None:
 
     alone = LocalKMeans(n_clusters=3, random_state=0, n_init=3).fit(kept)
     expected = np.sort(alone.cluster_centers_, axis=0)
-    for x, options in ((filtered, {"to": "array"}), (filtered.to_dask_array(), {})):
+    for x in (filtered, filtered.to_dask_array()):
         model = KMeans(n_clusters=3, random_state=0)
-        p = clustertune.prepare(client, x, estimator=model, **options)
+        p = clustertune.prepare(client, x, estimator=model)
         assert sum(p.X.chunks[0]) == len(kept)
         model.fit(p.X)
         found = np.sort(model.cluster_centers_, axis=0)

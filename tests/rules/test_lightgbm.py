@@ -7,6 +7,7 @@ import tracemalloc
 from typing import Any
 
 import dask
+import dask.dataframe as dd
 import lightgbm as lgb
 import numpy as np
 import pandas as pd
@@ -186,7 +187,11 @@ def test_one_float_type(client: Any) -> None:
     frame["n"] = np.arange(40_000) % 100
     dX = placed(client, cut(frame, 20_000, 20_000), (A, B))
     dy = placed(client, cut(frame["a"], 20_000, 20_000), (A, B))
-    p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMRegressor)
+    found = clustertune.check(client, dX, dy, estimator=lgb.DaskLGBMRegressor).found
+    (finding,) = [f for f in found if f.check == "mixed_dtypes"]
+    names = {"X": dX}
+    exec(finding.remedy.split("`")[1], names)
+    p = clustertune.prepare(client, names["X"], dy, estimator=lgb.DaskLGBMRegressor)
 
     def peak(X: Any) -> float:
         """Return the bytes for each number while LightGBM reads a partition."""
@@ -223,9 +228,9 @@ def test_the_same_categories_everywhere(client: Any) -> None:
     dy = placed(client, cut(y, 400, 400), (A, B))
     eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
 
-    def right(model: Any) -> float:
-        """Return the fraction of correct predictions by the first partition's codes."""
-        whole = pd.concat(partitions[:2]).astype({"c": partitions[0]["c"].dtype})
+    def right(model: Any, codes: Any = partitions[0]["c"].dtype) -> float:
+        """Return the fraction of correct predictions by these codes."""
+        whole = pd.concat(partitions[:2]).astype({"c": codes})
         return float(((model.predict(whole) > 0.5) == y.to_numpy()).mean())
 
     options = OPTIONS | {"learning_rate": 0.5}
@@ -233,8 +238,18 @@ def test_the_same_categories_everywhere(client: Any) -> None:
     assert right(naive.to_local()) < 0.9
 
     model = lgb.DaskLGBMRegressor(client=client, **options)
+    with pytest.raises(ValueError, match="different categories in 1 column: c"):
+        clustertune.prepare(client, dX, dy, estimator=model)
+    names = {"X": dX}
+    found = clustertune.check(client, dX, dy, estimator=model, deep=True).found
+    (finding,) = [f for f in found if f.check == "differing_categories"]
+    exec(finding.remedy.split("`")[1], names)
+    dX = names["X"]
+    with pytest.raises(ValueError, match=r"partitions of eval_set\[0\].X have"):
+        clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    eval_set = eval_set[0].astype({"c": dX.dtypes["c"]}), eval_set[1]
     p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    assert right(fitted(model, p)) == 1
+    assert right(fitted(model, p), dX.dtypes["c"]) == 1
     (result,) = model.evals_result_.values()
     assert result["l2"][-1] < 0.01
 
@@ -264,7 +279,7 @@ def test_companions_with_other_partitions(client: Any) -> None:
 def test_rows_in_random_order(client: Any) -> None:
     """Workers make bins from their own rows, which is wrong for sorted rows.
 
-    The check advises a shuffle; ``shuffle=`` does it.
+    The code of the check's remedy mixes them.
     """
     X = numbers(3000, 4)
     X = X[np.argsort(X[:, 0])]
@@ -279,18 +294,14 @@ def test_rows_in_random_order(client: Any) -> None:
     model = lgb.DaskLGBMRegressor(client=client, **options)
     p = clustertune.prepare(client, dX, dy, estimator=model)
     assert error(fitted(model, p)) > 20 * alone
-    assert 'shuffle="rows"' in str(p.report)
+    (finding,) = [f for f in p.report.left if f.check == "unshuffled_rows"]
+    names = {"X": dX, "y": dy, "numpy": np}
+    exec(finding.remedy.split("`")[1], names)
 
     model = lgb.DaskLGBMRegressor(client=client, **options)
-    p = clustertune.prepare(client, dX, dy, estimator=model, shuffle="rows")
-    assert 'shuffle="rows"' not in str(p.report.left)
+    p = clustertune.prepare(client, names["X"], names["y"], estimator=model)
+    assert "unshuffled_rows" not in {f.check for f in p.report.left}
     assert error(fitted(model, p)) < 2 * alone
-    order = p.row_order.compute()
-    assert not np.array_equal(order, np.arange(3000))
-    assert np.array_equal(p.X.compute(), X[order])
-    assert np.array_equal(p.y.compute(), y[order])
-    predicted = model.predict(p.X).compute()[np.argsort(order)]
-    assert np.allclose(predicted, model.to_local().predict(X))
 
 
 def ranking(n_groups: int, size: int) -> tuple[Any, Any, Any]:
@@ -342,29 +353,34 @@ def test_groups_are_whole(client: Any) -> None:
     assert gain(fitted(model, p).predict(X), y, n_groups) > expected - 0.01
 
 
-def test_groups_are_sorted_if_asked_for(client: Any) -> None:
-    """Groups in several places are an error; ``sort=True`` sorts them, and predictions
-    return to the original order.
-    """
+def test_groups_in_several_places(client: Any) -> None:
+    """They are an error, and the code of its remedy sorts the rows."""
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
     mixed = np.random.default_rng(8).permutation(len(X))
     X, y, qid = X[mixed], y[mixed], qid[mixed]
-    dX, dy, dq = (placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid))
-    model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
-    with pytest.raises(GroupOrderError, match="sort=True"):
-        clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
-
-    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, sort=True)
-    order = p.row_order.compute()
-    assert np.array_equal(order, np.argsort(qid, kind="stable"))
-    found = fitted(model, p)
-    predicted = model.predict(p.X).compute()[np.argsort(order)]
-    assert np.allclose(predicted, found.predict(X))
+    frame = dd.from_pandas(pd.DataFrame(X, columns=list("abcd")), npartitions=3)
+    whole = frame.assign(y=dd.from_pandas(pd.Series(y), npartitions=3))
+    whole = whole.assign(qid=dd.from_pandas(pd.Series(qid), npartitions=3))
     by = np.argsort(qid, kind="stable")
     alone = lgb.LGBMRanker(**OPTIONS).fit(X[by], y[by], group=np.full(40, 10))
     expected = gain(alone.predict(X[by]), y[by], n_groups)
-    assert gain(predicted[by], y[by], n_groups) > expected - 0.01
+    for given in (
+        [placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid)],
+        [whole[list("abcd")], whole["y"], whole["qid"]],
+    ):
+        names = dict(zip(("X", "y", "qid"), given), numpy=np)
+        model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
+        with pytest.raises(GroupOrderError, match="come back") as error:
+            clustertune.prepare(client, *given[:2], qid=given[2], estimator=model)
+        exec(str(error.value).split("`")[1], names)
+        X2, y2, qid2 = (names[n] for n in ("X", "y", "qid"))
+        p = clustertune.prepare(client, X2, y2, qid=qid2, estimator=model)
+        groups = np.asarray(p.qid.compute())
+        assert np.array_equal(groups, np.sort(qid))
+        predicted = fitted(model, p).predict(p.X.compute())
+        # rows of a group may be in any order
+        assert gain(predicted, np.asarray(p.y.compute()), n_groups) > expected - 0.01
 
 
 def test_prepared_for_any_library(client: Any) -> None:

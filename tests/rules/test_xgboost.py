@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,8 +57,8 @@ def test_the_same_categories_everywhere(client: Any, method: str) -> None:
     eval_set = (placed(client, partitions[2:], [B]), placed(client, [y[:400]], [B]))
     options = OPTIONS | {"tree_method": method, "enable_categorical": True}
 
-    def right(model: Any) -> float:
-        whole = pd.concat(partitions[:2]).astype({"c": partitions[0]["c"].dtype})
+    def right(model: Any, codes: Any = partitions[0]["c"].dtype) -> float:
+        whole = pd.concat(partitions[:2]).astype({"c": codes})
         matrix = xgb.DMatrix(whole, enable_categorical=True)
         found = model.get_booster().predict(matrix)
         return float(((found > 0.5) == y.to_numpy()).mean())
@@ -68,8 +69,18 @@ def test_the_same_categories_everywhere(client: Any, method: str) -> None:
     assert right(naive) < 0.9
 
     model = dxgb.DaskXGBRegressor(**options)
+    with pytest.raises(ValueError, match="different categories in 1 column: c"):
+        clustertune.prepare(client, dX, dy, estimator=model)
+    names = {"X": dX}
+    found = clustertune.check(client, dX, dy, estimator=model, deep=True).found
+    (finding,) = [f for f in found if f.check == "differing_categories"]
+    exec(finding.remedy.split("`")[1], names)
+    dX = names["X"]
+    with pytest.raises(ValueError, match=r"partitions of eval_set\[0\].X have"):
+        clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
+    eval_set = eval_set[0].astype({"c": dX.dtypes["c"]}), eval_set[1]
     p = clustertune.prepare(client, dX, dy, eval_set=[eval_set], estimator=model)
-    assert right(fitted(model, client, p)) == 1
+    assert right(fitted(model, client, p), dX.dtypes["c"]) == 1
     assert model.evals_result()["validation_0"]["rmse"][-1] < 0.05
 
 
@@ -154,9 +165,8 @@ def test_groups_are_whole(client: Any) -> None:
 
     assert len(groups(dX, dy, dq)) == n_groups + 1
 
-    model = dxgb.DaskXGBRanker(**OPTIONS)
+    model = dxgb.DaskXGBRanker(allow_group_split=True, **OPTIONS)
     p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model)
-    assert p.estimator_params == {"allow_group_split": True}
     assert groups(p.X, p.y, p.qid) == [size] * n_groups
     alone = xgb.XGBRanker(**OPTIONS).fit(frame, y, qid=qid)
     expected = gain(predicted(alone, X), y, n_groups)
@@ -164,28 +174,25 @@ def test_groups_are_whole(client: Any) -> None:
     assert gain(found, y, n_groups) > expected - 0.01
 
 
-@pytest.mark.parametrize("asked", [{}, {"sort": True}])
-def test_groups_are_sorted(client: Any, asked: Any) -> None:
-    """Unsorted groups are sorted like by the ranker, and predictions return to the
-    original order. It is an error if partitions must stay.
-    """
+def test_the_ranker_sorts_rows_itself(client: Any) -> None:
+    """Unsorted groups are only placed, because the ranker sorts them in its fit."""
     n_groups, size = 40, 10
     X, y, qid = ranking(n_groups, size)
-    backwards = np.argsort(-qid, kind="stable")
-    X, y, qid = X[backwards], y[backwards], qid[backwards]
-    dX, dy, dq = (placed(client, cut(x, 250, 150), (A, B)) for x in (X, y, qid))
+    mixed = np.random.default_rng(8).permutation(len(X))
+    X, y, qid = X[mixed], y[mixed], qid[mixed]
+    whole = pd.DataFrame(X, columns=list("abcd")).assign(y=y, qid=qid)
+    frame = dd.from_pandas(whole, npartitions=4)
+    given = frame[list("abcd")], frame["y"], frame["qid"]
     model = dxgb.DaskXGBRanker(**OPTIONS)
-    with pytest.raises(GroupOrderError, match="sort=True"):
-        clustertune.prepare(client, dX, dy, qid=dq, estimator=model, rechunk=False)
-
-    p = clustertune.prepare(client, dX, dy, qid=dq, estimator=model, **asked)
-    assert "group_order" in {f.check for f in p.report.found}
-    order = p.row_order.compute()
+    p = clustertune.prepare(client, *given[:2], qid=given[2], estimator=model)
+    assert "group_order" not in {f.check for f in p.report.found}
+    assert p.estimator_params == {}
+    assert np.array_equal(p.X.compute().to_numpy(), X)
     by = np.argsort(qid, kind="stable")
-    assert np.array_equal(order, by)
-    fitted(model, client, p)
-    found = model.predict(p.X).compute()[np.argsort(order)]
-    assert np.allclose(found, predicted(model, X), atol=1e-5)
     alone = xgb.XGBRanker(**OPTIONS).fit(X[by], y[by], qid=qid[by])
     expected = gain(predicted(alone, X[by]), y[by], n_groups)
-    assert gain(found[by], y[by], n_groups) > expected - 0.01
+    found = predicted(fitted(model, client, p), X[by])
+    assert gain(found, y[by], n_groups) > expected - 0.01
+    split = dxgb.DaskXGBRanker(allow_group_split=True, **OPTIONS)
+    with pytest.raises(GroupOrderError, match="come back"):
+        clustertune.prepare(client, *given[:2], qid=given[2], estimator=split)

@@ -1,4 +1,4 @@
-"""Actions of the live cluster on data: load, rechunk, shuffle.
+"""Actions of the live cluster on data: load and rechunk.
 
 Each action replaces the collections that it makes. :class:`DataActions` keeps which
 collections the call has made, and which keys other clients hold.
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import dask.array as da
-import dask.dataframe as dd
 import numpy as np
 
 from clustertune.actions.cluster import ownership
@@ -26,10 +25,9 @@ from clustertune.collections import (
     graphs,
     inputs,
     loading,
-    shuffling,
+    metadata,
 )
 from clustertune.core.model import (
-    ORDER,
     CollectionInfo,
     Goal,
     Key,
@@ -38,7 +36,6 @@ from clustertune.core.model import (
     Notify,
     Rechunk,
     Result,
-    Shuffle,
     View,
 )
 from clustertune.core.wording import names_text
@@ -59,11 +56,10 @@ class _Found(NamedTuple):
 
 
 class DataActions:
-    """The collections of a call, and the actions that load, cut or shuffle them.
+    """The collections of a call, and the actions that load or cut them.
 
-    ``given`` has the collections after the actions so far. ``remainder`` has rows that
-    are not part of the data, by label. ``group_sizes`` has the sizes of groups by label
-    of the collection of group ids.
+    ``given`` has the collections after the actions so far. ``group_sizes`` has the
+    sizes of groups by label of the collection of group ids.
     """
 
     def __init__(self, lease: Lease, given: inputs.Inputs, goal: Goal):
@@ -79,8 +75,6 @@ class DataActions:
         self._lent: set[str] = set()  # labels of the caller's data that was released
         self._left: list[ownership.Release] = []  # of the cut that is running
         self._values = contents.Values()
-        self.remainder: dict[str, Any] = {}
-        self._remainder_rows = 0
         self.group_sizes: dict[str, Any] = {}
 
     async def _partitions(self, given: inputs.Given) -> _Found:
@@ -95,13 +89,11 @@ class DataActions:
         return self._found[given.label]
 
     def _collection(self, x: inputs.Given, found: _Found) -> CollectionInfo:
-        conversion = self._values.conversion(x, self.goal)
         loaded = found.futures is not None
         return replace(
-            inputs.describe(x, found.keys, loaded, found.rows, conversion),
+            metadata.describe(x.label, x.collection, found.keys, loaded, found.rows),
             made_here=x.label in self._ours,
             shared=x.label in self._shared,
-            remainder=self._remainder_rows if x.label in self.remainder else 0,
             derived=found.derived,
             embedded=found.embedded,
         )
@@ -125,7 +117,6 @@ class DataActions:
                 x.label,
                 x.collection,
                 _targets(load, x.label),
-                self._values.conversion(x, self.goal),
                 found.rows,
             )
             for x in self.given
@@ -187,12 +178,6 @@ class DataActions:
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
-            if recut.remainder:
-                more = cutting.collections(recut, given, graph, futures, remainder=True)
-                self.remainder = {
-                    k: _joined(x, self.remainder.get(k)) for k, x in more.items()
-                }
-                self._remainder_rows += recut.remainder
             await self._computing.settle(
                 list(futures.values()),
                 notify,
@@ -208,26 +193,6 @@ class DataActions:
             self._replace(await asyncio.to_thread(make, ends))
         sent = await inquiry.received(self.client, sorted(graph.sent))
         return Result(nbytes=sent, details=_kept_text(kept))
-
-    async def shuffle(self, shuffle: Shuffle, notify: Notify) -> Result:
-        """Change the order of rows; old partitions stay while anything holds them."""
-        given = {x.label: x.collection for x in self.given}
-        old = {s.label: self._found[s.label].futures or [] for s in shuffle.sources}
-        types = await self._types(old)
-        graph = await asyncio.to_thread(shuffling.build, shuffle, given, types)
-        futures = await self._computing.partitions(graph, notify, "ordering")
-        make = partial(shuffling.collections, shuffle, given, old, graph, futures)
-        made = await asyncio.to_thread(make)
-        numbers = made.pop(ORDER, None)
-        first = shuffle.layout == self.given.groups[0].label
-        if first and numbers is not None and ORDER not in given:
-            self.given = self.given.with_companion(ORDER, numbers)
-        # whole partitions in another order are the futures that the caller holds
-        whole = shuffle.partition_order is not None
-        callers = {x for x in made.keys() & old if whole and x not in self._ours}
-        self._replace(made, callers | (made.keys() & self._shared if whole else set()))
-        sent = sorted(graph.sent)
-        return Result(nbytes=await inquiry.received(self.client, sent) if sent else 0)
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
         """The types of the chunks of Arrays, which metadata may not have."""
@@ -271,24 +236,16 @@ class DataActions:
         self.given = self.given.with_collections(told)
 
 
-def _joined(first: Any, then: Any) -> Any:
-    """Concatenate two collections of the same kind; the second may be None."""
-    if then is None:
-        return first
-    array = isinstance(first, da.Array)
-    return da.concatenate([first, then]) if array else dd.concat([first, then])
-
-
 def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
     """The collection with the client's own futures, and facts about it.
 
     Runs in a separate thread.
     """
-    names, futures = inputs.partitions(collection)
+    names, futures = metadata.partitions(collection)
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = loading.lengths(collection, asynchronous=asynchronous)
-        return collection, _Found(names, None, rows, *inputs.origin(collection))
+        return collection, _Found(names, None, rows, *metadata.origin(collection))
     collection, own = claims.own(collection, futures)
     return collection, _Found(names, own, None)
 

@@ -35,6 +35,7 @@ from clustertune.integrations.libraries.workload import (
     counterpart,
     isa,
     last_step,
+    transforms,
     uses_dask,
 )
 
@@ -124,7 +125,8 @@ def choose(estimator: object = None) -> Profile:
     # a workload of another package cannot take the estimators of ours
     for known in (*OWN, *available().values()):
         if known.matches(trains):
-            return _not_refused(known.profile_for(trains), text)
+            profile = _not_refused(known.profile_for(trains), text)
+            return replace(profile, transforms=transforms(estimator))
     if uses_dask(trains):
         return GENERIC.profile_for(trains)
     if there := counterpart(trains):
@@ -163,12 +165,6 @@ def refuse(profile: Profile, given: Collection[str]) -> None:
                 f"{profile.title} takes no {' and no '.join(wrong)}, only "
                 f"{allowed or 'X and y'}; leave it out, or name another workload"
             )
-    if profile.exact_rows and "qid" in given:
-        raise ValueError(
-            f"{profile.title} needs exactly as many rows on every worker, which cuts "
-            "through groups of rows (qid=); leave qid out, or give it as a column of X "
-            "if groups may be cut"
-        )
     if profile.groups and "qid" not in given:
         raise ValueError(
             f"{profile.title} learns from groups of rows; give qid=, the group of "

@@ -102,6 +102,7 @@ class KMeans(Workload):
         partitions_per_thread=2,
         max_partitions_per_thread=16,
         random_order=False,
+        kinds=("array",),
         packages=("dask-ml",),
         takes=(),
         source="measured with dask-ml 2025.1, 8 centres, 1, 2, 8 partitions per thread",

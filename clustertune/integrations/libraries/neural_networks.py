@@ -11,9 +11,11 @@ from clustertune.integrations.libraries.workload import Workload
 class Mirrored(Workload):
     """TensorFlow's ``MultiWorkerMirroredStrategy``, with one process on each worker.
 
-    All workers take each step together, so every worker gets exactly as many rows.
-    ``training.run_roles`` sets it up, and docs/deep-learning.md has an example. With a
-    distributed dataset, each worker drops most of its rows: switch auto-sharding off.
+    All workers take each step together, so every worker gets an equal share of rows,
+    within the tolerance. Take as many batches on each worker as the shortest share has:
+    ``dataset.take(n_batches)``. ``training.run_roles`` sets it up, and
+    docs/deep-learning.md has an example. With a distributed dataset, each worker drops
+    most of its rows: switch auto-sharding off.
     """
 
     kinds = tuple(
@@ -24,7 +26,7 @@ class Mirrored(Workload):
         name="tf_mirrored",
         title="TensorFlow MultiWorkerMirroredStrategy",
         memory_multiple={4: 2.0, 8: 2.0},
-        exact_rows=True,
+        equal_shares=True,
         random_order=True,
         packages=("tensorflow", "tensorflow-cpu"),
         threads="worker",
@@ -48,16 +50,17 @@ class ParameterServers(Workload):
         Mirrored.profile,
         name="tf_ps",
         title="TensorFlow with parameter servers",
-        exact_rows=False,
+        equal_shares=False,
     )
 
 
 class DistributedDataParallel(Workload):
     """PyTorch's ``DistributedDataParallel`` and skorch, one process on each worker.
 
-    All workers take each step together. A worker with one batch less makes the others
-    wait until they time out, so every worker gets exactly as many rows. PyTorch uses
-    the threads of its pool, which has one thread below a nanny:
+    All workers take each step together, so every worker gets an equal share of rows,
+    within the tolerance. A worker with one batch less makes the others wait until they
+    time out: train in a block of ``torch.distributed.algorithms.join.Join([model])``.
+    PyTorch uses the threads of its pool, which has one thread below a nanny:
     ``torch.set_num_threads(n)``.
     """
 
@@ -67,7 +70,7 @@ class DistributedDataParallel(Workload):
         title="PyTorch DistributedDataParallel",
         memory_multiple={4: 2.0, 8: 2.0},
         base_bytes=450 * 2**20,
-        exact_rows=True,
+        equal_shares=True,
         random_order=True,
         packages=("torch",),
         threads="pools",

@@ -75,11 +75,11 @@ def _output_metas(wrapper: Any, model: Any, X: Any) -> dict[str, Any]:
     import dask.dataframe as dd
     from dask.dataframe.dispatch import meta_nonempty
 
-    from clustertune.collections import conversion
+    from clustertune.collections import metadata
 
     if not isinstance(X, dd.DataFrame):
         return {}
-    some = meta_nonempty(conversion.meta(X, None))
+    some = meta_nonempty(metadata.meta(X))
     return {
         f"{method}_meta": getattr(model, method)(some)
         for method in ("predict", "predict_proba", "transform")

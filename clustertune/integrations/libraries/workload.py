@@ -110,6 +110,12 @@ def last_step(estimator: object) -> tuple[str, object]:
     return prefix, estimator
 
 
+def transforms(estimator: object) -> bool:
+    """Return whether steps of a pipeline come before the last one."""
+    prefix, _ = last_step(estimator)
+    return bool(prefix) and len(getattr(estimator, "steps", ())) > 1
+
+
 def classes(estimator: object) -> tuple[type, ...]:
     """Return the class of an estimator and its base classes."""
     kind = estimator if isinstance(estimator, type) else type(estimator)

@@ -47,8 +47,7 @@ RANK = replace(
     HIST,
     name="xgboost_rank",
     title="XGBoost (ranking)",
-    groups="sorted",
-    sorts_groups=True,
+    groups="together",
     takes=("qid", "base_margin", "eval_set"),
     source="measured with xgboost 3.2, 50 dense columns, 256 bins, groups in order",
 )
@@ -114,13 +113,14 @@ class DMatrix(XGBoost):
 
 
 class Rank(XGBoost):
-    """XGBoost's ``DaskXGBRanker``: rows of a group (``qid``) stay together.
+    """XGBoost's ``DaskXGBRanker``.
 
-    By default the ranker sorts all data by group across the cluster and makes one
-    partition of each group. If each worker has whole groups in order, the ranker can
-    take the partitions as they are. ``estimator_params`` has ``allow_group_split=True``
-    for that: ``model.set_params(**prepared.estimator_params)``. XGBoost does not take
-    weights of rows together with groups.
+    By default the ranker sorts all data by group (``qid``) across the cluster, in every
+    fit, and makes one partition of each group. It takes frames then, and ``prepare``
+    only places them. With ``allow_group_split=True`` each worker sorts the rows that it
+    holds, so ``prepare`` keeps the rows of a group on one worker, and groups that come
+    back after another one are an error. That fit copies less, and takes Arrays too.
+    XGBoost does not take weights of rows together with groups.
     """
 
     profile = RANK
@@ -130,23 +130,17 @@ class Rank(XGBoost):
         return isa(estimator, "xgboost.dask", "DaskXGBRanker")
 
     def profile_for(self, estimator: object) -> Profile:
-        """Return the memory of the older tree methods if one of them is chosen."""
+        """Choose by ``allow_group_split`` and by the tree method."""
+        sorts = parameter(estimator, "allow_group_split") is False
+        found = replace(RANK, groups="anywhere" if sorts else "together")
         if _makes_quantiles(estimator):
-            return RANK
+            return found
         return replace(
-            RANK, memory_multiple=DMATRIX.memory_multiple, source=DMATRIX.source
+            found, memory_multiple=DMATRIX.memory_multiple, source=DMATRIX.source
         )
 
     def fit_kwargs(self, fit_inputs: FitInputs) -> dict[str, Any]:
         return super().fit_kwargs(fit_inputs) | given(qid=fit_inputs.training.qid)
-
-    def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
-        """Take partitions as they are; older releases have no such parameter."""
-        found = super().estimator_params(fit_inputs)
-        named = fit_inputs.estimator is None
-        if named or parameter(fit_inputs.estimator, "allow_group_split") is not None:
-            found["allow_group_split"] = True
-        return found
 
 
 WORKLOADS: tuple[Workload, ...] = (XGBoost(), DMatrix(), Rank())

@@ -127,7 +127,6 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "at_least": _severity,
     "check": _checks,
     "disrupted_workers": arguments.part,
-    "dtype": arguments.number_type,
     "env": arguments.variables,
     "holds": _pause,
     "memory_limit": arguments.nbytes,

@@ -38,7 +38,7 @@ OPERATIONS = frozenset((
 ))  # fmt: skip
 ACTIONS = frozenset((
     "adapt", "drop", "load", "merge", "rebalance", "rechunk", "release", "replicate",
-    "resize", "restart", "retire", "save", "scale", "shuffle", "trim",
+    "resize", "restart", "retire", "save", "scale", "trim",
 ))  # fmt: skip
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
 OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))

@@ -116,23 +116,8 @@ def moments(partition: Any) -> dict[str, Any]:
 
 
 def types(partition: Any) -> dict[str, Any]:
-    """Categories and their lists by column; the largest absolute integer."""
-    import numpy as np
-
-    if not hasattr(partition, "columns"):
-        return {"categories": {}, "lists": {}, "largest": 0}
-    whole = [
-        column.to_numpy()
-        for column in _columns(partition)
-        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu"
-    ]
-    ends = [abs(int(f(v))) for v in whole if len(v) for f in (np.min, np.max)]
-    lists = {c.name: c.dtype for c in _columns(partition) if hasattr(c, "cat")}
-    return {
-        "categories": _categories(partition),
-        "lists": lists,
-        "largest": max(ends, default=0),
-    }
+    """Categories by column."""
+    return {"categories": _categories(partition)}
 
 
 def _columns(partition: Any) -> list[Any]:
