@@ -137,18 +137,16 @@ async def requests(scheduler, n_keys):
     ceilings = [15 * GIB] * len(addresses)
     await ask("look", collections=[], title="look at workers")
     await ask("look", collections=packed)
-    await ask("held_data", workers=addresses)
-    await ask("running_work", owner="me", workers=addresses)
+    await ask("look_at_workers", owner="me", workers=addresses)
     await ask("survey", owner="me", packages=[])
-    await ask("missing_keys", owner="me", keys=every)
-    await ask("wanted_by_others", owner="me", keys=every)
+    await ask("look_at_keys", owner="me", keys=every)
     await ask("holdings", owner="me", kept=every)
     await ask("holdings", owner="me", kept=listed[0] + listed[1],
               title="holdings, listed keys")  # fmt: skip
     await measured("watch of runs", partial(
         now, plugin.runs.note, time(), False, runs.measured(scheduler)
     ))  # fmt: skip
-    await ask("store_facts", facts=facts_of(scheduler, packed, n_keys))
+    await ask("store", facts=facts_of(scheduler, packed, n_keys))
     await ask("page")
     if plugin.page_data.keys:
         await measured("count rows for the page", plugin.page_data._count)  # noqa: SLF001
@@ -156,8 +154,9 @@ async def requests(scheduler, n_keys):
 
     await ask("acquire", owner="me", label="turns", token="t")
     homes = (np.arange(n_keys) % len(addresses)).astype(np.int64)
-    await ask("keep_placement", token="t", workers=addresses,
-              places=[(keys, homes.tobytes()) for keys in packed])  # fmt: skip
+    await ask("move", token="t", workers=addresses, ceilings=ceilings, deadline=0,
+              moves=[(keys, homes.tobytes()) for keys in packed],
+              title="keep prepared keys")  # fmt: skip
     await evacuation(plugin, packed, addresses, measured)
     await ask("restart_worker", token="t", address="none", collections=packed,
               workers=addresses, ceilings=ceilings, wait=1, timeout=1)  # fmt: skip
@@ -169,7 +168,7 @@ async def requests(scheduler, n_keys):
                     moves=[(keys, targets) for keys in packed],
                     deadline=1000)  # fmt: skip
     plugin.jobs.kept[job].task.cancel()
-    await ask("stop", job=job)
+    await ask("progress", job=job, token="t", wait=0, stop=True)
     await mover(scheduler, plugin, packed, addresses, targets, measured, figures)
 
     await bindings(scheduler, plugin, n_keys, ask, measured)
@@ -231,8 +230,8 @@ async def bindings(scheduler, plugin, n_keys, ask, measured):
     add_waiting_tasks(scheduler, plugin, n_tasks, n_tasks * BOUND // WAITING)
     await ask("survey", owner="me", packages=[], title="survey, waiting tasks")
     some = pack([("waiting", i) for i in range(1000)])
-    await ask("unmet_restrictions", keys=some)
-    await ask("free_stuck", token="t", name="none")
+    await ask("look_at_keys", owner="me", keys=some, title="look_at_keys, waiting")
+    await ask("unpin", token="t", name="none", stuck=True, title="unpin stuck tasks")
     await measured("start waiting tasks", plugin.bindings.wake)
     await measured("look for waiting tasks", plugin.bindings.wake)
     await ask("unpin", token="t", name="ours", title="unpin waiting tasks")
@@ -260,18 +259,19 @@ async def scheduled(plugin, packed, measured):
         "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
         "expires": time() + 900, "workers": None, "collections": packed,
         "lines": lines, "nannies": [], "parking": b"", "wait": 1.0,
-        "timeout": 1.0, "condition": {"kind": "memory", "severity": 3},
+        "timeout": 1.0, "if_needed": 0.01,
     }  # fmt: skip
     one, schedules = Schedule("one", terms, time()), plugin.schedules
+    everyone = {ws.name: ws for ws in workers}
+
+    async def due():
+        return schedules._due(one)  # noqa: SLF001
+
+    await measured("workers that a scheduled restart needs", due)
     await measured(
-        "obstacles of a scheduled restart",
-        lambda: schedules._obstacle(one, schedules._workers(one)),  # noqa: SLF001
+        "order of a scheduled restart",
+        lambda: schedules._ordered(everyone),  # noqa: SLF001
     )
-
-    async def condition():
-        return schedules._is_met(one)  # noqa: SLF001
-
-    await measured("its condition", condition)
 
 
 async def evacuation(plugin, packed, addresses, measured):

@@ -158,4 +158,4 @@ def test_turns() -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert {"keep_placement", "release_keys"} <= figures.keys()
+    assert {"keep prepared keys", "release_keys"} <= figures.keys()

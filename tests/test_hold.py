@@ -341,8 +341,8 @@ async def test_a_plan_that_is_going_on(
                     raise AssertionError
         assert plugin.holds.active() == []
         asked: list[dict[str, Any]] = []
-        begin = plugin.begin_hold
-        plugin.begin_hold = lambda **k: asked.append(begin(**k)) or asked[-1]
+        begin = plugin.acquire
+        plugin.requests["acquire"] = lambda **k: asked.append(begin(**k)) or asked[-1]
         block = asyncio.ensure_future(_held(c))
         await soon(lambda: any("holder" in answer for answer in asked))
         plugin.release("t")
@@ -373,13 +373,13 @@ async def test_stopped_before_the_answer_came(c: Any, s: Any, a: Any, b: Any) ->
     """A hold that was granted meanwhile is given back."""
     await clustertune.check(c)
     plugin = s.plugins["clustertune"]
-    begin = plugin.begin_hold
+    begin = plugin.acquire
 
     async def taken(**arguments: Any) -> None:
         begin(**arguments)
         await asyncio.sleep(60)
 
-    plugin.begin_hold = taken
+    plugin.requests["acquire"] = taken
     block = asyncio.ensure_future(_held(c))
     await soon(plugin.holds.active)
     block.cancel()

@@ -104,7 +104,9 @@ CALLED = {
         "worker",
         "stimulus_id",
     ),
+    "distributed.Scheduler.gather_on_worker": ("worker_address", "who_has"),
     "distributed.Scheduler.identity": ("n_workers",),
+    "distributed.Scheduler.remove_replica": ("ts", "ws"),
     "distributed.Scheduler.remove_worker": ("stimulus_id", "expected"),
     "distributed.Scheduler.request_acquire_replicas": ("keys", "stimulus_id"),
     "distributed.Scheduler.restart_workers": (

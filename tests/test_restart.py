@@ -379,7 +379,7 @@ async def test_one_that_is_interrupted_at_its_begin(
         await answers.wait()
         return name
 
-    monkeypatch.setattr(plugin, "restart_worker", late)
+    monkeypatch.setitem(plugin.requests, "restart_worker", late)
     task = c.submit(at_gate, "gate", workers=[a.worker_address])
     await soon(lambda: s.workers[a.worker_address].processing)
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[a.name]))

@@ -142,26 +142,6 @@ def read_unmet(answer: Sequence[Sequence[Any]]) -> tuple[UnmetRestriction, ...]:
     )
 
 
-async def with_work(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the tasks that workers run, and the holder of the cluster."""
-    addresses = [w.address for w in snapshot.workers]
-    found = await monitor.ask(
-        client, "running_work", owner=client.id, workers=addresses
-    )
-    tasks = {
-        a: tuple((prefix, n) for prefix, n in counts) for a, counts in found["tasks"]
-    }
-    holder = found["holder"]
-    if holder is not None:
-        holder = LeaseHolder(
-            label=holder["label"],
-            client=holder["client"],
-            seconds=max(0.0, snapshot.time - holder["since"]),
-        )
-    snapshot = monitor.with_values(snapshot, "tasks", tasks)
-    return replace(snapshot, lease_holder=holder)
-
-
 async def past_runs(client: Client) -> tuple[Run, ...]:
     """Return the runs that the plugin has seen, oldest first."""
     return tuple(
@@ -217,13 +197,27 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
 async def with_held_data(
     client: Client, snapshot: Snapshot, limit: int | None = None
 ) -> Snapshot:
-    """Add the data that a restart of each worker has to save, and its parking space.
+    """Add the tasks of each worker, and the data that its restart has to save.
 
-    The parking space of a nanny is read only if other workers may lack memory.
-    ``limit`` is the memory limit that the workers will get.
+    Also the holder of the cluster, and the parking space of each worker. That space is
+    read only if other workers may lack memory. ``limit`` is the memory limit that the
+    workers will get.
     """
     addresses = [w.address for w in snapshot.workers]
-    found = await monitor.ask(client, "held_data", workers=addresses)
+    mine = {"owner": client.id, "workers": addresses}
+    answer = await monitor.ask(client, "look_at_workers", **mine)
+    tasks = {
+        a: tuple((prefix, n) for prefix, n in counts) for a, counts in answer["tasks"]
+    }
+    snapshot = monitor.with_values(snapshot, "tasks", tasks)
+    holder, found = answer["holder"], answer["data"]
+    if holder is not None:
+        holder = LeaseHolder(
+            label=holder["label"],
+            client=holder["client"],
+            seconds=max(0.0, snapshot.time - holder["since"]),
+        )
+    snapshot = replace(snapshot, lease_holder=holder)
     names = ("keys", "unique", "nbytes", "scattered", "actors")
     held = dict(zip(found, _read_rows(HeldData, names, found.values()), strict=True))
     snapshot = monitor.with_values(snapshot, "held_data", held)

@@ -59,9 +59,9 @@ NO_VERSIONS = Unknown("the worker did not report its versions")
 #: requests that change nothing: repeated if a connection breaks
 REPEATABLE = frozenset(
     (
-        "held_data", "holdings", "is_held", "list_schedules", "look", "page",
-        "past_runs", "progress", "last_report", "survey",
-        "unmet_restrictions", "wanted_by_others", "worker_changes",
+        "holdings", "is_held", "last_report", "look", "look_at_keys",
+        "look_at_workers", "page", "past_runs", "progress", "survey",
+        "worker_changes",
     )
 )  # fmt: skip
 

@@ -146,7 +146,7 @@ async def diagnose(request: CheckRequest) -> Report:
     found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page and the metrics
     facts = page_facts.facts(view, found)
-    await monitor.ask(request.client, "store_facts", facts=facts)
+    await monitor.ask(request.client, "store", facts=facts)
     survey = view.now.survey
     return Report(
         status="checked",

@@ -228,9 +228,9 @@ class Hold(ClientContext):
 
     async def _request(self) -> str | None:
         """Request the hold; return the label of another client's plan, if one runs."""
-        mine = {"owner": self.client.id, "label": self._label, "name": self._name}
-        answer = await monitor.ask(self.client, "begin_hold", **mine)
-        if answer:
+        mine = {"owner": self.client.id, "label": self._label, "token": self._name}
+        answer = await monitor.ask(self.client, "acquire", **mine, hold=True)
+        if "holder" in answer:
             return printable(answer["holder"]["label"])
         self._held, self._confirmed = True, monotonic()
         return None
@@ -272,7 +272,7 @@ class Hold(ClientContext):
     async def _give_back(self) -> None:
         # also if the answer to the request never arrived
         try:
-            there = await give_back(self.client, "end_hold", name=self._name)
+            there = await give_back(self.client, "release", token=self._name)
         except (ClustertuneError, asyncio.TimeoutError) as error:
             _report(f"the hold could not be given back: {printable(repr(error))}")
         else:

@@ -29,9 +29,10 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "Scheduler": (
         "_replica_lock", "_tick_interval_observed", "add_keys", "add_plugin", "address",
         "aliases", "client_comms", "client_desires_keys", "client_releases_keys",
-        "clients", "coerce_hostname", "extensions", "get_events",
+        "clients", "coerce_hostname", "extensions", "gather_on_worker", "get_events",
         "handle_worker_status_change", "handlers", "host_info", "log_event",
-        "periodic_callbacks", "plugins", "queued", "remove_plugin", "remove_worker",
+        "periodic_callbacks", "plugins", "queued", "remove_plugin",
+        "remove_replica", "remove_worker",
         "report", "request_acquire_replicas", "restart", "restart_workers",
         "retire_workers", "rpc", "running", "status", "task_prefixes", "tasks",
         "transition_counter", "transitions", "unrunnable", "worker_ttl", "workers",
@@ -43,10 +44,10 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     ),
     "MemoryState": ("managed", "process", "spilled", "unmanaged"),
     "TaskState": (
-        "actor", "annotations", "host_restrictions", "key", "loose_restrictions",
-        "nbytes", "prefix", "priority", "processing_on", "resource_restrictions",
-        "run_spec", "state", "type", "waiters", "waiting_on", "who_has", "who_wants",
-        "worker_restrictions",
+        "actor", "annotations", "dependents", "host_restrictions", "key",
+        "loose_restrictions", "nbytes", "prefix", "priority", "processing_on",
+        "resource_restrictions", "run_spec", "state", "type", "waiters", "waiting_on",
+        "who_has", "who_wants", "worker_restrictions",
     ),
     "ClientState": ("client_key", "last_seen", "wants_what"),
     "TaskPrefix": (

@@ -219,8 +219,8 @@ async def test_past_runs_are_asked_now_and_then(c, s, a, b):
     async with clustertune.Monitor(c, interval=0.02) as monitor:
         plugin = s.plugins["clustertune"]
         asked = []
-        past = plugin.past_runs
-        plugin.past_runs = lambda: asked.append(1) or past()
+        past = plugin.requests["past_runs"]
+        plugin.requests["past_runs"] = lambda: asked.append(1) or past()
         n = len(monitor.snapshots)
         await soon(lambda: len(monitor.snapshots) >= n + 5)
         assert asked == []

@@ -114,7 +114,7 @@ class Computing:
             notify(f"{doing} {len(futures)} partitions{unmet}", done)
             if pin and monotonic() - asked > STUCK_INTERVAL:
                 asked = monotonic()
-                await self._lease.ask("free_stuck", name=pin)
+                await self._lease.ask("unpin", name=pin, stuck=True)
             if meanwhile is not None:
                 await meanwhile()
             await graphs.wait_for_last(self.client, pending, pause)
@@ -176,8 +176,9 @@ class _Patience:
             return self.text
         self.asked = now
         packed = await asyncio.to_thread(keys.pack, partitions)
-        answer = await monitor.ask(self.client, "unmet_restrictions", keys=packed)
-        unmet = inquiry.read_unmet(answer)
+        mine = {"owner": self.client.id, "keys": packed}
+        found = await monitor.ask(self.client, "look_at_keys", **mine)
+        unmet = inquiry.read_unmet(found["unmet"])
         self.text = "".join(f"; {x}" for x in unmet)
         gone = [x for x in unmet if x.kind == "worker"]
         if not gone:

@@ -205,8 +205,7 @@ class Lease:
         except Exception as error:  # noqa: BLE001
             logger.info("clustertune could not stop a job: %r", error)
             return
-        asked = {"job": name, "wait": WAIT}
-        await self.quietly("stop", job=name)
+        asked = {"job": name, "wait": WAIT, "stop": True}
         while self.opened and (seconds := end - monotonic()) > 0:
             try:
                 work = self.ask("progress", **asked)

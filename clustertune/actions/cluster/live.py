@@ -163,7 +163,6 @@ class LiveCluster(WorkerActions, DataActions):
         if self.options.held_data:
             limit = self.options.limit
             snapshot = await inquiry.with_held_data(self.client, snapshot, limit)
-            snapshot = await inquiry.with_work(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.options.least_memory:
             snapshot = await inquiry.with_least_memory(self.client, snapshot)
@@ -218,7 +217,8 @@ class LiveCluster(WorkerActions, DataActions):
         """Complete the prepared collections, and keep them on their workers."""
         places = await asyncio.to_thread(_places, view)
         workers = [w.address for w in view.now.workers]
-        await self._lease.ask("keep_placement", workers=workers, places=places)
+        placed = {"workers": workers, "ceilings": [0] * len(workers), "moves": places}
+        await self._lease.ask("move", **placed, deadline=0)
         if self.goal.workload.group_sizes:
             await self.size_groups(view)
         self.tell_rows(view)
@@ -229,9 +229,7 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
         """Store the report, and the facts of the dashboard page, on the scheduler."""
-        await self._lease.quietly("store_report", report=report)
-        if facts is not None:
-            await self._lease.quietly("store_facts", facts=facts)
+        await self._lease.quietly("store", report=report, facts=facts)
 
 
 def _moved(state: Mapping[str, Any]) -> Result:

@@ -86,9 +86,8 @@ async def shared(client: Client, partitions: Mapping[str, Sequence[Key]]) -> set
 async def _wanted_by_others(client: Client, wanted: Sequence[Key]) -> int:
     """Count the keys that other clients hold; a published data set is a client."""
     packed = await asyncio.to_thread(keys.pack, wanted)
-    count: int = await monitor.ask(
-        client, "wanted_by_others", keys=packed, owner=client.id
-    )
+    mine = {"owner": client.id, "keys": packed}
+    count: int = (await monitor.ask(client, "look_at_keys", **mine))["others"]
     return count
 
 
@@ -207,7 +206,7 @@ class Claims:
         names = [own.key for _, own in pairs]
         packed = await asyncio.to_thread(keys.pack, names)
         found: Mapping[str, bytes] = await monitor.ask(
-            self.client, "missing_keys", owner=self.client.id, keys=packed
+            self.client, "look_at_keys", owner=self.client.id, keys=packed
         )
         for i in np.frombuffer(found["gone"], dtype=np.int64).tolist():
             given, own = pairs[i]

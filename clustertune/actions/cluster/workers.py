@@ -169,7 +169,7 @@ class WorkerActions:
                 wait=restart.wait,
                 timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
                 retire=restart.retire,
-                parking=ship.pickled(park.act) if restart.parking else b"",
+                parking=ship.pickled(park.act),
                 resizing=_resize_terms(restart),
             )
             try:
@@ -215,6 +215,11 @@ class WorkerActions:
             why = printable(state["detour"], longest=200)
             way += f" (because its nanny cannot run two processes: {why})"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
+        if dropped := state["unsendable"]["dropped"]:
+            said += (
+                f"; dropped {plural(dropped, 'key')} of failed tasks, such as open "
+                "sockets, which cannot be sent"
+            )
         undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
         finished = bool(state["address"]) or (restart.retire and not state["error"])
         measured = MeasuredMemory(
@@ -307,6 +312,8 @@ def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator
         yield f"lost {lost:,} keys{why if ended else ''}"
     if again := state["again"]:
         yield f"{plural(again, 'key')} recomputed, because their workers ended"
+    if again := state["unsendable"]["recomputed"]:
+        yield f"{plural(again, 'key')} recomputed, because they could not be sent"
 
 
 def _to_stay(workers: Mapping[str, Mapping[str, Any]]) -> int:

@@ -265,7 +265,7 @@ async def _send(request: _Request) -> Schedule:
             notes=notes,
         )
     terms = _terms(request, view, ids) | {"instants": list(times), "expires": expires}
-    answer = await monitor.ask(request.client, "schedule", terms=terms)
+    answer = (await monitor.ask(request.client, "schedules", add=terms))["one"]
     if "refused" in answer:
         raise RefusedError(answer["refused"])
     return schedule.read(answer, request.client, notes)

@@ -222,9 +222,10 @@ def read(
 async def cancel(client: Client, name: str) -> Schedule:
     """Cancel a scheduled restart by id; raise LookupError if there is none."""
     await monitor.install_plugin(client, await monitor.identify(client))
-    answer = await monitor.ask(client, "cancel_schedule", name=name)
+    found = await monitor.ask(client, "schedules", cancel=name)
+    answer = found["one"]
     if answer is None:
-        known = [s["id"] for s in await _answers(client) if s["state"] not in ENDED]
+        known = [s["id"] for s in found["all"] if s["state"] not in ENDED]
         there = f"waiting are {names_text(known, most=20)}" if known else "none waits"
         raise LookupError(f"there is no scheduled restart {name!r}; {there}")
     return read(answer, client)
@@ -233,9 +234,5 @@ async def cancel(client: Client, name: str) -> Schedule:
 async def listed(client: Client) -> tuple[Schedule, ...]:
     """List waiting restarts and the last ended ones, oldest first."""
     await monitor.install_plugin(client, await monitor.identify(client))
-    return tuple(read(answer, client) for answer in await _answers(client))
-
-
-async def _answers(client: Client) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = await monitor.ask(client, "list_schedules")
-    return found
+    found = await monitor.ask(client, "schedules")
+    return tuple(read(answer, client) for answer in found["all"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from distributed.core import Status
@@ -112,11 +112,18 @@ class Evacuation:
         self.parking = parking
         self.held = held
 
-    async def assign(self, worker: Any) -> list[tuple[Any, str]]:
-        """Return a target for each key: largest groups first, on empty workers."""
+    async def assign(
+        self, worker: Any, staying: Container[Any] = ()
+    ) -> list[tuple[Any, str]]:
+        """Return a target for each key: largest groups first, on empty workers.
+
+        ``staying`` keys stay on the worker, because they cannot be sent.
+        """
         groups: dict[Any, list[Any]] = {}
         wanted, copied = [], set()
         async for ts in in_turns(list(worker.has_what)):
+            if ts.key in staying:
+                continue
             copy = self.copy(ts)
             if copy is not None:
                 wanted.append((ts.key, copy.address))

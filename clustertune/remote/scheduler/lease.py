@@ -135,6 +135,11 @@ class Lease:
         holder = self.holder() or next(iter(self.holds.active()), None)
         return holder and public(holder)
 
+    def of_others(self, owner: str) -> dict[str, Any] | None:
+        """Return the lease of another client, if there is one."""
+        holder = self.holder()
+        return None if holder is None or holder["client"] == owner else public(holder)
+
     def obstacle(self, owner: str, token: str) -> dict[str, Any] | None:
         """Return the lease or hold that prevents a new lease, or None."""
         if token in self.released:

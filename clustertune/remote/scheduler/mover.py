@@ -156,6 +156,11 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             total = len(wanted)
         self.unread = iter(wanted)
         self.queued: deque[tuple[Any, str]] = deque()  # read, but not requested yet
+        #: keys that did not arrive with others, so that each is sent alone
+        self.alone: deque[tuple[Any, str]] = deque()
+        self.alone_now: tuple[Any, str] = ("", "")  # the one that is sent now
+        self.sender: asyncio.Task[None] | None = None  # sends it
+        self.unsent: list[Any] = []  # keys that did not arrive alone either
         self.process_limits = process_limits
         self.sources = sources
         self.parking = parking
@@ -190,7 +195,12 @@ class MovePolicy(ActiveMemoryManagerPolicy):
     @property
     def open(self) -> bool:
         """Whether keys wait or are in flight."""
-        return bool(self.requested) or (not self.stopped and self.waiting > 0)
+        return self.has_sent or (not self.stopped and self.waiting > 0)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether keys are in flight."""
+        return bool(self.requested) or self.sender is not None
 
     def run(self) -> Generator[Any, Any, None]:
         """Run one cycle: handle arrived keys, then request copies that fit."""
@@ -201,6 +211,10 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self.requested[key] = self.requested.pop(key)
         if self.sending and not self.stopped:
             yield from self._send()
+            if self.alone and self.sender is None:
+                self.alone_now = self.alone.popleft()
+                sending = self._send_alone(*self.alone_now)
+                self.sender = asyncio.ensure_future(sending)
         self._give_up_if_stuck()
 
     def requeue(self) -> None:
@@ -210,6 +224,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.requested.clear()
         self.inbound.clear()
         self.in_flight = 0
+        if self.sender is not None:
+            self.end_sender()
+            self.queued.append(self.alone_now)
 
     def _check_arrival(self, key: Any) -> Iterator[Any]:
         transfer = self.requested[key]
@@ -222,7 +239,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         elif target not in ts.who_has:
             if monotonic() - transfer.requested_at > RETRY:
                 transfer.requested_at = monotonic()
-                yield from self._replicate(ts, target)
+                if not _receives(target):  # the message of several keys has failed
+                    self._forget(key)
+                    self.alone.append((key, transfer.target))
         else:
             if transfer.travels:
                 transfer.travels = False
@@ -243,7 +262,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
 
     def _send(self) -> Iterator[Any]:
         room = min(KEYS_PER_CYCLE, MAX_KEYS - len(self.requested))
-        for _ in range(min(self.waiting, room)):
+        unread = self.waiting - len(self.alone) - (self.sender is not None)
+        for _ in range(min(unread, room)):
             if self.in_flight >= MAX_BYTES:
                 break
             key, address = next(self.unread, None) or self.queued.popleft()
@@ -298,11 +318,14 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             self.memory[address] = process, unmanaged + managed
         return nbytes <= free_bytes(most, *self.memory[address], self.inbound[address])
 
-    def _finish(self, key: Any, reason: str = "") -> None:
+    def _forget(self, key: Any) -> None:
         transfer = self.requested.pop(key)
         if transfer.sent:
             self.inbound[transfer.target] -= transfer.nbytes
             self.in_flight -= transfer.nbytes
+
+    def _finish(self, key: Any, reason: str = "") -> None:
+        self._forget(key)
         if reason:
             self._give_up(reason)
         else:
@@ -324,8 +347,53 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             late = "did not arrive" if transfer.travels else "old copy is in use"
             self._finish(key, f"{late} for {STALL_TIMEOUT:g} s or more")
         if self.waiting and not self.stopped:
-            self.left["its target has no room below its memory limit"] += self.waiting
+            late_alone = len(self.alone) + (self.sender is not None)
+            if late_alone:
+                reason = f"did not arrive for {STALL_TIMEOUT:g} s or more"
+                self.left[reason] += late_alone
+            self.end_sender()
+            self.alone.clear()
+            if self.waiting:
+                full = "its target has no room below its memory limit"
+                self.left[full] += self.waiting
             self.queued.clear()
+
+    async def _send_alone(self, key: Any, address: str) -> None:
+        """Send one key without others, and queue it again once it has arrived."""
+        scheduler = self.manager.scheduler
+        ts: Any = scheduler.tasks.get(key)
+        holders = [ws.address for ws in ts.who_has] if ts is not None else []
+        failed: Any = ()
+        arrived = address in holders
+        try:
+            if holders and not arrived:
+                failed = await scheduler.gather_on_worker(address, {key: holders})
+        except asyncio.CancelledError:
+            raise
+        # Dask raises errors of the target, too
+        except Exception as error:  # noqa: BLE001, the key is reported
+            logger.info("clustertune: %r was not sent: %r", key, error)
+            failed = (key,)
+        self.sender = None
+        if failed:
+            self.unsent.append(key)
+            self._give_up("cannot be sent")
+            return
+        if not arrived:
+            self.nbytes += ts.nbytes if ts is not None else 0
+        self.last_progress = monotonic()
+        self.queued.append((key, address))  # the next cycle drops the other replicas
+
+    def end_sender(self) -> None:
+        """Stop waiting for the key that is sent alone."""
+        if self.sender is not None:
+            self.sender.cancel()
+            self.sender = None
+
+
+def _receives(worker: Any) -> bool:
+    """Whether a worker received keys at its last heartbeat."""
+    return bool(worker.metrics.get("transfer", {}).get("incoming_bytes"))
 
 
 class Transfer:
@@ -348,6 +416,15 @@ async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> No
     treat the source and its new replica as surplus, and drop either of them.
     """
     manager = Mover(scheduler, policies={policy}, register=False, start=False)
+    try:
+        await _move(scheduler, manager, policy, hold)
+    finally:
+        policy.end_sender()
+
+
+async def _move(
+    scheduler: Any, manager: Mover, policy: MovePolicy, hold: ManagerHold
+) -> None:
     while policy.open:
         started = monotonic()
         async with hold.epoch():
@@ -374,7 +451,7 @@ async def _run(manager: Any, policy: MovePolicy, seconds: float) -> None:
         if _is_unfinished(policy):
             seconds = pause(perf_counter() - start)
             # if all targets are full, a short wait changes nothing
-            busy = policy.requested or policy.done > done
+            busy = policy.requested or policy.sender or policy.done > done
             await asyncio.sleep(seconds if busy else max(seconds, 10 * CYCLE))
 
 
@@ -384,4 +461,4 @@ def pause(seconds: float) -> float:
 
 
 def _is_unfinished(policy: MovePolicy) -> bool:
-    return policy.open if policy.sending else bool(policy.requested)
+    return policy.open if policy.sending else policy.has_sent

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
 from distributed.core import Status
 
+from clustertune.core.wording import plural
 from clustertune.remote.scheduler.state import PARKING_PREFIX, identity
 from clustertune.remote.worker.park import read
 
@@ -20,6 +21,8 @@ logger = logging.getLogger("distributed.clustertune")
 GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
 ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
 POLL_INTERVAL = 0.1  # seconds between two looks at a worker
+#: how to restart although keys cannot be sent
+RELEASE = "Release these keys first, or lose them with drop_data=True"
 
 
 async def call(
@@ -58,6 +61,34 @@ async def _request(
     return read(answer["result"]) if answers and not why else None, why
 
 
+async def answers(scheduler: Any, nanny: str) -> bool:
+    """Whether a nanny answers."""
+    try:
+        await asyncio.wait_for(scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    return True
+
+
+async def end_process(scheduler: Any, address: str, seconds: float) -> str:
+    """Have a nanny restart its worker; return its answer, or the error."""
+    try:
+        found = await scheduler.restart_workers(
+            [address],
+            timeout=seconds,
+            # Dask counts workers, and other workers may leave or join meanwhile
+            wait_for_workers=False,
+            on_error="return",
+            stimulus_id=f"clustertune-restart-{time()}",
+        )
+    except asyncio.TimeoutError:
+        return "timed out"
+    # the worker may return even if Dask raises an error of its nanny
+    except Exception as error:  # noqa: BLE001, the caller reports it
+        return repr(error)
+    return str(found.get(address, ""))
+
+
 def set_status(scheduler: Any, worker: Any, status: Status) -> None:
     """Change a worker's status on the scheduler only.
 
@@ -71,12 +102,13 @@ class Parking:
     """The worker that keeps the keys during one restart.
 
     It is the former process of the restarted worker, or a parking worker. ``code`` is
-    the pickled ``park.act``.
+    the pickled ``park.act``. ``allowed``: the restart may use such a worker.
     """
 
-    def __init__(self, scheduler: Any, code: bytes):
+    def __init__(self, scheduler: Any, code: bytes, allowed: bool = True):
         self.scheduler = scheduler
         self.code = code
+        self.allowed = allowed
         self.worker: Any = None
         self.nanny = ""  # of a former process
 
@@ -88,7 +120,7 @@ class Parking:
         )
 
     def may_open(self) -> bool:
-        return bool(self.code) and self.worker is None
+        return self.allowed and bool(self.code) and self.worker is None
 
     async def open(self, nanny: str, nbytes: int, seconds: float) -> str:
         """Open a parking worker in a nanny; return a problem or nothing.
@@ -181,6 +213,18 @@ class Parking:
             self.scheduler.add_keys(worker=worker.address, keys=taken)
         return list(taken or ())
 
+    async def unsendable(
+        self, worker: Any, keys: Iterable[Any] | None = None
+    ) -> list[Any]:
+        """Return unsendable keys of a worker; none if it does not answer in time."""
+        if not self.code:
+            return []
+        named = None if keys is None else list(keys)
+        found, why = await self._act(worker.address, "unsendable", GRACE, keys=named)
+        if why:
+            logger.warning("clustertune: keys were not tested: %s", why)
+        return list(found or ())
+
     async def _act(
         self, address: str, what: str, seconds: float, **arguments: Any
     ) -> tuple[Any, str]:
@@ -188,21 +232,23 @@ class Parking:
         wanted = {"what": what, **arguments}
         return await call(self.scheduler, address, self.code, wanted, seconds)
 
-    async def close(self) -> str:
-        """Close the parking worker; if it has the only copy of keys, report that."""
+    async def close(self, unsendable: str = "") -> str:
+        """Close the parking worker; if it has the only copy of keys, report that.
+
+        ``unsendable`` names those keys if they cannot be sent.
+        """
         if not self.is_open():
             return ""
         alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
+        kind = "its former process" if self.nanny else "the parking worker"
+        verb = "is" if alone == 1 else "are"
+        where = f"{plural(alone, 'key')} {verb} still on {kind} {self.worker.name}"
+        if alone and unsendable:
+            return f"{where}, because they cannot be sent: {unsendable}. {RELEASE}"
         if alone and self.nanny:
-            return (
-                f"{alone} keys are still on its former process {self.worker.name}: "
-                "restart again to move them to running workers"
-            )
+            return f"{where}: restart again to move them to running workers"
         if alone:
-            return (
-                f"{alone} keys are still on the parking worker {self.worker.name}: "
-                "restart again once its worker runs, to bring them back"
-            )
+            return f"{where}: restart again once its worker runs, to bring them back"
         if self.nanny:
             await self._act(self.nanny, "end", GRACE)
         await self.scheduler.remove_worker(

@@ -21,10 +21,9 @@ from clustertune.remote.keys import (
     count,
     in_rotation,
     in_turns,
-    unpack,
 )
 from clustertune.remote.scheduler import survey
-from clustertune.remote.scheduler.bindings import Bindings, unmet_of_keys
+from clustertune.remote.scheduler.bindings import Bindings
 from clustertune.remote.scheduler.changes import WorkerChanges
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
@@ -33,7 +32,6 @@ from clustertune.remote.scheduler.lease import (
     LeaseEndedError,
     Owners,
     has_closed,
-    public,
 )
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
@@ -112,16 +110,27 @@ class ClustertunePlugin(SchedulerPlugin):
         self.metrics = Metrics(self)
         self.report = ""
         self.watches: list[asyncio.Task[None]] = []
-        #: requests that functions and other objects answer
-        self.forwarded: Mapping[str, Callable[..., Any]] = {
-            "survey": partial(survey.survey, scheduler),
-            "held_data": partial(survey.held_data, scheduler),
-            "wanted_by_others": partial(survey.wanted_by_others, scheduler),
-            "missing_keys": partial(survey.missing_keys, scheduler),
+        #: all requests of clients
+        self.requests: dict[str, Callable[..., Any]] = {
+            "acquire": self.acquire,
             "is_held": self.lease.is_held,
-            "stop": self.jobs.stop,
-            "schedule": self.schedules.add,
-            "cancel_schedule": self.schedules.cancel,
+            "release": self.release,
+            "look": self.look,
+            "look_at_workers": self.look_at_workers,
+            "look_at_keys": partial(survey.look_at_keys, scheduler),
+            "survey": partial(survey.survey, scheduler),
+            "past_runs": partial(settled, scheduler, self.runs),
+            "holdings": self.holdings,
+            "move": self.move,
+            "restart_worker": self.restart_worker,
+            "restart_without_data": self.restart_without_data,
+            "progress": self.progress,
+            "release_keys": self.release_keys,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "schedules": self.schedules.answer,
+            "store": self.store,
+            "last_report": self.last_report,
             "page": self.page_data.look,
             "worker_changes": self.changes.since,
         }
@@ -214,13 +223,8 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests ---------------------------------------------------------------------
 
     async def handle(self, method: str, client: str = "", **arguments: Any) -> Any:
-        """Answer a request: one of ``METHODS``, or a request to another object.
-
-        Each request shows that its ``client`` is alive.
-        """
-        answer = self.forwarded.get(method)
-        if method in METHODS:
-            answer = getattr(self, method)
+        """Answer one of the requests; each shows that its ``client`` is alive."""
+        answer = self.requests.get(method)
         if answer is None:
             raise ValueError(f"clustertune's scheduler plugin has no method {method!r}")
         self.owners.note(client)
@@ -234,46 +238,45 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about the lease and holds -------------------------------------------
 
-    def acquire(self, owner: str, label: str, token: str) -> dict[str, Any]:
-        """Grant the lease, or return its holder.
+    def acquire(
+        self, owner: str, label: str, token: str, hold: bool = False
+    ) -> dict[str, Any]:
+        """Grant the lease or a hold, or return the holder that prevents it.
 
-        The caller makes the token. So it can release the lease even if it is
-        interrupted before the answer. A released token gets no lease.
+        A hold blocks adaptive scaling and plans of other clients until it ends. The
+        caller makes the token. So it can release the lease even if it is interrupted
+        before the answer. A released token gets no lease.
 
-        Returns ``token`` if the lease is granted. Otherwise ``holder`` with
-        ``client``, ``label`` and ``since`` (epoch seconds).
+        Returns ``token`` if it is granted. Otherwise ``holder`` with ``client``,
+        ``label`` and ``since`` (epoch seconds).
         """
-        holder = self.lease.obstacle(owner, token)
-        if holder is None and self.jobs.are_running():
-            holder = _unfinished_move()
+        if hold:
+            holder = self.lease.of_others(owner)
+        else:
+            holder = self.lease.obstacle(owner, token)
+            if holder is None and self.jobs.are_running():
+                holder = _unfinished_move()
         if holder is not None:
             return {"holder": holder}
-        self.jobs.kept.clear()
-        self.lease.grant(owner, label, token)
+        if hold:
+            self.holds.begin(owner, label, token)
+            self.owners.note(owner)
+        else:
+            self.jobs.kept.clear()
+            self.lease.grant(owner, label, token)
         return {"token": token}
 
-    def release(self, token: str) -> None:
-        """End the lease of this token; refuse it if it is requested later."""
-        self.lease.release(token)
+    def release(self, token: str) -> bool:
+        """End the lease or the hold of this token; return whether it was a hold.
 
-    def begin_hold(self, owner: str, label: str, name: str) -> dict[str, Any]:
-        """Block adaptive scaling and plans of other clients until the hold ends.
-
-        Returns nothing if the hold has begun. Otherwise ``holder``, as :meth:`acquire`.
+        A lease with this token is refused if it is requested later. The end of a hold
+        ends a run.
         """
-        holder = self.lease.holder()
-        if holder is not None and holder["client"] != owner:
-            return {"holder": public(holder)}
-        self.holds.begin(owner, label, name)
-        self.owners.note(owner)
-        return {}
-
-    def end_hold(self, name: str) -> bool:
-        """End a hold and its run; False if the hold has ended already."""
-        there = self.holds.end(name)
-        if there:
+        if self.holds.end(token):
             self.runs.end("hold", measured(self.scheduler))
-        return there
+            return True
+        self.lease.release(token)
+        return False
 
     # --- requests about keys, workers and clients -------------------------------------
 
@@ -285,27 +288,20 @@ class ClustertunePlugin(SchedulerPlugin):
             "collections": found,
         }
 
-    async def running_work(self, owner: str, workers: Sequence[str]) -> dict[str, Any]:
-        """Return running tasks of workers, and a lease or hold of another client.
+    async def look_at_workers(
+        self, owner: str, workers: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the tasks and the data of workers, and what holds the cluster.
 
-        ``tasks`` are pairs of an address and a list of (prefix, count). ``holder`` has
-        ``client``, ``label`` and ``since``, or is None.
+        ``tasks`` are pairs of an address and a list of (prefix, count). ``data`` is
+        that of ``survey.held_data``. ``holder`` is a lease or hold of another client:
+        ``client``, ``label`` and ``since``, or None.
         """
-        holder = self.lease.holder()
-        if holder is not None and holder["client"] == owner:
-            holder = None
         return {
             "tasks": await survey.running_tasks(self.scheduler, workers),
-            "holder": public(holder) if holder else self.holds.of_others(owner),
+            "data": await survey.held_data(self.scheduler, workers),
+            "holder": self.lease.of_others(owner) or self.holds.of_others(owner),
         }
-
-    async def unmet_restrictions(self, keys: Sequence[Any]) -> list[list[Any]]:
-        """Return restrictions of packed keys that no worker meets, and task counts."""
-        return await unmet_of_keys(self.scheduler, unpack(keys))
-
-    async def past_runs(self) -> list[dict[str, Any]]:
-        """Return the last runs, oldest first."""
-        return await settled(self.scheduler, self.runs)
 
     # --- requests for jobs ------------------------------------------------------------
 
@@ -319,33 +315,22 @@ class ClustertunePlugin(SchedulerPlugin):
     ) -> str:
         """Start to move keys to their targets; return the name of the job.
 
-        ``deadline`` is in seconds from now.
+        Dask's memory manager keeps these keys on their targets. ``deadline`` is in
+        seconds from now. 0: the keys are there already, and nothing moves.
         """
         self.lease.check(token)
-        await self._note_prepared(workers, moves)
+        async for key, address in in_turns(in_rotation(moves, workers)):
+            self.prepared.put(key, address)
         self.lease.check(token)  # it may have ended meanwhile
         self.prepared.begin()
+        if not deadline:
+            return ""
         policy = MovePolicy(
             in_rotation(moves, workers),
             dict(zip(workers, ceilings, strict=True)),
             total=sum(count(packed) for packed, _ in moves),
         )
         return self.jobs.move(policy, deadline)
-
-    async def keep_placement(
-        self,
-        token: str,
-        workers: Sequence[str],
-        places: Placed,
-    ) -> None:
-        """Have Dask's memory manager keep prepared keys on their workers."""
-        self.lease.check(token)
-        await self._note_prepared(workers, places)
-        self.prepared.begin()
-
-    async def _note_prepared(self, workers: Sequence[str], places: Placed) -> None:
-        async for key, address in in_turns(in_rotation(places, workers)):
-            self.prepared.put(key, address)
 
     async def restart_worker(
         self,
@@ -392,11 +377,15 @@ class ClustertunePlugin(SchedulerPlugin):
         work = ClusterRestart(self.scheduler, owner, others, wait, timeout)
         return self.jobs.restart(work)
 
-    async def progress(self, job: str, token: str, wait: float) -> dict[str, Any]:
+    async def progress(
+        self, job: str, token: str, wait: float, stop: bool = False
+    ) -> dict[str, Any]:
         """Return the state of a job, when it has finished or after ``wait`` seconds.
 
-        A finished job has its problem as ``error``.
+        A finished job has its problem as ``error``. ``stop`` stops it before.
         """
+        if stop:
+            self.jobs.stop(job)
         self.lease.check(token)
         await self.jobs.wait(job, wait)
         self.lease.check(token)  # it may have ended meanwhile
@@ -438,24 +427,27 @@ class ClustertunePlugin(SchedulerPlugin):
         self.lease.check(token)  # it may have ended meanwhile
         return self.bindings.keep(bound)
 
-    async def free_stuck(self, token: str, name: str) -> int:
-        """Unbind the tasks whose worker is gone or paused."""
-        self.lease.check(token)
-        return await self.bindings.free_stuck(name)
+    async def unpin(self, token: str, name: str, stuck: bool = False) -> int:
+        """Unbind all tasks of a set, or those whose worker is gone or paused.
 
-    async def unpin(self, token: str, name: str) -> None:
-        """Unbind all tasks of a set."""
+        Returns the number of unbound tasks, if only the latter are.
+        """
         self.lease.check(token)
+        if stuck:
+            return await self.bindings.free_stuck(name)
         await self.bindings.end(name)
+        return 0
 
-    # --- requests about schedules, the report and the page ----------------------------
+    # --- requests about the report and the page ---------------------------------------
 
-    def list_schedules(self) -> list[dict[str, Any]]:
-        """Return waiting and recently ended schedules."""
-        return self.schedules.listed()
-
-    def store_report(self, report: str) -> None:
-        """Store a report (JSON)."""
+    def store(
+        self, report: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store a report (JSON), and facts for the page that only clients have."""
+        if facts is not None:
+            self.page_data.keep(facts)
+        if report is None:
+            return
         if len(report) > MAX_REPORT:
             raise ValueError(f"a report of {len(report):,} characters is not kept")
         self.report = report
@@ -464,22 +456,8 @@ class ClustertunePlugin(SchedulerPlugin):
         """Return the last report (JSON), or ""."""
         return self.report
 
-    def store_facts(self, facts: Mapping[str, Any]) -> None:
-        """Store facts for the page that only clients have."""
-        self.page_data.keep(facts)
-
 
 def _unfinished_move() -> dict[str, Any]:
     """Return a holder for the moves of a plan whose lease has ended."""
     label = "a plan that has ended still moves partitions"
     return {"client": "", "label": label, "since": time()}
-
-
-#: requests that methods of the plugin answer
-METHODS = frozenset((
-    "look", "acquire", "release", "begin_hold", "end_hold", "move", "keep_placement",
-    "running_work", "restart_worker", "holdings", "release_keys",
-    "restart_without_data", "progress", "pin", "free_stuck", "unpin",
-    "unmet_restrictions", "past_runs", "list_schedules", "store_report",
-    "last_report", "store_facts",
-))  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Container, Mapping
 from time import monotonic, time
 from typing import Any
 
@@ -99,13 +99,21 @@ async def release(
             nbytes += ts.nbytes
             going.append(ts.key)
     count = len(going)
-    async for some in in_turns(batches(drained(going))):
-        scheduler.client_releases_keys(
-            keys=some, client=owner, stimulus_id=f"clustertune-release-{time()}"
-        )
-        message = {"op": "cancelled-keys", "keys": some}
-        scheduler.report(message | {"reason": REASON, "msg": MESSAGE}, client=owner)
+    await release_for(scheduler, {owner: going})
     return count, nbytes
+
+
+async def release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
+    """Release keys by client, and drain the lists; their futures are cancelled."""
+    for client, keys in going.items():
+        async for some in in_turns(batches(drained(keys))):
+            scheduler.client_releases_keys(
+                keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
+            )
+            message = {"op": "cancelled-keys", "keys": some}
+            scheduler.report(
+                message | {"reason": REASON, "msg": MESSAGE}, client=client
+            )
 
 
 class ClusterRestart:

@@ -23,6 +23,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.core.rules import is_parked_first
+from clustertune.core.wording import plural
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
 from clustertune.remote.scheduler.evacuation import (
@@ -36,8 +37,11 @@ from clustertune.remote.scheduler.nanny import (
     ANSWER_TIMEOUT,
     GRACE,
     POLL_INTERVAL,
+    RELEASE,
     Parking,
     Resizing,
+    answers,
+    end_process,
     set_status,
 )
 from clustertune.remote.scheduler.state import (
@@ -45,8 +49,9 @@ from clustertune.remote.scheduler.state import (
     identity,
     is_parking,
     shuffles,
-    still_running,
+    still_busy,
 )
+from clustertune.remote.scheduler.unsendable import UnsendableKeys
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -81,8 +86,9 @@ class WorkerRestart:
     retire
         Close the worker instead of restarting it. Its keys stay on the others.
     parking
-        The pickled ``park.act``, which starts a second process or a parking worker in
-        the nanny. Empty: the keys move to other workers.
+        The pickled ``park.act``, which tests whether keys can be sent, and starts a
+        second process or a parking worker in the nanny. Empty: the keys move to other
+        workers.
     turn
         Lock that prevents two restarts from using the same free memory.
     resizing
@@ -110,7 +116,7 @@ class WorkerRestart:
         self.wait = wait
         self.timeout = timeout
         self.retire = retire
-        self.parking = Parking(scheduler, parking)
+        self.parking = Parking(scheduler, parking, allowed=not retire)
         self.turn = turn or asyncio.Lock()
         self.resizing = None if resizing is None else Resizing(scheduler, resizing)
         self.end = monotonic() + timeout
@@ -125,6 +131,7 @@ class WorkerRestart:
         self.evacuation = Evacuation(
             scheduler, address, partitions, self.process_limits, self.parking, self.held
         )
+        self.unsendable = UnsendableKeys(scheduler, self.parking)
         self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
         self.nbytes = 0  # transferred bytes
         self.lost = 0
@@ -143,6 +150,10 @@ class WorkerRestart:
             "nbytes": self.nbytes,
             "lost": self.lost,
             "again": self.recomputed,
+            "unsendable": {
+                "dropped": self.unsendable.dropped,
+                "recomputed": self.unsendable.recomputed,
+            },
             "ended": sorted(self.held.ended),
             "address": self.new_address,
             "direct": self._keeps_keys(self.old_process),
@@ -175,7 +186,7 @@ class WorkerRestart:
         finally:
             self.lost = self.held.count_lost() + self.held.lost_with_others
             self.recomputed = self.held.count_recomputed()
-            left = await self.parking.close()
+            left = await self.parking.close(str(self.unsendable))
         return "; ".join(filter(None, [problem, left]))
 
     async def _run(self, worker: Any) -> str:
@@ -183,6 +194,7 @@ class WorkerRestart:
         try:
             self._refuse(worker)
             await self._wait_for_tasks(worker)
+            await self._refuse_unsendable(worker)
             self.bound = await bound_to(self.scheduler, self.address)
             async with self.turn:
                 if not await self._replace(worker):
@@ -250,6 +262,20 @@ class WorkerRestart:
         if not is_parking(worker.name) and worker.status not in USABLE:
             raise Refused(f"it is {worker.status.name}")
 
+    async def _refuse_unsendable(self, worker: Any) -> None:
+        """Find keys that cannot be sent before anything stops.
+
+        A former process keeps such keys, and its other keys move.
+        """
+        self.doing = "testing whether its keys can be sent"
+        await self._find_unsendable(worker)
+
+    async def _find_unsendable(self, worker: Any, keys: Any = None) -> None:
+        await self.unsendable.find(worker, keys)
+        text = str(self.unsendable)
+        if text and not is_parking(worker.name):
+            raise Refused(f"it has keys that cannot be sent: {text}. {RELEASE}")
+
     def _block_tasks(self, worker: Any) -> None:
         """Stop the assignment of tasks to the worker; save its own status."""
         if worker.status in USABLE:
@@ -277,22 +303,8 @@ class WorkerRestart:
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                raise Refused(self._still_busy(worker))
+                raise Refused(still_busy(self.scheduler, worker, self.wait))
             await asyncio.sleep(POLL_INTERVAL)
-
-    def _still_busy(self, worker: Any) -> str:
-        some = shuffles(self.scheduler, worker)
-        if some:
-            return (
-                f"{len(some)} P2P shuffles still keep rows in its process after "
-                f"{self.wait:g} s, such as {some[0][:200]}: they would start again "
-                "after a restart"
-            )
-        keys = sorted(str(ts.key) for ts in worker.processing)[:3]
-        return (
-            f"{still_running(len(worker.processing), self.wait)}, such as "
-            f"{', '.join(keys)[:200]}"
-        )
 
     # --- the next process, while the former one keeps its keys ------------------------
 
@@ -350,13 +362,26 @@ class WorkerRestart:
             await self._move_away(policy)
             self.nbytes += policy.nbytes
             left = policy.left
+            if policy.unsent and self._is_registered(worker):
+                await self._find_unsendable(worker, policy.unsent)
             if not self._is_registered(worker):
                 # a parking worker closes by itself once it is empty
                 if is_parking(worker.name) and not self.held.count_lost():
                     return
                 raise Refused("it ended while its keys were moved away")
+            if not wanted:
+                break  # only keys that cannot be sent are left
             if self.parking.worker is not None and left and not policy.done:
                 break  # there is only one target, so another round would not help
+        self._refuse_remaining(worker, left)
+
+    def _refuse_remaining(self, worker: Any, left: Mapping[str, int]) -> None:
+        """Refuse to end a worker that still has keys, tasks or shuffles."""
+        if text := str(self.unsendable):
+            raise Refused(
+                f"{plural(len(worker.has_what), 'key')} cannot be sent: {text}. "
+                f"{RELEASE}"
+            )
         if worker.has_what:
             raise Refused(
                 f"{len(worker.has_what)} keys could not be moved away: {_reasons(left)}"
@@ -384,7 +409,7 @@ class WorkerRestart:
                 await asyncio.wait([moving], timeout=POLL_INTERVAL)
                 if self.stopped or monotonic() > self.end:
                     policy.stopped = True
-                    if not policy.requested:  # it may wait for Dask's own moves
+                    if not policy.has_sent:  # it may wait for Dask's own moves
                         moving.cancel()
         finally:
             moving.cancel()
@@ -403,14 +428,14 @@ class WorkerRestart:
         if self.parking.may_open() and first:
             why = await self._park(worker)
         try:
-            return await self.evacuation.assign(worker)
+            return await self.evacuation.assign(worker, self.unsendable.staying)
         except NotEnoughMemory as error:
             if not self.parking.may_open():
                 raise
             why = why or await self._park(worker)
             if why:
                 raise Refused(f"{error}; {why}") from error
-        return await self.evacuation.assign(worker)
+        return await self.evacuation.assign(worker, self.unsendable.staying)
 
     async def _park(self, worker: Any) -> str:
         """Open a parking worker and link spilled keys there; return a problem."""
@@ -442,7 +467,8 @@ class WorkerRestart:
         if not self._keeps_keys(old):
             self.restarted_at = now = monotonic()
             if self._is_registered(old):
-                answer = await self._end_process(old.address, max(0.0, end - now))
+                seconds = max(0.0, end - now)
+                answer = await end_process(self.scheduler, old.address, seconds)
         if await self._returns(who, end):
             return ""
         # OK is the nanny's answer about the old process, not about the new one
@@ -451,23 +477,6 @@ class WorkerRestart:
         return (
             f"it did not come back within {self.timeout:g} s (its nanny {nanny}){where}"
         )
-
-    async def _end_process(self, address: str, seconds: float) -> str:
-        try:
-            answers = await self.scheduler.restart_workers(
-                [address],
-                timeout=seconds,
-                # Dask counts workers, and other workers may leave or join meanwhile
-                wait_for_workers=False,
-                on_error="return",
-                stimulus_id=f"clustertune-restart-{time()}",
-            )
-        except asyncio.TimeoutError:
-            return "timed out"
-        # the worker may return even if Dask raises an error of its nanny
-        except Exception as error:  # noqa: BLE001, the caller reports it
-            return repr(error)
-        return str(answers.get(address, ""))
 
     async def _returns(self, who: Any, end: float) -> bool:
         """Wait for the next process of a nanny, and bind the bound tasks to it.
@@ -489,7 +498,7 @@ class WorkerRestart:
                 return False
             if now - requested > ANSWER_TIMEOUT:
                 requested = now
-                if await self._answers(who[0]):
+                if await answers(self.scheduler, who[0]):
                     answered = monotonic()
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -500,13 +509,6 @@ class WorkerRestart:
         gone = self.held.former - {worker.address}
         await follow(self.scheduler, self.bound, gone, worker.address)
         self.held.former.add(worker.address)
-
-    async def _answers(self, nanny: str) -> bool:
-        try:
-            await asyncio.wait_for(self.scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
-        except (OSError, asyncio.TimeoutError):
-            return False
-        return True
 
     # --- another size -----------------------------------------------------------------
 
@@ -572,6 +574,8 @@ class WorkerRestart:
             await move_keys(self.scheduler, policy, self.hold)  # ends without progress
             self.nbytes += policy.nbytes
             left += policy.left
+            if policy.unsent and self.parking.is_open():
+                await self.unsendable.find(self.parking.worker, policy.unsent)
         # a key that was released meanwhile is not missing
         places = [self._holders(key) for key, _ in (*moved, *copied)]
         missing = sum(bool(found) and address not in found for found in places)

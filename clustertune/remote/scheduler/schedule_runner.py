@@ -58,6 +58,14 @@ class ScheduleRunner:
 
     # --- requests ---------------------------------------------------------------------
 
+    def answer(
+        self, add: Mapping[str, Any] | None = None, cancel: str = ""
+    ) -> dict[str, Any]:
+        """Add or cancel a schedule, if one is given; return it, and all schedules."""
+        one = None if add is None else self.add(add)
+        one = self.cancel(cancel) if cancel else one
+        return {"one": one, "all": self.listed()}
+
     def add(self, terms: Mapping[str, Any]) -> dict[str, Any]:
         """Add a schedule; ``refused`` if too many schedules wait."""
         if len(self._waiting()) >= self.max_waiting:

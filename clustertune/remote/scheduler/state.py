@@ -121,3 +121,19 @@ def still_running(tasks: int, seconds: float) -> str:
     """Return the problem of workers that are busy after a wait."""
     verb = "runs" if tasks == 1 else "run"
     return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"
+
+
+def still_busy(scheduler: Any, worker: Any, seconds: float) -> str:
+    """Return the shuffles or tasks that keep a worker busy after a wait."""
+    some = shuffles(scheduler, worker)
+    if some:
+        return (
+            f"{len(some)} P2P shuffles still keep rows in its process after "
+            f"{seconds:g} s, such as {some[0][:200]}: they would start again "
+            "after a restart"
+        )
+    keys = sorted(str(ts.key) for ts in worker.processing)[:3]
+    return (
+        f"{still_running(len(worker.processing), seconds)}, such as "
+        f"{', '.join(keys)[:200]}"
+    )

@@ -18,7 +18,7 @@ from typing import Any
 from distributed.core import Status
 
 from clustertune.remote.keys import KeyRange, in_turns, unpack
-from clustertune.remote.scheduler.bindings import unmet_summary
+from clustertune.remote.scheduler.bindings import unmet_of_keys, unmet_summary
 from clustertune.remote.scheduler.published import shared_names
 from clustertune.remote.scheduler.state import COMING, WAITING, is_gone, memory_of
 from clustertune.remote.worker.probe import installed
@@ -72,35 +72,33 @@ async def _holders(
     }
 
 
-async def wanted_by_others(scheduler: Any, keys: Sequence[KeyRange], owner: str) -> int:
-    """Count packed keys that other clients want.
-
-    A published data set counts as a client, which wants its keys.
-    """
-    count = 0
-    async for key in in_turns(unpack(keys)):
-        ts = scheduler.tasks.get(key)
-        if ts is not None:
-            count += any(c.client_key != owner for c in ts.who_wants or ())
-    return count
-
-
-async def missing_keys(
+async def look_at_keys(
     scheduler: Any, owner: str, keys: Sequence[KeyRange]
-) -> dict[str, bytes]:
-    """Return packed keys that will not be in memory or that the owner does not want.
+) -> dict[str, Any]:
+    """Return packed keys that are gone, and which clients and restrictions they have.
 
-    Positions as bytes of int64 arrays. Nothing computes a released key unless a graph
-    names it again.
+    ``gone`` keys will not be in memory: nothing computes a released key unless a graph
+    names it again. The owner does not want ``unwanted`` keys. Both are positions, as
+    bytes of int64 arrays. ``others`` is how many keys other clients want; a published
+    data set counts as a client. ``unmet`` are the restrictions of tasks that no worker
+    meets, and task counts.
     """
-    gone, unwanted = array("q"), array("q")
+    gone, unwanted, others = array("q"), array("q"), 0
     client = scheduler.clients.get(owner)
     async for position, key in in_turns(enumerate(unpack(keys))):
+        ts = scheduler.tasks.get(key)
+        wanting = () if ts is None else ts.who_wants or ()
         if is_gone(scheduler, key):
             gone.append(position)
-        elif client not in (scheduler.tasks[key].who_wants or ()):
+        elif client not in wanting:
             unwanted.append(position)
-    return {"gone": gone.tobytes(), "unwanted": unwanted.tobytes()}
+        others += any(c is not client for c in wanting)
+    return {
+        "gone": gone.tobytes(),
+        "unwanted": unwanted.tobytes(),
+        "others": others,
+        "unmet": await unmet_of_keys(scheduler, unpack(keys)),
+    }
 
 
 async def chunk_types(

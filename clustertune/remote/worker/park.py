@@ -29,7 +29,7 @@ from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import unpack_frames
 from distributed.spill import SpillBuffer, SpilledSize
 
-from clustertune.remote.worker import process
+from clustertune.remote.worker import process, sendable
 from clustertune.remote.worker.probe import available_memory, disk
 
 logger = logging.getLogger("distributed.clustertune")
@@ -266,6 +266,8 @@ class BytesBuffer(SpillBuffer):
             return  # it has been taken over
         # copied, because Dask reads several keys into one buffer
         assert isinstance(value, Serialized)
+        if problem := _sending_error(value.header, value.frames):
+            raise TypeError(problem)
         frames = [bytes(frame) for frame in value.frames]
         super().__setitem__(key, (value.header, frames))
 
@@ -289,6 +291,14 @@ class BytesBuffer(SpillBuffer):
 
     def __len__(self) -> int:
         return len(self.linked) + super().__len__()
+
+
+def _sending_error(header: Any, frames: Sequence[Any]) -> str:
+    """Return the error that Dask has sent instead of a value, or an empty text."""
+    if header.get("serializer") == "error":
+        return bytes(frames[0]).decode(errors="replace")
+    parts = header.get("sub-headers", ())
+    return next(filter(None, (_sending_error(part, frames) for part in parts)), "")
 
 
 class Parking(Worker):
@@ -336,4 +346,5 @@ STEPS: dict[str, Callable[..., Any]] = {
     "open": open_parking,
     "spilled": spilled,
     "adopt": adopt,
+    "unsendable": sendable.unsendable,
 }

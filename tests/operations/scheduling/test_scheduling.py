@@ -86,7 +86,7 @@ async def test_impossible_restarts(c: Any, s: Any, *workers: Any) -> None:
     """Workers without a nanny would not return; nothing is sent."""
     with pytest.raises(RefusedError, match="it has no nanny"):
         await clustertune.schedule_restart(c)
-    assert s.plugins["clustertune"].list_schedules() == []
+    assert s.plugins["clustertune"].schedules.listed() == []
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
@@ -109,7 +109,7 @@ async def test_bad_arguments(c: Any, s: Any, *workers: Any) -> None:
     assert "clustertune" not in s.plugins
     with pytest.raises(ValueError, match="has no time before the restart expires"):
         await clustertune.schedule_restart(c, cron=FEBRUARY_29, expires="1h")
-    assert s.plugins["clustertune"].list_schedules() == []
+    assert s.plugins["clustertune"].schedules.listed() == []
 
 
 HOUR = 3600.0

@@ -51,9 +51,9 @@ async def test_stuck_tasks_are_let_go(c, s, a, b):
     """Tasks of a lost worker run on others; the rest stays bound."""
     lease, name, futures = await bound(c, s, "tcp://127.0.0.1:9")
     await soon(lambda: len(s.unrunnable) == 3)
-    assert await lease.free_stuck("t", name) == 3
+    assert await lease.unpin("t", name, stuck=True) == 3
     assert await c.gather(futures) == [0, 1, 2]
-    assert await lease.free_stuck("t", name) == 0
+    assert await lease.unpin("t", name, stuck=True) == 0
 
 
 def at_gate(name):
@@ -70,7 +70,7 @@ async def test_tasks_of_a_paused_worker_are_let_go(c, s, a, b):
     await soon(lambda: len(s.workers[a.address].processing) == 4)
     a.status = Status.paused
     await soon(lambda: s.workers[a.address].status is Status.paused)
-    assert await lease.free_stuck("t", name) == 3
+    assert await lease.unpin("t", name, stuck=True) == 3
     assert await c.gather(futures) == [0, 1, 2]
     assert all(f.key in b.data for f in futures)
     await gate.set()
@@ -95,7 +95,7 @@ async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
     await soon(lambda: len(s.workers[a.address].processing) == 3)
     a.status = Status.paused
     await soon(lambda: s.workers[a.address].status is Status.paused)
-    assert await lease.free_stuck("t", name) == 1
+    assert await lease.unpin("t", name, stuck=True) == 1
     assert await made == "7"
     assert s.tasks["others"].processing_on.address == a.address
     await gate.set()

@@ -70,7 +70,7 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
     y, kept_too = await partitions(c, [a, a], "y")
-    await monitor.ask(c, "store_facts", facts=handed(members=[pack(X), pack(y)]))
+    await monitor.ask(c, "store", facts=handed(members=[pack(X), pack(y)]))
     await looked(c)
     await soon(lambda: showing.counted)
     showing.made_at = 0.0
@@ -91,7 +91,7 @@ async def test_rows_on_a_parking_worker(c, s, a, b):
     """They are counted, but not as rows of a worker that trains."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
-    await monitor.ask(c, "store_facts", facts=handed(members=[pack(X)]))
+    await monitor.ask(c, "store", facts=handed(members=[pack(X)]))
     s.workers[b.address].name = f"{PARKING_PREFIX}1"
     (layout,) = await showing.rows_now()
     assert (layout["workers"], layout["held"], layout["parked"]) == ([0], [10], 20)
@@ -123,7 +123,7 @@ async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
     """Without a viewer neither state nor counts are made."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
-    await monitor.ask(c, "store_facts", facts=handed(members=[pack(X)]))
+    await monitor.ask(c, "store", facts=handed(members=[pack(X)]))
     await monitor.ask(c, "past_runs")
     assert showing.latest == {}
     assert showing.counting is None
@@ -139,7 +139,7 @@ async def test_readers_at_the_same_time_share_a_state(c, s, a, b):
 async def test_thresholds_and_cpus_are_those_handed_over(c, s, a, b):
     await opened(c, s)
     facts = {"workers": {a.address: [1, 2, 3, None]}, "hosts": {"127.0.0.1": 4.0}}
-    await monitor.ask(c, "store_facts", facts=facts)
+    await monitor.ask(c, "store", facts=facts)
     state = await looked(c)
     assert state["workers"]["pause"] == [3, None]  # b has not reported any
     assert state["hosts"]["cpus"] == [4.0]
@@ -166,7 +166,8 @@ async def test_events_and_holds(c, s, a, b):
     ended = way | {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
     s.log_event(NAME, {"action": "restart"} | ended | {"problem": "late"})
     s.log_event(NAME, {"action": "trim", "steps": [{"summary": "gave back"}]})
-    await monitor.ask(c, "begin_hold", owner=c.id, label="a fit", name="h")
+    hold = {"owner": c.id, "label": "a fit", "token": "h", "hold": True}
+    await monitor.ask(c, "acquire", **hold)
     terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
     terms |= {"if_needed": 0.01, "workers": None, "lines": []}
     schedules = s.plugins[NAME].schedules
@@ -222,7 +223,7 @@ async def test_no_client_breaks_the_page(c, s, a, b):
     await c.log_event(NAME, {"action": "x", "steps": 5})
     for event in (*MALFORMED, {"action": "<b>", "steps": [{"summary": "s"}]}):
         s.log_event(NAME, event)
-    await monitor.ask(c, "store_report", report='{"steps": 5}')
+    await monitor.ask(c, "store", report='{"steps": 5}')
     state = await looked(c)
     assert [e["text"] for e in state["events"]] == ["<b>: s"]
     assert state["prepared"] is None
@@ -244,7 +245,7 @@ async def test_the_last_report_is_before_and_after(c, s, a, b):
     steps = [{"status": "done", "summary": "moved"}, {"status": "refused"}]
     report = {"status": "done", "error": "", "steps": steps}
     report |= {"before": [layout], "after": []}
-    await monitor.ask(c, "store_report", report=json.dumps(report))
+    await monitor.ask(c, "store", report=json.dumps(report))
     last = (await looked(c))["prepared"]
     assert last["lines"] == ["done: moved"]
     # the worker without rows should have had what is left of them

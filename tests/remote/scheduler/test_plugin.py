@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import asyncio
 import logging
+import re
+from pathlib import Path
 from time import time
 
 import numpy as np
@@ -109,6 +111,21 @@ async def test_look_answers_for_given_keys_only(c, s, a, b):
     assert read["partitions"] == [0, 1]
     assert [order[i] for i in read["holders"]] == [b.address, a.address]
     assert read["nbytes"] == [s.tasks["x", 1].nbytes, s.tasks["x", 0].nbytes, 0]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_all_requests_are_in_one_table(c, s, a, b):
+    """Clients send no others, and each request is sent by some client."""
+    sent = {
+        name
+        for path in Path(clustertune.__file__).parent.rglob("*.py")
+        if path.name != "plugin.py"
+        for name in re.findall(r'"([a-z_]+)"', path.read_text())
+    }
+    requests = ClustertunePlugin(s).requests
+    assert requests.keys() <= sent
+    assert requests.keys() >= monitor.REPEATABLE
+    assert len(requests) <= 24
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -280,16 +297,20 @@ async def test_a_report_is_kept(c, s, a, b):
     """Any client can read the last report; too long reports are refused."""
     await monitor.install_plugin(c, await monitor.identify(c))
     assert await monitor.ask(c, "last_report") == ""
-    await monitor.ask(c, "store_report", report='{"x": 1}')
+    await monitor.ask(c, "store", report='{"x": 1}')
     assert await monitor.ask(c, "last_report") == '{"x": 1}'
     with pytest.raises(VersionMismatchError, match="not kept"):
-        await monitor.ask(c, "store_report", report=" " * (plugin.MAX_REPORT + 1))
+        await monitor.ask(c, "store", report=" " * (plugin.MAX_REPORT + 1))
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_who_wants_keys(c, s, a, b):
     """Keys that other clients or published names hold are counted."""
-    wanted = ClustertunePlugin(s).forwarded["wanted_by_others"]
+    look = ClustertunePlugin(s).requests["look_at_keys"]
+
+    async def wanted(packed, owner):
+        return (await look(owner, packed))["others"]
+
     futures = c.map(int, range(4))
     await wait(futures)
     packed = keys.pack([f.key for f in futures])

@@ -74,10 +74,10 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
     assert it.waits["tasks"] == 1
     await gate.set()
     await busy
-    plugin.begin_hold(c.id, "training", "h")
+    plugin.acquire(c.id, "training", "h", hold=True)
     await waits(it, "held")
     assert it.waits["label"] == "training"
-    plugin.end_hold("h")
+    assert plugin.release("h")
     plugin.acquire(c.id, "prepare", "t")
     await soon(lambda: it.waits.get("label") == "prepare")
     plugin.release("t")
@@ -210,7 +210,7 @@ async def test_how_many_are_kept(c: Any, s: Any, *workers: Any) -> None:
     for _ in range(5):
         plugin.schedules.cancel(it.name)
         it = plugin.schedules.kept[plugin.schedules.add(terms(idle_for=60.0))["id"]]
-    states = [answer["state"] for answer in plugin.list_schedules()]
+    states = [answer["state"] for answer in plugin.schedules.listed()]
     assert sorted(states) == ["cancelled"] * 3 + ["waiting"] * 2
     await plugin.close()
     assert all(s.ended for s in plugin.schedules.kept.values())
