@@ -1,0 +1,118 @@
+"""Hosts that die during a call: no row is lost that can be computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import xgboost
+from distributed import Client, get_worker
+from xgboost import dask as dxgb
+
+import clustertune
+from tests.hosts.clusters import (
+    MIB,
+    Cluster,
+    assert_intact,
+    assert_settled,
+    load,
+    sent,
+    unplugged,
+    when,
+)
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    """Three hosts with one worker each."""
+    client = cluster.start(h1=1, h2=1, h3=1)
+    yield client
+    assert_settled(client)
+
+
+def prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
+    options = {"progress": False, "timeout": "100 s", "rechunk": False} | options
+    return clustertune.prepare(client, X, y, estimator="xgboost", **options)
+
+
+# --- prepare --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rechunk", [False, 24], ids=["move", "cut"])
+def test_a_target_dies(cluster: Cluster, client: Client, rechunk: Any) -> None:
+    """Its rows are on the others. The next call uses the host when it is back."""
+    X, y = load(client, workers=cluster.on(client, "h1"))
+    for name in ("h1", "h2", "h3"):
+        cluster.lab[name].rate("50mbit")
+    with when(sent(cluster.lab, 2 * MIB, "h1"), cluster.lab["h2"].kill):
+        X, y = prepare(client, X, y, rechunk=rechunk)
+    assert cluster.partitions(client, X).keys() <= {"h1", "h3"}
+    assert_intact(client, X, y)
+
+    cluster.bring_back(client, "h2")
+    X, y = prepare(client, X, y)
+    share = len(X.chunks[0]) // 3
+    assert cluster.partitions(client, X) == dict.fromkeys(("h1", "h2", "h3"), share)
+    assert_intact(client, X, y)
+
+
+# --- workers that leave ---------------------------------------------------------------
+
+
+def test_a_host_dies_while_workers_retire(cluster: Cluster) -> None:
+    client = cluster.start(h1=2, h2=2, h3=2)
+    X, y = load(client)
+    for name in ("h1", "h2", "h3"):
+        cluster.lab[name].rate("50mbit")
+    with when(sent(cluster.lab, 2 * MIB, "h1", "h2", "h3"), cluster.lab["h3"].kill):
+        clustertune.scale(client, 3, X, y, timeout="100 s")
+    assert_intact(client, X, y)
+    assert_settled(client)
+    cluster.stop()
+
+
+# --- fits -----------------------------------------------------------------------------
+
+
+class Rounds(xgboost.callback.TrainingCallback):
+    """Logs each round."""
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        get_worker().log_event("rounds", epoch)
+        return False
+
+
+def during_fit(client: Client) -> Callable[[], bool]:
+    """Return a condition: a fit that begins now has ended a round."""
+    before = len(client.get_events("rounds"))
+    return lambda: len(client.get_events("rounds")) > before
+
+
+def test_a_host_dies_in_a_fit(cluster: Cluster, client: Client) -> None:
+    """It fails, no row is lost, and the next fit works on all rows and hosts."""
+    X, y = clustertune.prepare(client, *load(client), estimator="xgboost")
+    model = dxgb.DaskXGBRegressor(n_estimators=2000, callbacks=[Rounds()])
+    with (
+        when(during_fit(client), cluster.lab["h2"].kill),
+        pytest.raises(xgboost.core.XGBoostError),
+    ):
+        clustertune.fit(client, model, X, y, progress=False)
+    assert_intact(client, X, y)
+
+    cluster.bring_back(client, "h2")
+    model = dxgb.DaskXGBRegressor(n_estimators=2)
+    clustertune.fit(client, model, X, y, progress=False)
+    assert model.get_booster().num_boosted_rounds() == 2
+    assert cluster.partitions(client, X) == {"h1": 6, "h2": 6, "h3": 6}
+
+
+def test_a_link_fails_in_a_fit(cluster: Cluster, client: Client) -> None:
+    """The fit waits for the link, and ends."""
+    X, y = clustertune.prepare(client, *load(client), estimator="xgboost")
+    model = dxgb.DaskXGBRegressor(n_estimators=300, callbacks=[Rounds()])
+    with when(during_fit(client), *unplugged(cluster.lab["h2"], 3)):
+        clustertune.fit(client, model, X, y, progress=False)
+    assert model.get_booster().num_boosted_rounds() == 300
+    assert cluster.partitions(client, X) == {"h1": 6, "h2": 6, "h3": 6}
+    assert_intact(client, X, y)
