@@ -82,7 +82,7 @@ def gather(
     optional: bool = False,
     **companions: Any,
 ) -> Inputs:
-    """Check and group the arguments of ``prepare``.
+    """Check and group the data of ``prepare``, ``check`` and ``fit``.
 
     With ``optional`` all of them may be None.
 
@@ -93,6 +93,11 @@ def gather(
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
+    if unknown := [n for n in companions if n not in (*COMPANIONS, "group")]:
+        raise TypeError(
+            f"there is no argument {unknown[0]}=; companions of X are "
+            f"{', '.join((*COMPANIONS, 'group'))} and eval_set"
+        )
     if optional and X is None:
         if any(x is not None for x in (y, *others, eval_set, *companions.values())):
             raise TypeError("X is None but other data is given; give X, too")

@@ -42,22 +42,17 @@ def check(
     X: Any = None,
     y: Any = None,
     *others: Any,
-    sample_weight: Any = None,
-    qid: Any = None,
-    group: Any = None,
-    base_margin: Any = None,
-    init_score: Any = None,
-    eval_set: Any = None,
     estimator: object = None,
     workers: Sequence[str | int] | None = None,
     deep: bool = False,
     timeout: str | float = "1 minute",
+    **companions: Any,
 ) -> Report:
     """Check a cluster and data for problems that slow down or break training.
 
     Parameters
     ----------
-    client, X, y, *others, sample_weight, qid, group, base_margin, init_score, eval_set
+    client, X, y, *others
         As for :func:`clustertune.prepare`. Without X only the cluster is checked. Lazy
         data is not loaded.
     estimator
@@ -69,6 +64,9 @@ def check(
         that a worker lacks, split groups, categories that differ between partitions.
     timeout
         Seconds, or a duration such as ``"30s"``.
+    **companions
+        ``sample_weight``, ``qid``, ``group``, ``base_margin``, ``init_score`` and
+        ``eval_set``, as for :func:`clustertune.prepare`.
 
     Returns
     -------
@@ -89,18 +87,7 @@ def check(
     --------
     >>> print(clustertune.check(client, X, y, estimator=model))     # doctest: +SKIP
     """
-    given = inputs.gather(
-        X,
-        y,
-        *others,
-        sample_weight=sample_weight,
-        qid=qid,
-        group=group,
-        base_margin=base_margin,
-        init_score=init_score,
-        eval_set=eval_set,
-        optional=True,
-    )
+    given = inputs.gather(X, y, *others, **companions, optional=True)
     check_client(client, given)
     fractions = settings.fractions()
     request = CheckRequest(

@@ -7,7 +7,7 @@ The model is fitted in place, as by its own ``fit``. It is not cloned: scikit-le
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from inspect import Parameter
@@ -31,6 +31,11 @@ logger = logging.getLogger("clustertune")
 
 #: arguments with one value per feature, so they are not prepared with the rows
 PER_FEATURE = {"feature_weights"}
+#: parameters of ``prepare`` that ``fit`` gives itself
+GIVEN = (
+    *("client", "X", "y", "others", "estimator"),
+    *("persist", "release_inputs", "dry_run"),
+)
 
 
 class FitReport(Report):
@@ -51,21 +56,30 @@ class FitReport(Report):
 # --- arguments ------------------------------------------------------------------------
 
 
-def _refuse_arguments(model: Any, fit_kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that ``model.fit`` does not take or ``prepare`` does not see."""
-    own = parameters(model.fit)
-    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in own.values())
+def _divided(
+    model: Any, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of ``prepare``, and the arguments of ``model.fit``.
+
+    Raises for arguments that neither takes, and for data that ``prepare`` does not see.
+    """
+    own = [n for n in parameters(prepare) if n not in GIVEN]
+    theirs = parameters(model.fit)
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in theirs.values())
     kind = type(model).__name__
-    for name, value in fit_kwargs.items():
-        if name in parameters(prepare):
+    prepared = {n: value for n, value in options.items() if n in own}
+    rest = {n: value for n, value in options.items() if n not in own}
+    for name, value in rest.items():
+        if name in GIVEN:
             raise TypeError(
                 f"fit takes no {name}=; call clustertune.prepare(client, X, y, "
                 f"estimator=model, {name}=...), then model.fit"
             )
-        if name not in own and not takes_any:
+        if name not in theirs and not takes_any:
             raise TypeError(
-                f"neither clustertune.fit nor {kind}.fit takes {name}=; {kind}.fit "
-                f"takes {', '.join(own)}"
+                f"neither clustertune.fit nor {kind}.fit takes {name}=; "
+                f"clustertune.fit takes {', '.join(own)}; {kind}.fit takes "
+                f"{', '.join(theirs)}"
             )
         known = name.rpartition("__")[2] in PER_FEATURE
         if not known and unpack_collections(value)[0]:
@@ -75,6 +89,7 @@ def _refuse_arguments(model: Any, fit_kwargs: Mapping[str, Any]) -> None:
                 'those of eval sets as eval_set=[(X_valid, y_valid, {"sample_weight": '
                 "w_valid})]"
             )
+    return prepared, rest
 
 
 def _refuse_client(client: Client, model: Any) -> None:
@@ -203,28 +218,7 @@ async def _fit_async(work: _Work, preparing: Awaitable[Prepared]) -> Any:
     return work.finished(prepared)
 
 
-def fit(
-    client: Client,
-    model: Any,
-    X: Any,
-    y: Any = None,
-    *,
-    sample_weight: Any = None,
-    qid: Any = None,
-    group: Any = None,
-    base_margin: Any = None,
-    init_score: Any = None,
-    eval_set: Any = None,
-    n_workers: int | str | None = None,
-    workers: Sequence[str | int] | None = None,
-    restart: bool | str = False,
-    merge_workers: bool = False,
-    rechunk: bool | int = True,
-    on_low_memory: str = "report",
-    progress: bool | Callable[[str, float | None], None] | None = None,
-    timeout: str | float = "10 minutes",
-    **fit_kwargs: Any,
-) -> Any:
+def fit(client: Client, model: Any, X: Any, y: Any = None, **options: Any) -> Any:
     """Prepare the cluster and the data, fit a model, and verify the data afterwards.
 
     This is ``prepare`` and ``model.fit`` in one call. Workers and adaptive scaling are
@@ -249,15 +243,16 @@ def fit(
         a pipeline that ends with one. It is fitted in place, like by ``model.fit``.
         Parameters that the prepared data needs are set during the fit only. An XGBoost
         model without a client keeps this client.
-    X, y, sample_weight, qid, group, base_margin, init_score, eval_set
+    X, y
         The data, as of :func:`clustertune.prepare`.
-    n_workers, workers, restart, merge_workers, rechunk, on_low_memory, progress
-        Options of :func:`clustertune.prepare`.
-    timeout
-        Seconds, or a duration such as ``"10 minutes"``, for the preparation. The fit
-        itself has no limit.
-    **fit_kwargs
-        Other arguments of ``model.fit``, such as ``verbose=False``. Companions of eval
+    **options
+        Companions and options of :func:`clustertune.prepare`: ``sample_weight``,
+        ``qid``, ``group``, ``base_margin``, ``init_score``, ``eval_set``,
+        ``n_workers``, ``workers``, ``restart``, ``merge_workers``, ``rechunk``,
+        ``on_low_memory``, ``progress``, ``timeout``. The time limit is that of the
+        preparation; the fit itself has none.
+
+        All others go to ``model.fit``, such as ``verbose=False``. Companions of eval
         sets can have the library's names, such as ``sample_weight_eval_set``. In a
         pipeline, arguments of a step begin with its name: ``step__verbose=False``.
 
@@ -291,31 +286,13 @@ def fit(
     calling.check_client(client)
     libraries.refuse_fit(model, asynchronous=client.asynchronous)
     _refuse_client(client, model)
-    per_host = workers is None and n_workers is None and libraries.can_use_host(model)
     names = libraries.eval_arguments(model)
-    companions = {n: fit_kwargs.pop(n) for n in names if n in fit_kwargs}
-    eval_set = inputs.with_companions(eval_set, companions, names)
-    _refuse_arguments(model, fit_kwargs)
+    companions = {n: options.pop(n) for n in names if n in options}
+    eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
+    own, rest = _divided(model, options)
+    all_workers = own.get("workers") is None and own.get("n_workers") is None
+    per_host = all_workers and libraries.can_use_host(model)
     with calling.assigned(calling.one_per_host, per_host):
-        prepared: Any = prepare(
-            client,
-            X,
-            y,
-            sample_weight=sample_weight,
-            qid=qid,
-            group=group,
-            base_margin=base_margin,
-            init_score=init_score,
-            eval_set=eval_set,
-            estimator=model,
-            n_workers=n_workers,
-            workers=workers,
-            restart=restart,
-            merge_workers=merge_workers,
-            rechunk=rechunk,
-            on_low_memory=on_low_memory,
-            progress=progress,
-            timeout=timeout,
-        )
-    work = _Work(client, model, fit_kwargs)
+        prepared: Any = prepare(client, X, y, eval_set=eval_set, estimator=model, **own)
+    work = _Work(client, model, rest)
     return (_fit_async if client.asynchronous else _fit)(work, prepared)
