@@ -213,6 +213,54 @@ def _shifts(home: Int64s, sums: Float64s, n_workers: int) -> Float64s:
     return np.where(shift * np.sqrt(own[0]) > CERTAIN, shift, 0.0)
 
 
+def differing_index(view: View) -> Iterator[Finding]:
+    """Find frames whose indexes have the same values in another order than X.
+
+    Training libraries pair rows by their position, not by the index. For example,
+    ``from_pandas`` sorts X by its index, and with ``sort=False`` it does not sort y.
+    The check compares the indexes of frames, partition by partition. Arrays have none,
+    so their order cannot be checked.
+
+    Remedy: Make X and y of one frame. Or join them by the index, if no value of it
+    repeats: ``frame = X.join(y.to_frame("_y")); X, y = frame[list(X.columns)],
+    frame["_y"]``.
+    """
+    for layout in view.layouts:
+        known = {m.label: _indexes(m) for m in layout.collections}
+        known = {label: found for label, found in known.items() if found}
+        for label, found in list(known.items())[1:]:
+            first = next(iter(known))
+            partition = _other_order(known[first], found)
+            if partition is not None:
+                yield critical(
+                    message=f"the rows of {label} have another order than those of "
+                    f"{first}: their indexes have the same values, and the first "
+                    f"partition that differs is number {partition}",
+                    subject=(first, label),
+                    evidence={"partition": partition},
+                    remedy=remedies.join(layout, first, label),
+                )
+
+
+def _indexes(collection: CollectionInfo) -> list[Sequence[Any]]:
+    """Return rows, digest and sum of the index of each partition; empty: unknown."""
+    partitions = collection.contents.partitions if collection.contents else ()
+    found = [p.get("index") for p in partitions]
+    return [] if any(x is None for x in found) else [x for x in found if x]
+
+
+def _other_order(
+    first: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]
+) -> int | None:
+    """Return the first partition with another order of the same index values."""
+    if [x[0] for x in first] != [x[0] for x in other]:
+        return None  # cut at other rows
+    if sum(x[2] for x in first) % 2**64 != sum(x[2] for x in other) % 2**64:
+        return None  # other values
+    pairs = zip(first, other, strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a[1] != b[1]), None)
+
+
 # --- query groups ---------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clustertune.core.findings import code, info
+from clustertune.core.findings import code, critical, info
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -13,15 +13,22 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.wording import bytes_text, names_text, plural, printable, variable
+from clustertune.core.profiles import NOT_NUMBERS
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    variable,
+    verb,
+)
 from clustertune.planner import remedies
 from clustertune.planner.layouts import collection_bytes
 
 #: types that are float64 in one array with float32
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
-#: how names of types of text begin, and of all types that training libraries refuse
+#: how names of types of text begin
 TEXT = ("object", "string", "str")
-REFUSED = (*TEXT, "datetime64", "timedelta64", "period", "complex")
 
 
 # --- values ---------------------------------------------------------------------------
@@ -32,8 +39,8 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
 
     XGBoost fails at an infinite feature or label; LightGBM and linear models train on
     it, to a model of NaN. A missing label is always wrong; missing features are fine.
-    The check reads all data, so it runs only with ``deep=True``, and on labels if
-    ``prepare`` reads them anyway, as for LightGBM.
+    ``prepare`` reads the labels, and a missing or infinite one stops it. Features are
+    read only with ``deep=True``.
 
     Remedy: Drop rows without a label from X, y and all companions: ``keep =
     y.notnull(); X, y = X[keep], y[keep]``. Replace infinite features with ``X =
@@ -42,16 +49,15 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
     for layout in view.layouts:
         for collection in layout.collections:
             missing, infinite = _count_not_finite(collection)
-            if missing and variable(collection.label) == "y":
+            is_label = variable(collection.label) == "y"
+            stops = is_label and view.goal.workload.needs_labels
+            severity = Severity.critical if stops else Severity.warning
+            if missing and is_label:
                 remedy = remedies.drop_rows(layout, collection)
-                yield _values(
-                    collection, Severity.critical, missing, "missing label", remedy
-                )
+                yield _values(collection, severity, missing, "missing label", remedy)
             if infinite:
                 remedy = _replace_infinite(layout, collection)
-                yield _values(
-                    collection, Severity.warning, infinite, "infinite value", remedy
-                )
+                yield _values(collection, severity, infinite, "infinite value", remedy)
 
 
 def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
@@ -124,33 +130,76 @@ def _categorize(collection: CollectionInfo, columns: list[str]) -> str:
     return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
 
 
+def differing_columns(view: View) -> Iterator[Finding]:
+    """Find partitions whose columns are not those of the metadata.
+
+    Dask and training libraries take the columns of a partition by their position. If
+    one file lists them in another order, lacks one, or has text where others have
+    numbers, values get other names or the fit fails. ``prepare`` compares each
+    partition of a frame, and a difference stops it.
+
+    Remedy: Choose the columns of each partition by name: ``columns = list(X.columns); X
+    = X.map_partitions(lambda part: part[columns], meta=X._meta)``. If a column is
+    missing or has another type, correct the file of the partition that is named.
+    """
+    for collection in view.collections:
+        partitions = collection.contents.partitions if collection.contents else ()
+        found = {i: p["columns"] for i, p in enumerate(partitions) if p.get("columns")}
+        if found:
+            number, text = next(iter(found.items()))
+            name = variable(collection.label)
+            chosen = f"{name}.map_partitions(lambda part: part[columns], "
+            line = f"columns = list({name}.columns); {name} = {chosen}"
+            yield critical(
+                message=f"{plural(len(found), 'partition')} of {collection.label} "
+                f"{verb(found, 'has')} other columns than its metadata: number "
+                f"{number} {printable(text, longest=200)}",
+                subject=(collection.label,),
+                evidence={"partitions": len(found), "first": number},
+                remedy=f"Run `{line}meta={name}._meta)`, which chooses columns by name."
+                if all(x.startswith("has the order") for x in found.values())
+                else f"Correct the source of partition {number} of {collection.label}.",
+            )
+
+
 # --- types ----------------------------------------------------------------------------
 
 
 def non_numeric_columns(view: View) -> Iterator[Finding]:
     """Find columns of features that are not numbers.
 
-    XGBoost and LightGBM refuse columns of text and of Python objects, and accept
-    categories only with an option. scikit-learn and dask-ml refuse both.
+    XGBoost and LightGBM refuse columns of text, dates and Python objects. XGBoost takes
+    categories with ``enable_categorical=True``. Linear models and ``KMeans`` refuse
+    both. A column that the library refuses stops ``prepare`` before data is loaded. The
+    first steps of a pipeline may take any column.
 
-    Remedy: Drop these columns, ``X = X.drop(columns=["city"])``, or make categories of
-    them: ``X = X.categorize(columns=["city"])``, for XGBoost with
-    ``enable_categorical=True``. Or use ``dask_ml.preprocessing.OrdinalEncoder``.
+    Remedy: Drop these columns, ``X = X.drop(columns=["city"])``. Or make categories of
+    columns with few different values: ``X = X.categorize(columns=["city"])``, for
+    XGBoost with ``enable_categorical=True``.
     """
+    workload = view.goal.workload
+    if workload.transforms:
+        return
     for collection in view.collections:
         if variable(collection.label) != "X":
             continue
         for dtype, (count, column) in collection.types.items():
-            refused = dtype.startswith(REFUSED)
+            refused = dtype.startswith(NOT_NUMBERS)
             if not refused and dtype != "category":
                 continue
             yield Finding(
-                severity=Severity.warning if refused else Severity.info,
+                severity=Severity.critical
+                if dtype.startswith(workload.refuses)
+                else Severity.warning
+                if refused
+                else Severity.info,
                 message=f"{collection.label} has {plural(count, 'column')} of type "
                 f"{printable(dtype, longest=40)} ({printable(column, longest=40)}"
                 f"{', ...' if count > 1 else ''}), which "
                 + (
-                    "training libraries refuse"
+                    f"{workload.title} refuses"
+                    if dtype.startswith(workload.refuses)
+                    else "training libraries refuse"
                     if refused
                     else "most training libraries accept only with an option"
                 ),
@@ -180,8 +229,10 @@ def _encode(
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:
         return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
-    line = f"{name} = {name}.categorize(columns={columns})"
-    return f"Run `{line}`.{option} Or run {drop}."
+    return (
+        f"Run {drop}. Or, if they have few different values, make categories of them "
+        f"with {name}.categorize(columns=...).{option}"
+    )
 
 
 def mixed_dtypes(view: View) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 from dask._task_spec import List, TaskRef
 from distributed import Client, Future
@@ -49,7 +51,36 @@ ROWS = 64  # row positions of each class, one for each worker
 def of_everything(given: Inputs) -> dict[str, Look]:
     """Return how a diagnosis reads the partitions, by label."""
     roles = {x.label: variable(x.label) for x in given}
-    return {label: DEEP[role] for label, role in roles.items() if role in DEEP}
+    wanted = {label: DEEP[role] for label, role in roles.items() if role in DEEP}
+    return with_metadata(given, wanted, [x.label for x in given])
+
+
+def with_metadata(
+    given: Inputs, wanted: Mapping[str, Look], labels: Collection[str]
+) -> dict[str, Look]:
+    """Add to looks what shows that partitions differ from the metadata.
+
+    Columns of DataFrames are compared with it, and indexes of the frames of a group
+    with each other.
+    """
+    found = {}
+    for group in given.groups:
+        frames = [x for x in group.given if not isinstance(x.collection, da.Array)]
+        for x in group.given:
+            if x.label not in labels:
+                continue
+            looks: list[Look] = [wanted[x.label]] if x.label in wanted else []
+            if isinstance(x.collection, dd.DataFrame):
+                types = x.collection.dtypes
+                names, kinds = list(types.index), list(map(content.kind, types))
+                looks.append(partial(content.columns, names=names, kinds=kinds))
+            if x in frames and len(frames) > 1:
+                looks.append(content.index)
+            if len(looks) == 1:
+                found[x.label] = looks[0]
+            elif looks:
+                found[x.label] = partial(content.all_of, looks=looks)
+    return found
 
 
 def of_need(
@@ -63,6 +94,8 @@ def of_need(
         return partial(content.classes, most=max(ROWS, n_workers))
     if role == "y" and training and profile.random_order:
         return content.moments
+    if role == "y":
+        return content.finite
     if role == "X" and profile.categories and "category" in info.types:
         return content.types
     return None
@@ -226,13 +259,18 @@ class Values:
             for m in layout.collections
             if m.loaded
         ]
-        looks = {}
+        wanted: dict[str, Look] = {}
+        unread = []
         for m, training in infos:
-            wanted = of_need(m, view.goal, len(workers), training=training)
+            look = of_need(m, view.goal, len(workers), training=training)
             before = self._read.get(m.label)
             same = before if before and before.keys == m.keys else None
-            if wanted and not (same and len(workers) <= max(same.n_workers, ROWS)):
-                looks[m.label] = wanted
+            if same and len(workers) <= max(same.n_workers, ROWS):
+                continue
+            unread.append(m.label)
+            if look is not None:
+                wanted[m.label] = look
+        looks = with_metadata(given, wanted, unread)
         threads = [w.nthreads for w in view.now.workers]
         homes = {m.label: _homes(m, threads) for m, _ in infos if m.label in looks}
         found = await read(

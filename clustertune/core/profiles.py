@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: beginnings of names of types that are no numbers, except "category"
+NOT_NUMBERS = (
+    *("object", "str", "string", "large_string", "binary", "list", "struct"),
+    *("datetime64", "timedelta64", "timestamp", "duration", "date", "time", "period"),
+    *("interval", "complex", "decimal"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -82,6 +89,10 @@ class Profile:
     transforms: bool = False
     #: whether it trains on codes of categories, which must be equal on all workers
     categories: bool = False
+    #: beginnings of names of types of columns in X that its fit refuses
+    refuses: tuple[str, ...] = ()
+    #: whether a missing or infinite label makes its fit fail, or spoils the model
+    needs_labels: bool = True
 
     # --- processes
 

@@ -262,6 +262,17 @@ def sort_rows(layout: Layout, label: str) -> str:
     return f"Sort the rows of {names_text(names, most=9)} by {by} before you load them."
 
 
+def join(layout: Layout, first: str, label: str) -> str:
+    """Return how to join a collection with another one by their indexes."""
+    kinds = {m.label: m.kind for m in layout.collections}
+    X, y = variable(first), variable(label)
+    if (kinds[first], kinds[label]) != ("dataframe", "series"):
+        return f"Make {first} and {label} of one frame."
+    frame = f'frame = {X}.join({y}.to_frame("_{y}"))'
+    taken = f'{X}, {y} = frame[list({X}.columns)], frame["_{y}"]'
+    return f"Run `{frame}; {taken}`, which joins rows by the index."
+
+
 def random_order(layout: Layout) -> str:
     """Return how to put the rows of all collections in random order."""
     names = [variable(m.label) for m in layout.collections]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import wait
 from distributed.utils_test import gen_cluster
@@ -11,6 +12,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.checks import ERRORS
 from clustertune.checks.labels import (
+    differing_index,
     group_order,
     large_groups,
     missing_classes,
@@ -226,6 +228,51 @@ async def test_live(c, s, a, b):
     assert {"unshuffled_rows"} <= {f.check for f in report.found}
     report = await clustertune.check(c, X, y, deep=True, estimator="xgboost")
     assert "unshuffled_rows" not in {f.check for f in report.found}
+
+
+# --- differing_index ------------------------------------------------------------------
+
+
+def find_differing_index(X, y):
+    """Return findings for the index values of each partition; None: an Array."""
+
+    def looked(partitions):
+        read = [pd.DataFrame(index=p) for p in partitions] if partitions else []
+        return Contents(partitions=tuple(map(content.index, read)))
+
+    data = layout([len(p) for p in X], [0] * len(X), ("X", "y"))
+    own = [
+        replace(m, kind=kind, contents=looked(p))
+        for m, p, kind in zip(
+            data.collections, (X, y), ("dataframe", "series"), strict=True
+        )
+    ]
+    return list(differing_index(view((), [replace(data, collections=tuple(own))])))
+
+
+@pytest.mark.parametrize(
+    ("X", "y"),
+    [
+        pytest.param([[1, 2], [3]], [[1, 2], [3]], id="the same"),
+        pytest.param([[0, 1], [0, 1]], [[0, 1], [0, 1]], id="repeated values"),
+        pytest.param([[1, 2], [3]], [[7, 8], [9]], id="other values"),
+        pytest.param([[1, 2], [3]], [[2], [1, 3]], id="other partitions"),
+        pytest.param([[1, 2], [3]], None, id="an Array"),
+    ],
+)
+def test_silent_where_no_index_shows_another_order(X, y):
+    """Only the same values in another order show that rows are mixed up."""
+    assert find_differing_index(X, y) == []
+    assert list(differing_index(view())) == []
+
+
+@pytest.mark.parametrize("y", [[[2, 1], [3]], [[3, 2], [1]]])
+def test_an_index_in_another_order(y):
+    """It may differ within a partition or across partitions."""
+    (finding,) = find_differing_index([[1, 2], [3]], y)
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X", "y")
+    assert "X.join(y" in finding.remedy
 
 
 # --- group_order ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 
 from clustertune.checks.values import (
     differing_categories,
+    differing_columns,
     mixed_dtypes,
     non_numeric_columns,
     nonfinite_values,
@@ -17,12 +18,16 @@ from tests.builders import layout, view
 # --- nonfinite_values -----------------------------------------------------------------
 
 
-def find_not_finite(label, *partitions):
+def find_not_finite(label, *partitions, needs=True):
     contents = Contents(
         partitions=tuple({"nonfinite_values": list(p)} for p in partitions)
     )
     data = layout([10] * len(partitions), None, (label,), contents=contents)
-    return list(nonfinite_values(view((), [data])))
+    seen = view((), [data])
+    workload = replace(seen.goal.workload, needs_labels=needs)
+    return list(
+        nonfinite_values(replace(seen, goal=replace(seen.goal, workload=workload)))
+    )
 
 
 def test_silent_where_values_are_good():
@@ -46,6 +51,10 @@ def test_what_no_fit_can_use():
         finding.message
         == "y has 1 missing label, on which a fit fails or trains a useless model"
     )
+    (finding,) = find_not_finite("y", (0, 2))
+    assert finding.severity is Severity.critical
+    (finding,) = find_not_finite("y", (1, 0), needs=False)
+    assert finding.severity is Severity.warning
 
 
 # --- differing_categories -------------------------------------------------------------
@@ -71,6 +80,34 @@ def test_other_lists():
     )
     assert finding.severity is Severity.warning
     assert "different categories in 1 column: a" in finding.message
+
+
+# --- differing_columns ----------------------------------------------------------------
+
+
+def find_unlike_columns(*partitions):
+    contents = Contents(partitions=tuple({"columns": p} for p in partitions))
+    data = layout([10] * len(partitions), None, ("X",), contents=contents)
+    return list(differing_columns(view((), [data])))
+
+
+def test_partitions_with_the_columns_of_the_metadata():
+    """Columns that were not read are unknown."""
+    assert find_unlike_columns("", "") == []
+    assert list(differing_columns(view((), [layout([10], [0])]))) == []
+
+
+def test_partitions_with_other_columns():
+    """The first is named, and only another order has a line that corrects it."""
+    (finding,) = find_unlike_columns("", "has the order b, a", "has the order b, a")
+    assert finding.message == (
+        "2 partitions of X have other columns than its metadata: number 1 has the "
+        "order b, a"
+    )
+    assert "part[columns]" in finding.remedy
+    (finding,) = find_unlike_columns("", "has the order b, a", "lacks b")
+    assert finding.severity is Severity.critical
+    assert "part[columns]" not in finding.remedy
 
 
 # --- non_numeric_columns --------------------------------------------------------------

@@ -52,6 +52,7 @@ class Generic(Workload):
         name="generic",
         title="any training library",
         memory_multiple={4: 2.0, 8: 2.0},
+        needs_labels=False,
         source="the data and one copy of it",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clustertune.core.profiles import Profile
+from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.workload import Workload, parameter
 
 
@@ -103,6 +103,7 @@ class KMeans(Workload):
         max_partitions_per_thread=16,
         random_order=False,
         kinds=("array",),
+        refuses=(*NOT_NUMBERS, "category"),
         packages=("dask-ml",),
         takes=(),
         source="measured with dask-ml 2025.1, 8 centres, 1, 2, 8 partitions per thread",
@@ -132,6 +133,7 @@ class Gradients(Workload):
         max_partition_bytes=2**30,
         random_order=False,
         kinds=("array",),
+        refuses=(*NOT_NUMBERS, "category"),
         packages=("dask-glm",),
         takes=(),
         source="measured with dask-glm 0.4, newton, 1 and 4 partitions per thread; "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from clustertune.core.profiles import Profile
+from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
@@ -29,6 +29,7 @@ BOOSTING = Profile(
     eval_copies=True,
     random_order=True,
     one_number_type=True,
+    refuses=NOT_NUMBERS,
     categories=True,
     packages=("lightgbm",),
     threads="worker",

@@ -28,6 +28,7 @@ class Mirrored(Workload):
         memory_multiple={4: 2.0, 8: 2.0},
         equal_shares=True,
         random_order=True,
+        needs_labels=False,
         packages=("tensorflow", "tensorflow-cpu"),
         threads="worker",
         source="not measured: the data and one copy of it; the model is extra",
@@ -72,6 +73,7 @@ class DistributedDataParallel(Workload):
         base_bytes=450 * 2**20,
         equal_shares=True,
         random_order=True,
+        needs_labels=False,
         packages=("torch",),
         threads="pools",
         source="the data and one copy of it, in a tensor; weights, gradients and the "

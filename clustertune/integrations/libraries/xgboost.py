@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clustertune.core.profiles import Profile
+from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
@@ -27,6 +27,7 @@ HIST = Profile(
     feature_bytes=4,
     random_order=False,
     categories=True,
+    refuses=NOT_NUMBERS,
     eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",
@@ -58,6 +59,12 @@ def _makes_quantiles(estimator: object) -> bool:
     return parameter(estimator, "tree_method") in {None, "auto", "hist"}
 
 
+def _with_categories(profile: Profile, estimator: object) -> Profile:
+    if parameter(estimator, "enable_categorical") is not False:
+        return profile
+    return replace(profile, refuses=(*profile.refuses, "category"))
+
+
 class XGBoost(Workload):
     """XGBoost's Dask estimators with ``tree_method="hist"``, their default.
 
@@ -79,6 +86,10 @@ class XGBoost(Workload):
         plain = isa(estimator, "xgboost.dask", "DaskScikitLearnBase")
         plain &= not isa(estimator, "xgboost.dask", "DaskXGBRanker")
         return plain and _makes_quantiles(estimator) is self.makes_quantiles
+
+    def profile_for(self, estimator: object) -> Profile:
+        """Refuse categories for an estimator without ``enable_categorical``."""
+        return _with_categories(self.profile, estimator)
 
     def can_use_host(self, params: Mapping[str, Any]) -> bool:
         """Return whether it trains on CPUs, and no number of threads is given."""
@@ -133,6 +144,7 @@ class Rank(XGBoost):
         """Choose by ``allow_group_split`` and by the tree method."""
         sorts = parameter(estimator, "allow_group_split") is False
         found = replace(RANK, groups="anywhere" if sorts else "together")
+        found = _with_categories(found, estimator)
         if _makes_quantiles(estimator):
             return found
         return replace(

@@ -18,6 +18,60 @@ def each(look: Callable[[Any], dict[str, Any]], partitions: list[Any]) -> list[A
     return [look(partition) for partition in partitions]
 
 
+def all_of(partition: Any, looks: list[Callable[[Any], dict[str, Any]]]) -> Any:
+    """Merge the answers of other functions."""
+    return {name: x for look in looks for name, x in look(partition).items()}
+
+
+def finite(partition: Any) -> dict[str, Any]:
+    """Missing and infinite values."""
+    return {"nonfinite_values": _not_finite(partition)}
+
+
+def columns(partition: Any, names: list[Any], kinds: list[str]) -> dict[str, Any]:
+    """Difference of the columns from those of the metadata, in words; "": none.
+
+    An empty partition may have other types.
+    """
+    own = list(partition.columns) if hasattr(partition, "columns") else names
+    lacks = [str(name) for name in names if name not in own]
+    more = [str(name) for name in own if name not in names]
+    if lacks or more:
+        parts = [f"lacks {', '.join(lacks[:9])}"] * bool(lacks)
+        parts += [f"has {', '.join(more[:9])} in addition"] * bool(more)
+        return {"columns": " and ".join(parts)}
+    if own != names:
+        return {"columns": f"has the order {', '.join(map(str, own[:9]))}"}
+    for name, column, wanted in zip(names, _columns(partition), kinds, strict=True):
+        if len(column) and wanted != "other" and kind(column.dtype) != wanted:
+            return {"columns": f"has {column.dtype} in {name} instead of {wanted}"}
+    return {"columns": ""}
+
+
+def kind(dtype: Any) -> str:
+    """``"numbers"``, ``"categories"``, ``"times"`` or ``"other"``."""
+    if str(dtype) == "category":
+        return "categories"
+    letter = getattr(dtype, "kind", "O")
+    return {"M": "times", "m": "times"}.get(
+        letter, "numbers" if letter in "biufc" else "other"
+    )
+
+
+def index(partition: Any) -> dict[str, Any]:
+    """Digest of the index in its order, and a sum that does not depend on the order."""
+    import hashlib
+
+    import pandas as pd
+
+    own = getattr(partition, "index", None)
+    if not isinstance(own, pd.Index):
+        return {"index": None}
+    hashes = pd.util.hash_pandas_object(own, index=False).to_numpy()
+    digest = hashlib.blake2b(hashes.tobytes(), digest_size=16).hexdigest()
+    return {"index": [len(own), digest, int(hashes.sum(dtype="u8"))]}
+
+
 def features(partition: Any) -> dict[str, Any]:
     """Values of features that are not finite, and categories by column."""
     return {

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import clustertune
-from clustertune.core.model import Severity
 from clustertune.errors import AlignmentError, ClassCoverageError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
@@ -52,16 +51,14 @@ def test_weights_count(client: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [lgb.DaskLGBMRegressor, lgb.DaskLGBMClassifier])
 def test_missing_labels(client: Any, kind: Any) -> None:
-    """Its regressor trains on such frames without an error; prepare reads them."""
+    """Its regressor trains on such frames without an error; prepare refuses them."""
     X = data.features()
     y = dd.from_dask_array(da.where(X[:, 1] > 0.9, np.nan, data.labels(X)), "y")
     X = dd.from_dask_array(X, list("abcde"), index=y.index)
     model = kind(client=client, **OPTIONS)
-    X, y = prepared = clustertune.prepare(client, X, y, estimator=model)
-    (finding,) = [f for f in prepared.report.left if f.check == "nonfinite_values"]
-    assert finding.severity is Severity.critical
     lacking = int(y.isna().sum().compute())
-    assert finding.message.startswith(f"y has {lacking} missing labels, on which a fit")
+    with pytest.raises(ValueError, match=f"y has {lacking} missing labels, on which a"):
+        clustertune.prepare(client, X, y, estimator=model)
     if kind is lgb.DaskLGBMRegressor:
         assert np.isfinite(model.fit(X, y).predict(X).compute()).all()
 

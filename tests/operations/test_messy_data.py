@@ -1,0 +1,203 @@
+"""Messy data stops ``prepare`` and ``fit`` before a library trains on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from dask_ml.linear_model import LinearRegression
+from dask_ml.preprocessing import Categorizer, DummyEncoder
+from distributed.utils_test import gen_cluster
+from lightgbm import DaskLGBMClassifier, DaskLGBMRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
+
+import clustertune
+from clustertune.errors import AlignmentError
+
+TWO = [("127.0.0.1", 1)] * 2
+ROWS = 4000
+MODELS = [DaskXGBRegressor, DaskXGBClassifier, DaskLGBMRegressor, DaskLGBMClassifier]
+
+
+def numbers(**columns: Any) -> pd.DataFrame:
+    draw = np.random.default_rng(0).standard_normal
+    return pd.DataFrame({"a": draw(ROWS), "b": draw(ROWS), **columns})
+
+
+def run(error: Exception, **names: Any) -> dict[str, Any]:
+    """Run the code of the remedy in an error, and return the variables."""
+    found = names | {"numpy": np}
+    exec(str(error).split("`")[1], found)
+    return found
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("model", MODELS)
+@gen_cluster(client=True, nthreads=TWO)
+async def test_labels(c: Any, s: Any, a: Any, b: Any, model: Any, wrong: float) -> None:
+    """A missing or infinite label is an error, and nothing moves."""
+    frame = numbers(y=np.arange(ROWS) % 2 * 1.0)
+    frame.loc[:99, "y"] = wrong
+    X = dd.from_pandas(frame, npartitions=4)
+    X, y = X[["a", "b"]], X["y"]
+    X, y = c.persist([X, y], workers=[a.address])
+    what = "100 missing labels" if np.isnan(wrong) else "100 infinite values"
+    with pytest.raises(ValueError, match=what) as error:
+        await clustertune.prepare(c, X, y, estimator=model)
+    assert not [k for k in b.data if "getitem" in str(k)]
+    names = run(error.value, X=X, y=y)
+    p = await clustertune.prepare(c, names["X"], names["y"], estimator=model)
+    assert await c.compute(p.y.isna().sum()) == 0
+    assert "nonfinite_values" not in {f.check for f in p.report.left}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_labels_of_no_known_library(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The finding is a warning, because the library may take them."""
+    y = da.where(da.arange(ROWS, chunks=1000) < 9, np.nan, 1.0)
+    p = await clustertune.prepare(c, da.ones((ROWS, 2), chunks=(1000, 2)), y)
+    (finding,) = [f for f in p.report.left if f.check == "nonfinite_values"]
+    assert finding.message.startswith("y has 9 missing labels")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series(["u", "v"] * (ROWS // 2)),
+        pd.Series(pd.date_range("2024", periods=ROWS)),
+        pd.Series(pd.to_timedelta(np.arange(ROWS))),
+        pd.Series(pd.interval_range(0, ROWS)),
+        pd.Series(np.arange(ROWS), dtype=object),
+    ],
+    ids=["text", "dates", "durations", "intervals", "objects"],
+)
+@pytest.mark.parametrize("model", MODELS)
+@gen_cluster(client=True, nthreads=TWO)
+async def test_columns_that_are_no_numbers(
+    c: Any, s: Any, a: Any, b: Any, model: Any, column: Any
+) -> None:
+    """They are refused by name before anything is loaded; the remedy drops them."""
+    frame = dd.from_pandas(numbers(t=column), npartitions=4)
+    valid = (frame, frame["a"])
+    with pytest.raises(ValueError, match=r"X has 1 column of type .* \(t\)") as error:
+        await clustertune.prepare(c, frame, frame["a"], estimator=model)
+    assert not s.tasks
+    X = run(error.value, X=frame)["X"]
+    y = (frame["a"] > 0).astype(int)
+    await clustertune.prepare(c, X, y, estimator=model, dry_run=True)
+    if model is DaskXGBRegressor:
+        with pytest.raises(ValueError, match=r"eval_set\[0\].X has 1 column"):
+            await clustertune.prepare(c, X, y, eval_set=[valid], estimator=model)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_categories_of_xgboost(c: Any, s: Any, a: Any, b: Any) -> None:
+    """They are refused unless the model has ``enable_categorical``."""
+    column = pd.Categorical(["u", "v"] * (ROWS // 2))
+    X = dd.from_pandas(numbers(t=column), npartitions=4)
+    with pytest.raises(ValueError, match="enable_categorical=True"):
+        await clustertune.prepare(c, X, X["a"], estimator=DaskXGBRegressor())
+    model = DaskXGBRegressor(enable_categorical=True)
+    p = await clustertune.prepare(c, X, X["a"], estimator=model)
+    assert p.report.status == "done"
+
+
+def part(i: int, odd: Any) -> pd.DataFrame:
+    rows = np.arange(1000.0) + 1000 * i
+    frame = pd.DataFrame({"a": rows, "b": -rows})
+    return odd(frame) if i == 2 else frame
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("estimator", ["xgboost", "lightgbm", None])
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (lambda p: p[["b", "a"]], "number 2 has the order b, a"),
+        (lambda p: p[["a"]], "number 2 lacks b"),
+        (lambda p: p.assign(c=1), "number 2 has c in addition"),
+        (lambda p: p.astype({"b": str}), "number 2 has .* in b instead of numbers"),
+    ],
+    ids=["order", "missing", "more", "type"],
+)
+@gen_cluster(client=True, nthreads=TWO)
+async def test_columns_unlike_the_metadata(
+    c: Any, s: Any, a: Any, b: Any, odd: Any, text: str, estimator: Any, persisted: bool
+) -> None:
+    """A partition that differs from the metadata is an error with its number."""
+    meta = pd.DataFrame({"a": [1.0], "b": [1.0]})
+    X = dd.from_map(part, range(4), odd=odd, meta=meta, enforce_metadata=False)
+    X = await c.persist(X) if persisted else X
+    y = da.arange(4000, chunks=1000)
+    with pytest.raises(ValueError, match=f"1 partition of X has .*{text}") as error:
+        await clustertune.prepare(c, X, y, estimator=estimator)
+    if "order" in text:
+        X = run(error.value, X=X)["X"]
+        p = await clustertune.prepare(c, X, y, estimator=estimator, rechunk=3)
+        found = await c.compute(p.X)
+        assert found["a"].tolist() == list(range(4000))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_columns_of_arrays(c: Any, s: Any, a: Any, b: Any) -> None:
+    """An Array has the columns in the order of the metadata, or an error."""
+    meta = pd.DataFrame({"a": [1.0], "b": [1.0]})
+    y = da.arange(4000, chunks=1000)
+
+    def frame(odd: Any) -> Any:
+        return dd.from_map(part, range(4), odd=odd, meta=meta, enforce_metadata=False)
+
+    X = frame(lambda p: p[["b", "a"]])
+    p = await clustertune.prepare(c, X, y, estimator="glm")
+    assert (await c.compute(p.X))[:, 0].tolist() == list(range(4000))
+    with pytest.raises(clustertune.errors.IncompleteError, match="b"):
+        await clustertune.prepare(c, frame(lambda p: p[["a"]]), y, estimator="glm")
+
+
+@pytest.mark.parametrize("npartitions", [4, 3])
+@gen_cluster(client=True, nthreads=TWO)
+async def test_labels_in_another_order(
+    c: Any, s: Any, a: Any, b: Any, npartitions: int
+) -> None:
+    """Both indexes show it; the remedy joins them."""
+    mixed = numbers().sample(frac=1, random_state=1)
+    X = dd.from_pandas(mixed[["a", "b"]], npartitions=4)
+    y = dd.from_pandas(mixed["a"], npartitions=npartitions, sort=False)
+    with pytest.raises(AlignmentError, match="y have another order") as error:
+        await clustertune.prepare(c, X, y, estimator="xgboost")
+    names = run(error.value, X=X, y=y)
+    p = await clustertune.prepare(c, names["X"], names["y"], estimator="xgboost")
+    X, y = await c.gather(c.compute([p.X, p.y]))
+    assert X["a"].tolist() == y.tolist()
+    same = dd.from_pandas(mixed["a"], npartitions=npartitions)
+    p = await clustertune.prepare(c, dd.from_pandas(mixed, npartitions=4), same)
+    assert p.report.status == "done"
+
+
+def as_array(frame: Any) -> Any:
+    return frame.to_dask_array(lengths=True).astype(float)
+
+
+def test_pipelines(client: Any) -> None:
+    """The first step gets X as it is; the needs of the last step apply to y."""
+    frame = numbers(color=np.random.default_rng(1).choice(["r", "g"], ROWS))
+    frame["y"] = frame["a"] + (frame["color"] == "r")
+    D = dd.from_pandas(frame, npartitions=4)
+    pick = FunctionTransformer(lambda d: d[["a", "b"]], validate=False)
+    array = FunctionTransformer(as_array, validate=False)
+    options = {"solver": "gradient_descent", "fit_intercept": False}
+    for steps, X in (
+        ((pick, array), D[["a", "b"]]),
+        ((Categorizer(), DummyEncoder(), array), D[["a", "b", "color"]]),
+    ):
+        y = D["y"].to_dask_array(lengths=True)
+        alone = make_pipeline(*steps, LinearRegression(**options)).fit(X, y)
+        model = make_pipeline(*steps, LinearRegression(**options))
+        clustertune.fit(client, model, X, D["y"], progress=False)
+        np.testing.assert_allclose(model[-1].coef_, alone[-1].coef_, rtol=0.01)
