@@ -11,15 +11,11 @@ if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
     from clustertune.core.report import Report as Report
-    from clustertune.dashboard.link import DashboardPage as DashboardPage
     from clustertune.dashboard.link import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.fit import fit as fit
     from clustertune.operations.history import history as history
     from clustertune.operations.hold import hold as hold
-    from clustertune.operations.playbooks.playbook import (
-        PlaybookResult as PlaybookResult,
-    )
     from clustertune.operations.playbooks.running import run_playbook as run_playbook
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
         schedule_restart as schedule_restart,
     )
     from clustertune.operations.scheduling.request import schedules as schedules
-    from clustertune.operations.scheduling.schedule import Schedule as Schedule
-    from clustertune.operations.sizing import Sizing as Sizing
     from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
     from clustertune.operations.workers import merge_workers as merge_workers
@@ -51,9 +45,7 @@ _PUBLIC = {
     "last_report": "operations.prepare",
     "Monitor": "operations.watch",
     "dashboard_page": "dashboard.link",
-    "DashboardPage": "dashboard.link",
     "merge_workers": "operations.workers",
-    "PlaybookResult": "operations.playbooks.playbook",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
     "release_data": "operations.release",
@@ -62,11 +54,9 @@ _PUBLIC = {
     "restart_workers": "operations.workers",
     "run_playbook": "operations.playbooks.running",
     "scale": "operations.workers",
-    "Schedule": "operations.scheduling.schedule",
     "schedule_restart": "operations.scheduling.request",
     "schedules": "operations.scheduling.request",
     "recommend_size": "operations.sizing",
-    "Sizing": "operations.sizing",
     "training": "training",
     "trim_memory": "operations.workers",
 }
@@ -83,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*_PUBLIC, *(name for name in globals() if name.startswith("__"))})

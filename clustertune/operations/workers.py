@@ -18,9 +18,8 @@ from clustertune.actions import scale as scaling
 from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
-from clustertune.core.model import Notify, Snapshot, Step, View, WorkerSize
+from clustertune.core.model import Notify, Step, View, WorkerSize
 from clustertune.core.report import Report
-from clustertune.core.wording import plural
 from clustertune.errors import RefusedError, ScaleError
 from clustertune.integrations import managers
 from clustertune.operations.procedure import operate
@@ -354,7 +353,7 @@ def scale(
         if there < wanted:
             reason = managers.obstacle(client.cluster, wanted)
             if client.cluster is None:
-                reason = _start_by_hand(view.now, wanted - there)
+                reason = machines.start_by_hand(view.now, wanted - there)
             if reason is not None:
                 raise ScaleError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
@@ -371,19 +370,6 @@ def scale(
         timeout=timeout,
         look=LookOptions(held_data=True),
         needs=(),
-    )
-
-
-def _start_by_hand(snapshot: Snapshot, missing: int) -> str:
-    """Return why an address alone starts no workers, and the line that starts them."""
-    line = machines.start_command(snapshot, missing)
-    how = machines.times_to_run(line, missing)
-    if snapshot.scheduler.startswith("tls:"):
-        how += " with the --tls-... options of the other workers"
-    return (
-        "this client has only the scheduler's address and no cluster object, so it "
-        f"cannot start workers. To start the missing {plural(missing, 'worker')}, run "
-        f"this{how} on a host that reaches the scheduler: {line}"
     )
 
 

@@ -23,7 +23,7 @@ from clustertune.core.model import (
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.wording import names_text, printable, workers_text
+from clustertune.core.wording import names_text, plural, printable, workers_text
 
 Workers = tuple[WorkerSnapshot, ...]
 
@@ -124,6 +124,19 @@ def start_command(
 def times_to_run(line: str, n_workers: int) -> str:
     """Return how often to run a line of :func:`start_command`; empty: once."""
     return f" {n_workers} times" if n_workers > 1 and "--nworkers" not in line else ""
+
+
+def start_by_hand(snapshot: Snapshot, missing: int) -> str:
+    """Return why an address alone starts no workers, and the line that starts them."""
+    line = start_command(snapshot, missing)
+    how = times_to_run(line, missing)
+    if snapshot.scheduler.startswith("tls:"):
+        how += " with the --tls-... options of the other workers"
+    return (
+        "this client has only the scheduler's address and no cluster object, so it "
+        f"cannot start workers. To start the missing {plural(missing, 'worker')}, run "
+        f"this{how} on a host that reaches the scheduler: {line}"
+    )
 
 
 def host_cpus(workers: Workers) -> HostCpus | Unknown:

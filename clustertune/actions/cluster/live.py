@@ -101,9 +101,9 @@ class LiveCluster(WorkerActions, DataActions):
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
-        if isinstance(self.goal.n_workers, int):
-            self.refuse_scale(self.goal.n_workers, identity["workers"])
         await monitor.install_plugin(self.client, identity)
+        if isinstance(self.goal.n_workers, int):
+            await self.refuse_scale(self.goal.n_workers, identity["workers"])
         self._lease.opened = True
         kept = await self._last_partitions()
         self.goal = replace(self.goal, workers=wanted, previous_shape=kept)

@@ -29,6 +29,7 @@ from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import ScaleError
 from clustertune.integrations import managers
 from clustertune.monitor import inquiry, monitor
+from clustertune.planner import machines
 from clustertune.remote import keys, ship
 from clustertune.remote.worker import park, process
 
@@ -55,7 +56,7 @@ class WorkerActions:
 
     # --- how many ---------------------------------------------------------------------
 
-    def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
+    async def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
         """Refuse a number of workers that the cluster cannot have.
 
         Raises ``ScaleError`` if the cluster cannot scale up, or has more workers; the
@@ -70,6 +71,9 @@ class WorkerActions:
                 "workers. To train on fewer, give workers=[...]"
             )
         reason = managers.obstacle(self.client.cluster, wanted)
+        if self.client.cluster is None:
+            snapshot, _ = await monitor.look(self.client, [])
+            reason = machines.start_by_hand(snapshot, wanted - there)
         if reason is not None:
             raise ScaleError(f"n_workers={wanted}: {reason}")
 

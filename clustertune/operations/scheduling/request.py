@@ -101,7 +101,7 @@ def schedule_restart(
     Returns
     -------
     Schedule
-        Printable, with :meth:`~clustertune.Schedule.cancel`.
+        Printable; its ``cancel()`` cancels the restart, and
         :func:`clustertune.schedules` returns its present state.
 
     Raises
