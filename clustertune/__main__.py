@@ -1,6 +1,22 @@
-"""``python -m clustertune``: the command line, where its script is not on the PATH."""
+"""``python -m clustertune``, and the script ``clustertune``."""
 
-from clustertune.cli import main
+import os
+import signal
+
+
+def main() -> None:
+    """Run the command line; ^C ends it without a traceback, also during the imports."""
+    signal.signal(signal.SIGINT, _interrupted)
+    from clustertune.cli import main as run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run(prog_name="clustertune")
+
+
+def _interrupted(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
 
 if __name__ == "__main__":
-    main(prog_name="clustertune")
+    main()

@@ -32,8 +32,9 @@ code 2.
 |---|---|
 | 0 | success |
 | 1 | `check`: a finding has at least the severity of `--fail-on`, or `prepare` would \
-not work; other commands: the request would not work, or something was not found |
-| 2 | wrong usage |
+not work; `run`: the last checks found something; `size`: the hosts are not enough;\
+ `history --last`: there is no report |
+| 2 | wrong usage, also an unknown name, worker or id |
 | 3 | the cluster was not reached |
 | 4 | refused, and nothing was changed |
 | 5 | failed, or done in part |

@@ -6,8 +6,12 @@ The module of a command is imported when the command runs. ``clustertune --help`
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -99,6 +103,22 @@ class LazyGroup(click.Group):
         if near and near[0] != args[0] and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; end ^C, and output that cannot be written, with one line."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            text = f"clustertune: the output cannot be written: {error.strerror}"
+            click.echo(text, err=True)
+            # nothing is left to write at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(5)
 
     def format_commands(
         self,

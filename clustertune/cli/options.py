@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -268,7 +270,24 @@ def _kind_and_name(
     return kind, name
 
 
-_file = click.Path(exists=True, dir_okay=False)
+class RegularFile(click.Path):
+    """The path of a regular file; to read a pipe or a device may never end."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        path = super().convert(value, param, ctx)
+        if not Path(os.fsdecode(path)).is_file():
+            self.fail(
+                f"{click.format_filename(path)} is not a regular file", param, ctx
+            )
+        return path
+
+
+_file = RegularFile()
 _TARGET = (
     click.argument("address", required=False),
     click.option("--scheduler-file", type=_file, help="Read the address from this "

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT = 10  # seconds to connect to a scheduler
+MAX_BYTES = 2**24  # of a scheduler file, which lists all workers
 ATTACH = 60  # seconds to connect through a manager, which may forward a port
 
 _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
@@ -139,7 +140,9 @@ async def _attached(
 
 
 def _address_in(scheduler_file: str) -> str:
-    return str(json.loads(Path(scheduler_file).read_bytes())["address"])
+    with Path(scheduler_file).open("rb") as file:
+        text = file.read(MAX_BYTES)
+    return str(json.loads(text)["address"])
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,9 @@ _wait = time_option(
     "each worker."
 )  # fmt: skip
 _nthreads = click.option(
-    "--nthreads", type=click.IntRange(1), help="Set the threads of a worker."
+    "--nthreads",
+    type=click.IntRange(1, arguments.LARGEST),
+    help="Set the threads of a worker.",
 )
 
 
@@ -188,7 +189,7 @@ def restart(
     "clustertune scale 4 tcp://10.0.0.5:8786",
     "clustertune scale 16 --cluster gateway:prod.1 --yes",
 )
-@click.argument("n_workers", type=click.IntRange(1))
+@click.argument("n_workers", type=click.IntRange(1, arguments.LARGEST))
 @cluster_options(manager=True)
 @format_option
 @_wait
@@ -309,6 +310,5 @@ def cancel(target: Target, id: str, form: str) -> None:
 
     found = run(target, end)
     if isinstance(found, str):
-        click.echo(printable(found), err=True)
-        sys.exit(1)
+        raise click.UsageError(printable(found))
     click.echo(_rendered(found, form))

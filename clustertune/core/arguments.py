@@ -14,6 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from clustertune.core import environment
 from clustertune.core.wording import printable
 
+LARGEST = 10**9  # of any count that the caller gives
 # errors of Dask's parsers for text that they cannot read, and for infinite amounts
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
@@ -50,9 +51,10 @@ def fraction(name: str, value: object, *, zero: bool = False) -> float:
 
 def number(name: str, value: Any, others: str = "") -> int:
     """Return a whole number of at least 1; errors list ``others`` as allowed, too."""
-    if _is_whole(value, 1):
+    if _is_whole(value, 1) and value <= LARGEST:
         return int(value)
-    raise _wrong(name, value, f"a whole number of at least 1{others}")
+    most = f" and at most {LARGEST:,}" if _is_whole(value, 1) else ""
+    raise _wrong(name, value, f"a whole number of at least 1{most}{others}")
 
 
 def count(name: str, value: object) -> int | None:

@@ -6,6 +6,7 @@ characters, and the HTML is escaped. There are no colours in text.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -92,7 +93,8 @@ def to_text(sections: Sequence[Section], width: int | None = None) -> str:
 
 
 def _terminal_width() -> int:
-    if sys.stdout is None or not sys.stdout.isatty():
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not (terminal or os.environ.get("COLUMNS", "").isdecimal()):
         return MAX_WIDTH
     return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))
 

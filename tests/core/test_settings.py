@@ -84,7 +84,7 @@ def test_misspelt_variables(
     with pytest.raises(ValueError, match="sets nothing") as caught:
         entrance.check_client(Client.__new__(Client))
     assert text in str(caught.value)
-    for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["playbooks"]):
+    for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["run", "--list"]):
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 2
         assert "sets nothing" in " ".join(done.stderr.split())
@@ -131,7 +131,7 @@ def test_malformed_variables(
 def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
     """Dask replaces its value by the defaults: so a new process has to refuse it."""
     done = subprocess.run(
-        [sys.executable, "-m", "clustertune", "playbooks"],
+        [sys.executable, "-m", "clustertune", "run", "--list"],
         env=os.environ | {name: value},
         capture_output=True,
         text=True,

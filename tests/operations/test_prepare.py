@@ -295,7 +295,7 @@ async def test_no_workers(c, s):
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_no_cluster_object_cannot_scale(c, s, a, b):
-    """``n_workers`` with only an address is an error with the line that ``scale`` has."""
+    """``n_workers`` with only an address is an error with the line of ``scale``."""
     line = f"dask worker {s.address} --no-nanny --nthreads 1"
     with pytest.raises(errors.ScaleError, match=line):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +81,10 @@ def _file(which: str | Path) -> Path:
 def _content(path: Path) -> bytes:
     """Read a file, at most one byte more than the limit."""
     try:
-        with path.expanduser().open("rb") as file:
+        found = path.expanduser()
+        if not stat.S_ISREG(found.stat().st_mode):  # a pipe may never end
+            raise ValueError("it is not a regular file")  # noqa: TRY301
+        with found.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
         reason = getattr(error, "strerror", None) or str(error)

@@ -130,6 +130,8 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "env": arguments.variables,
     "holds": _pause,
     "memory_limit": arguments.nbytes,
+    "n_workers": arguments.number,
+    "nthreads": arguments.number,
     "settle": _pause,
     "timeout": arguments.duration,
     "wait": arguments.duration,

@@ -345,7 +345,7 @@ def test_a_bad_folder(folder: Any) -> None:
     [
         ("betwen-runs", r"unknown playbook.*\(did you mean between-runs\?\)"),
         ("./no/such.yaml", "cannot be read: No such file"),
-        ("/tmp/", "cannot be read: Is a directory"),
+        ("/tmp/", "cannot be read: it is not a regular file"),
         ("~absent-user/a.yaml", "cannot be read: "),
         ("a\0.yaml", "cannot be read: embedded null"),
     ],

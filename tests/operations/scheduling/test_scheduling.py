@@ -231,6 +231,6 @@ def test_from_the_shell(local_cluster: Any) -> None:
     (row,) = json.loads(listed.stdout)["schedules"]
     assert (row["reason"], row["if_needed"]) == ("why", True)
     assert f"schedule cancel {row['id']} tcp:" in done.stderr
-    assert run("schedule", "cancel", "absent", where).exit_code == 1
+    assert run("schedule", "cancel", "absent", where).exit_code == 2
     ended = run("schedule", "cancel", row["id"], where)
     assert (ended.exit_code, "cancelled" in ended.stdout) == (0, True)

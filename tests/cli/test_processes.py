@@ -1,0 +1,170 @@
+"""The command line as a process: ^C, full disks, files without an end, widths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+from distributed import Client, LocalCluster
+
+DEADLINE = 60.0  # seconds until a process must have ended
+COMMAND = [sys.executable, "-m", "clustertune"]
+
+
+def run(*words: str, stdout: int | IO[bytes] = subprocess.PIPE, **env: str) -> str:
+    """Run a command without a terminal; return exit code and stderr as one text."""
+    done = subprocess.run(
+        [*COMMAND, *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | env,
+        timeout=DEADLINE,
+        check=False,
+    )
+    return f"{done.returncode}: {done.stderr.decode()}"
+
+
+@pytest.mark.parametrize("moment", ["imports", "connects"])
+def test_interrupted_in_the_first_seconds(moment: str, tmp_path: Path) -> None:
+    """The exit code is 130, and one line is printed, while it imports or connects."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        words = ["check", f"tcp://{host}:{port}"]
+        env, peers = os.environ.copy(), []
+        if moment == "imports":
+            # a module that is imported, and says that it is, instead of click
+            (tmp_path / "click.py").write_text(
+                "import sys, time\nsys.stdout.write('here')\nsys.stdout.flush()\n"
+                f"time.sleep({DEADLINE})\n"
+            )
+            env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+        with subprocess.Popen(
+            [*COMMAND, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        ) as process:
+            assert process.stdout is not None
+            if moment == "imports":
+                assert process.stdout.read(4) == "here"
+            else:
+                silent.settimeout(DEADLINE)
+                peers.append(silent.accept()[0])
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=DEADLINE)
+        for peer in peers:
+            peer.close()
+    assert (process.returncode, error) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("explain",), ("run", "--list"), ("size", "--rows", "1000", "--columns", "3")],
+)
+def test_a_full_disk(words: tuple[str, ...]) -> None:
+    """Output that cannot be written is an error in one line."""
+    with Path("/dev/full").open("wb") as full:
+        assert run(*words, stdout=full) == (
+            "5: clustertune: the output cannot be written: No space left on device\n"
+        )
+
+
+@pytest.mark.parametrize("words", [
+    ("check", "--scheduler-file"),
+    ("check", "tcp://127.0.0.1:9", "--tls-ca-file"),
+    ("run", "--lint"),
+    ("run",),
+    ("history", "--path"),
+    ("size", "--parquet"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["endless", "pipe"])
+def test_files_that_are_none(words: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    """Neither is read: one line has the problem, and the command ends."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = "/dev/zero" if kind == "endless" else str(pipe)
+    done = run(*words, path)
+    assert done[0] in "125"
+    text = "has no Parquet file" if words[0] == "size" else "not a regular file"
+    if words != ("run", "--lint"):  # it prints problems to stdout
+        assert text in done
+        assert "Traceback" not in done
+
+
+def test_a_scheduler_file_without_an_end_of_text(tmp_path: Path) -> None:
+    """Only the beginning of a huge file is read."""
+    file = tmp_path / "scheduler.json"
+    with file.open("wb") as huge:
+        huge.truncate(2**34)
+    done = run("check", "--scheduler-file", str(file))
+    assert done.startswith(f"3: clustertune: no scheduler answers at {file}: ")
+
+
+@pytest.mark.parametrize("number", ["1e308", "9" * 30, "0", "2.5"])
+def test_numbers_of_workers(number: str, tmp_path: Path) -> None:
+    """A playbook with a number that no cluster can have is refused by its line."""
+    file = tmp_path / "p.yaml"
+    step = f"  - do: scale\n    with: {{n_workers: {number}}}\n"
+    file.write_text(f"version: 1\nname: p\nsteps:\n{step}")
+    code, _, text = run("run", str(file), "tcp://127.0.0.1:9", "--yes").partition(": ")
+    assert code == "2"
+    (line,) = text.splitlines()
+    assert line.startswith("p.yaml:5: steps[0].with.n_workers")
+    scale = run("scale", number, "tcp://127.0.0.1:9", "--yes")
+    assert scale.startswith("2: Usage: ")
+
+
+def test_unknown_names_are_wrong_usage(cluster: str) -> None:
+    """Each has exit code 2, whatever it names."""
+    for words in (
+        ("explain", "nothing"),
+        ("run", "nothing", cluster),
+        ("run", "--show", "nothing"),
+        ("schedule", "cancel", "nothing", cluster),
+        ("trim", "--worker", "nothing", "--yes", cluster),
+        ("check", "--estimator", "nothing", cluster),
+        ("nothing",),
+    ):
+        assert run(*words).startswith("2: "), words
+
+
+@pytest.fixture(scope="module")
+def cluster() -> str:
+    """The address of a cluster that lives as long as these tests."""
+    options = {"processes": False, "protocol": "tcp://", "dashboard_address": None}
+    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as made:
+        yield made.scheduler_address
+
+
+def test_a_key_with_a_long_name(cluster: str) -> None:
+    """No line of a report grows with the names of keys."""
+    with Client(cluster, set_as_default=False) as client:
+        kept = client.submit(int, key="k" * 10_000)
+        kept.result()
+        file = subprocess.run(
+            [*COMMAND, "check", "--fail-on", "never", cluster],
+            capture_output=True, text=True, timeout=DEADLINE, check=True,
+        )  # fmt: skip
+        refused = run("restart", "--drop-data", "--dry-run", cluster)
+    assert max(map(len, file.stdout.splitlines())) < 500
+    assert max(map(len, refused.splitlines())) < 3000
+
+
+@pytest.mark.parametrize("columns", ["60", "90"])
+def test_columns_without_a_terminal(columns: str, cluster: str) -> None:
+    """COLUMNS sets the width of reports, also in a pipe."""
+    done = subprocess.run(
+        [*COMMAND, "check", "--fail-on", "never", cluster],
+        capture_output=True, text=True, timeout=DEADLINE,
+        env=os.environ | {"COLUMNS": columns}, check=True,
+    )  # fmt: skip
+    longest = max(map(len, done.stdout.splitlines()))
+    assert int(columns) - 20 < longest <= int(columns)
