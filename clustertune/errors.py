@@ -75,6 +75,10 @@ class PlaybookError(ClustertuneError, ValueError):
     """A playbook is invalid; nothing was done. The text has a line for each mistake."""
 
 
+class WorkerLostError(ClustertuneError):
+    """A worker of a fit has left, and the fit could not finish without it."""
+
+
 class VerificationError(ClustertuneError):
     """The final look found missing or mispaired rows."""
 

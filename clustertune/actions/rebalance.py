@@ -40,7 +40,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     Raises ``CapacityError`` if the partitions do not fit below the thresholds at which
     workers spill; ``NoWorkersError`` if no running worker may hold them.
     """
-    if not any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings):
+    needed = any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings)
+    if not needed and not view.goal.placement:
         return
     if not view.eligible_workers:
         raise NoWorkersError(
@@ -73,6 +74,9 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     # 0 means that all rows are on workers that may not train
     even = 0 < layouts.imbalance(layout, view) <= 1 + tolerance
     nbytes, weights = layouts.partition_bytes(layout), layouts.weights(view)
+    former = layouts.former_homes(layout, view)
+    if former is not None:
+        return placed(layout.rows, held, weights, nbytes=nbytes, target=former)
     nearby = layouts.held_nearby(held, nbytes, view)
     try:
         found = place(

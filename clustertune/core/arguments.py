@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from numbers import Integral, Real
 from os import PathLike, fspath
 from typing import Any, TypeVar
@@ -95,6 +96,24 @@ def restarting(name: str, value: object) -> bool | str:
 def on_low_memory(name: str, value: object) -> bool:
     """Return whether ``"raise"`` is given; ``"report"`` is the other choice."""
     return _one_of(name, value, ("report", "raise"), '"report" or "raise"') == "raise"
+
+
+def on_lost_worker(name: str, value: object) -> bool:
+    """Return whether ``"cancel"`` is given; ``"report"`` is the other choice."""
+    allowed = '"report" or "cancel"'
+    return _one_of(name, value, ("report", "cancel"), allowed) == "cancel"
+
+
+def failures(name: str, value: object) -> float:
+    """Return how many failures are allowed: infinity for -1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        kind = type(value).__name__
+        raise TypeError(
+            f"{name} must be an integer from -1 (no limit) on; it was {kind}"
+        )
+    if value < -1:
+        raise ValueError(f"{name}={value} must be an integer from -1 (no limit) on")
+    return inf if value == -1 else float(value)
 
 
 def maybe(name: str, value: object) -> bool | None:

@@ -62,6 +62,33 @@ async def count_rows(
     return tuple(result)
 
 
+async def digests(client: Client, partitions: Sequence[Key]) -> dict[Key, str]:
+    """Return a digest of each partition; without those that are not in memory.
+
+    A partition that was lost and computed again has the same digest, unless its source
+    gives other values each time.
+    """
+    scheduler: Any = client.scheduler
+    holders = await scheduler.who_has(keys=list(partitions))
+    wanted: dict[str, list[Key]] = {}
+    for key, addresses in holders.items():
+        if addresses:
+            wanted.setdefault(addresses[0], []).append(key)
+    function = ship.function(probe.digests)
+    answers = await asyncio.gather(
+        *(
+            ship.on_workers(client, function, [address], timeout=PATIENCE, keys=own)
+            for address, own in wanted.items()
+        )
+    )
+    found: dict[Key, str] = {}
+    for (address, own), answer in zip(wanted.items(), answers, strict=True):
+        digests = answer.get(address)
+        if isinstance(digests, list):
+            found |= {k: d for k, d in zip(own, digests, strict=True) if d}
+    return found
+
+
 async def _rows_on_worker(
     client: Client,
     counter: Any,

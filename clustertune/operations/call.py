@@ -135,6 +135,11 @@ permitted_phases: ContextVar[frozenset[str]] = ContextVar(
 )
 #: whether ``prepare`` places the data on one worker of each host, if possible
 one_per_host: ContextVar[bool] = ContextVar("one_per_host", default=False)
+#: an earlier placement that ``prepare`` restores, see ``Goal.placement``
+former_placement: ContextVar[Mapping[str, Any]] = ContextVar(
+    "former_placement",
+    default={},  # noqa: B039
+)
 Value = TypeVar("Value")
 
 

@@ -6,31 +6,51 @@ The model is fitted in place, as by its own ``fit``. It is not cloned: scikit-le
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from inspect import Parameter
+from traceback import clear_frames
 from typing import Any
 
 from dask.base import unpack_collections
 from distributed import Client
 
 from clustertune.collections import inputs
+from clustertune.core import arguments
+from clustertune.core.progress import Progress
 from clustertune.core.report import Report
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable
-from clustertune.errors import LayoutChanged, VerificationError
+from clustertune.errors import (
+    IncompleteError,
+    LayoutChanged,
+    VerificationError,
+    WorkerLostError,
+)
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.workload import last_step, parameters
+from clustertune.integrations.libraries.continuing import (
+    Attempt,
+    Checkpoint,
+    Continuation,
+)
+from clustertune.integrations.libraries.workload import assign, last_step, parameters
+from clustertune.monitor.connection import sync
 from clustertune.operations import call as calling
+from clustertune.operations.checkpoints import CheckpointFile
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
+from clustertune.operations.surviving import FitWatch, Loss
 
 logger = logging.getLogger("clustertune")
 
 #: arguments with one value per feature, so they are not prepared with the rows
 PER_FEATURE = {"feature_weights"}
+#: options of prepare that apply to another attempt too
+AGAIN = ("n_workers", "workers", "rechunk", "on_low_memory", "progress", "timeout")
 #: parameters of ``prepare`` that ``fit`` gives itself
 GIVEN = (
     *("client", "X", "y", "others", "estimator"),
@@ -92,6 +112,32 @@ def _divided(
     return prepared, rest
 
 
+def _refuse_checkpoints(model: Any, path: str | None) -> None:
+    """Refuse a model whose training cannot continue from a checkpoint."""
+    continuation = libraries.continuation(model)
+    _, step = last_step(model)
+    if continuation is None and path is not None:
+        raise ValueError(
+            f"{type(step).__name__} has no checkpoints, which XGBoost's and LightGBM's "
+            "estimators have. Leave checkpoint_path out"
+        )
+    if continuation is not None and (why := continuation.refusal(step)):
+        raise ValueError(f"model={type(step).__name__}: {why}")
+
+
+def _about(model: Any, X: Any) -> dict[str, Any]:
+    """Return facts of a fit that a checkpoint in a file belongs to."""
+    step: Any = last_step(model)[1]
+    columns = getattr(X, "columns", None)
+    kinds = (bool, int, float, str)
+    params = {k: v for k, v in step.get_params().items() if isinstance(v, kinds)}
+    return {
+        "estimator": type(step).__name__,
+        "columns": X.shape[1] if columns is None else [str(name) for name in columns],
+        "parameters": params,
+    }
+
+
 def _refuse_client(client: Client, model: Any) -> None:
     """Refuse a model that has another client."""
     prefix, step = last_step(model)
@@ -113,19 +159,97 @@ def _client_of(step: Any, client: Client) -> Any:
 # --- the fit --------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Work:
     """The parts of a fit that both kinds of clients share."""
 
     client: Client
     model: Any
     fit_kwargs: Mapping[str, Any]
+    options: Mapping[str, Any]  # of prepare
+    max_failures: float
+    every: float | None  # seconds between two checkpoints; None: none are made
+    file: CheckpointFile | None
+    progress: Progress
+    checkpoint: Checkpoint | None = None
+    losses: list[Loss] = field(default_factory=list)
+    placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
+    digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
     notes: list[str] = field(default_factory=list)
 
-    def call(self, prepared: Prepared) -> Any:
-        """Call ``model.fit``; the result is awaitable if the client is asynchronous."""
+    @cached_property
+    def continuation(self) -> Continuation | None:
+        return libraries.continuation(self.model)
+
+    @cached_property
+    def step(self) -> tuple[str, Any]:
+        """The prefix of arguments of the last step of a pipeline, and that step."""
+        return last_step(self.model)
+
+    # --- one attempt ------------------------------------------------------------------
+
+    def watch(self, prepared: Prepared) -> None:
+        """Watch the workers of the prepared data during the block of ``prepared``."""
+        rounds = None
+        if self.continuation is not None:
+            rounds = self.continuation.rounds(self.step[1], self._own_kwargs())
+        prepared.watch = FitWatch(
+            self.client,
+            rounds=rounds,
+            workers=prepared.addresses,
+            notify=self.progress.notify,
+            keep=None if self.file is None else self._keep,
+        )
+        if not self.placement:
+            self.placement = prepared.placement
+
+    async def _keep(self, checkpoint: Checkpoint) -> None:
+        assert self.file is not None
+        await asyncio.to_thread(self.file.write, checkpoint)
+
+    def _own_kwargs(self) -> dict[str, Any]:
+        prefix, _ = self.step
+        own = {k: v for k, v in self.fit_kwargs.items() if k.startswith(prefix)}
+        return {k.removeprefix(prefix): v for k, v in own.items()}
+
+    def _attempt(self, prepared: Prepared) -> Attempt:
+        """Return what continues the training in this attempt, without the prefix."""
+        if self.continuation is None or prepared.watch is None:
+            return Attempt(attributes={}, fit_kwargs={})
+        scheduler: Any = self.client.scheduler
+        return self.continuation.attempt(
+            self.step[1],
+            self._own_kwargs(),
+            prepared.watch.name,
+            self.every,
+            self.checkpoint,
+            remote=not scheduler.address.startswith("inproc"),
+        )
+
+    @contextmanager
+    def equipped(self, prepared: Prepared) -> Iterator[Callable[[], Any]]:
+        """Set the client and parameters of the model for an attempt.
+
+        Yields the call of ``model.fit``; its result is awaitable if the client is
+        asynchronous.
+        """
+        prefix, step = self.step
+        if _client_of(step, self.client) is self.client:
+            step.client = self.client
+        attempt = self._attempt(prepared)
+        needed = {
+            name.removeprefix(prefix): value
+            for name, value in prepared.estimator_params.items()
+        } | dict(attempt.attributes)
         data = (prepared.X,) if prepared.y is None else (prepared.X, prepared.y)
-        return self.model.fit(*data, **{**self.fit_kwargs, **prepared.fit_kwargs})
+        kwargs = {**self.fit_kwargs, **prepared.fit_kwargs}
+        kwargs |= {f"{prefix}{name}": x for name, x in attempt.fit_kwargs.items()}
+        former = assign(step, needed)
+        try:
+            with self.client.as_current():
+                yield partial(self.model.fit, *data, **kwargs)
+        finally:
+            assign(step, former)
 
     @contextmanager
     def explained(self, prepared: Prepared) -> Iterator[None]:
@@ -143,23 +267,6 @@ class _Work:
             else:
                 logger.warning("the fit failed; %s", text)
             raise
-
-    @contextmanager
-    def equipped(self, prepared: Prepared) -> Iterator[None]:
-        """Set the model's client, and for the fit its parameters."""
-        step: Any = last_step(self.model)[1]
-        if _client_of(step, self.client) is self.client:
-            step.client = self.client
-        needed = prepared.estimator_params
-        own = self.model.get_params() if needed else {}
-        try:
-            if needed:
-                self.model.set_params(**needed)
-            with self.client.as_current():
-                yield
-        finally:
-            if needed:
-                self.model.set_params(**{name: own[name] for name in needed})
 
     @contextmanager
     def verifying(self) -> Iterator[None]:
@@ -181,44 +288,168 @@ class _Work:
         except Exception as error:  # noqa: BLE001, noted in the report
             self._note(f"the data could not be verified after the fit: {error!r}")
 
+    # --- after a loss -----------------------------------------------------------------
+
+    def refuse(self, loss: Loss | None, error: Exception) -> None:
+        """Raise the error of an attempt, unless another attempt follows."""
+        if loss is None:
+            raise error
+        self.losses.append(loss)
+        self.checkpoint = loss.checkpoint or self.checkpoint
+        if len(self.losses) > self.max_failures:
+            raise WorkerLostError(f"{loss}. {self._advice()}") from error
+        logger.warning("%s; the fit continues", loss)
+        self.progress.notify(f"{loss}; the fit continues", None)
+
+    def _advice(self) -> str:
+        if self.max_failures:
+            return (
+                f"max_failures={self.max_failures:g} was reached. Find out why workers "
+                "leave, then fit again"
+            )
+        return (
+            "Training cannot go on without it. Fit again, with max_failures=2 to "
+            "continue after such a loss"
+        )
+
+    def again(self, prepared: Prepared) -> Any:
+        """Prepare the same data again; awaitable if the client is asynchronous."""
+        named = {name: getattr(prepared, name) for name in inputs.COMPANIONS}
+        if prepared.group is not None:
+            named |= {"qid": None, "group": prepared.group}
+        with calling.assigned(calling.former_placement, self.placement):
+            return prepare(
+                self.client,
+                prepared.X,
+                prepared.y,
+                *prepared.others,
+                **named,
+                eval_set=prepared.eval_set or None,
+                estimator=self.model,
+                **self.options,
+            )
+
+    async def compare(self, prepared: Prepared) -> None:
+        """Refuse partitions that were computed again with other values.
+
+        Raises
+        ------
+        IncompleteError
+            Their source gives other values each time, so their labels may be wrong.
+        """
+        if not self.max_failures:
+            return
+        now = await prepared.digests()
+        changed = [k for k, d in now.items() if self.digests.get(k, d) != d]
+        if changed:
+            raise IncompleteError(
+                f"{plural(len(changed), 'partition')} of the data had to be computed "
+                f"again, and {printable(str(changed[0]), longest=80)} has other values "
+                "now: the source gives other values each time, such as random numbers "
+                "without a seed. Load the data from files or with a seed, then fit"
+            )
+        self.digests |= now
+
+    # --- the end ----------------------------------------------------------------------
+
     def _note(self, text: str) -> None:
         self.notes.append(printable(text))
         logger.warning("%s", self.notes[-1])
 
     def finished(self, prepared: Prepared) -> Any:
         """Return the model with its report."""
+        if self.continuation is not None and self.checkpoint is not None:
+            self.continuation.finish(self.step[1], self.checkpoint)
+        if self.file is not None:
+            self.file.remove()
         report, measures = prepared.report, prepared.hold.measures
         held = [str(measures)] if measures else []  # None: the client is closed
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
             held.insert(0, f"one worker of each host trained, with {threads}")
-        notes = (*report.notes, *held, *self.notes)
+        notes = (*report.notes, *held, *self._account(prepared), *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
+        self.progress.finish(self._account(prepared))
         return self.model
+
+    def _account(self, prepared: Prepared) -> list[str]:
+        """Return what was lost, and whether the model is as without the losses."""
+        if not self.losses:
+            return []
+        rounds = self.checkpoint.rounds if self.checkpoint else 0
+        begun = f"resumed from round {rounds:,}" if rounds else "trained from the start"
+        texts = [str(loss) for loss in self.losses]
+        texts[-1] += f"; {begun}; identical to an uninterrupted fit: "
+        texts[-1] += self._difference(prepared) or "yes"
+        return texts
+
+    def _difference(self, prepared: Prepared) -> str:
+        """Return why the model may differ from that of an uninterrupted fit."""
+        if prepared.placement != self.placement:
+            return "no, since rows are on other workers"
+        if self.checkpoint is None:
+            return ""
+        assert self.continuation is not None
+        why = self.continuation.difference(self.step[1])
+        return f"no, since {why}" if why else ""
 
 
 def _fit(work: _Work, prepared: Prepared) -> Any:
-    with work.explained(prepared), prepared:
-        with work.equipped(prepared):
-            work.call(prepared)
-        with work.verifying():
-            prepared.verify(settle=False)
-    return work.finished(prepared)
+    while True:
+        loss: Loss | None = None
+        work.watch(prepared)
+        sync(work.client, work.compare, prepared)
+        with work.explained(prepared), prepared:
+            try:
+                with work.equipped(prepared) as fit_model:
+                    fit_model()
+            except Exception as error:  # noqa: BLE001, raised unless a worker was lost
+                clear_frames(error.__traceback__)  # they keep futures of the fit
+                loss = sync(work.client, prepared.lost)
+                work.refuse(loss, error)
+            else:
+                with work.verifying():
+                    prepared.verify(settle=False)
+        if loss is None:
+            return work.finished(prepared)
+        prepared = work.again(prepared)
 
 
 async def _fit_async(work: _Work, preparing: Awaitable[Prepared]) -> Any:
     prepared = await preparing
-    with work.explained(prepared):
-        async with prepared:
-            with work.equipped(prepared):
-                await work.call(prepared)
-            with work.verifying():
-                await prepared.verify(settle=False)
-    return work.finished(prepared)
+    while True:
+        loss: Loss | None = None
+        work.watch(prepared)
+        await work.compare(prepared)
+        with work.explained(prepared):
+            async with prepared:
+                try:
+                    with work.equipped(prepared) as fit_model:
+                        await fit_model()
+                except Exception as error:  # noqa: BLE001, raised unless a worker was lost
+                    clear_frames(error.__traceback__)
+                    loss = await prepared.lost()
+                    work.refuse(loss, error)
+                else:
+                    with work.verifying():
+                        await prepared.verify(settle=False)
+        if loss is None:
+            return work.finished(prepared)
+        prepared = await work.again(prepared)
 
 
-def fit(client: Client, model: Any, X: Any, y: Any = None, **options: Any) -> Any:
+def fit(
+    client: Client,
+    model: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    max_failures: int = 0,
+    checkpoint_every: str | float = "30s",
+    checkpoint_path: str | None = None,
+    **options: Any,
+) -> Any:
     """Prepare the cluster and the data, fit a model, and verify the data afterwards.
 
     This is ``prepare`` and ``model.fit`` in one call. Workers and adaptive scaling are
@@ -286,13 +517,30 @@ def fit(client: Client, model: Any, X: Any, y: Any = None, **options: Any) -> An
     calling.check_client(client)
     libraries.refuse_fit(model, asynchronous=client.asynchronous)
     _refuse_client(client, model)
+    most = arguments.failures("max_failures", max_failures)
+    path = arguments.file("checkpoint_path", checkpoint_path)
+    every = arguments.duration("checkpoint_every", checkpoint_every)
+    stored = bool(most or path)
+    if stored:
+        _refuse_checkpoints(model, path)
     names = libraries.eval_arguments(model)
     companions = {n: options.pop(n) for n in names if n in options}
     eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
     own, rest = _divided(model, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
     per_host = all_workers and libraries.can_use_host(model)
+    file = None if path is None else CheckpointFile(path=path, about=_about(model, X))
+    work = _Work(
+        client=client,
+        model=model,
+        fit_kwargs=rest,
+        options={name: own[name] for name in own if name in AGAIN},
+        max_failures=most,
+        every=every if stored else None,
+        file=file,
+        progress=Progress(own.get("progress")),
+        checkpoint=None if file is None else file.read(),
+    )
     with calling.assigned(calling.one_per_host, per_host):
         prepared: Any = prepare(client, X, y, eval_set=eval_set, estimator=model, **own)
-    work = _Work(client, model, rest)
     return (_fit_async if client.asynchronous else _fit)(work, prepared)

@@ -38,6 +38,7 @@ from clustertune.monitor import monitor
 from clustertune.operations import history
 from clustertune.operations.client_context import ClientContext
 from clustertune.operations.history import Record
+from clustertune.operations.surviving import FitWatch
 from clustertune.operations.watch import Monitor
 
 logger = logging.getLogger("clustertune")
@@ -137,6 +138,7 @@ class Hold(ClientContext):
         profile: str | None = None,
         predicted: int | None = None,
         about: Callable[[], Record] | None = None,
+        watch: FitWatch | None = None,
     ):
         super().__init__(client)
         self.monitor = Monitor(client, window="1 minute")
@@ -144,7 +146,8 @@ class Hold(ClientContext):
         self._label = label
         self._profile = profile
         self._about = about  # returns a record of the data and the cluster
-        self._name = uuid4().hex
+        self._watch = watch
+        self._name = uuid4().hex if watch is None else watch.name
         self._held = False
         self._confirmed = 0.0  # monotonic: when the scheduler last confirmed the hold
         self._observed = Measures(predicted=predicted)
@@ -162,7 +165,8 @@ class Hold(ClientContext):
             if self._profile is not None:
                 report = _performance_report(self.client, self._profile)
                 await self._around.enter_async_context(report)
-            for work in (self._report_events(), self._keep()):
+            watching = () if self._watch is None else (self._watch.run(),)
+            for work in (self._report_events(), self._keep(), *watching):
                 task = asyncio.ensure_future(work)
                 self._around.push_async_callback(_cancelled, task)
             self._observed.start = monotonic()  # the run begins here
@@ -229,7 +233,8 @@ class Hold(ClientContext):
     async def _request(self) -> str | None:
         """Request the hold; return the label of another client's plan, if one runs."""
         mine = {"owner": self.client.id, "label": self._label, "token": self._name}
-        answer = await monitor.ask(self.client, "acquire", **mine, hold=True)
+        fit = None if self._watch is None else self._watch.request
+        answer = await monitor.ask(self.client, "acquire", **mine, hold=True, fit=fit)
         if "holder" in answer:
             return printable(answer["holder"]["label"])
         self._held, self._confirmed = True, monotonic()
@@ -340,6 +345,7 @@ def hold(
     *,
     label: str = UNNAMED,
     profile: str | PathLike[str] | None = None,
+    on_lost_worker: str = "report",
 ) -> Hold:
     """Keep workers during a block: no adaptive scaling down, no other plans.
 
@@ -352,6 +358,10 @@ def hold(
         ``"weekly training"``.
     profile
         Path or URL of a file for Dask's performance report of the block.
+    on_lost_worker
+        What to do if a worker leaves during its training task: ``"report"`` it, or
+        ``"cancel"`` the training too. The fit then ends with an error, and training
+        tasks that do not end are ended; all workers keep their data.
 
     Returns
     -------
@@ -363,7 +373,8 @@ def hold(
     Raises
     ------
     ValueError
-        ``label`` is not a text, or ``profile`` is not a path.
+        ``label`` is not a text, ``profile`` is not a path, or ``on_lost_worker`` has
+        another value.
     OSError
         The file of ``profile`` cannot be written.
     ConnectionLostError, VersionMismatchError
@@ -377,8 +388,10 @@ def hold(
     ...     model.fit(X, y)
     >>> held.measures                                           # doctest: +SKIP
     """
+    cancels = arguments.on_lost_worker("on_lost_worker", on_lost_worker)
     return Hold(
         client,
         label=arguments.text("label", label),
         profile=arguments.file("profile", profile),
+        watch=FitWatch(client) if cancels else None,
     )

@@ -29,6 +29,7 @@ from clustertune.operations.call import (
     RunningCall,
     check_client,
     execute,
+    former_placement,
     one_per_host,
     permitted_phases,
 )
@@ -353,6 +354,7 @@ LeaseHeldError
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
         permitted=permitted_phases.get(),
         one_per_host=one_per_host.get(),
+        placement=former_placement.get(),
     )
     requirements.refuse_unfit(given, goal)
     given = requirements.with_arrays(given, profile, asynchronous=client.asynchronous)

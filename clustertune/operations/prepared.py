@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, NoReturn
@@ -17,12 +17,14 @@ from clustertune.core.wording import plural
 from clustertune.errors import LayoutChanged
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
+from clustertune.monitor import counting
 from clustertune.monitor.connection import sync
 from clustertune.operations import history
 from clustertune.operations.call import Call, RunningCall
 from clustertune.operations.client_context import ClientContext
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
+from clustertune.operations.surviving import FitWatch, Loss
 from clustertune.planner import layouts, suitability, verification
 
 DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
@@ -94,6 +96,7 @@ class Prepared(ClientContext):
         self.group: Any = self._sizes.get("qid")
         self.eval_set = [self._as_given(labels) for labels in given.eval_sets]
         self.report = report
+        self.watch: FitWatch | None = None  # of the block; set before it begins
 
     def _as_given(self, labels: tuple[str, ...]) -> tuple[Any, ...]:
         """An eval set in the form of the argument."""
@@ -146,6 +149,25 @@ class Prepared(ClientContext):
         return self._journal.views[-1].layouts[0]
 
     @property
+    def placement(self) -> Mapping[str, tuple[str | int | None, ...]]:
+        """The worker of each partition, by the label of its layout."""
+        view = self._journal.views[-1]
+        return {x.label: layouts.home_ids(x, view) for x in view.layouts if x.loaded}
+
+    async def digests(self) -> dict[Any, str]:
+        """Return digests of the partitions of all collections, as far as known."""
+        view = self._journal.views[-1]
+        keys = [k for x in view.layouts for m in x.collections for k in m.keys]
+        return await counting.digests(self.client, keys)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses of the workers that hold partitions of the training data."""
+        there = set(self.placement.get(self.after.label, ()))
+        workers = self._journal.views[-1].now.workers
+        return tuple(w.address for w in workers if w.id in there)
+
+    @property
     def plan(self) -> tuple[Plan, ...]:
         return tuple(p for p in self._journal.plans if p.steps or p.refused)
 
@@ -193,13 +215,25 @@ class Prepared(ClientContext):
             raise error
         return report
 
+    async def lost(self) -> Loss | None:
+        """Return what a fit that has failed in the block had lost; free its workers."""
+        if self.watch is None:
+            return None
+        return await self.watch.ended(self.hold.monitor)
+
     # --- hold -------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
         predicted = max(self.report.forecast.values(), default=None)
         about = partial(history.of_data, self._journal, self.report)
-        self.hold = Hold(self.client, label="a fit", predicted=predicted, about=about)
+        self.hold = Hold(
+            self.client,
+            label="a fit",
+            predicted=predicted,
+            about=about,
+            watch=self.watch,
+        )
         try:
             await self.hold.__aenter__()
         except BaseException:

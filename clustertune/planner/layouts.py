@@ -139,6 +139,24 @@ def home_workers(layout: Layout, n_workers: int) -> Int64s:
     return homes(held_bytes_by_worker(layout, n_workers), n_partitions)
 
 
+def home_ids(layout: Layout, view: View) -> tuple[str | int | None, ...]:
+    """Return the id of each partition's home; None: it is not in memory."""
+    workers = view.now.workers
+    homes = home_workers(layout, len(workers))
+    return tuple(workers[i].id if i >= 0 else None for i in homes)
+
+
+def former_homes(layout: Layout, view: View) -> Targets | None:
+    """Return the homes that the goal wants restored; None: some worker is not there."""
+    former = view.goal.placement.get(layout.label, ())
+    index = {w.id: i for i, w in enumerate(view.now.workers) if view.eligible(w)}
+    if len(former) != layout.collections[0].n_partitions or not index.keys() >= set(
+        former
+    ):
+        return None
+    return np.array([index[id] for id in former if id is not None], dtype=np.int64)
+
+
 def homes(held: HeldBytes, n_partitions: int) -> Int64s:
     """Return for every partition the worker with the largest amount; -1 means none."""
     home = np.full(n_partitions, -1, dtype=np.int64)

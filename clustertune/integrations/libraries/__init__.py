@@ -28,6 +28,9 @@ from clustertune.integrations.libraries import (
     prediction,
     xgboost,
 )
+from clustertune.integrations.libraries.continuing import (
+    Continuation as Continuation,
+)
 from clustertune.integrations.libraries.workload import FitInputs as FitInputs
 from clustertune.integrations.libraries.workload import Rows as Rows
 from clustertune.integrations.libraries.workload import (
@@ -211,6 +214,11 @@ def can_use_host(model: object) -> bool:
     return bool(workload.thread_parameters) and workload.can_use_host(
         trains.get_params(deep=False)
     )
+
+
+def continuation(model: object) -> Continuation | None:
+    """Return how a training of this model continues; None: it begins again."""
+    return available()[choose(model).name].continuation
 
 
 def eval_arguments(model: object) -> Mapping[str, str]:

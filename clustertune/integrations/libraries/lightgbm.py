@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
+from clustertune.integrations.libraries.continuing import (
+    Attempt,
+    Checkpoint,
+    Continuation,
+    rounds_before,
+    sent,
+)
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
     given,
+    is_below_one,
     isa,
     parameters,
 )
@@ -60,6 +68,109 @@ def _is_ranker(estimator: object) -> bool:
     return isa(estimator, "lightgbm.dask", "DaskLGBMRanker")
 
 
+#: names of the parameter of LightGBM that stops early
+STOPPING = (
+    *("early_stopping_round", "early_stopping_rounds", "early_stopping"),
+    "n_iter_no_change",
+)
+#: classes of LightGBM's own callbacks that depend on the first round
+COUNTING = ("_EarlyStoppingCallback", "_ResetParameterCallback")
+
+
+class Boosting(Continuation):
+    """LightGBM's estimators: ``init_model`` continues; early stopping is replayed."""
+
+    def refusal(self, model: Any) -> str:
+        names = ("boosting_type", "boosting", "boost")
+        kinds = {model.get_params().get(name) for name in names}
+        for kind in sorted(kinds & {"dart", "rf", "random_forest"}):
+            why = "changes earlier trees" if kind == "dart" else "averages its trees"
+            return (
+                f'boosting_type="{kind}" {why}, so LightGBM cannot continue from a '
+                'checkpoint. Use "gbdt" or "goss", or max_failures=0'
+            )
+        return ""
+
+    def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
+        params = model.get_params()
+        aliases = (
+            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
+            *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
+        )
+        given = [params[name] for name in aliases if params.get(name) is not None]
+        total = int([*given, params["n_estimators"]][0])
+        return total + rounds_before(fit_kwargs.get("init_model"))
+
+    def attempt(
+        self,
+        model: Any,
+        fit_kwargs: Mapping[str, Any],
+        name: str,
+        every: float | None,
+        checkpoint: Checkpoint | None,
+        *,
+        remote: bool,
+    ) -> Attempt:
+        import lightgbm
+
+        from clustertune.remote.worker import lightgbm_rounds, rounds
+
+        last = self.rounds(model, fit_kwargs)
+        reports = rounds.Reports(name, last, every)
+        own = list(fit_kwargs.get("callbacks") or ())
+        if checkpoint is None:
+            added = sent(lightgbm_rounds.Rounds(reports, []), remote=remote)
+            return Attempt(attributes={}, fit_kwargs={"callbacks": [*own, added]})
+        params = model.get_params()
+        stops = [n for n in STOPPING if params.get(n)]
+        if stops:
+            stopping = lightgbm.early_stopping(
+                params[stops[0]],
+                first_metric_only=bool(params.get("first_metric_only")),
+                verbose=False,
+                min_delta=params.get("early_stopping_min_delta", 0.0),
+            )
+            own.append(stopping)
+        history = checkpoint.history
+        callbacks = [
+            sent(lightgbm_rounds.Continued(one, history), remote=remote)
+            if type(one).__name__ in COUNTING
+            else one
+            for one in own
+        ]
+        added = lightgbm_rounds.Rounds(reports, history)
+        callbacks.append(sent(added, remote=remote))
+        booster = lightgbm.Booster(model_str=checkpoint.model.decode())
+        attributes = dict.fromkeys(stops, None)
+        attributes |= {"n_estimators": last - checkpoint.rounds}
+        if self.difference(model):
+            seed = params.get("random_state")
+            own_seed = seed if isinstance(seed, int) else 0
+            attributes["random_state"] = own_seed + checkpoint.rounds
+        return Attempt(
+            attributes=attributes,
+            fit_kwargs={"callbacks": callbacks, "init_model": booster},
+        )
+
+    def finish(self, model: Any, checkpoint: Checkpoint) -> None:
+        for scores in reversed(checkpoint.history):
+            for data, metric, value, _ in scores:
+                known = model.evals_result_.get(data, {}).get(metric)
+                if known is not None:
+                    known.insert(0, value)
+
+    def difference(self, model: Any) -> str:
+        params = model.get_params()
+        goss = "goss" in (params["boosting_type"], params.get("data_sample_strategy"))
+        if (
+            goss
+            or is_below_one(model, "subsample")
+            or is_below_one(model, "colsample_bytree")
+        ):
+            return "rows or columns are drawn at random, with another seed"
+        return ""
+
+
 class LightGBM(Workload):
     """LightGBM's Dask estimators.
 
@@ -71,6 +182,7 @@ class LightGBM(Workload):
     """
 
     profile = BOOSTING
+    continuation = Boosting()
     eval_arguments: tuple[tuple[str, str], ...] = (
         ("eval_sample_weight", "sample_weight"),
         ("eval_init_score", "init_score"),

@@ -10,9 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clustertune.core.profiles import Profile
+
+if TYPE_CHECKING:
+    from clustertune.integrations.libraries.continuing import Continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ class Workload:
     awaitable_fit: bool = False
     #: arguments of ``fit`` with one companion per eval set, and the companion's name
     eval_arguments: tuple[tuple[str, str], ...] = ()
+    #: how its training continues from a checkpoint; None: it begins again
+    continuation: Continuation | None = None
 
     def matches(self, estimator: object) -> bool:
         """Return whether an estimator, an instance or a class, is of this workload."""
@@ -146,9 +151,32 @@ def parameter(estimator: object, name: str) -> Any:
     return None
 
 
+def is_below_one(estimator: object, name: str) -> bool:
+    """Return whether a parameter is a share below 1, such as ``subsample=0.5``."""
+    value = parameter(estimator, name)
+    return isinstance(value, int | float) and value < 1
+
+
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a function by name."""
     return inspect.signature(function).parameters
+
+
+def assign(estimator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set parameters of an estimator without changing a model that it has fitted.
+
+    XGBoost's ``set_params`` writes all parameters into a fitted booster, among them
+    lists that it cannot read again. Returns the former values.
+    """
+    known = estimator.get_params(deep=False)
+    former = {name: known.get(name) for name in values}
+    own = parameters(type(estimator).__init__)
+    for name, value in values.items():
+        if name in own or isa(estimator, "xgboost"):
+            setattr(estimator, name, value)
+        else:
+            estimator.set_params(**{name: value})
+    return former
 
 
 def is_fitted(model: object) -> bool:

@@ -11,10 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
+from clustertune.integrations.libraries.continuing import (
+    Attempt,
+    Checkpoint,
+    Continuation,
+    rounds_before,
+    sent,
+)
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
     given,
+    is_below_one,
     isa,
     parameter,
 )
@@ -65,6 +73,82 @@ def _with_categories(profile: Profile, estimator: object) -> Profile:
     return replace(profile, refuses=(*profile.refuses, "category"))
 
 
+INVERSE = pow(127, -1, 2**32)  # of the factor in XGBoost's seed of a round
+
+
+class Boosting(Continuation):
+    """XGBoost's estimators: ``xgb_model`` continues, callbacks see all rounds."""
+
+    def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
+        total: int = model.get_num_boosting_rounds()
+        return total + rounds_before(fit_kwargs.get("xgb_model"))
+
+    def attempt(
+        self,
+        model: Any,
+        fit_kwargs: Mapping[str, Any],
+        name: str,
+        every: float | None,
+        checkpoint: Checkpoint | None,
+        *,
+        remote: bool,
+    ) -> Attempt:
+        import xgboost
+
+        from clustertune.remote.worker import rounds, xgboost_rounds
+
+        last = self.rounds(model, fit_kwargs)
+        reports = rounds.Reports(name, last, every)
+        own = list(model.callbacks or ())
+        if checkpoint is None:
+            added = sent(xgboost_rounds.Rounds(reports, {}), remote=remote)
+            return Attempt(attributes={"callbacks": [*own, added]}, fit_kwargs={})
+        history = checkpoint.history
+        if model.early_stopping_rounds:
+            stopping = xgboost.callback.EarlyStopping(
+                rounds=model.early_stopping_rounds
+            )
+            own.append(stopping)
+        done = checkpoint.rounds - rounds_before(fit_kwargs.get("xgb_model"))
+        continued = [xgboost_rounds.Continued(one, done, history) for one in own]
+        callbacks = [*continued, xgboost_rounds.Rounds(reports, history)]
+        booster = xgboost.Booster(model_file=bytearray(checkpoint.model))
+        attributes = {
+            "n_estimators": last - checkpoint.rounds,
+            "early_stopping_rounds": None,
+            "callbacks": [sent(one, remote=remote) for one in callbacks],
+        }
+        if self.difference(model):
+            attributes["random_state"] = shifted_seed(model.random_state, done)
+        return Attempt(attributes=attributes, fit_kwargs={"xgb_model": booster})
+
+    def finish(self, model: Any, checkpoint: Checkpoint) -> None:
+        from clustertune.remote.worker.xgboost_rounds import joined
+
+        after = getattr(model, "evals_result_", None)
+        if after:
+            model.evals_result_ = joined(checkpoint.history, after)
+
+    def difference(self, model: Any) -> str:
+        shares = ("subsample", "colsample_bytree", "colsample_bylevel")
+        drawn = [
+            name for name in (*shares, "colsample_bynode") if is_below_one(model, name)
+        ]
+        if drawn:
+            return f"{drawn[0]}= draws at random, and its draws were continued"
+        return ""
+
+
+def shifted_seed(seed: Any, rounds: int) -> int:
+    """Return the seed with which round i draws what round ``i + rounds`` drew.
+
+    XGBoost seeds round i of a distributed training with ``seed * 127 + i``, modulo
+    2**32 (``kRandSeedMagic`` in src/gbm and src/learner.cc).
+    """
+    own = seed if isinstance(seed, int) else 0
+    return (own + rounds * INVERSE) % 2**32
+
+
 class XGBoost(Workload):
     """XGBoost's Dask estimators with ``tree_method="hist"``, their default.
 
@@ -76,6 +160,7 @@ class XGBoost(Workload):
     profile = HIST
     makes_quantiles = True
     awaitable_fit = True
+    continuation = Boosting()
     thread_parameters = ("n_jobs", "nthread")
     eval_arguments: tuple[tuple[str, str], ...] = (
         ("sample_weight_eval_set", "sample_weight"),

@@ -25,6 +25,7 @@ from clustertune.remote.keys import (
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.bindings import Bindings
 from clustertune.remote.scheduler.changes import WorkerChanges
+from clustertune.remote.scheduler.fits import Fits
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
     Holds,
@@ -97,6 +98,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.owners = Owners(scheduler)
         self.holds = Holds(self.owners)
+        self.fits = Fits(scheduler)
         self.lease = Lease(self.owners, self.holds, self._lease_ended)
         self.manager = ManagerHold(scheduler)
         self.jobs = Jobs(scheduler, self.manager)
@@ -133,6 +135,7 @@ class ClustertunePlugin(SchedulerPlugin):
             "last_report": self.last_report,
             "page": self.page_data.look,
             "worker_changes": self.changes.since,
+            "fit": self.fits.answer,
         }
 
     # --- installation and end ---------------------------------------------------------
@@ -175,6 +178,7 @@ class ClustertunePlugin(SchedulerPlugin):
     def transition(self, key: Any, start: Any, finish: Any, *_: Any, **__: Any) -> None:
         """Record work, and end the run with the last training task of a fit."""
         self.bindings.transition(key, finish)
+        self.fits.transition(key, finish)
         if self.runs.transition(key, start, finish, time()):
             self.runs.end("training", measured(self.scheduler))
 
@@ -187,6 +191,7 @@ class ClustertunePlugin(SchedulerPlugin):
     def remove_worker(
         self, scheduler: Any, worker: str, *, stimulus_id: str = "", **_: Any
     ) -> None:
+        self.fits.worker_removed(worker)
         lost = self.jobs.worker_removed(worker, stimulus_id)
         self.metrics.note_lost(*map(len, lost))
         self.changes.removed(worker, stimulus_id, *lost)
@@ -206,6 +211,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def _forget_client(self, client: str, problem: str = "") -> None:
         self.lease.forget(client, problem)
+        self.fits.keep(self.holds.kept)
 
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""
@@ -239,11 +245,17 @@ class ClustertunePlugin(SchedulerPlugin):
     # --- requests about the lease and holds -------------------------------------------
 
     def acquire(
-        self, owner: str, label: str, token: str, hold: bool = False
+        self,
+        owner: str,
+        label: str,
+        token: str,
+        hold: bool = False,
+        fit: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Grant the lease or a hold, or return the holder that prevents it.
 
-        A hold blocks adaptive scaling and plans of other clients until it ends. The
+        A hold blocks adaptive scaling and plans of other clients until it ends. It may
+        protect a ``fit``, which are the other arguments of :meth:`Fits.begin`. The
         caller makes the token. So it can release the lease even if it is interrupted
         before the answer. A released token gets no lease.
 
@@ -260,6 +272,8 @@ class ClustertunePlugin(SchedulerPlugin):
             return {"holder": holder}
         if hold:
             self.holds.begin(owner, label, token)
+            if fit is not None:
+                self.fits.begin(token, owner, **fit)
             self.owners.note(owner)
         else:
             self.jobs.kept.clear()
@@ -272,6 +286,7 @@ class ClustertunePlugin(SchedulerPlugin):
         A lease with this token is refused if it is requested later. The end of a hold
         ends a run.
         """
+        self.fits.end(token)
         if self.holds.end(token):
             self.runs.end("hold", measured(self.scheduler))
             return True

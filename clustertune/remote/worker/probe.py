@@ -29,6 +29,7 @@ VARIABLES = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+DIGEST_ROWS = 100  # of a partition in its digest
 #: ends of variables that assign threads, CPUs or GPUs to a process
 SPECIFIC = ("_NUM_THREADS", "_AFFINITY", "_AFFINITY_MASK", "_VISIBLE_DEVICES")
 
@@ -93,6 +94,26 @@ def row_counts(dask_worker: Any, keys: list[Any]) -> list[int]:
     """
     data = getattr(dask_worker.data, "memory", dask_worker.data)
     return [_rows(data[key]) if key in data else -1 for key in keys]
+
+
+def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
+    """Digests of rows of each of these partitions; "" if it is not in memory here.
+
+    Some rows at equal distances suffice: a source that draws at random changes all.
+    """
+    from dask.base import tokenize
+
+    data = getattr(dask_worker.data, "memory", dask_worker.data)
+    found = []
+    for key in keys:
+        partition: Any = data.get(key) if key in data else None
+        rows = 0 if partition is None else _rows(partition)
+        sample = getattr(partition, "iloc", partition)
+        step = max(1, rows // DIGEST_ROWS)
+        one, same = (tokenize(rows, sample[::step]) if rows else "" for _ in "12")
+        # Dask gives a random token to what it does not know
+        found.append(one if one == same else "")
+    return found
 
 
 def _rows(partition: Any) -> int:

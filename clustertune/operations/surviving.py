@@ -1,0 +1,266 @@
+"""Watch a fit: show its rounds, end it if it cannot go on, and find out what was lost.
+
+A training library may wait without an end for a worker that has left. The watch runs in
+the event loop of the client while ``model.fit`` blocks its thread. It cancels the
+training tasks, so that ``fit`` returns with an error, and ends tasks that still occupy
+threads of the other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from distributed import Client
+
+from clustertune.core.model import Notify
+from clustertune.core.wording import names_text, printable
+from clustertune.errors import ConnectionLostError
+from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.monitor import monitor
+from clustertune.operations.watch import Monitor
+from clustertune.remote import ship
+from clustertune.remote.scheduler.fits import TASKS
+from clustertune.remote.worker.rounds import training_tasks
+
+logger = logging.getLogger("clustertune")
+
+POLL = 2.0  # seconds for which the scheduler keeps a request for news
+RETRY = 1.0  # seconds between two tries to reach a scheduler that is gone
+#: seconds for which a library may raise its own error after it lost a worker
+GRACE = 5.0
+NOTICE = 1.0  # seconds in which the scheduler notices what a library has noticed
+FREE = 3.0  # seconds in which training tasks end after they were cancelled
+REASON = 35.0  # seconds until it is known whether a worker returns
+ANSWER = 5.0  # seconds for an answer of a worker
+UNKNOWN = "reason unknown, Dask recorded none"
+INTERVAL = 0.2  # seconds between two looks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Workers that a fit has lost."""
+
+    workers: tuple[str | int, ...]
+    reasons: tuple[str, ...]  # one for each worker
+    round: int
+    rounds: int | None
+    checkpoint: Checkpoint | None
+
+    def __str__(self) -> str:
+        each = [
+            f"{names_text([worker])}: {reason}"
+            for worker, reason in zip(self.workers, self.reasons, strict=True)
+        ]
+        where = f"at round {self.round:,}" if self.round else "before its first round"
+        total = f" of {self.rounds:,}" if self.rounds and self.round else ""
+        noun = "worker" if len(self.workers) == 1 else "workers"
+        return f"the fit lost {noun} {'; '.join(each)} ({where}{total})"
+
+
+class FitWatch:
+    """The watch of one fit.
+
+    Parameters
+    ----------
+    client
+        The client of the fit.
+    rounds
+        Rounds of the whole training; None: unknown.
+    workers
+        Addresses of the workers that hold data of the fit. Empty: workers with training
+        tasks.
+    notify
+        Shows the rounds.
+    keep
+        Stores a new checkpoint outside of the cluster.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        rounds: int | None = None,
+        workers: Collection[str] = (),
+        notify: Notify | None = None,
+        keep: Callable[[Checkpoint], Awaitable[None]] | None = None,
+    ):
+        self.client = client
+        self.name = uuid4().hex
+        self.rounds = rounds
+        self.workers = tuple(workers)
+        self.state: Mapping[str, Any] = {}
+        self._notify = notify
+        self._keep = keep
+        self._kept = 0  # rounds of the checkpoint that was stored
+        self._finished = asyncio.Event()  # the library's fit has returned
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The part of the request for a hold that begins the watch."""
+        return {"rounds": self.rounds, "workers": list(self.workers)}
+
+    # --- watch ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        try:
+            while True:
+                # the hold reports a lost connection
+                with suppress(ConnectionLostError):
+                    await self._follow(POLL)
+                    continue
+                await asyncio.sleep(RETRY)
+        finally:
+            if self._ending is not None:
+                self._ending.cancel()
+
+    async def _follow(self, wait: float) -> None:
+        """Wait for news, show them, and end a fit that has lost a worker."""
+        after = self.state.get("version", -1)
+        state = await self._ask("state", after=after, wait=wait)
+        if state.get("ended"):  # the scheduler forgot the hold, which is taken again
+            await asyncio.sleep(RETRY)
+            return
+        self.state = state
+        self._show()
+        if self._keep is not None and (state["saved"] or 0) > self._kept:
+            checkpoint = await self.checkpoint()
+            if checkpoint is not None:
+                await self._keep(checkpoint)
+                self._kept = checkpoint.rounds
+        if state["lost"] and self._ending is None:
+            self._ending = asyncio.ensure_future(self._end_fit())
+
+    def _show(self) -> None:
+        state = self.state
+        if self._notify is None or not state["round"]:
+            return
+        rounds = state["rounds"]
+        text = f"round {state['round']:,}" + (f" of {rounds:,}" if rounds else "")
+        text += f", {state['metric']}" if state["metric"] else ""
+        text += f", {state['rate']:.3g} rounds/s" if state["rate"] else ""
+        self._notify(printable(text), state["round"] / rounds if rounds else None)
+
+    async def _end_fit(self) -> None:
+        """Cancel the training unless the library ends it itself, and free its workers.
+
+        A member that only leaves takes a checkpoint with it, if one arrives in time.
+        """
+        end = monotonic() + GRACE
+        before = self.state["saved"]
+        while not self._finished.is_set() and monotonic() < end:
+            if self._only_leaving() and self.state["saved"] != before:
+                break
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._finished.wait(), INTERVAL)
+        state = await self._news()
+        names = names_text(sorted({x["worker"] for x in state["lost"]}, key=str))
+        answer = await self._ask("cancel", reason=f"the fit lost worker {names}")
+        if answer.get("cancelled"):
+            logger.warning("the fit lost worker %s and was cancelled", names)
+        stuck = await self._stuck()
+        silent = [x["worker"] for x in state["lost"] if x["how"] == "silent"]
+        await self._end_tasks(stuck, silent)
+
+    def _only_leaving(self) -> bool:
+        return all(x["how"] == "leaving" for x in self.state["lost"])
+
+    async def _news(self, wait: float = 0.0) -> Mapping[str, Any]:
+        after = self.state.get("version", -1)
+        state = await self._ask("state", after=after, wait=wait)
+        if not state.get("ended"):
+            self.state = state
+        return self.state
+
+    async def checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint that the scheduler has."""
+        found = (await self._ask("checkpoint")).get("checkpoint")
+        return None if found is None else Checkpoint(**found)
+
+    async def _ask(self, do: str, **arguments: Any) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = await monitor.ask(
+            self.client, "fit", name=self.name, do=do, **arguments
+        )
+        return answer
+
+    # --- afterwards -------------------------------------------------------------------
+
+    async def ended(self, watched: Monitor) -> Loss | None:
+        """Return what a fit that has failed had lost, or None; free its workers.
+
+        The scheduler may notice a loss after the library.
+        """
+        self._finished.set()
+        state = await self._news()
+        end = monotonic() + NOTICE
+        while not state["lost"] and monotonic() < end:
+            state = await self._news(end - monotonic())
+        if not state["lost"]:
+            return None
+        checkpoint = await self.checkpoint()
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end_fit())
+        await self._ending
+        lost = {x["worker"]: x["how"] for x in state["lost"]}
+        reasons = await self._reasons(lost, watched)
+        return Loss(
+            workers=tuple(lost),
+            reasons=tuple(reasons.values()),
+            round=state["round"],
+            rounds=state["rounds"],
+            checkpoint=checkpoint,
+        )
+
+    async def _reasons(
+        self, lost: Mapping[str | int, str], watched: Monitor
+    ) -> dict[str | int, str]:
+        """Return why each worker left: Dask knows once it is back, or will not be."""
+        reasons = {
+            w: "it does not answer" for w, how in lost.items() if how == "silent"
+        }
+        end = monotonic() + REASON
+        while reasons.keys() != lost.keys() and monotonic() < end:
+            for event in watched.events:
+                change = event.worker
+                if change is not None and event.kind != "joined":
+                    reasons[change.worker] = change.reason or UNKNOWN
+            reasons = {w: reasons[w] for w in lost if w in reasons}
+            await asyncio.sleep(INTERVAL)
+        return {worker: reasons.get(worker, UNKNOWN) for worker in lost}
+
+    async def _stuck(self) -> list[str | int]:
+        """Wait until no training task occupies a thread; return workers that have one.
+
+        A library ends its tasks soon after their peers are gone, or never.
+        """
+        end = monotonic() + FREE
+        while True:
+            workers, running = await monitor.running_workers(self.client)
+            answers = await ship.on_workers(
+                self.client,
+                training_tasks,
+                running,
+                timeout=ANSWER,
+                prefixes=list(TASKS),
+            )
+            busy = [w for w, keys in answers.items() if isinstance(keys, list) and keys]
+            if not busy or monotonic() >= end:
+                return [monitor.worker_id(w, workers[w]) for w in busy]
+            await asyncio.sleep(INTERVAL)
+
+    async def _end_tasks(self, stuck: list[str | int], silent: list[str | int]) -> None:
+        """Restart workers with stuck tasks, which keep their data, and silent ones."""
+        for workers, how in (
+            (stuck, {"end_tasks": True}),
+            (silent, {"drop_data": True}),
+        ):
+            if workers:
+                logger.warning("would restart %s with %s", workers, how)

@@ -1,0 +1,221 @@
+"""The fits that run: their round, their last checkpoint, and their lost workers.
+
+A hold may protect a fit. The training task of rank 0 then reports its round here, and
+sends checkpoints. The client waits here for news. So it learns of a lost worker at
+once, although the training library may wait for that worker without an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping
+from time import monotonic, time
+from typing import Any
+
+from clustertune.remote.scheduler.runs import TRAINING
+from clustertune.remote.scheduler.state import id_of, is_parking
+
+#: beginnings of keys of tasks in which a library trains, or prepares its training.
+#: XGBoost names its training tasks "fn"; theirs name one worker and allow others.
+XGBOOST = "fn-"
+TASKS = (*TRAINING, XGBOOST, "_acquire_port-")
+MAX_MODEL = 2**28  # bytes of a checkpoint
+SILENT = 60.0  # seconds without a heartbeat after which a member counts as lost
+TICK = 0.5  # seconds between two looks at heartbeats
+
+
+class Fit:
+    """One fit, from the begin of its hold to its end."""
+
+    def __init__(self, owner: str, rounds: int | None, members: Mapping[str, Any]):
+        self.owner = owner
+        self.rounds = rounds  # of the whole training; None: unknown
+        self.members = dict(members)  # id by address
+        self.began = monotonic()
+        self.round = 0
+        self.first: tuple[int, float] | None = None  # first round, and its time
+        self.metric = ""
+        self.model: Mapping[str, Any] | None = None  # the last checkpoint
+        self.wanted = False  # whether a checkpoint is wanted at the next round
+        self.lost: dict[str, dict[str, Any]] = {}  # by address
+        self.version = 0
+        self.changed = asyncio.Event()
+
+    def change(self) -> None:
+        self.version += 1
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def lose(self, address: str, how: str) -> None:
+        """Record that a member has left, leaves, or does not answer."""
+        before = self.lost.get(address)
+        if before is None or before["how"] != how:
+            known = {"worker": self.members.get(address, address), "address": address}
+            self.lost[address] = known | {"how": how, "time": time()}
+            self.change()
+
+    @property
+    def rate(self) -> float | None:
+        """Rounds per second since the first report."""
+        if self.first is None or self.round <= self.first[0]:
+            return None
+        return (self.round - self.first[0]) / max(1e-9, monotonic() - self.first[1])
+
+    def progress(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "rounds": self.rounds,
+            "metric": self.metric,
+            "rate": self.rate,
+            "seconds": monotonic() - self.began,
+        }
+
+
+class Fits:
+    """The fits of one scheduler, by the name of their hold."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.running: dict[str, Fit] = {}
+        #: addresses of training tasks that run, or whose worker is being removed
+        self.training: dict[str, str] = {}
+
+    # --- begin and end ----------------------------------------------------------------
+
+    def begin(
+        self, name: str, owner: str, rounds: int | None, workers: Collection[str]
+    ) -> None:
+        """Begin a fit; ``workers`` are addresses of members, if they are known."""
+        known = self.scheduler.workers
+        members = {w: id_of(known[w]) for w in workers if w in known}
+        self.running[name] = fit = Fit(owner, rounds, members)
+        for address in set(workers) - set(members):  # lost before the fit began
+            fit.lose(address, "left")
+
+    def end(self, name: str) -> None:
+        fit = self.running.pop(name, None)
+        if fit is not None:
+            fit.change()
+
+    def keep(self, names: Collection[str]) -> None:
+        """End the fits whose hold has ended."""
+        for name in self.running.keys() - set(names):
+            self.end(name)
+
+    # --- called by Dask ---------------------------------------------------------------
+
+    def transition(self, key: Any, finish: str) -> None:
+        """Record where a training task runs."""
+        if finish == "processing":
+            ts = self.scheduler.tasks[key]
+            if is_training(ts) and ts.processing_on is not None:
+                self.training[key] = ts.processing_on.address
+        elif finish in ("memory", "erred", "forgotten"):
+            # in other states its worker may be gone: see worker_removed
+            self.training.pop(key, None)
+
+    def worker_removed(self, address: str) -> None:
+        """Record the loss of a member, or of a worker with a training task."""
+        torn = [key for key, where in self.training.items() if where == address]
+        for key in torn:
+            del self.training[key]
+        for fit in self.running.values():
+            if address in fit.members or (torn and not fit.members):
+                fit.lose(address, "left")
+
+    # --- requests ---------------------------------------------------------------------
+
+    def answer(self, name: str, do: str, **arguments: Any) -> Any:
+        """Answer ``note`` of a training task, ``state``, ``checkpoint``, ``cancel``."""
+        fit = self.running.get(name)
+        if fit is None:
+            return {"ended": True}
+        if do == "note":
+            return self._note(fit, **arguments)
+        if do == "state":
+            return self._state(fit, **arguments)
+        if do == "cancel":
+            return {"cancelled": self._cancel(fit, **arguments)}
+        return {"checkpoint": fit.model}
+
+    def _note(
+        self,
+        fit: Fit,
+        round: int,  # noqa: A002 - the library's word
+        metric: str = "",
+        model: bytes | None = None,
+        history: Any = None,
+    ) -> dict[str, Any]:
+        """Record what rank 0 reports; return whether it shall send a checkpoint."""
+        fit.round, fit.metric = round, metric[:200]
+        if fit.first is None:
+            fit.first = (round, monotonic())
+        if model is not None and len(model) <= MAX_MODEL:
+            fit.model = {"rounds": round, "model": model, "history": history}
+            fit.wanted = False
+        fit.change()
+        return {"checkpoint": fit.wanted}
+
+    async def _state(self, fit: Fit, after: int, wait: float) -> dict[str, Any]:
+        """Return the state of a fit once it is newer than ``after``, or in a while."""
+        end = monotonic() + wait
+        self._look(fit)
+        while fit.version <= after and monotonic() < end:
+            changed = fit.changed.wait()
+            try:
+                await asyncio.wait_for(changed, min(TICK, max(0.0, end - monotonic())))
+            except asyncio.TimeoutError:
+                self._look(fit)
+        saved = fit.model["rounds"] if fit.model else None
+        return fit.progress() | {
+            "version": fit.version,
+            "lost": list(fit.lost.values()),
+            "saved": saved,
+        }
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the progress of all fits that have reported a round."""
+        return [fit.progress() for fit in self.running.values() if fit.first]
+
+    def _cancel(self, fit: Fit, reason: str) -> int:
+        """Cancel the training tasks that the owner wants; return their number.
+
+        Dask's own ``cancel`` raises an error for dependents that no client wants, which
+        ends the connection of the client.
+        """
+        keys = list(self._wanted(fit.owner))
+        if keys:
+            self.scheduler.client_releases_keys(keys=keys, client=fit.owner)
+            message = {"op": "cancelled-keys", "keys": keys, "reason": "lost-worker"}
+            self.scheduler.report(message | {"msg": reason}, client=fit.owner)
+        return len(keys)
+
+    # --- helpers ----------------------------------------------------------------------
+
+    def _look(self, fit: Fit) -> None:
+        """Find members that leave, or whose heartbeats have stopped."""
+        for address in fit.members:
+            ws = self.scheduler.workers.get(address)
+            if ws is None:
+                continue  # its removal was recorded
+            if time() - ws.last_seen > SILENT:
+                fit.lose(address, "silent")
+            elif ws.status.name == "closing_gracefully" and not is_parking(ws.name):
+                fit.wanted = True
+                fit.lose(address, "leaving")
+
+    def _wanted(self, owner: str) -> Iterator[str]:
+        """Keys of training tasks that a client wants and that have no result."""
+        client = self.scheduler.clients.get(owner)
+        for ts in () if client is None else client.wants_what:
+            if is_training(ts) and ts.state != "memory":
+                yield ts.key
+
+
+def is_training(ts: Any) -> bool:
+    """Whether a library trains in a task, or prepares its training in it."""
+    key = ts.key
+    if not isinstance(key, str) or not key.startswith(TASKS):
+        return False
+    bound = ts.worker_restrictions and ts.loose_restrictions
+    return bool(bound) or not key.startswith(XGBOOST)

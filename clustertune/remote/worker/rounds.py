@@ -1,0 +1,98 @@
+"""Reports of rank 0 about a training that runs: its round, and checkpoints.
+
+The objects here travel in the callbacks of training libraries. They run in the thread
+of a training task, and send from the event loop of its worker, so the training does not
+wait for an answer. A failure to send ends the reports, never the training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any
+
+logger = logging.getLogger("distributed.clustertune")
+
+REPORT = 0.5  # seconds between two reports
+
+
+class Reports:
+    """Sends the reports of one training.
+
+    Parameters
+    ----------
+    name
+        The name of the fit in the scheduler plugin.
+    last
+        The last round of the training; it needs no checkpoint.
+    every
+        Seconds between two checkpoints; None: only if the scheduler wants one.
+    """
+
+    def __init__(self, name: str, last: int | None, every: float | None):
+        self.name = name
+        self.last = last
+        self.every = every
+        self.reported = 0.0
+        self.saved = monotonic()
+        self.wanted = False
+        self.ended = False
+        self.pending: Future[Any] | None = None
+
+    def note(
+        self,
+        done: int,
+        metric: Callable[[], str],
+        save: Callable[[], tuple[bytes, Any]],
+    ) -> None:
+        """Report a finished round, with a checkpoint if one is due."""
+        now = monotonic()
+        if self.ended or not self._is_free():
+            return
+        due = self.every is not None and now - self.saved >= self.every
+        saving = (due or self.wanted) and done != self.last
+        if not saving and now - self.reported < REPORT:
+            return
+        message: dict[str, Any] = {"round": done, "metric": metric()}
+        if saving:
+            message["model"], message["history"] = save()
+            self.saved, self.wanted = now, False
+        self.reported = now
+        self._send(message)
+
+    def _is_free(self) -> bool:
+        """Whether the last report has arrived; take its answer."""
+        if self.pending is None:
+            return True
+        if not self.pending.done():
+            return False
+        error, self.pending = self.pending.exception(), self.pending
+        answer = None if error else self.pending.result()
+        self.pending = None
+        if error or not isinstance(answer, dict) or "result" not in answer:
+            logger.warning("clustertune gets no more reports of a fit: %r", error)
+            self.ended = True
+            return False
+        self.wanted = bool(answer["result"].get("checkpoint"))
+        self.ended = bool(answer["result"].get("ended"))
+        return not self.ended
+
+    def _send(self, message: dict[str, Any]) -> None:
+        from distributed import get_worker
+
+        worker: Any = get_worker()
+        work = worker.scheduler.clustertune(
+            method="fit", name=self.name, do="note", **message
+        )
+        loop = worker.loop.asyncio_loop
+        self.pending = asyncio.run_coroutine_threadsafe(work, loop)
+
+
+def training_tasks(dask_worker: Any, prefixes: list[str]) -> list[str]:
+    """Return keys with a prefix that occupy a worker's thread; runs on the worker."""
+    state = dask_worker.state
+    keys = [str(ts.key) for ts in (*state.executing, *state.long_running)]
+    return [key for key in keys if key.startswith(tuple(prefixes))]

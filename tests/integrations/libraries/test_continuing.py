@@ -1,0 +1,226 @@
+"""A training that continues from a checkpoint equals one that was never interrupted.
+
+Models are trained in this process, so the reports of rank 0 go to a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import xgboost
+
+from clustertune.integrations.libraries import lightgbm as our_lightgbm
+from clustertune.integrations.libraries import xgboost as our_xgboost
+from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.workload import assign, parameters
+from clustertune.remote.worker import rounds
+
+RANDOM = np.random.default_rng(0)
+X, V = RANDOM.random((600, 6)), RANDOM.random((300, 6))
+NOISE = RANDOM.normal(0, 0.6, 900)
+
+
+def labels(values: Any, noise: Any) -> Any:
+    signal = values[:, 0] + values[:, 1] * values[:, 2] + noise
+    return np.digitize(signal, [0.5, 1.0])
+
+
+Y, W = labels(X, NOISE[:600]), labels(V, NOISE[600:])
+
+
+class Collected(rounds.Reports):
+    """Keeps a checkpoint of one round."""
+
+    at = 0
+    kept: tuple[int, bytes, Any] | None = None
+
+    def note(self, done: int, metric: Callable[[], str], save: Any) -> None:
+        assert metric()
+        if done == Collected.at:
+            Collected.kept = (done, *save())
+
+
+@pytest.fixture(autouse=True)
+def collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "Reports", Collected)
+    Collected.kept = None
+
+
+def trained(
+    model: Any, continuation: Any, checkpoint: Checkpoint | None = None, **own: Any
+) -> Any:
+    """Train as one attempt of ``fit`` does."""
+    attempt = continuation.attempt(model, own, "name", 1.0, checkpoint, remote=False)
+    former = assign(model, attempt.attributes)
+    model.fit(X, Y, **sets(model), **{**own, **attempt.fit_kwargs})
+    assign(model, former)
+    if checkpoint is not None:
+        continuation.finish(model, checkpoint)
+    return model
+
+
+def sets(model: Any) -> dict[str, Any]:
+    """The eval set as arguments; LightGBM 4.7 separates X and y."""
+    if "eval_X" in parameters(model.fit):
+        return {"eval_X": (V,), "eval_y": (W,)}
+    return {"eval_set": [(V, W)]}
+
+
+def both(make: Callable[[], Any], continuation: Any, at: int, **own: Any) -> Any:
+    """Return a model of an uninterrupted training, and a continued one."""
+    Collected.at = at
+    whole = trained(make(), continuation, **own)
+    assert Collected.kept is not None
+    done, model, history = Collected.kept
+    saved = Checkpoint(rounds=done, model=model, history=history)
+    return whole, trained(make(), continuation, saved, **own)
+
+
+# --- XGBoost --------------------------------------------------------------------------
+
+
+def xgb(**params: Any) -> xgboost.XGBClassifier:
+    defaults = {"n_estimators": 60, "learning_rate": 0.4, "max_depth": 3, "n_jobs": 1}
+    return xgboost.XGBClassifier(**{**defaults, "verbosity": 0, **params})
+
+
+def check_xgboost(whole: Any, continued: Any) -> None:
+    a, b = whole.get_booster(), continued.get_booster()
+    assert a.get_dump() == b.get_dump()
+    assert whole.evals_result() == continued.evals_result()
+    assert whole.get_params() == continued.get_params()
+
+
+@pytest.mark.parametrize("method", ["hist", "approx"])
+@pytest.mark.parametrize("metric", ["mlogloss", ["merror", "mlogloss"]])
+def test_xgboost_continues(method: str, metric: Any) -> None:
+    """Trees, scores and parameters are those of an uninterrupted training."""
+
+    def make() -> Any:
+        return xgb(tree_method=method, eval_metric=metric)
+
+    check_xgboost(*both(make, our_xgboost.Boosting(), 20, verbose=False))
+
+
+def test_xgboost_stops_at_the_same_round() -> None:
+    """Early stopping knows the best round before the break, and its patience."""
+
+    def make() -> Any:
+        return xgb(n_estimators=200, eval_metric="mlogloss", early_stopping_rounds=8)
+
+    whole = trained(make(), our_xgboost.Boosting(), verbose=False)
+    assert whole.best_iteration < 190
+    # the break comes after the best round, so only a replay knows it
+    at = whole.best_iteration + 4
+    whole, continued = both(make, our_xgboost.Boosting(), at, verbose=False)
+    check_xgboost(whole, continued)
+    assert whole.best_iteration == continued.best_iteration
+    assert whole.best_score == continued.best_score
+
+
+def test_callbacks_of_the_user_see_all_rounds() -> None:
+    """They get the numbers of rounds and the scores of the whole training."""
+    seen: list[tuple[int, int]] = []
+
+    class Own(xgboost.callback.TrainingCallback):
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            seen.append((epoch, len(evals_log["validation_0"]["mlogloss"])))
+            return False
+
+    def make() -> Any:
+        rates = xgboost.callback.LearningRateScheduler(lambda i: 0.5 * 0.95**i)
+        return xgb(callbacks=[Own(), rates])
+
+    check_xgboost(*map(without_callbacks, both(make, our_xgboost.Boosting(), 20)))
+    expected = [(i, i + 1) for i in range(60)]
+    assert seen == expected + expected[20:]
+
+
+def without_callbacks(model: Any) -> Any:
+    model.callbacks = None
+    return model
+
+
+def test_a_model_of_the_user_is_continued() -> None:
+    """The rounds of ``xgb_model`` are not trained again."""
+    first = xgb(n_estimators=10).fit(X, Y, verbose=False).get_booster()
+    whole, continued = both(xgb, our_xgboost.Boosting(), 30, xgb_model=first)
+    check_xgboost(whole, continued)
+    assert whole.get_booster().num_boosted_rounds() == 70
+
+
+def test_random_draws_continue() -> None:
+    """A seed of XGBoost that is shifted draws for round i what round i + n drew."""
+    seed, done = 7, 1234
+    shifted = our_xgboost.shifted_seed(seed, done)
+    for i in range(5):
+        assert (shifted * 127 + i) % 2**32 == (seed * 127 + i + done) % 2**32
+    continuation = our_xgboost.Boosting()
+    assert continuation.difference(xgb()) == ""
+    assert "colsample_bytree" in continuation.difference(xgb(colsample_bytree=0.5))
+
+
+# --- LightGBM -------------------------------------------------------------------------
+
+
+def lgbm(**params: Any) -> lightgbm.LGBMClassifier:
+    defaults = {"n_estimators": 40, "learning_rate": 0.3, "n_jobs": 1, "verbose": -1}
+    return lightgbm.LGBMClassifier(**{**defaults, **params})
+
+
+def trees(model: Any) -> list[str]:
+    text = model.booster_.model_to_string(num_iteration=-1)
+    return [tree.split("\n\n")[0] for tree in text.split("\nTree=")[1:]]
+
+
+def check_lightgbm(whole: Any, continued: Any) -> None:
+    assert trees(whole) == trees(continued)
+    assert whole.evals_result_ == continued.evals_result_
+    assert whole.get_params() == continued.get_params()
+    assert whole.n_estimators_ == continued.n_estimators_
+
+
+def test_lightgbm_continues() -> None:
+    """Trees, scores and parameters are those of an uninterrupted training."""
+    check_lightgbm(*both(lgbm, our_lightgbm.Boosting(), 15))
+
+
+@pytest.mark.parametrize("name", ["early_stopping_round", "callback"])
+def test_lightgbm_stops_at_the_same_round(name: str) -> None:
+    """Early stopping knows the best round before the break, and its patience."""
+    own: dict[str, Any] = {}
+    params: dict[str, Any] = {"n_estimators": 200}
+    if name == "callback":
+        own = {"callbacks": [lightgbm.early_stopping(8, verbose=False)]}
+    else:
+        params[name] = 8
+    first = lgbm(**params).fit(X, Y, **sets(lgbm()), **own)
+    at = first.best_iteration_ + 4
+    assert at < 190
+
+    def make() -> Any:
+        return lgbm(**params)
+
+    whole, continued = both(make, our_lightgbm.Boosting(), at, **own)
+    check_lightgbm(whole, continued)
+    assert first.best_iteration_ == whole.best_iteration_ == continued.best_iteration_
+
+
+def test_a_list_of_learning_rates() -> None:
+    """A callback with a value for each round has as many as the whole training."""
+    rates = [0.3 * 0.97**i for i in range(40)]
+    own = {"callbacks": [lightgbm.reset_parameter(learning_rate=rates)]}
+    check_lightgbm(*both(lgbm, our_lightgbm.Boosting(), 15, **own))
+
+
+@pytest.mark.parametrize("kind", ["dart", "rf"])
+def test_what_lightgbm_cannot_continue(kind: str) -> None:
+    """The reason names the boosting type and another one."""
+    why = our_lightgbm.Boosting().refusal(lgbm(boosting_type=kind))
+    assert kind in why
+    assert "gbdt" in why
+    assert our_lightgbm.Boosting().refusal(lgbm()) == ""

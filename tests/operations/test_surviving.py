@@ -1,0 +1,235 @@
+"""Fits on real clusters whose workers are killed, retired or frozen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import dask
+import dask.array as da
+import lightgbm as lgb
+import numpy as np
+import pytest
+import xgboost.dask as dxgb
+from distributed import Client, wait
+
+import clustertune
+from clustertune.errors import IncompleteError, WorkerLostError
+from tests.processes import until, workers_of
+
+pytestmark = pytest.mark.slow
+
+ROWS, PARTITIONS = 3000, 6
+KINDS = ["xgboost", "lightgbm"]
+
+
+def block(number: int, seed: int | None = 0) -> Any:
+    """Rows of one partition: features, and the label in the last column."""
+    random = np.random.default_rng(None if seed is None else [seed, number])
+    values = random.random((ROWS, 9), dtype="f4")
+    signal = values[:, 0] + values[:, 1] * values[:, 2] + (values[:, 8] - 0.5)
+    values[:, 8] = signal > 0.8
+    return values
+
+
+def data(client: Client, seed: int | None = 0) -> tuple[Any, Any]:
+    made = dask.delayed(block, pure=seed is not None)
+    blocks = [
+        da.from_delayed(made(i, seed), (ROWS, 9), "f4") for i in range(PARTITIONS)
+    ]
+    rows = da.concatenate(blocks)
+    X, y = client.persist([rows[:, :8], rows[:, 8].astype("i4")])
+    wait([X, y])
+    return X, y
+
+
+def model(kind: str, **params: Any) -> Any:
+    if kind == "xgboost":
+        given = {"n_estimators": 800, "max_depth": 4, "verbosity": 0, "n_jobs": 1}
+        return dxgb.DaskXGBClassifier(**{**given, **params})
+    given = {"n_estimators": 800, "num_leaves": 15, "verbose": -1}
+    return lgb.DaskLGBMClassifier(**{**given, **params})
+
+
+class Watcher:
+    """The progress of a fit; acts once when a fraction of the rounds is done."""
+
+    def __init__(self, action: Callable[[], None], fraction: float = 0.05):
+        self.action: Callable[[], None] | None = action
+        self.fraction = fraction
+        self.seen: list[tuple[str, float | None]] = []
+
+    def __call__(self, text: str, fraction: float | None) -> None:
+        self.seen.append((text, fraction))
+        rounds = text.startswith("round ") and fraction is not None
+        if rounds and fraction >= self.fraction and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+
+def pid_of(client: Client, name: int) -> int:
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    (address,) = (a for a, w in known.items() if w["name"] == name)
+    (pid,) = client.run(os.getpid, workers=[address]).values()
+    return int(pid)
+
+
+def killer(client: Client, name: int = 1, how: int = signal.SIGKILL) -> Any:
+    pid = pid_of(client, name)
+    return lambda: os.kill(pid, how)
+
+
+def fit(client: Client, estimator: Any, X: Any, y: Any, **options: Any) -> Any:
+    options = {"checkpoint_every": 0.2, **options}
+    return clustertune.fit(client, estimator, X, y, **options)
+
+
+def trees(fitted: Any) -> list[str]:
+    if isinstance(fitted, dxgb.DaskXGBClassifier):
+        return list(fitted.get_booster().get_dump())
+    text = fitted.booster_.model_to_string(num_iteration=-1)
+    return [tree.split("\n\n")[0] for tree in text.split("\nTree=")[1:]]
+
+
+def check_whole(client: Client, X: Any, y: Any) -> None:
+    """All workers are free, and the data is complete."""
+    until(lambda: len(workers_of(client)) == 3)
+    busy = client.run(lambda dask_worker: dask_worker.state.executing_count)
+    assert set(busy.values()) == {0}
+    expected = [block(i) for i in range(PARTITIONS)]
+    rows, labels = client.gather(client.compute([X, y]))
+    np.testing.assert_array_equal(rows, np.concatenate(expected)[:, :8])
+    np.testing.assert_array_equal(labels, np.concatenate(expected)[:, 8])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_finishes_although_a_worker_is_killed(
+    local_cluster: Any, kind: str
+) -> None:
+    """It continues from the last checkpoint, with the same rows on the same workers."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    whole = fit(client, model(kind), X, y, progress=False)
+    watcher = Watcher(killer(client))
+    survived = fit(client, model(kind), X, y, progress=watcher, max_failures=1)
+    assert watcher.action is None
+    assert trees(survived) == trees(whole)
+    notes = "\n".join(survived.clustertune_report_.notes)
+    assert "the fit lost worker 1: killed by signal 9 (SIGKILL)" in notes
+    assert "resumed from round" in notes
+    assert "identical to an uninterrupted fit: yes" in notes
+    assert str(survived.get_params()) == str(whole.get_params())
+    check_whole(client, X, y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_ends_with_one_error(local_cluster: Any, kind: str) -> None:
+    """The error has the worker, the reason, the round and a fix; workers are free."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    watcher = Watcher(killer(client, 0))
+    with pytest.raises(WorkerLostError) as error:
+        fit(client, model(kind), X, y, progress=watcher)
+    text = str(error.value)
+    assert "the fit lost worker 0: killed by signal 9 (SIGKILL) (at round " in text
+    assert "max_failures=" in text
+    check_whole(client, X, y)
+    fit(client, model(kind, n_estimators=5), X, y, progress=False)
+
+
+def test_a_worker_that_retires(local_cluster: Any) -> None:
+    """The fit takes a checkpoint, and goes on without the worker."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    threads: list[Thread] = []
+
+    address = next(iter(workers_of(client)))
+
+    def retire() -> None:
+        work = Thread(target=client.retire_workers, args=([address],))
+        threads.append(work)
+        work.start()
+
+    survived = fit(
+        client, model("xgboost"), X, y, progress=Watcher(retire), max_failures=1
+    )
+    threads[0].join()
+    assert len(trees(survived)) == 800
+    notes = "\n".join(survived.clustertune_report_.notes)
+    assert "resumed from round" in notes
+    assert "rows are on other workers" in notes
+    assert len(workers_of(client)) == 2
+
+
+def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
+    """The file has the last checkpoint until the training is complete."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    file = tmp_path / "model.checkpoint"
+    estimator = model("xgboost")
+    with pytest.raises(WorkerLostError):
+        fit(
+            client,
+            estimator,
+            X,
+            y,
+            progress=Watcher(killer(client)),
+            checkpoint_path=file,
+        )
+    assert file.exists()
+    with pytest.raises(ValueError, match=r"another fit: .*parameters"):
+        fit(client, model("xgboost", max_depth=2), X, y, checkpoint_path=file)
+    watcher = Watcher(lambda: None, 1.0)
+    whole = fit(client, estimator, X, y, progress=watcher, checkpoint_path=file)
+    first = next(f for text, f in watcher.seen if text.startswith("round "))
+    assert first is not None
+    assert first > 0.02  # it did not begin again
+    assert len(trees(whole)) == 800
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_checkpoint(local_cluster: Any, tmp_path: Path) -> None:
+    _, client = local_cluster(1)
+    file = tmp_path / "other"
+    file.write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match="is no checkpoint of a fit"):
+        fit(client, model("xgboost"), *data(client), checkpoint_path=file)
+
+
+def test_values_that_changed(local_cluster: Any) -> None:
+    """A source without a seed gives other rows, which may not fit their labels."""
+    _, client = local_cluster(3)
+    X, y = data(client, seed=None)
+    watcher = Watcher(killer(client))
+    with pytest.raises(IncompleteError, match="other values"):
+        fit(client, model("xgboost"), X, y, progress=watcher, max_failures=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_failures": -2}, "max_failures=-2 must be an integer from -1"),
+        ({"max_failures": 1.5}, "max_failures must be an integer from -1"),
+        ({"checkpoint_every": "soon"}, "checkpoint_every"),
+    ],
+)
+def test_wrong_arguments(
+    local_cluster: Any, options: dict[str, Any], text: str
+) -> None:
+    _, client = local_cluster(1)
+    X, y = data(client)
+    with pytest.raises((TypeError, ValueError), match=text):
+        clustertune.fit(client, model("xgboost"), X, y, **options)
+
+
+def test_a_model_without_continuation(local_cluster: Any) -> None:
+    """LightGBM's dart changes earlier trees; the fit is refused before it begins."""
+    _, client = local_cluster(1)
+    X, y = data(client)
+    dart = model("lightgbm", boosting_type="dart")
+    with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
+        fit(client, dart, X, y, max_failures=1)
