@@ -166,9 +166,11 @@ class FitWatch:
         answer = await self._ask("cancel", reason=f"the fit lost worker {names}")
         if answer.get("cancelled"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        stuck = await self._stuck()
-        silent = [x["worker"] for x in state["lost"] if x["how"] == "silent"]
-        await self._end_tasks(stuck, silent)
+        if stuck := await self._stuck():
+            logger.warning(
+                "training tasks still run on workers %s; restart them",
+                names_text(stuck),
+            )
 
     def _only_leaving(self) -> bool:
         return all(x["how"] == "leaving" for x in self.state["lost"])
@@ -255,12 +257,3 @@ class FitWatch:
             if not busy or monotonic() >= end:
                 return [monitor.worker_id(w, workers[w]) for w in busy]
             await asyncio.sleep(INTERVAL)
-
-    async def _end_tasks(self, stuck: list[str | int], silent: list[str | int]) -> None:
-        """Restart workers with stuck tasks, which keep their data, and silent ones."""
-        for workers, how in (
-            (stuck, {"end_tasks": True}),
-            (silent, {"drop_data": True}),
-        ):
-            if workers:
-                logger.warning("would restart %s with %s", workers, how)

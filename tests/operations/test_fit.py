@@ -41,7 +41,7 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
 
 import clustertune
-from clustertune.errors import LeaseHeldError, VerificationError
+from clustertune.errors import LeaseHeldError, VerificationError, WorkerLostError
 from clustertune.integrations import libraries
 from clustertune.operations.history import Record, read
 from tests.processes import BLOCK, until, workers_of
@@ -498,7 +498,7 @@ def test_a_run_is_noted(client: Client, history: Path) -> None:
 def test_a_worker_that_is_killed(
     local_cluster: Any, history: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The library's error is raised, and the data is still there.
+    """The error names the worker, its cause is the library's, the data is there.
 
     XGBoost itself may wait for a killed worker without end, so another model is used.
     """
@@ -512,8 +512,9 @@ def test_a_worker_that_is_killed(
         raise ValueError("a worker is gone")
 
     X, y = data()
-    with pytest.raises(ValueError, match="a worker is gone") as error:
+    with pytest.raises(WorkerLostError, match="killed by signal 9") as error:
         fit(client, Mine(work), X, y)
+    assert str(error.value.__cause__) == "a worker is gone"
     assert "clustertune had prepared the data: " in notes(error.value, caplog)
     (run,) = fits(history)
     assert run.status == "failed"

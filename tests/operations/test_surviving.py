@@ -24,7 +24,7 @@ from tests.processes import until, workers_of
 pytestmark = pytest.mark.slow
 
 ROWS, PARTITIONS = 3000, 6
-KINDS = ["xgboost", "lightgbm"]
+KINDS = ["xgboost"]
 
 
 def block(number: int, seed: int | None = 0) -> Any:
