@@ -63,7 +63,7 @@ async def count_rows(
 
 
 async def digests(client: Client, partitions: Sequence[Key]) -> dict[Key, str]:
-    """Return a digest of each partition; without those that are not in memory.
+    """Return a digest of each partition in memory, by key.
 
     A partition that was lost and computed again has the same digest, unless its source
     gives other values each time.

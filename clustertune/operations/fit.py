@@ -476,6 +476,15 @@ def fit(
         model without a client keeps this client.
     X, y
         The data, as of :func:`clustertune.prepare`.
+    max_failures
+        How often training continues after it lost workers; -1: without a limit. It
+        continues from the last checkpoint if the library is XGBoost or LightGBM,
+        otherwise from the start. 0: the loss is an error.
+    checkpoint_every
+        Seconds, or a duration, between two checkpoints, which the scheduler keeps.
+    checkpoint_path
+        Path or URL of a file for the checkpoints, so that a later call with the same
+        path continues the training. The file is removed at the end of the training.
     **options
         Companions and options of :func:`clustertune.prepare`: ``sample_weight``,
         ``qid``, ``group``, ``base_margin``, ``init_score``, ``eval_set``,
@@ -499,6 +508,11 @@ def fit(
     TypeError, ValueError
         An argument is wrong, or the library cannot fit with this client; nothing was
         changed.
+    WorkerLostError
+        A worker of the fit left, and ``max_failures`` was reached. The other workers
+        are free, and data that can be computed again is complete.
+    IncompleteError
+        Data was lost with a worker, or was computed again with other values.
     VerificationError
         Rows were lost or changed during the fit. The model is fitted, but perhaps on
         other rows.
