@@ -100,58 +100,101 @@ def near(rows: Int64s, most: int, home: Int64s | None = None) -> Int64s:
 
 
 def divided(
-    rows: Int64s, home: Int64s, weights: Float64s, slack: float
+    rows: Int64s,
+    held: HeldBytes,
+    weights: Float64s,
+    slack: float,
+    hosts: Int64s | None = None,
 ) -> tuple[Int64s, Int64s]:
     """Return partitions and targets with which each worker has its share of rows.
 
-    A partition stays on its ``home`` (-1: none) while the home's share lasts, the
-    largest first. The others go to the worker with most room. A partition is cut if it
-    exceeds that room, and if only a part of it can stay. So there is at most one cut
-    for each worker that gives rows, and one for each worker that gets some.
+    A partition stays on the worker that holds most of it while that worker's share
+    lasts, the largest first, and among equal ones that with most bytes there. The
+    others go to the worker with most room, on the host with most of their bytes, then
+    on the second one, then anywhere. A partition is cut if it exceeds that room, and if
+    only a part of it can stay. ``hosts`` are the numbers of the workers' hosts.
 
     Workers exceed their share by at most the fraction ``slack`` of it, or by one row.
     A cut fills a share, or half of the slack if less room is left. So no part is
     smaller than half of the slack.
     """
-    share = rows.sum() * weights / weights.sum()
-    room, spare = share.tolist(), (share * slack).tolist()
-    found: list[list[tuple[int, int]]] = [[] for _ in rows]  # (rows, target)
-
-    def put(partition: int, n: int, worker: int) -> None:
-        found[partition].append((n, worker))
-        room[worker] -= n
-
-    def part(worker: int) -> int:
-        least = spare[worker] / 2
-        return int(room[worker] + (0 if room[worker] > least else least))
-
+    shares = _Shares(rows, weights, slack)
+    hosts = np.arange(len(weights)) if hosts is None else hosts
+    may = weights[held.worker] > 0
+    home, there = layouts.largest(HeldBytes(*(x[may] for x in held)), len(rows))
     leaving = []
-    for i in np.argsort(-rows, kind="stable").tolist():
-        n, worker = int(rows[i]), int(home[i])
-        if worker >= 0 and share[worker] and n <= room[worker] + spare[worker]:
-            put(i, n, worker)
-        else:
-            leaving.append((n, i))
-    rest: list[tuple[int, int]] = []  # a heap, the largest first
-    for n, i in leaving:
-        worker, stays = int(home[i]), 0
-        if worker >= 0 and room[worker] > spare[worker] and part(worker):
-            stays = part(worker)
-            put(i, stays, worker)
-        heapq.heappush(rest, (stays - n, i))
-    most = [(-room[w] - spare[w], w) for w in np.flatnonzero(share).tolist()]
-    heapq.heapify(most)
-    while rest:
-        n, i = heapq.heappop(rest)
-        n, worker = -n, most[0][1]
-        if n > room[worker] + spare[worker]:
-            whole, n = n, min(n, max(1, part(worker)))
-            if n < whole:
-                heapq.heappush(rest, (n - whole, i))
-        put(i, n, worker)
-        heapq.heapreplace(most, (-room[worker] - spare[worker], worker))
-    new, target = zip(*(part for parts in found for part in parts), strict=True)
+    for i in np.lexsort((-there, -rows)).tolist():
+        stays = shares.keep(i, int(rows[i]), int(home[i]))
+        if stays < rows[i]:
+            leaving.append((stays - int(rows[i]), i))
+    on_host = layouts.added([held._replace(worker=hosts[held.worker])], len(weights))
+    for _ in range(2):
+        best, _ = layouts.largest(on_host, len(rows))
+        for host in np.unique(best[[i for _, i in leaving]]).tolist():
+            workers = np.flatnonzero((weights > 0) & (hosts == host)).tolist()
+            some = [part for part in leaving if best[part[1]] == host]
+            others = [part for part in leaving if best[part[1]] != host]
+            leaving = others + shares.send(some, workers)
+        other = on_host.worker != best[on_host.partition]
+        on_host = HeldBytes(*(x[other] for x in on_host))
+    shares.send(leaving, np.flatnonzero(weights).tolist(), last=True)
+    new, target = zip(*(part for parts in shares.found for part in parts), strict=True)
     return np.array(new, np.int64), np.array(target, np.int64)
+
+
+class _Shares:
+    """The room of each worker, and the parts of each partition with their workers."""
+
+    def __init__(self, rows: Int64s, weights: Float64s, slack: float):
+        share = rows.sum() * weights / weights.sum()
+        self.room: list[float] = share.tolist()
+        self.spare: list[float] = (share * slack).tolist()
+        self.found: list[list[tuple[int, int]]] = [[] for _ in rows]  # (rows, target)
+
+    def keep(self, partition: int, n: int, worker: int) -> int:
+        """Keep rows on a worker that has most of them (-1: none); return how many."""
+        if worker < 0:
+            return 0
+        whole = n <= self.room[worker] + self.spare[worker]
+        stays = n if whole else self._part(worker)
+        if not whole and self.room[worker] <= self.spare[worker]:
+            return 0
+        if stays:
+            self._put(partition, stays, worker)
+        return stays
+
+    def send(
+        self, parts: list[tuple[int, int]], workers: list[int], *, last: bool = False
+    ) -> list[tuple[int, int]]:
+        """Give (-rows, partition) to the workers with most room; return the rest.
+
+        There is no rest if these are the ``last`` workers.
+        """
+        most = [(-self.room[w] - self.spare[w], w) for w in workers]
+        heapq.heapify(most)
+        heapq.heapify(parts)
+        while parts and most:
+            worker = most[0][1]
+            if not last and self.room[worker] <= self.spare[worker]:
+                break
+            n, i = heapq.heappop(parts)
+            n = -n
+            if n > self.room[worker] + self.spare[worker]:
+                whole, n = n, min(n, max(1, self._part(worker)))
+                if n < whole:
+                    heapq.heappush(parts, (n - whole, i))
+            self._put(i, n, worker)
+            heapq.heapreplace(most, (-self.room[worker] - self.spare[worker], worker))
+        return parts
+
+    def _put(self, partition: int, n: int, worker: int) -> None:
+        self.found[partition].append((n, worker))
+        self.room[worker] -= n
+
+    def _part(self, worker: int) -> int:
+        """Return the rows that fill a worker's share, or half of its slack."""
+        least = self.spare[worker] / 2
+        return int(self.room[worker] + (0 if self.room[worker] > least else least))
 
 
 def joined(rows: Int64s, most: int) -> Int64s:
@@ -358,8 +401,19 @@ def _divided(
         rows = near(old, most, _homes(layout, old, weights > 0))
     else:
         rows = capped(old, most)
-    home = _homes(layout, rows, weights > 0)
-    return divided(rows, home, weights, AIM * view.goal.tolerance)
+    held = _held(layout, rows, len(weights))
+    slack = AIM * view.goal.tolerance
+    return divided(rows, held, weights, slack, layouts.hosts(view))
+
+
+def _held(layout: Layout, rows: Int64s, n_workers: int) -> HeldBytes:
+    """Return what each worker holds of new partitions with these rows."""
+    found = []
+    for collection in layout.collections:
+        cut = parts_of(collection, rows)
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        found.append(held_parts(cut, collection, amount))
+    return layouts.added(found, n_workers)
 
 
 def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
@@ -367,13 +421,9 @@ def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
 
     Only workers that ``may`` hold training data count.
     """
-    found = []
-    for collection in layout.collections:
-        cut = parts_of(collection, rows)
-        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
-        held = held_parts(cut, collection, amount)
-        found.append(HeldBytes(*(x[may[held.worker]] for x in held)))
-    return layouts.homes(layouts.added(found, len(may)), len(rows))
+    held = _held(layout, rows, len(may))
+    some = may[held.worker]
+    return layouts.homes(HeldBytes(*(x[some] for x in held)), len(rows))
 
 
 def covering(

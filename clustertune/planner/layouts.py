@@ -8,7 +8,6 @@ that holds most of its bytes; that worker is the partition's *home*.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -32,6 +31,8 @@ from clustertune.core.results import LayoutSummary, WorkerShare
 
 Targets = Int64s
 """For each partition, the index of a worker of the snapshot."""
+
+WITHIN_HOST = 16  # bytes moved within a host that count as one between hosts
 
 
 class HeldBytes(NamedTuple):
@@ -79,32 +80,33 @@ def owners(collection: CollectionInfo, view: View) -> Int64s:
     return owner
 
 
-def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
-    """Count half of the bytes on a host as held by the only worker that trains there.
+def hosts(view: View) -> Int64s:
+    """Return the number of each worker's host."""
+    names = [w.host for w in view.now.workers]
+    return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
-    A placement with the fewest missing bytes then prefers transfers within a host,
-    which use no network. ``nbytes`` are the bytes of each partition. At least half of
-    the bytes that a worker does not hold itself stay missing.
+
+def held_nearby(held: HeldBytes, nbytes: Int64s, view: View) -> HeldBytes:
+    """Count most bytes on a host as held by each worker that trains there.
+
+    A placement that keeps the most of these bytes moves the fewest bytes between hosts,
+    and then the fewest within hosts, which use no network. ``nbytes`` are the bytes of
+    each partition.
     """
-    workers, trains = view.now.workers, weights(view) > 0
-    n_training = Counter(w.host for w, t in zip(workers, trains, strict=True) if t)
-    only = {w.host: i for i, w in enumerate(workers) if trains[i]}
-    nearby = np.array(
-        [
-            only[w.host] if not trains[i] and n_training[w.host] == 1 else i
-            for i, w in enumerate(workers)
-        ]
-    )
-    worker = nearby[held.worker]
-    other = worker != held.worker
-    if not other.any():
+    n_workers, trains, host = len(view.now.workers), weights(view) > 0, hosts(view)
+    if len(np.unique(host[trains])) < 2:
         return held
-    near = HeldBytes(held.partition[other], worker[other], held.nbytes[other] // 2)
-    found = added((held, near), len(workers))
-    none = near._replace(nbytes=np.zeros_like(near.nbytes))
-    own = added((held, none), len(workers)).nbytes
-    most = (own + nbytes[found.partition]) // 2
-    return found._replace(nbytes=np.minimum(found.nbytes, most))
+    there = added([held._replace(worker=host[held.worker])], n_workers)
+    amount = np.minimum(there.nbytes, nbytes[there.partition])
+    mates = [np.flatnonzero(trains & (host == h)) for h in range(host.max() + 1)]
+    count = np.array([len(some) for some in mates])[there.worker]
+    near = HeldBytes(
+        np.repeat(there.partition, count),
+        np.concatenate([mates[0][:0], *(mates[h] for h in there.worker.tolist())]),
+        np.repeat(amount - amount // WITHIN_HOST, count),
+    )
+    own = held._replace(nbytes=held.nbytes // WITHIN_HOST)
+    return added([near, own], n_workers)
 
 
 def largest_held(held: HeldBytes, n_workers: int) -> Int64s:
@@ -159,12 +161,19 @@ def former_homes(layout: Layout, view: View) -> Targets | None:
 
 def homes(held: HeldBytes, n_partitions: int) -> Int64s:
     """Return for every partition the worker with the largest amount; -1 means none."""
+    return largest(held, n_partitions)[0]
+
+
+def largest(held: HeldBytes, n_partitions: int) -> tuple[Int64s, Int64s]:
+    """Return the same, and this largest amount."""
     home = np.full(n_partitions, -1, dtype=np.int64)
+    amount = np.zeros(n_partitions, dtype=np.int64)
     # The last write of a repeated index wins. The sort puts the largest amount last,
     # and among equal amounts the first worker.
     order = np.lexsort((-held.worker, held.nbytes))
     home[held.partition[order]] = held.worker[order]
-    return home
+    amount[held.partition[order]] = held.nbytes[order]
+    return home, amount
 
 
 def separated(layout: Layout, n_workers: int) -> Bools:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from clustertune import checks
 from clustertune.actions import rechunk
 from clustertune.core.model import Contents, Profile, View
-from clustertune.planner import chunking
+from clustertune.planner import chunking, layouts
 from clustertune.planner.chunking import divided, even, fullest, joined, near, parts
+from clustertune.planner.layouts import HeldBytes
 from clustertune.remote.worker import content
 from tests.builders import layout, view, worker
 
@@ -92,10 +93,37 @@ def test_partitions_of_one_worker_are_joined():
     assert near(array(2, 2, 2, 2), 8, array(0, 1, 0, 1)).tolist() == [8]
 
 
+def on(home, nbytes):
+    """What workers hold if each partition is on its home (-1: none)."""
+    known = np.flatnonzero(home >= 0)
+    return HeldBytes(known, home[known], nbytes[known])
+
+
+def test_rows_go_to_workers_of_the_same_host():
+    """Of the worker that has all; only the others' share leaves the host."""
+    old, host = array(*[10] * 8), array(0, 0, 1)
+    held = on(array(*[0] * 8), old)
+    rows, target = divided(old, held, np.array([1.0, 2, 1]), 0.0, host)
+    assert np.bincount(target, rows).tolist() == [20, 40, 20]
+    rows, target = divided(old, held, np.array([0.0, 2, 2]), 0.0, host)
+    assert np.bincount(target, rows).tolist() == [0, 40, 40]
+
+
+def test_rows_leave_for_the_host_of_their_labels():
+    """The partition whose labels are elsewhere leaves, to that host."""
+    old, host = array(10, 10, 10, 10), array(0, 1, 2)
+    partition, worker = array(0, 1, 2, 3, 0, 1, 2, 3), array(0, 0, 0, 1, 0, 2, 0, 1)
+    both = HeldBytes(partition, worker, array(*[80] * 4, *[20] * 4))
+    held = layouts.added([both], 3)
+    rows, target = divided(old, held, np.array([2.0, 1, 1]), 0.0, host)
+    assert rows.tolist() == [10] * 4
+    assert target.tolist() == [0, 2, 0, 1]
+
+
 def test_a_share_ends_within_a_partition():
     """Each of two workers with five partitions keeps two and a half."""
     old, home = array(*[80] * 10), array(*[0, 1] * 5)
-    rows, target = divided(old, home, np.ones(4), 0.01)
+    rows, target = divided(old, on(home, old), np.ones(4), 0.01)
     assert sorted(rows.tolist()) == [40] * 4 + [80] * 8
     assert np.bincount(target, rows).tolist() == [200] * 4
 
@@ -109,7 +137,7 @@ def test_shares_of_any_partitions(partitions, claims, slack):
     """Old boundaries stay, workers have their share, and the others keep all rows."""
     old, home = (array(*x) for x in zip(*partitions))
     weights = np.array(claims)
-    rows, target = divided(old, home, weights, slack)
+    rows, target = divided(old, on(home, old), weights, slack)
     assert set(np.cumsum(old).tolist()) <= set(np.cumsum(rows).tolist())
     assert rows.sum() == old.sum()
     assert rows.min() > 0

@@ -117,6 +117,7 @@ class Evacuation:
     ) -> list[tuple[Any, str]]:
         """Return a target for each key: largest groups first, on empty workers.
 
+        Workers on the same host come first, because their bytes use no network.
         ``staying`` keys stay on the worker, because they cannot be sent.
         """
         groups: dict[Any, list[Any]] = {}
@@ -134,17 +135,15 @@ class Evacuation:
             name = (ts.key,) if place is None else place
             groups.setdefault(name, []).append(ts)
         free_memory = self._free_memory(worker)
-        # fullest last; workers without bounds take turns
-        order = [
-            (-free, i, address) for i, (address, free) in enumerate(free_memory.items())
-        ]
-        heapq.heapify(order)
+        heaps = self._by_distance(worker, free_memory)
         sizes = {name: sum(ts.nbytes for ts in some) for name, some in groups.items()}
         away: dict[Any, str] = {}
         async for name in in_turns(sorted(groups, key=lambda n: -sizes[n])):
-            target = order[0][2] if order else None
-            if target is None or free_memory[target] < sizes[name]:
+            fitting = (h for h in heaps if free_memory[h[0][2]] >= sizes[name])
+            order = next(fitting, None)
+            if order is None:
                 raise _not_enough_memory(sizes, free_memory)
+            target = order[0][2]
             away |= {ts.key: target for ts in groups[name]}
             free_memory[target] -= sizes[name]
             turn = order[0][1] + len(free_memory)
@@ -173,6 +172,20 @@ class Evacuation:
                 self.held.note_away({ts.key: worker.address})
             else:
                 self.held.copied.add(ts.key)
+
+    def _by_distance(
+        self, worker: Any, free_memory: Mapping[str, float]
+    ) -> list[list[tuple[float, int, str]]]:
+        """Return heaps of the workers on the same host, and of the others.
+
+        The emptiest worker comes first; workers without bounds take turns.
+        """
+        near: list[tuple[float, int, str]] = []
+        far: list[tuple[float, int, str]] = []
+        for i, (address, free) in enumerate(free_memory.items()):
+            same = self.scheduler.workers[address].host == worker.host
+            heapq.heappush(near if same else far, (-free, i, address))
+        return [heap for heap in (near, far) if heap]
 
     def _free_memory(self, worker: Any) -> dict[str, float]:
         """Return the free bytes of each of the other workers."""

@@ -1,0 +1,225 @@
+"""Bytes that cross between hosts, as placement and cuts plan them.
+
+Random layouts of X and y have 2 to 8 hosts with 1 to 4 workers each. Rows are on one
+host, on some hosts or workers, or anywhere; X and y may be on different workers, or have
+different partitions. The bytes of the plan are divided by lower bounds: linear programmes in which
+any row may be on any worker. No worker may have more rows for its threads than the
+plan gives to one. The first bound counts bytes between hosts, the second all bytes.
+The script is deterministic and needs no cluster.
+
+Options: `--layouts 200`.
+"""
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+from measure import compare, machine
+from placement import ratio, spread
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from tabulate import tabulate
+
+from clustertune import actions, checks
+from clustertune.core.model import Rechunk
+from clustertune.planner import plan as planner
+from clustertune.planner.chunking import held_parts, parts_of
+from clustertune.planner.layouts import home_workers, part_bytes
+from tests import builders
+
+KINDS = (
+    "one host",
+    "some hosts",
+    "some workers",
+    "anywhere",
+    "separated",
+    "misaligned",
+)
+
+
+def view_of(kind, generator):
+    """X and y on workers of several hosts, as `prepare` sees them."""
+    n_hosts = int(generator.integers(2, 9))
+    host = np.repeat(np.arange(n_hosts), generator.integers(1, 5, n_hosts))
+    n_workers = host.size
+    size = int(n_workers * np.exp(generator.uniform(0, np.log(30)))) + 2
+    unevenness = generator.choice([0.0, 0.3, 0.8])
+    rows = np.ceil(generator.lognormal(11, unevenness, size)).astype(int)
+    on = np.arange(n_workers)
+    if kind == "one host":
+        on = np.flatnonzero(host == 0)
+    elif kind == "some hosts":
+        on = np.flatnonzero(host < generator.integers(1, n_hosts + 1))
+    elif kind == "some workers":
+        on = generator.permutation(n_workers)[: generator.integers(1, n_workers + 1)]
+
+    def homes(size):
+        return on[generator.integers(0, on.size, size)]
+
+    where, y_rows = homes(size), rows
+    y_where = homes(size) if kind == "separated" else where
+    if kind == "misaligned":
+        others = max(2, int(size * generator.uniform(0.5, 2)))
+        edges = np.sort(generator.integers(0, rows.sum(), others - 1))
+        y_rows = np.diff(edges, prepend=0, append=rows.sum())
+        y_where = homes(others)
+    row_bytes = 8 * int(generator.integers(2, 100))
+    X = builders.collection("X", rows.tolist(), where.tolist(), row_bytes)
+    y = builders.collection("y", y_rows.tolist(), y_where.tolist())
+    training = replace(builders.layout([1], [0]), collections=(X, y))
+    threads = int(generator.integers(1, 5))
+    some = [
+        builders.worker(i, nthreads=threads, memory_limit=2**38, host=f"10.0.0.{h}")
+        for i, h in enumerate(host.tolist())
+    ]
+    return builders.view(some, layouts=[training])
+
+
+def measure(kind, number):
+    """Ratios of bytes between hosts and of all bytes; None if nothing is planned."""
+    view = view_of(kind, np.random.default_rng(number))
+    plan = planner.make_plan(checks.run(view), view, actions.available())
+    if not plan.steps:
+        return None
+    (step,), (layout,) = plan.steps, view.layouts
+    n_workers = len(view.now.workers)
+    host = np.unique([w.host for w in view.now.workers], return_inverse=True)[1]
+    if isinstance(step.args, Rechunk):
+        rows, target = step.args.rows, step.args.targets
+    else:
+        rows, target = layout.collections[0].rows, targets(layout, step.args, n_workers)
+    apart, cuts = rows, not np.array_equal(rows, layout.collections[0].rows)
+    if cuts:  # any row may be anywhere
+        edges = [np.cumsum(m.rows) for m in layout.collections] + [np.cumsum(rows)]
+        apart = np.diff(np.unique(np.concatenate(edges)), prepend=0)
+        apart = apart[apart > 0]
+    final = target[np.searchsorted(np.cumsum(rows), np.cumsum(apart))]
+    held, nbytes = holdings(layout, apart, n_workers)
+    load = np.bincount(final, apart, n_workers)
+    limit = max(load.max(), apart.sum() / n_workers)
+    between = on_hosts(held, host)
+    crossed = nbytes.sum() - between[np.arange(apart.size), host[final]].sum()
+    moved = nbytes.sum() - held.tocsr()[np.arange(apart.size), final].sum()
+    rooms = limit * np.bincount(host)
+    bound = fewest if cuts else fewest_whole
+    return (
+        "cut" if cuts else "move",
+        ratio(crossed, bound(between, apart, nbytes, rooms)),
+        ratio(moved, bound(held, apart, nbytes, np.full(n_workers, limit))),
+        moved,
+        crossed,
+    )
+
+
+def targets(layout, moves, n_workers):
+    """The worker of each partition after the moves."""
+    target = home_workers(layout, n_workers)
+    numbers = {key: i for m in layout.collections for i, key in enumerate(m.keys)}
+    for move in moves.moves:
+        target[[numbers[key] for key in move.keys]] = move.targets
+    return target
+
+
+def holdings(layout, rows, n_workers):
+    """Bytes that each worker holds of parts with these rows, and their bytes."""
+    held, nbytes = sparse.csr_matrix((rows.size, n_workers)), np.zeros(rows.size)
+    for collection in layout.collections:
+        cut = parts_of(collection, rows)
+        amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        nbytes += np.bincount(cut.new, amount, rows.size)
+        part, worker, kept = held_parts(cut, collection, amount)
+        held = held + sparse.csr_matrix((kept, (part, worker)), held.shape)
+    return held, nbytes
+
+
+def on_hosts(held, host):
+    """Bytes that each host holds."""
+    shape = host.size, host.max() + 1
+    return (
+        held
+        @ sparse.csr_matrix((np.ones(host.size), (np.arange(host.size), host)), shape)
+    ).tocsr()
+
+
+def fewest(held, rows, nbytes, rooms):
+    """Fewest bytes that move if no place gets more rows than its room."""
+    joined = held.tocoo()
+    each = np.arange(joined.nnz)
+    stays = sparse.csr_matrix(
+        (np.ones(joined.nnz), (joined.row, each)), (rows.size, joined.nnz)
+    )
+    load = sparse.csr_matrix(
+        (rows[joined.row].astype(float), (joined.col, each)), (rooms.size, joined.nnz)
+    )
+    result = linprog(
+        -joined.data / nbytes.sum(),
+        A_ub=sparse.vstack([stays, load]),
+        b_ub=np.concatenate([np.ones(rows.size), rooms]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    return max(0.0, (1 + result.fun) * nbytes.sum())
+
+
+def fewest_whole(held, rows, nbytes, rooms):
+    """A bound of the same for whole partitions, by branch and bound."""
+    size, count = rows.size, rooms.size
+    cost = 1 - held.toarray() / nbytes[:, None]
+    cost *= nbytes[:, None] / nbytes.sum()
+    place = sparse.kron(sparse.eye(size), np.ones((1, count))).tocsr()
+    load = sparse.kron(rows[None].astype(float), sparse.eye(count)).tocsr()
+    result = milp(
+        cost.ravel(),
+        constraints=[
+            LinearConstraint(place, 1, 1),
+            LinearConstraint(load, -np.inf, rooms * (1 + 1e-9)),
+        ],
+        integrality=np.ones(size * count),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.005, "time_limit": 5},
+    )
+    return max(0.0, (result.mip_dual_bound or 0.0) * nbytes.sum())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layouts", type=int, default=200)
+    options = parser.parse_args()
+    machine()
+    found = [
+        (KINDS[n % len(KINDS)], measure(KINDS[n % len(KINDS)], n))
+        for n in range(options.layouts)
+    ]
+    table = []
+    for kind in (*KINDS, "cut", "move", "all"):
+        some = np.array(
+            [f[1:] for k, f in found if f is not None and kind in (k, f[0], "all")]
+        )
+        table.append([kind, len(some), *spread(some[:, 0]), *spread(some[:, 1])])
+    headers = [
+        "rows",
+        "n",
+        "between hosts/bound",
+        "p95",
+        "max",
+        "all/bound",
+        "p95",
+        "max",
+    ]
+    print(tabulate(table, headers=headers, disable_numparse=True), end="\n\n")
+    some = np.array([f[1:] for _, f in found if f is not None])
+    for title, ratios in (("between hosts", some[:, 0]), ("all", some[:, 1])):
+        finite = ratios[np.isfinite(ratios)]
+        print(f"{title}: {np.isinf(ratios).sum()} with a bound of 0")
+        aims = (1.0, 1.05) if title == "between hosts" else (None, None)
+        for what, percentile, aim in zip(
+            ("median", "95th percentile"), (50, 95), aims, strict=True
+        ):
+            value = round(float(np.percentile(finite, percentile)), 3)
+            limits = {} if aim is None else {"at_most": aim}
+            compare(f"bytes {title} / bound, {what}", value, **limits)
+    print("total", some[:, 2].sum(), some[:, 3].sum())
+
+
+if __name__ == "__main__":
+    main()
