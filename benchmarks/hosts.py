@@ -1,11 +1,11 @@
 """Bytes that cross between hosts, as placement and cuts plan them.
 
 Random layouts of X and y have 2 to 8 hosts with 1 to 4 workers each. Rows are on one
-host, on some hosts or workers, or anywhere; X and y may be on different workers, or have
-different partitions. The bytes of the plan are divided by lower bounds: linear programmes in which
-any row may be on any worker. No worker may have more rows for its threads than the
-plan gives to one. The first bound counts bytes between hosts, the second all bytes.
-The script is deterministic and needs no cluster.
+host, on some hosts or workers, or anywhere; X and y may be on different workers, or
+have different partitions. The bytes of the plan are divided by lower bounds, with no
+more rows on a worker than the plan gives to one. If X is cut, any row may be anywhere,
+in a linear programme. Otherwise partitions stay whole, and branch and bound gives the
+bound. The first ratio counts bytes between hosts, the second one all bytes.
 
 Options: `--layouts 200`.
 """

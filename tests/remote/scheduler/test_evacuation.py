@@ -1,0 +1,49 @@
+"""Targets for the keys of a worker before its restart."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import wait
+from distributed.utils_test import gen_cluster
+
+from clustertune.remote.scheduler.evacuation import (
+    Evacuation,
+    HeldKeys,
+    NotEnoughMemory,
+)
+
+HOSTS = [("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.1", 1)]
+
+
+@gen_cluster(client=True, nthreads=HOSTS)
+async def test_keys_stay_on_the_host(c: Any, s: Any, a: Any, b: Any, near: Any) -> None:
+    """They cross to another host only if the workers of this one are full."""
+    keys = [c.submit(bytes, 10**6, pure=False, workers=[a.address]) for _ in range(4)]
+    await wait(keys)
+    worker = s.workers[a.address]
+
+    async def targets(room: int) -> list[str]:
+        used = {
+            w.address: w.memory.process
+            for w in (s.workers[x.address] for x in (b, near))
+        }
+        limits = {b.address: 10**12, near.address: used[near.address] + room}
+        evacuation = Evacuation(
+            s,
+            a.address,
+            {},
+            limits,
+            SimpleNamespace(worker=None),
+            HeldKeys(s, a.address),
+        )
+        return sorted(target for _, target in await evacuation.assign(worker))
+
+    assert await targets(10**12) == [near.address] * 4
+    assert set(await targets(0)) == {b.address}
+    with pytest.raises(NotEnoughMemory):
+        await Evacuation(
+            s, a.address, {}, {}, SimpleNamespace(worker=None), HeldKeys(s, a.address)
+        ).assign(worker)
