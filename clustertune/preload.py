@@ -11,6 +11,9 @@ Settings in Dask's configuration:
     A list of arguments of :func:`clustertune.schedule_restart`, each with ``cron``.
 ``clustertune.audit``
     A file for the audit trail, or ``syslog``.
+
+A wrong setting stops ``dask scheduler`` with one line. In other processes the import
+raises the error, because Dask only logs the errors of ``dask_setup``.
 """
 
 from __future__ import annotations
@@ -19,49 +22,52 @@ import asyncio
 import logging
 import logging.handlers
 from collections.abc import Mapping, Sequence
+from copy import copy
 from inspect import signature
 from pathlib import Path
 from time import time
 from typing import Any
 
+import click
 import dask
 from distributed import Client, Scheduler
+from distributed.security import Security
 
 from clustertune.dashboard.mount import mount
-from clustertune.errors import ClustertuneError
-from clustertune.operations.scheduling.request import schedule_restart
-from clustertune.remote.scheduler.plugin import install
+from clustertune.operations.scheduling import triggers
+from clustertune.operations.scheduling.request import (
+    MAX_EXPIRES,
+    Options,
+    schedule_restart,
+)
+from clustertune.operations.scheduling.schedule import Schedule
+from clustertune.remote.scheduler.plugin import NAME, install
+from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.telemetry import audit_logger
 from clustertune.remote.versions import own_release
 
 logger = logging.getLogger("distributed.clustertune")
 
 EXPIRES = "30 days"  # of a schedule, unless it has its own; then it is renewed
-RETRY = 60.0  # seconds after a schedule was refused
-#: of a request that the scheduler refuses, or does not answer
-ERRORS = (ClustertuneError, ValueError, TypeError, OSError, asyncio.TimeoutError)
+RETRY = 60.0  # seconds after a schedule was refused or has failed
+POLL_INTERVAL = 1.0  # seconds between two looks whether a schedule has ended
 #: tasks that schedule restarts, by id of the scheduler
 _tasks: dict[str, list[asyncio.Task[None]]] = {}
 REASON = "clustertune.schedules of the scheduler's configuration"
+_NOT_HERE = ("client", "collections", "dry_run", "timeout")
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Prepare a scheduler; Dask calls this when the scheduler starts.
-
-    Raises
-    ------
-    ValueError
-        A setting is wrong; the scheduler does not start.
-    """
-    schedules = configured_schedules()
-    _add_audit_handler(dask.config.get("clustertune.audit", None))
+    """Prepare a scheduler; Dask calls this when the scheduler starts."""
+    schedules = check_settings()
     await install(scheduler, own_release(), preloaded=True)
     answer = mount(scheduler)
     if "error" in answer:
         logger.info("no dashboard page: the scheduler %s", answer["error"])
     # workers must have connected before their restarts are scheduled
     _tasks[scheduler.id] = [
-        asyncio.ensure_future(_keep_scheduled(scheduler, one)) for one in schedules
+        asyncio.ensure_future(_keep_scheduled(scheduler, f"configured-{i}", one))
+        for i, one in enumerate(schedules)
     ]
 
 
@@ -73,14 +79,33 @@ async def dask_teardown(scheduler: Scheduler) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+# --- settings -------------------------------------------------------------------------
+
+
+def check_settings() -> list[dict[str, Any]]:
+    """Begin the audit trail, and return the configured schedules.
+
+    Raise ValueError if a setting is wrong. ``dask scheduler`` ends instead.
+    """
+    try:
+        schedules = configured_schedules()
+        _add_audit_handler(dask.config.get("clustertune.audit", None))
+    except ValueError as error:
+        # a process with an own scheduler, such as a notebook, goes on
+        if click.get_current_context(silent=True) is None:
+            raise
+        raise SystemExit(f"clustertune.preload: {error}") from error
+    return schedules
+
+
 def configured_schedules() -> list[dict[str, Any]]:
     """Return the arguments of each schedule in Dask's configuration.
 
     Raises
     ------
     ValueError
-        The setting is no list of mappings, or an argument is unknown, or ``cron`` is
-        missing.
+        The setting is no list of mappings, or an argument is unknown or wrong, or
+        ``cron`` is missing or has no time within a year.
     """
     given = dask.config.get("clustertune.schedules", None) or []
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -97,13 +122,30 @@ def configured_schedules() -> list[dict[str, Any]]:
                 raise ValueError(
                     f"{name} has no argument {argument!r}; it has {', '.join(known)}"
                 )
-    return [{"expires": EXPIRES, "reason": REASON, **one} for one in given]
+        try:
+            _expires(one, time())
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+    return [{"reason": REASON, **one} for one in given]
 
 
-_NOT_HERE = ("client", "collections", "dry_run", "timeout")
+def _expires(one: Mapping[str, Any], now: float) -> float:
+    """Return the seconds after which a schedule expires; raise for a wrong argument.
+
+    A time of ``cron`` that is later than ``expires`` delays the end.
+    """
+    options = Options.of(**{"expires": EXPIRES, **one})
+    assert options.cron is not None
+    if triggers.cron_times(options.cron, options.zone, now, now + options.lifetime):
+        return options.lifetime
+    later = triggers.next_time(options.cron, options.zone, now, MAX_EXPIRES - 1)
+    if later is None:
+        raise ValueError(f"cron={options.cron!r} has no time within a year")
+    return min(MAX_EXPIRES, later - now + options.lifetime)
 
 
 def _add_audit_handler(target: Any) -> None:
+    """Write the audit trail; a file is opened again after it was rotated."""
     if target is None:
         return
     if not isinstance(target, str) or not target:
@@ -111,45 +153,113 @@ def _add_audit_handler(target: Any) -> None:
             f"clustertune.audit={target!r} must be the path of a file, or 'syslog'"
         )
     handler: logging.Handler
-    if target == "syslog":
-        handler = logging.handlers.SysLogHandler("/dev/log")
-    else:
-        handler = logging.FileHandler(Path(target).expanduser(), delay=True)
+    try:
+        if target == "syslog":
+            handler = logging.handlers.SysLogHandler("/dev/log")
+        else:
+            file = Path(target).expanduser()
+            handler = logging.handlers.WatchedFileHandler(file, encoding="utf-8")
+    except OSError as error:
+        text = f"clustertune.audit={target!r} cannot be written: {error}"
+        raise ValueError(text) from error
     handler.setFormatter(logging.Formatter("%(message)s"))
+    for former in [h for h in audit_logger.handlers if h.get_name() == NAME]:
+        audit_logger.removeHandler(former)
+        former.close()
+    handler.set_name(NAME)
     audit_logger.addHandler(handler)
     audit_logger.setLevel(logging.INFO)
     audit_logger.propagate = False
 
 
-async def _keep_scheduled(scheduler: Scheduler, arguments: Mapping[str, Any]) -> None:
-    """Schedule a restart once workers are there, and again when it expires."""
-    while True:
-        seconds = await _schedule(scheduler, arguments)
-        await asyncio.sleep(seconds)
+# --- schedules ------------------------------------------------------------------------
 
 
-async def _schedule(scheduler: Scheduler, arguments: Mapping[str, Any]) -> float:
-    """Schedule a restart; return the seconds until it expires.
+async def _keep_scheduled(
+    scheduler: Scheduler, name: str, arguments: Mapping[str, Any]
+) -> None:
+    """Schedule a restart once workers are there, and again when it has ended.
 
-    If it is refused, or the scheduler does not answer, log the reason and return the
-    seconds until the next attempt.
+    A restart that a user cancels is not scheduled again. While it is refused, the
+    scheduler lists it under its ``name``.
     """
+    state = ""
+    while state != "cancelled":
+        made = await _schedule(scheduler, arguments)
+        runner = _runner(scheduler)
+        if isinstance(made, Schedule):
+            logger.info("clustertune scheduled a restart: %s", made.id)
+            if runner is not None:
+                runner.refused.pop(name, None)
+            state = await _end(scheduler, made.id)
+        elif runner is not None and runner.refuse(name, _listed(arguments), made):
+            logger.warning("clustertune.schedules: %s", made)
+        if isinstance(made, str) or state == "failed":
+            await asyncio.sleep(RETRY)
+
+
+def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
+    plugin: Any = scheduler.plugins.get(NAME)
+    return None if plugin is None else plugin.schedules
+
+
+def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the list shows of a schedule that was refused."""
+    options, now = Options.of(**arguments), time()
+    return {
+        "owner": NAME,
+        "reason": options.reason,
+        "idle_for": options.idle_for,
+        "workers": options.workers,
+        "expires": now + _expires(arguments, now),
+    }
+
+
+async def _end(scheduler: Scheduler, name: str) -> str:
+    """Wait until a schedule has ended, or is gone with its plugin; return its state."""
+    while (runner := _runner(scheduler)) is not None and name in runner.kept:
+        if runner.kept[name].ended:
+            return runner.kept[name].state
+        await asyncio.sleep(POLL_INTERVAL)
+    return "gone"
+
+
+async def _schedule(
+    scheduler: Scheduler, arguments: Mapping[str, Any]
+) -> Schedule | str:
+    """Schedule a restart; return it, or why the scheduler did not accept it."""
     made: Any = None
     try:
         async with Client(
             scheduler.address,
             asynchronous=True,
-            security=scheduler.security,
+            security=_of_client(scheduler.security),
             set_as_default=False,
             name="clustertune-preload",
         ) as client:
             await client.wait_for_workers(1)
-            scheduled: Any = schedule_restart(client, **arguments)
+            seconds = {"expires": _expires(arguments, time())}
+            scheduled: Any = schedule_restart(client, **{**arguments, **seconds})
             made = await scheduled
-    except ERRORS as error:
-        logger.warning("clustertune.schedules: %s", str(error) or type(error).__name__)
+    # any error is listed as the reason, and the next attempt follows
+    except Exception as error:  # noqa: BLE001
         if made is None:  # else the client failed to close
-            return RETRY
-    logger.info("clustertune scheduled a restart: %s", made.id)
-    seconds: float = made.expires - time()
-    return max(RETRY, seconds)
+            return str(error) or type(error).__name__
+    found: Schedule = made
+    return found
+
+
+def _of_client(security: Any) -> Security:
+    """Return the certificates of the scheduler for a client in its process.
+
+    Options of ``dask scheduler`` set the files of the scheduler only.
+    """
+    found: Any = copy(security)
+    if not found.tls_client_cert:
+        found.tls_client_cert = found.tls_scheduler_cert
+        found.tls_client_key = found.tls_scheduler_key
+    own: Security = found
+    return own
+
+
+check_settings()

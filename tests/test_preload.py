@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,16 +32,22 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = {"schedules": [{"cron": "0 3 * * *", "if_needed": True}]}
 
 
+def command(port: int, page: int) -> list[str]:
+    return [
+        sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1",
+        "--port", str(port), "--dashboard-address", f"127.0.0.1:{page}",
+        "--preload", "clustertune.preload",
+    ]  # fmt: skip
+
+
 @contextmanager
 def scheduler(folder: Path, port: int, page: int) -> Iterator[subprocess.Popen[bytes]]:
     """A scheduler with the module; its settings are in a file."""
     settings = SETTINGS | {"audit": str(folder / "audit.jsonl")}
     (folder / "dask.yaml").write_text(yaml.safe_dump({"clustertune": settings}))
     with process(
-        sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1",
-        "--port", str(port), "--dashboard-address", f"127.0.0.1:{page}",
-        "--preload", "clustertune.preload", DASK_CONFIG=str(folder / "dask.yaml"),
-    ) as started:  # fmt: skip
+        *command(port, page), DASK_CONFIG=str(folder / "dask.yaml")
+    ) as started:
         until(lambda: reached(f"http://127.0.0.1:{page}/metrics"))
         yield started
 
@@ -98,46 +105,164 @@ def test_a_scheduler_that_is_started_again(tmp_path: Path) -> None:
     assert {"time", "by", "client", "reason", "seconds", "lost", "steps"} <= done.keys()
 
 
-def test_each_schedule_has_its_own_next_attempt(local_cluster: Any) -> None:
-    """It is renewed when it expires; one that is refused does not delay others."""
+def test_a_schedule_that_is_refused(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The list has its reason; it is tried again, and delays no other schedule."""
+    monkeypatch.setattr(preload, "RETRY", 0.1)
+    monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
+    cluster, client = local_cluster(1)
+    bad = {"cron": "* * * * *", "expires": "1h", "workers": ["late"]}
+    good = {"cron": "* * * * *", "expires": "1h", "if_needed": True}
+
+    async def begin(dask_scheduler: Any) -> None:
+        with dask.config.set({"clustertune.schedules": [bad, good]}):
+            await preload.dask_setup(dask_scheduler)
+
+    async def end(dask_scheduler: Any) -> None:
+        await preload.dask_teardown(dask_scheduler)
+
+    client.run_on_scheduler(begin)
+    try:
+        (made,) = until(lambda: waiting(client))
+        assert made.if_needed
+        assert 3000 < made.expires - made.made <= 3600
+
+        def refused() -> Any:
+            return [s for s in clustertune.schedules(client) if s.state == "refused"]
+
+        (it,) = until(refused)
+        assert (it.id, it.workers) == ("configured-0", ("late",))
+        assert "there is no late in this cluster" in str(it)
+        metrics = cluster.scheduler.plugins["clustertune"].metrics
+        assert metrics._gauges()["schedules"]["refused",] == 1
+        with process(
+            sys.executable, "-m", "dask", "worker", cluster.scheduler_address,
+            "--name", "late", "--nthreads", "1", "--memory-limit", "1GiB",
+            "--no-dashboard", "--local-directory", str(tmp_path),
+        ):  # fmt: skip
+            until(lambda: not refused())
+            assert {s.workers for s in waiting(client)} == {("late",), None}
+    finally:
+        client.run_on_scheduler(end)
+
+
+def test_a_schedule_that_has_ended(local_cluster: Any, monkeypatch: Any) -> None:
+    """It is scheduled again, unless a user has cancelled it."""
+    monkeypatch.setattr(preload, "RETRY", 0.1)
+    monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
     cluster, client = local_cluster(1)
 
-    def seconds(**arguments: Any) -> float:
-        given = {"cron": "* * * * *", "if_needed": True, **arguments}
-        found: float = client.sync(preload._schedule, cluster.scheduler, given)
-        return found
+    async def begin(dask_scheduler: Any) -> None:
+        with dask.config.set({"clustertune.schedules": [{"cron": "0 3 * * *"}]}):
+            await preload.dask_setup(dask_scheduler)
 
-    assert 3000 < seconds(expires="1h") <= 3600
-    assert seconds(expires="1h", workers=["none"]) == preload.RETRY
-    (made,) = waiting(client)
-    assert made.if_needed
+    client.run_on_scheduler(begin)
+    (first,) = until(lambda: waiting(client))
+
+    def end(dask_scheduler: Any, name: str, state: str) -> None:
+        it = dask_scheduler.plugins["clustertune"].schedules.kept[name]
+        it.end(state, it.made)
+
+    for state in ("failed", "expired"):
+        client.run_on_scheduler(end, name=first.id, state=state)
+        (again,) = until(lambda: waiting(client))
+        assert again.id != first.id
+        first = again
+    first.cancel()
+    (task,) = preload._tasks[cluster.scheduler.id]
+    until(task.done)
+    assert waiting(client) == []
 
 
-def test_a_scheduler_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
-    async def seconds() -> float:
+def test_a_scheduler_that_does_not_answer() -> None:
+    """That is the reason of the refusal."""
+
+    async def problem() -> Any:
         async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as ended:
             pass
         return await preload._schedule(ended, {"cron": "0 3 * * *"})
 
     with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
-        assert asyncio.run(seconds()) == preload.RETRY
-    assert "clustertune.schedules: Timed out" in caplog.text
+        assert "Timed out" in asyncio.run(problem())
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"schedules": "daily"}, "must be a list of mappings"),
-        ({"schedules": [{"idle_for": "1m"}]}, r"schedules\[0\]=.* mapping with cron"),
-        ({"schedules": [{"cron": "0 3 * * *", "when": 1}]}, "no argument 'when'"),
-    ],
-)
-def test_wrong_schedules(settings: dict[str, Any], text: str) -> None:
+ONE = {"cron": "0 3 * * *"}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"schedules": "daily"}, "must be a list of mappings"),
+    ({"schedules": [{"idle_for": "1m"}]}, r"schedules\[0\]=.* mapping with cron"),
+    ({"schedules": [ONE | {"when": 1}]}, "no argument 'when'"),
+    ({"schedules": [ONE, {"cron": "0 3 * *"}]}, r"schedules\[1\]: .*five fields"),
+    ({"schedules": [ONE | {"tz": "Mars/Sea"}]}, "is no time zone"),
+    ({"schedules": [ONE | {"idle_for": "soon"}]}, "idle_for='soon' must be a duration"),
+    ({"schedules": [ONE | {"expires": "2000 days"}]}, "must be at most a year"),
+    ({"schedules": [ONE | {"if_needed": "leak"}]}, "must be True or False"),
+    ({"schedules": [ONE | {"workers": "w"}]}, "must be a list"),
+    ({"schedules": [ONE | {"wait": -1}]}, "wait=-1 must be a duration"),
+    ({"schedules": [ONE | {"reason": ""}]}, "must be a text"),
+    ({"schedules": [{"cron": "0 0 30 2 *"}]}, "cron='0 0 30 2"),
+    ({"audit": 5}, "must be the path of a file"),
+    ({"audit": "/nowhere/audit.jsonl"}, "'/nowhere/audit.jsonl' cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), WRONG)
+def test_wrong_settings(settings: dict[str, Any], text: str) -> None:
+    """All values are checked when a scheduler starts."""
     with (
         dask.config.set({"clustertune": settings}),
         pytest.raises(ValueError, match=text),
     ):
-        preload.configured_schedules()
+        preload.check_settings()
+
+
+@pytest.mark.parametrize("number", [2, 3, 13])
+def test_a_scheduler_with_a_wrong_setting(tmp_path: Path, number: int) -> None:
+    """It does not start; the last line has the reason, and no traceback."""
+    settings, text = WRONG[number]
+    (port,) = free_ports(1)
+    (tmp_path / "dask.yaml").write_text(yaml.safe_dump({"clustertune": settings}))
+    done = subprocess.run(
+        command(port, 0),
+        env=os.environ | {"DASK_CONFIG": str(tmp_path / "dask.yaml")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    lines = [x for x in done.stderr.splitlines() if "clustertune.preload: " in x]
+    assert len(lines) == 1
+    assert re.search(text, lines[0])
+
+
+def test_a_time_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart each year expires after its next time, at any time of the year."""
+    monkeypatch.setattr(preload, "time", lambda: 0.0)
+    yearly = {"cron": "0 0 1 7 *", "tz": "UTC", "expires": "2 days"}
+    with dask.config.set({"clustertune.schedules": [yearly]}):
+        assert preload.configured_schedules() == [{"reason": preload.REASON, **yearly}]
+    assert preload._expires(yearly, 0.0) == (181 + 2) * 86400
+    assert preload._expires(yearly, 180 * 86400.0) == 2 * 86400
+
+
+def test_the_audit_file_is_rotated(tmp_path: Path) -> None:
+    """Lines go to the new file of that name, as after ``logrotate``."""
+    file, former = tmp_path / "audit.jsonl", list(telemetry.audit_logger.handlers)
+    with dask.config.set({"clustertune.audit": str(file)}):
+        preload.check_settings()
+        preload.check_settings()  # a second scheduler in this process
+    try:
+        telemetry.audit_logger.info("one")
+        file.rename(tmp_path / "audit.jsonl.1")
+        telemetry.audit_logger.info("two")
+        assert (tmp_path / "audit.jsonl.1").read_text() == "one\n"
+        assert file.read_text() == "two\n"
+    finally:
+        for handler in set(telemetry.audit_logger.handlers) - set(former):
+            telemetry.audit_logger.removeHandler(handler)
+            handler.close()
 
 
 def test_lines_of_any_event() -> None:
@@ -205,9 +330,9 @@ def test_alerts_and_panels(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         until(lambda: "ClustertuneLostKeys" in firing(api))
         panels = json.loads((ROOT / "docs/metrics/grafana.json").read_text())["panels"]
-        empty = {"Growth of unmanaged memory in the last run"}  # there were no two runs
+        empty = {"Growth of unmanaged memory with each run"}  # there were no two runs
         for panel in panels:
-            expression = panel["targets"][0]["expr"]
-            if panel["title"] not in empty:
+            for target in () if panel["title"] in empty else panel["targets"]:
+                expression = target["expr"]
                 assert until(lambda e=expression: query(api, e)), panel["title"]
         del lost

@@ -15,13 +15,14 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import yaml
 from distributed import Client, LocalCluster, wait
 from distributed.security import Security
 
 import clustertune
 from clustertune.cli import COMMANDS
 from tests.certificates import Authority
-from tests.processes import workers_of
+from tests.processes import free_ports, process, until, workers_of
 from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 #: what is typed before options and address; without --yes, a cluster stays as it is
@@ -160,3 +161,33 @@ def test_a_worker_that_is_alone(authority: Authority) -> None:
         assert all(address.startswith("tls://") for address in after)
         for i, values in enumerate(client.gather(kept)):
             np.testing.assert_array_equal(values, np.arange(9) + i)
+
+
+def test_configured_schedules(authority: Authority, tmp_path: Path) -> None:
+    """A scheduler that got its files by options makes them with these files."""
+    (port,) = free_ports(1)
+    address = f"tls://127.0.0.1:{port}"
+    settings = {"clustertune": {"schedules": [{"cron": "0 3 * * *"}]}}
+    (tmp_path / "dask.yaml").write_text(yaml.safe_dump(settings))
+
+    def files(role: str) -> list[str]:
+        certificate, key = authority.issue(role)
+        named = ["--tls-ca-file", authority.file, "--tls-cert", certificate]
+        return [*named, "--tls-key", key]
+
+    dask_ = (sys.executable, "-m", "dask")
+    with (
+        process(
+            *dask_, "scheduler", "--host", address, "--dashboard-address",
+            "127.0.0.1:0", "--preload", "clustertune.preload", *files("scheduler"),
+            DASK_CONFIG=str(tmp_path / "dask.yaml"),
+        ),
+        process(
+            *dask_, "worker", address, "--nthreads", "1", "--memory-limit", "1GiB",
+            "--no-dashboard", "--local-directory", str(tmp_path), *files("worker"),
+        ),
+        Client(address, security=shown(authority), timeout=30) as client,
+    ):  # fmt: skip
+        (made,) = until(lambda: clustertune.schedules(client))
+        assert made.state == "waiting"
+        assert made.instants

@@ -8,7 +8,7 @@ never happen. Then the scheduler waits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from time import monotonic
@@ -120,26 +120,21 @@ def schedule_restart(
     >>> clustertune.schedule_restart(                           # doctest: +SKIP
     ...     client, cron="0 3 * * *", expires="2 days")
     """
-    lifetime = arguments.duration("expires", expires)
-    if lifetime > MAX_EXPIRES:
-        raise ValueError(f"expires={expires!r} must be at most a year")
     given = inputs.of_rows(collections)
     check_client(client, given)
-    request = _Request(
-        client=client,
-        given=given,
-        idle_for=arguments.duration("idle_for", idle_for),
+    options = Options.of(
+        idle_for=idle_for,
         cron=cron,
-        zone=_zone(cron, tz),
-        if_needed=arguments.flag("if_needed", if_needed),
-        lifetime=lifetime,
-        workers=arguments.names("workers", workers),
-        reason=_reason(reason),
-        wait=arguments.duration("wait", wait),
-        dry_run=arguments.flag("dry_run", dry_run),
-        timeout=arguments.duration("timeout", timeout),
+        tz=tz,
+        if_needed=if_needed,
+        expires=expires,
+        workers=workers,
+        reason=reason,
+        wait=wait,
+        dry_run=dry_run,
+        timeout=timeout,
     )
-    found: Schedule = sync(client, _schedule, request)
+    found: Schedule = sync(client, _schedule, client, given, options)
     return found
 
 
@@ -171,11 +166,9 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
-    """A call with checked arguments."""
+class Options:
+    """Checked arguments of :func:`schedule_restart`."""
 
-    client: Client
-    given: inputs.Inputs
     idle_for: float
     cron: str | None
     zone: tzinfo
@@ -187,30 +180,64 @@ class _Request:
     dry_run: bool
     timeout: float
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        cron: str | None = None,
+        tz: str | None = None,
+        expires: str | float = "12h",
+        reason: object = None,
+        **others: Any,
+    ) -> Options:
+        """Check the arguments; raise TypeError or ValueError for a wrong one.
 
-def _zone(cron: str | None, tz: str | None) -> tzinfo:
-    """Check both arguments. The times follow when the scheduler's clock is known."""
-    if cron is None and tz is not None:
-        raise TypeError("tz is the time zone of cron: give cron, too")
-    zone = triggers.zone(tz)
-    if cron is not None:
-        triggers.cron_times(cron, zone, 0.0, 0.0)
-    return zone
+        The times of ``cron`` follow when the scheduler's clock is known.
+        """
+        if cron is None and tz is not None:
+            raise TypeError("tz is the time zone of cron: give cron, too")
+        zone = triggers.zone(tz)
+        if cron is not None:
+            triggers.cron_times(cron, zone, 0.0, 0.0)
+        lifetime = arguments.duration("expires", expires)
+        if lifetime > MAX_EXPIRES:
+            raise ValueError(f"expires={expires!r} must be at most a year")
+        return cls(
+            cron=cron,
+            zone=zone,
+            lifetime=lifetime,
+            reason=_reason(reason),
+            **{
+                name: check(name, others.get(name, default))
+                for name, (check, default) in _CHECKS.items()
+            },
+        )
+
+    def times(self, now: float, expires: float) -> tuple[float, ...]:
+        """Return the times of ``cron``; raise ValueError if there are none."""
+        if self.cron is None:
+            return ()
+        found = triggers.cron_times(self.cron, self.zone, now, expires)
+        if found:
+            return found
+        later = triggers.next_time(self.cron, self.zone, expires, MAX_EXPIRES)
+        first = f"is {time_text(later, self.zone)}" if later else "is more than a year"
+        raise ValueError(
+            f"cron={self.cron!r} has no time before the restart expires, at "
+            f"{time_text(expires, self.zone)}: its next time {first}"
+            f"{'' if later else ' later'}; give a longer expires"
+        )
 
 
-def _times(request: _Request, now: float, expires: float) -> tuple[float, ...]:
-    cron, zone = request.cron, request.zone
-    if cron is None:
-        return ()
-    found = triggers.cron_times(cron, zone, now, expires)
-    if found:
-        return found
-    later = triggers.cron_times(cron, zone, expires, expires + MAX_EXPIRES)[:1]
-    first = f"is {time_text(later[0], zone)}" if later else "is more than a year later"
-    raise ValueError(
-        f"cron={cron!r} has no time before the restart expires, at "
-        f"{time_text(expires, zone)}: its next time {first}; give a longer expires"
-    )
+#: how other arguments are checked, and their defaults
+_CHECKS: Mapping[str, tuple[Callable[[str, Any], Any], Any]] = {
+    "idle_for": (arguments.duration, "30s"),
+    "if_needed": (arguments.flag, False),
+    "workers": (arguments.names, None),
+    "wait": (arguments.duration, "10s"),
+    "dry_run": (arguments.flag, False),
+    "timeout": (arguments.duration, "1 minute"),
+}
 
 
 def _reason(reason: object) -> str | None:
@@ -225,64 +252,71 @@ def _reason(reason: object) -> str | None:
     )
 
 
-async def _schedule(request: _Request) -> Schedule:
+async def _schedule(client: Client, given: inputs.Inputs, options: Options) -> Schedule:
     try:
-        return await asyncio.wait_for(_send(request), request.timeout)
+        work = _send(client, given, options)
+        return await asyncio.wait_for(work, options.timeout)
     except asyncio.TimeoutError:
         raise TimedOutError(
-            f"the restart was not scheduled within {seconds_text(request.timeout)}; "
+            f"the restart was not scheduled within {seconds_text(options.timeout)}; "
             "see what blocks the scheduler, or give a longer timeout"
         ) from None
 
 
-async def _send(request: _Request) -> Schedule:
-    end = monotonic() + request.timeout
+async def _send(client: Client, given: inputs.Inputs, options: Options) -> Schedule:
+    end = monotonic() + options.timeout
     cluster = LiveCluster(
-        request.client,
-        request.given,
+        client,
+        given,
         Goal(workload=libraries.choose(None)),
         lambda: end - monotonic(),
         options=LookOptions(held_data=True, least_memory=True, read_spilled=False),
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    expires = view.now.time + request.lifetime
-    times = _times(request, view.now.time, expires)
+    expires = view.now.time + options.lifetime
+    times = options.times(view.now.time, expires)
     ids = None
-    if request.workers is not None:
-        ids = tuple(sorted(ids_of(request.workers, view), key=str))
+    if options.workers is not None:
+        ids = tuple(sorted(ids_of(options.workers, view), key=str))
     notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
-    if request.dry_run:
+    if options.dry_run:
         return Schedule(
             id="",
             state="planned",
-            idle_for=request.idle_for,
+            idle_for=options.idle_for,
             expires=expires,
             instants=times,
-            if_needed=request.if_needed,
+            if_needed=options.if_needed,
             workers=ids,
-            reason=request.reason,
+            reason=options.reason,
             notes=notes,
         )
-    terms = _terms(request, view, ids) | {"instants": list(times), "expires": expires}
-    answer = (await monitor.ask(request.client, "schedules", add=terms))["one"]
+    terms = _terms(client, options, view, ids) | {
+        "instants": list(times),
+        "expires": expires,
+    }
+    answer = (await monitor.ask(client, "schedules", add=terms))["one"]
     if "refused" in answer:
         raise RefusedError(answer["refused"])
-    return schedule.read(answer, request.client, notes)
+    return schedule.read(answer, client, notes)
 
 
 def _terms(
-    request: _Request, view: View, ids: tuple[str | int, ...] | None
+    client: Client,
+    options: Options,
+    view: View,
+    ids: tuple[str | int, ...] | None,
 ) -> dict[str, Any]:
     """Return the request as plain values, with code for approved nannies."""
-    approved = monitor.known(request.client).addresses
+    approved = monitor.known(client).addresses
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     least = float(checks.setting("memory_growth", "min_fraction"))
     return {
-        "owner": request.client.id,
-        "reason": request.reason,
-        "idle_for": request.idle_for,
-        "if_needed": least if request.if_needed else None,
+        "owner": client.id,
+        "reason": options.reason,
+        "idle_for": options.idle_for,
+        "if_needed": least if options.if_needed else None,
         "workers": None if ids is None else list(ids),
         "collections": [keys.pack(names) for names in layouts],
         # pairs, because ids may be numbers, and msgpack's maps need text
@@ -291,7 +325,7 @@ def _terms(
             w.nanny for w in view.now.workers if w.nanny and w.address in approved
         ],
         "parking": ship.pickled(park.act),
-        "wait": request.wait,
+        "wait": options.wait,
         "timeout": restarting.TIMEOUT,
     }
 

@@ -9,6 +9,7 @@ minute or the hour begins with ``*``, times follow the elapsed time.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from itertools import islice, takewhile
 from pathlib import Path
@@ -27,6 +28,25 @@ def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, 
     Times are epoch seconds. Raise ValueError if the expression is invalid, or has more
     than 10,000 times.
     """
+    stamps = takewhile(lambda t: t <= end, _stamps(cron, tz, start))
+    # several times are the same moment if clocks skip an hour
+    found = sorted({t for t in islice(stamps, MAX_TIMES + 1) if t > start})
+    if len(found) > MAX_TIMES:
+        raise ValueError(
+            f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
+            "fewer times, or a shorter expires"
+        )
+    return tuple(found)
+
+
+def next_time(cron: str, tz: tzinfo, start: float, seconds: float) -> float | None:
+    """Return the first time within some seconds after ``start``, or None."""
+    first = next((t for t in _stamps(cron, tz, start) if t > start), None)
+    return first if first is not None and first <= start + seconds else None
+
+
+def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
+    """Return the times after ``start``, without an end; a time may come twice."""
     fields = cron.split() if isinstance(cron, str) else []
     if len(fields) != 5:
         raise ValueError(
@@ -40,15 +60,7 @@ def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, 
             f"cron={cron!r} cannot be read ({str(error).lower()}); it must be like "
             f"{EXAMPLE}"
         ) from error
-    stamps = takewhile(lambda t: t <= end, (tick.timestamp() for tick in ticks))
-    # several times are the same moment if clocks skip an hour
-    found = sorted({t for t in islice(stamps, MAX_TIMES + 1) if t > start})
-    if len(found) > MAX_TIMES:
-        raise ValueError(
-            f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
-            "fewer times, or a shorter expires"
-        )
-    return tuple(found)
+    return (tick.timestamp() for tick in ticks)
 
 
 def zone(name: str | None) -> tzinfo:

@@ -36,6 +36,7 @@ PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at workers that cannot be restarted yet
 MAX_WAITING = 20
 MAX_ENDED = 20
+MAX_TEXT = 500  # characters of a problem
 MAX_NAMED = 3  # workers in a text
 NO_NANNY = "it has no nanny that could start it again"
 
@@ -50,6 +51,8 @@ class ScheduleRunner:
         self.plugin = plugin
         self.scheduler = plugin.scheduler
         self.kept: dict[str, Schedule] = {}
+        #: schedules of the scheduler's configuration that could not be added yet
+        self.refused: dict[str, Schedule] = {}
         self.task: asyncio.Task[None] | None = None
         self.idle_since = time()
         self.seen = -1  # transitions of tasks
@@ -79,8 +82,23 @@ class ScheduleRunner:
             self.task = asyncio.ensure_future(self._watch())
         return self.kept[name].describe(now)
 
+    def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
+        """List a schedule of the configuration; return whether the problem is new."""
+        nothing: dict[str, Any] = {"instants": [], "lines": [], "if_needed": None}
+        schedule = Schedule(name, nothing | dict(terms), time())
+        schedule.state = "refused"
+        schedule.waits = {"for": "refused", "text": problem[:MAX_TEXT]}
+        known = self.refused.get(name)
+        if known is not None and known.waits == schedule.waits:
+            return False
+        self.refused[name] = schedule
+        self._log(schedule, "refused", {"problem": problem[:MAX_TEXT]})
+        return True
+
     def listed(self) -> list[dict[str, Any]]:
-        return [s.describe(time()) for s in self.kept.values()]
+        """Return waiting, running and ended schedules, and refused ones first."""
+        every = [*self.refused.values(), *self.kept.values()]
+        return [s.describe(time()) for s in every]
 
     def cancel(self, name: str) -> dict[str, Any] | None:
         """Cancel a schedule: at once, or after the current worker."""
@@ -349,7 +367,7 @@ class ScheduleRunner:
         result = {
             "time": now,
             "outcome": outcome,
-            "problem": problem[:500],
+            "problem": problem[:MAX_TEXT],
             "restarted": [turn["worker"] for turn in turns if turn["address"]],
             "left": list(schedule.left or ()),
             "keys": sum(turn["keys"] for turn in turns),

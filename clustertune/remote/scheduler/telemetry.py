@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import product
+from time import time
 from typing import Any
 
 from clustertune.remote.scheduler.lease import TOPIC
@@ -43,7 +44,8 @@ ACTIONS = frozenset((
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
 OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))
 SEVERITIES = ("critical", "warning", "info", "unknown")
-SCHEDULES = ("waiting", "running", "done", "failed", "expired", "cancelled")
+SCHEDULES = ("waiting", "running", "refused", "failed")
+RECENT = 3600.0  # seconds for which a failed schedule counts
 CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
 MAX_CHECKS = 100
 MAX_STEPS = 1000  # of one event
@@ -66,7 +68,7 @@ GAUGES = {
     "findings_timestamp_seconds": "Time of the last checks; 0 before the first ones",
     "holds": "Holds that protect workers during a fit",
     "lease": "1 while an operation changes the cluster",
-    "schedules": "Scheduled restarts, by state",
+    "schedules": "Scheduled restarts, by state; failed ones for an hour",
     "imbalance_ratio": (
         "Rows of the fullest worker as a multiple of its share, in the training data "
         "of the last operation"
@@ -183,7 +185,9 @@ class Metrics:
 
     def _gauges(self) -> dict[str, Values]:
         plugin = self.plugin
-        states = Counter(schedule["state"] for schedule in plugin.schedules.listed())
+        schedules, since = plugin.schedules, time() - RECENT
+        every = (*schedules.refused.values(), *schedules.kept.values())
+        states = Counter(s.state for s in every if not s.ended or s.ended_at > since)
         growths = growth(plugin.runs.kept).values()
         return {
             "findings": self._findings(),
