@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 
 from clustertune import actions
-from clustertune.operations.playbooks import schema
+from clustertune.operations.playbooks.reading import ACTIONS
 from clustertune.planner.plan import PHASES
 
 ROOT = Path(__file__).parents[1]
@@ -63,8 +63,7 @@ def _takers(name: str) -> str:
     prepares = name in PHASES
     takers = ["`prepare`"] * prepares
     takers += [CALLS[name]] if name in CALLS else []
-    known = schema.own_actions()
-    return ", ".join(takers + [f"playbooks (`do: {name}`)"] * (name in known))
+    return ", ".join(takers + [f"playbooks (`do: {name}`)"] * (name in ACTIONS))
 
 
 FILES = {"docs/actions.md": page}

@@ -20,7 +20,6 @@ MAKERS = (
     "make_checks",
     "make_cli",
     "make_config",
-    "make_playbooks",
     "make_workloads",
 )
 FILES = {

@@ -130,9 +130,7 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
             report = clustertune.restart_workers(client, if_needed=True)
             refuse_rows(report, 2)
         else:
-            played = clustertune.run_playbook(
-                client, how, settings={"holds": "1s", "settle": "1s"}
-            )
+            played = clustertune.run_playbook(client, how)
             assert played.status == "done", str(played)
             (report,) = [s.report for s in played.steps if s.report and s.report.memory]
             refuse_rows(report)

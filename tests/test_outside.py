@@ -1,4 +1,4 @@
-"""A check, an action, a workload, an adapter and a playbook of another package.
+"""A check, a workload, an adapter and a playbook of another package.
 
 The package is that of docs/contributing.md, as it is printed there.
 """
@@ -19,12 +19,9 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune import actions, checks
 from clustertune.core import plugins
-from clustertune.core.model import Drop, Price, Restart, Severity, Step
-from clustertune.errors import PlaybookError, RefusedError
+from clustertune.core.model import Severity
 from clustertune.integrations import libraries, managers
 from clustertune.integrations.libraries import FitInputs, Rows
-from clustertune.operations.playbooks.library import load
-from clustertune.operations.playbooks.playbook import Limits
 from tests.builders import view, worker
 from tests.pages import DOCS, blocks
 
@@ -42,7 +39,7 @@ class FarmCluster(LocalCluster):
     waiting = 3
 '''
 CACHES = (
-    actions.available, actions.others, managers.available, checks.available,
+    actions.available, managers.available, checks.available,
     libraries.available,
 )  # fmt: skip
 
@@ -147,92 +144,16 @@ TWO = [("127.0.0.1", 1)] * 2
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
 async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
-    """It runs its action if its check has a finding, and reports it."""
+    """It trims if its check has a finding, and reports it."""
     with dask.config.set({"clustertune.playbooks": str(ours)}):
-        rest = {"settle": "0s"}
         planned = await clustertune.run_playbook(
             c, "our-night", dry_run=True, progress=False
         )
         assert planned.status == "planned"
-        done = await clustertune.run_playbook(
-            c, "our-night", settings=rest, progress=False
-        )
+        done = await clustertune.run_playbook(c, "our-night", progress=False)
     assert [step.status for step in done.steps] == ["done", "checked"]
     (step,) = done.steps[0].report.steps
-    assert (step.action, step.status) == ("trim_small", "done")
-    events = [event for _, event in await c.get_events("clustertune")]
-    assert [e["action"] for e in events if "by" in e] == ["trim_small"]
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
-async def test_an_action_that_fails(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
-    """Any error of its code gives a failed step; other steps are done."""
-    path = ours / "our-night.yaml"
-    path.write_text(path.read_text() + "on_failure: continue\n")
-    module: Any = actions.others()["trim_small"]
-    module.propose = lambda findings, view: [1 / 0]
-    rest = {"settle": "0s"}
-    done = await clustertune.run_playbook(c, path, settings=rest, progress=False)
-    assert [step.status for step in done.steps] == ["failed", "checked"]
-    assert "the action trim_small failed: ZeroDivisionError" in done.steps[0].reason
-
-
-def test_what_a_playbook_may_ask_of_it(ours: Path) -> None:
-    """Playbooks may limit its time, and nothing else."""
-    head = "version: 1\nname: p\nsteps:\n  - do: trim_small\n"
-    read = load(head + "    with: {timeout: 1m}\n", "p.yaml")
-    assert read.steps[0].options == {"timeout": 60.0}
-    with pytest.raises(PlaybookError, match="unknown key 'workers'; choose from: time"):
-        load(head + "    with: {workers: [1]}\n", "p.yaml")
-    with pytest.raises(PlaybookError, match="did you mean trim_small"):
-        load(head.replace("small", "smal"), "p.yaml")
-
-
-def away(*ids: int, **fields: Any) -> list[Step]:
-    """Return steps that restart workers at the same time."""
-    addresses = tuple(f"tcp://127.0.0.1/{id}" for id in ids)
-    args = [
-        Restart(
-            id=id, address=own, process_limits={}, wait=1,
-            concurrent=tuple(a for a in addresses if a != own), **fields,
-        )
-        for id, own in zip(ids, addresses, strict=True)
-    ]  # fmt: skip
-    price = Price(nbytes=0)
-    return [Step(action="ours", summary="", price=price, args=a) for a in args]
-
-
-@pytest.mark.parametrize(
-    ("steps", "limits", "allowed"),
-    [
-        ([], {"minimum_workers": 4}, True),
-        ([*away(0), *away(1)], {}, True),  # one after the other
-        (away(0, 1), {"disrupted_workers": 2}, True),
-        (away(0, 1), {"disrupted_workers": 2, "minimum_workers": 2}, True),
-        (away(0, 1), {}, False),
-        (away(0, 1), {"disrupted_workers": 2, "minimum_workers": 3}, False),
-        (away(0), {"minimum_workers": 4}, False),
-        ([*away(0, retire=True), *away(1, retire=True)], {}, False),
-    ],
-)
-def test_limits_hold_for_its_steps(steps: Any, limits: Any, allowed: bool) -> None:
-    """Limits apply to restarted and to closed workers."""
-    now = view([worker(i) for i in range(4)]).now
-    if allowed:
-        Limits(**limits).refuse_beyond(now, steps)
-    else:
-        with pytest.raises(RefusedError, match="nothing was touched"):
-            Limits(**limits).refuse_beyond(now, steps)
-
-
-def test_limits_hold_where_all_are_dropped() -> None:
-    """All workers are away in that case."""
-    now = view([worker(i) for i in range(2)]).now
-    args = Drop(workers={w.address: w.id for w in now.workers}, wait=1)
-    step = Step(action="o", summary="", price=Price(nbytes=0), args=args)
-    Limits(disrupted_workers=2).refuse_beyond(now, [step])
-    with pytest.raises(RefusedError, match="2 workers would be away"):
-        Limits().refuse_beyond(now, [step])
+    assert (step.action, step.status) == ("trim", "done")
 
 
 def test_none_of_it_takes_the_place_of_ours(
@@ -242,7 +163,7 @@ def test_none_of_it_takes_the_place_of_ours(
     nothing.
     """
     (tmp_path / "ours.py").write_text("raise RuntimeError('not today')")
-    groups = ("checks", "actions", "workloads", "adapters")
+    groups = ("checks", "workloads", "adapters")
     entries = {f"clustertune.{g}": {"trim": "json", "bad": "ours"} for g in groups}
     entries["clustertune.adapters"] = {"jobqueue": "json", "bad": "ours"}
     del entries["clustertune.workloads"]["trim"]
@@ -253,7 +174,6 @@ def test_none_of_it_takes_the_place_of_ours(
         with caplog.at_level(logging.WARNING, "clustertune"):
             assert dict(plugins.of("workloads")) == {}
             assert actions.available()["trim"].__name__ == "clustertune.actions.trim"
-            assert not actions.others()
             assert list(managers.available())[-1] == "spec_cluster"
             jobqueue: Any = managers.available()["jobqueue"]
             assert jobqueue.__name__ == "clustertune.integrations.managers.jobqueue"

@@ -23,7 +23,7 @@ from distributed import Client, LocalCluster, Security, wait
 
 import clustertune
 from clustertune.cli import main
-from clustertune.operations.playbooks import library
+from clustertune.operations.playbooks import reading
 from tests.pages import DOCS, PAGES, blocks, commands
 from tests.processes import workers_of
 
@@ -44,7 +44,7 @@ def read_python(code: str) -> None:
 def read_yaml(code: str) -> None:
     data = yaml.safe_load(code)
     if "steps" in data and not re.search("trim_small", code):
-        library.load(code, "the page")
+        reading.load(code, "the page")
 
 
 def nothing(code: str) -> None:

@@ -2,10 +2,6 @@
 
 ``propose(findings, view) -> steps`` is pure. ``enact(step, cluster, notify) -> Result``
 carries out one step, and acts only through the port ``cluster``.
-
-Other packages add actions through the entry point group ``clustertune.actions``: the
-name of the action, and its module. Playbooks can use them (``do: NAME``), ``prepare``
-cannot.
 """
 
 from __future__ import annotations
@@ -15,21 +11,17 @@ import pkgutil
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 
-from clustertune.core import plugins
 from clustertune.core.model import Action, Cluster, Notify, Result, Step, View
 
 
 @cache
 def available() -> Mapping[str, Action]:
     """Every action by name."""
-    return dict(sorted({**others(), **_own()}.items()))
-
-
-@cache
-def others() -> Mapping[str, Action]:
-    """Actions of other packages by name; they cannot replace an action of ours."""
-    found = plugins.of("actions")
-    return {name: found[name] for name in found.keys() - _own().keys()}
+    return {
+        info.name: importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+        if not info.ispkg  # the live cluster
+    }
 
 
 def by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]:
@@ -46,11 +38,3 @@ def needless(step: Step, view: View) -> str:
     """Why a step is not needed any more; empty if it is or may be."""
     decide = getattr(available().get(step.action), "needless", None)
     return decide(step, view) if decide else ""
-
-
-def _own() -> Mapping[str, Action]:
-    return {
-        info.name: importlib.import_module(f"{__name__}.{info.name}")
-        for info in pkgutil.iter_modules(__path__)
-        if not info.ispkg  # the live cluster
-    }

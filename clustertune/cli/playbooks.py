@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,11 @@ from clustertune.cli.options import (
     PROBLEMS,
     Consent,
     Target,
-    checked,
     cluster_options,
     command,
     estimator_option,
     fail_on_option,
     format_option,
-    pairs,
     usage_errors,
     with_consent,
     with_options,
@@ -36,7 +33,7 @@ from clustertune.errors import PlaybookError
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.operations.playbooks.playbook import PlaybookResult
+    from clustertune.operations.playbooks.results import PlaybookResult
 
 
 @contextmanager
@@ -53,7 +50,7 @@ def _usage_errors() -> Iterator[None]:
 @command(
     "clustertune run --list",
     "clustertune run observe tcp://10.0.0.5:8786",
-    "clustertune run between-runs --set disrupted_workers=2 --yes",
+    "clustertune run between-runs --yes",
     "clustertune run ./nightly.yaml --dry-run -f json",
     "clustertune run --show between-runs > nightly.yaml",
     "clustertune run --lint nightly.yaml",
@@ -66,10 +63,6 @@ def _usage_errors() -> Iterator[None]:
     click.option("--show", is_flag=True, help="Print the text of PLAYBOOK."),
     click.option("--lint", is_flag=True, help="Check PLAYBOOK without a cluster, and "
         "print all problems with file and line. Exit with code 1 if there is one."),
-    click.option("--set", "values", multiple=True, metavar="KEY=VALUE",
-        callback=checked(partial(pairs, form="KEY=VALUE")),
-        help="Replace a value of the playbook, like n_workers=2 or steps[1].holds=5m. "
-        "Repeat for several values."),
     estimator_option("Name the kind of estimator, like xgboost."),
     fail_on_option("critical", "Exit with code 1 if the last checks find at least this "
         "severity."),
@@ -82,7 +75,6 @@ def run(
     listing: bool,
     show: bool,
     lint: bool,
-    values: Mapping[str, str],
     estimator: str | None,
     fail_on: Severity | None,
     consent: Consent,
@@ -105,29 +97,28 @@ def run(
     elif lint:
         _lint(playbook, form)
     else:
-        _run(target, playbook, values, estimator, form, fail_on, consent)
+        _run(target, playbook, estimator, form, fail_on, consent)
 
 
 def _run(
     target: Target,
     playbook: str,
-    values: Mapping[str, str],
     estimator: str | None,
     form: str,
     fail_on: Severity | None,
     consent: Consent,
 ) -> None:
-    from clustertune.operations.playbooks import library, running
+    from clustertune.operations.playbooks import reading, running
 
     with _usage_errors():
-        read = library.read(playbook, values)
-        running.refuse_without_data(read, None)
+        read = reading.read(playbook)
+        running.refuse_without_data(read)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
-        # in the client's event loop this returns an awaitable
-        call: Any = running.run_playbook_read
-        result: PlaybookResult = await call(client, read, estimator=estimator, **how)
-        return result.with_commands(target.words)
+        own = running.PlaybookRun(
+            client=client, playbook=read, estimator=estimator, **how
+        )
+        return (await own.run()).with_commands(target.words)
 
     if read.acts:
         consent.refuse_without_terminal()
@@ -153,27 +144,27 @@ def _list(form: str) -> None:
 
 def _described(name: str, path: Path) -> dict[str, str]:
     """A row of the list; for a bad playbook, its first mistake."""
-    from clustertune.operations.playbooks import library
+    from clustertune.operations.playbooks import reading
 
     try:
-        text = library.read(path).description
+        text = reading.read(path).description
     except ValueError as error:
         text = f"cannot be used: {str(error).partition(chr(10))[0]}"
     return {"name": name, "text": text, "file": printable(str(path))}
 
 
 def _show(playbook: str) -> None:
-    from clustertune.operations.playbooks import library
+    from clustertune.operations.playbooks import reading
 
     with _usage_errors():
-        click.echo(library.text_of(playbook), nl=False)
+        click.echo(reading.text_of(playbook), nl=False)
 
 
 def _lint(playbook: str, form: str) -> None:
     """Print all problems of a playbook, and exit with 1 if there is one."""
-    from clustertune.operations.playbooks import library
+    from clustertune.operations.playbooks import reading
 
-    found = library.problems(playbook)
+    found = reading.problems(playbook)
     text = "\n".join(
         [*found, f"{printable(playbook)}: {plural(len(found), 'problem')}"]
     )

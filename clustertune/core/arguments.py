@@ -21,9 +21,14 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 T = TypeVar("T")
 
+MAX_SHOWN = 200  # characters of a wrong value
+
 
 def _wrong(name: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{name}={value!r} must be {allowed}")
+    shown = repr(value)
+    if len(shown) > MAX_SHOWN:
+        shown = f"{shown[:MAX_SHOWN]}..."
+    return ValueError(f"{name}={shown} must be {allowed}")
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -1,36 +1,34 @@
 """Carry out playbooks, step by step.
 
 A step runs checks, or calls a public operation if its condition is met. So a step can
-do no more than a user, and all guards apply. The result names the outcome of each step.
+do no more than a user, and all guards apply. The result has the outcome of each step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from distributed import Client
 
-from clustertune import actions, checks
-from clustertune.actions.cluster.live import LookOptions, ids_of
+from clustertune.actions.cluster.live import ids_of
 from clustertune.collections import inputs
-from clustertune.core import arguments, model
-from clustertune.core.model import Finding, Goal, Notify, Snapshot, View
+from clustertune.core import arguments
+from clustertune.core.model import Finding, Goal, Notify, Severity, Snapshot, View
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, acted
-from clustertune.core.wording import printable, seconds_text
+from clustertune.core.report import Report, acted, is_refused
+from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import (
     REFUSALS,
     ClustertuneError,
     ConnectionLostError,
     RefusedError,
-    TimedOutError,
 )
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
@@ -38,46 +36,43 @@ from clustertune.monitor.connection import sync
 from clustertune.operations import release, workers
 from clustertune.operations.call import assigned, check_client, permitted_phases
 from clustertune.operations.check import CheckRequest, diagnose
-from clustertune.operations.playbooks import library
-from clustertune.operations.playbooks.playbook import (
-    BAD,
+from clustertune.operations.playbooks import reading
+from clustertune.operations.playbooks.reading import (
     GIVEN,
     NAMED,
-    Id,
+    ON_DATA,
+    Limits,
     Playbook,
-    PlaybookResult,
     Step,
-    StepResult,
-    failure_of,
-    planned_of,
-    status_of,
 )
-from clustertune.operations.playbooks.schema import ON_DATA, matching_checks
+from clustertune.operations.playbooks.results import (
+    BAD,
+    PlaybookResult,
+    StepResult,
+    planned_of,
+)
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
-from clustertune.operations.procedure import operate
-from clustertune.operations.watch import Monitor
+from clustertune.planner.machines import shared_hosts
 
 logger = logging.getLogger("clustertune")
 
 READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
-INTERVAL = 5.0  # seconds between two diagnoses, for conditions that need one
-TIMEOUT = 1800.0  # seconds for an action of another package without a timeout
-
-#: the calls of steps that need no data
+INTERVAL = 2.0  # seconds between two looks at a condition that must last
+#: public calls by action, besides ``prepare`` and ``release_data``
 CALLS: Mapping[str, Any] = {
     "merge": workers.merge_workers,
-    "release": release.release_data,
     "resize": workers.resize_workers,
     "restart": workers.restart_workers,
     "scale": workers.scale,
     "trim": workers.trim_memory,
 }
+
 _LOST = "the cluster is lost"
 _ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
+_UNDONE = ("skipped", "partly", "failed", "refused")  # statuses of steps of an action
 
-
-# --- public calls ---------------------------------------------------------------------
+Id = str | int
 
 
 def run_playbook(
@@ -92,7 +87,6 @@ def run_playbook(
     init_score: Any = None,
     eval_set: Any = None,
     estimator: object = None,
-    settings: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
 ) -> Any:
@@ -109,9 +103,6 @@ def run_playbook(
         ``load``, ``rechunk``, ``rebalance`` and ``release`` act on it.
     estimator
         The model, as for :func:`clustertune.prepare`.
-    settings
-        Values that replace those of the file, by key: ``{"n_workers": 2}``. If several
-        steps have the key, give its path: ``{"steps[2].with.timeout": "5m"}``.
     dry_run
         Change nothing; check each condition once, and plan each step.
 
@@ -136,7 +127,7 @@ def run_playbook(
     ...     client, "before-training", X, y)
     >>> model.fit(result.X, result.y)                              # doctest: +SKIP
     """
-    given = {
+    data = {
         "X": X,
         "y": y,
         "sample_weight": sample_weight,
@@ -145,100 +136,60 @@ def run_playbook(
         "init_score": init_score,
         "eval_set": eval_set,
     }
-    check_client(client, inputs.gather(**given, optional=True))
-    job = PlaybookRun(
+    check_client(client, inputs.gather(**data, optional=True))
+    run = PlaybookRun(
         client=client,
-        playbook=library.read(playbook, settings),
-        data=None if X is None else GivenData(client=client, given=given),
+        playbook=reading.read(playbook),
+        data=data,
         estimator=estimator,
-        dry_run=dry_run,
+        dry_run=arguments.flag("dry_run", dry_run),
         progress=progress,
     )
-    return sync(client, job.run)
+    return sync(client, run.run)
 
 
-def run_playbook_read(client: Client, playbook: Playbook, **options: Any) -> Any:
-    """Carry out a playbook that was read before, without data.
-
-    ``options`` are ``estimator``, ``dry_run`` and ``progress``.
-    """
-    return sync(client, PlaybookRun(client=client, playbook=playbook, **options).run)
-
-
-def refuse_without_data(playbook: Playbook, data: object) -> None:
-    """Raise a ValueError for a playbook that needs data if none is given."""
+def refuse_without_data(playbook: Playbook) -> None:
+    """Raise a ValueError for a playbook that needs data."""
     needed = [s.do for s in playbook.steps if s.do in ON_DATA or s.options.get("keep")]
-    if needed and data is None:
+    if needed:
         raise ValueError(
             f"{printable(playbook.name)} is to {', '.join(dict.fromkeys(needed))}, and "
-            "no data is given: give X and y to clustertune.run_playbook"
+            "no data is given: call clustertune.run_playbook(client, "
+            f'"{printable(playbook.name)}", X, y) in Python'
         )
-
-
-# --- data -----------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class GivenData:
-    """Collections of the caller; each call of ``prepare`` replaces them.
-
-    Its asynchronous methods run in the client's event loop. There, functions of
-    clustertune return awaitables.
-    """
-
-    client: Client
-    given: dict[str, Any]  # arguments of ``prepare``
-    prepared: Prepared | None = None
-
-    async def inputs(self) -> inputs.Inputs:
-        return inputs.gather(**self.given)
-
-    async def prepare(self, **options: Any) -> Report:
-        preparing: Any = prepare
-        done: Prepared = await preparing(self.client, **self.given, **options)
-        if not options.get("dry_run"):
-            self.prepared = done
-            self.given = {name: getattr(done, name) for name in self.given}
-        return done.report
-
-    async def release(self, **options: Any) -> Report:
-        every = [x.collection for x in await self.inputs()]
-        releasing: Any = release.release_data
-        report: Report = await releasing(self.client, *every, **options)
-        return report
-
-    def final(self) -> dict[str, Any]:
-        return self.given | {"prepared": self.prepared}
-
-
-# --- the run --------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
 class PlaybookRun:
-    """A playbook in progress. The constructor checks its arguments."""
+    """A playbook in progress.
+
+    Its methods run in the client's event loop. There, public calls return awaitables.
+    """
 
     client: Client
     playbook: Playbook
-    data: GivenData | None = None
+    #: arguments of ``prepare``; each ``prepare`` replaces the collections
+    data: dict[str, Any] = field(default_factory=lambda: {"X": None})
     estimator: object = None
     dry_run: bool = False
     progress: bool | Notify | None = None
+    _prepared: Prepared | None = None
     _unplannable: bool = False  # a dry run planned a step that changes the data
 
     def __post_init__(self) -> None:
-        check_client(self.client)
         self._profile = libraries.choose(self.estimator)
-        refuse_without_data(self.playbook, self.data)
-        arguments.flag("dry_run", self.dry_run)
+        if not self._has_data:
+            refuse_without_data(self.playbook)
         self._shown = Progress(self.progress)
 
+    @property
+    def _has_data(self) -> bool:
+        return self.data.get("X") is not None
+
     async def run(self) -> PlaybookResult:
-        """Carry out all steps, in the client's event loop; bad data raises an error."""
+        """Carry out all steps."""
         start = monotonic()
         results: list[StepResult] = []
-        if self.data is not None:
-            await self.data.inputs()
         stopped = ""
         for i, step in enumerate(self.playbook.steps):
             if stopped:
@@ -248,7 +199,9 @@ class PlaybookRun:
             begun = monotonic()
             result = replace(await self._step(step), seconds=monotonic() - begun)
             results.append(result)
-            if result.status in BAD and self._stops(result):
+            # a lost cluster ends every run; other failures end no dry run
+            stops = self.playbook.on_failure == "stop" and not self.dry_run
+            if result.status in BAD and (stops or result.reason.startswith(_LOST)):
                 stopped = f"steps[{i}] {_ENDS[result.status]}"
             elif result.status in ("done", "left") and step.do:
                 await self._settle(i)
@@ -258,21 +211,15 @@ class PlaybookRun:
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            **({} if self.data is None else self.data.final()),
+            prepared=self._prepared,
+            **self.data,
         )
-
-    def _stops(self, result: StepResult) -> bool:
-        """A lost cluster ends every run; other failures end no dry run."""
-        lost = result.reason.startswith(_LOST)
-        return lost or (self.playbook.on_failure == "stop" and not self.dry_run)
 
     async def _settle(self, i: int) -> None:
         seconds = self.playbook.limits.settle
         if i + 1 < len(self.playbook.steps) and seconds:
             self._shown.notify(f"letting the cluster settle, {seconds_text(seconds)}")
             await asyncio.sleep(seconds)
-
-    # --- one step ---------------------------------------------------------------------
 
     async def _step(self, step: Step) -> StepResult:
         try:
@@ -285,13 +232,20 @@ class PlaybookRun:
             return _result(step, status, reason=str(error), report=error.report)
 
     async def _check(self, step: Step) -> StepResult:
-        names = {n for word in step.check for n in matching_checks(word)}
+        names = {n for word in step.check for n in reading.matching_checks(word)}
         found = tuple(f for f in await self._findings() if f.check in names)
         return _result(step, "checked", checks=tuple(sorted(names)), found=found)
 
     async def _do(self, step: Step) -> StepResult:
-        if (early := self._without_data(step)) is not None:
-            return early
+        needs_data = step.do in ON_DATA or step.do == "release"
+        if needs_data and not self._has_data:
+            if step.do == "release" and not step.options.get("keep"):
+                return _result(step, "skipped", reason="there is no data to release")
+            reason = "an earlier step released the data"
+            return _result(step, "refused", reason=reason)
+        if step.do in ON_DATA and self._unplannable:
+            reason = "this can be planned once the steps before it are done"
+            return _result(step, "planned", reason=reason)
         named, condition, found = await self._condition(step)
         if not named:
             return _result(step, "skipped", reason=condition, found=found)
@@ -308,26 +262,12 @@ class PlaybookRun:
             reason = f"{condition}: {planned_of(report)}"
         return _result(step, status, reason=reason, found=found, report=report)
 
-    def _without_data(self, step: Step) -> StepResult | None:
-        """The result of a step whose data is missing, or is planned only."""
-        if step.do == "release" and self.data is None and not step.options:
-            return _result(step, "skipped", reason="there is no data to release")
-        if self.data is None and (step.do in ON_DATA or "keep" in step.options):
-            return _result(step, "refused", reason="an earlier step released the data")
-        if step.do in ON_DATA and self._unplannable:
-            reason = "this can be planned once the steps before it are done"
-            return _result(step, "planned", reason=reason)
-        return None
-
     # --- conditions -------------------------------------------------------------------
 
     async def _findings(self) -> tuple[Finding, ...]:
-        given = inputs.NOTHING
-        if self.data is not None:
-            given = await self.data.inputs()
         request = CheckRequest(
             client=self.client,
-            given=given,
+            given=inputs.gather(**self.data, optional=True),
             goal=Goal(workload=self._profile),
             workers=None,
             timeout=READ_TIMEOUT,
@@ -345,59 +285,21 @@ class PlaybookRun:
         if not step.when:
             return frozenset((None,)), "", ()
         found = tuple(f for f in await self._findings() if f.check == step.when)
-        names = step.subjects(found)
+        names = subjects(step, found)
         if not names:
-            why = step.unknown(found)
+            unknown = [f.message for f in found if f.severity is Severity.unknown]
             level = f"{step.when} is below {step.at_least}"
-            return names, f"unknown: {why}" if why else level, found
-        reason = ""
+            return names, f"unknown: {unknown[0]}" if unknown else level, found
         if step.holds and self.dry_run:
-            reason = f"if it holds for {seconds_text(step.holds)}"
-        elif step.holds:
-            names = await self._lasting(step, names)
-            if not names:
-                lasted = f"not for {seconds_text(step.holds)}"
-                reason = f"{step.when} was {step.at_least}, but {lasted}"
-        return names, reason, found
-
-    async def _lasting(
-        self, step: Step, names: frozenset[Id | None]
-    ) -> frozenset[Id | None]:
-        """The subjects that the condition names for all of ``holds``."""
+            return names, f"if it holds for {seconds_text(step.holds)}", found
         start = monotonic()
-        async with aclosing(self._observations(step)) as observations:
-            async for found in observations:
-                names &= step.subjects(found)
-                passed = monotonic() - start
-                if not names or passed >= step.holds:
-                    break
-                self._shown.notify(
-                    f"waiting whether {step.when} lasts", passed / step.holds
-                )
-        return names
-
-    async def _observations(
-        self, step: Step
-    ) -> AsyncGenerator[tuple[Finding, ...], None]:
-        """Findings over time: from snapshots, or from diagnoses if those are needed."""
-        async with Monitor(self.client, estimator=self.estimator) as watching:
-            found = checks.run(watching.view, checks.configured())
-            visible = bool(step.subjects(found))
-            snapshots = aiter(watching)
-            while visible:
-                try:
-                    await asyncio.wait_for(anext(snapshots), READ_TIMEOUT)
-                except StopAsyncIteration:
-                    raise ConnectionLostError("the client was closed") from None
-                except asyncio.TimeoutError:
-                    raise TimedOutError(
-                        "the cluster could not be read within "
-                        f"{seconds_text(READ_TIMEOUT)}; see what blocks its scheduler"
-                    ) from None
-                yield checks.run(watching.view, checks.configured())
-        while True:
-            await asyncio.sleep(min(INTERVAL, step.holds))
-            yield await self._findings()
+        while names and (left := start + step.holds - monotonic()) > 0:
+            done = 1 - left / step.holds
+            self._shown.notify(f"waiting whether {step.when} lasts", done)
+            await asyncio.sleep(min(INTERVAL, left))
+            names &= subjects(step, await self._findings())
+        lasted = f"not for {seconds_text(step.holds)}"
+        return names, f"{step.when} was {step.at_least}, but {lasted}", found
 
     # --- actions ----------------------------------------------------------------------
 
@@ -411,70 +313,40 @@ class PlaybookRun:
             ids = ids_of(options.get("workers"), view)
             limits = self.playbook.limits
             if step.do == "merge":
-                limits.refuse_fewer(snapshot, ids)
-            options["max_unavailable"] = limits.max_unavailable(snapshot, ids)
-        if step.do in actions.others():
-            return await self._plugin(step.do, **options)
+                refuse_fewer(limits, snapshot, ids)
+            options["max_unavailable"] = max_unavailable(limits, snapshot, ids)
+        options |= {"dry_run": self.dry_run, "progress": self.progress}
         if step.do in ON_DATA:
             return await self._prepare(step.do, options)
         if step.do == "release":
             return await self._release(options)
-        return await self._call(step.do, **options)
-
-    async def _call(self, verb: str, **options: Any) -> Report:
-        report: Report = await CALLS[verb](self.client, **options, **self._how)
+        report: Report = await CALLS[step.do](self.client, **options)
         return report
 
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {"dry_run": self.dry_run, "progress": self.progress}
-
     async def _prepare(self, phase: str, options: dict[str, Any]) -> Report:
-        assert self.data is not None
         if phase == "load":
             options["persist"] = True
-        options["estimator"] = self.estimator
         with assigned(permitted_phases, frozenset((phase,))):
-            return await self.data.prepare(**options, **self._how)
+            call: Any = prepare
+            done: Prepared = await call(
+                self.client, **self.data, estimator=self.estimator, **options
+            )
+        if not self.dry_run:
+            self._prepared = done
+            self.data = {name: getattr(done, name) for name in self.data}
+        return done.report
 
     async def _release(self, options: dict[str, Any]) -> Report:
-        keep = options.pop("keep", None)
-        if keep is None:
-            assert self.data is not None
-            report = await self.data.release(**options, **self._how)
-            if not self.dry_run:
-                self.data = None
-            return report
-        if keep == GIVEN:
-            assert self.data is not None
-            given = await self.data.inputs()
-            options["keep"] = [x.collection for x in given]
-        return await self._call("release", **options)
-
-    async def _plugin(self, do: str, timeout: float = TIMEOUT) -> Report:
-        """Carry out an action of another package, within the guards and the limits."""
-        found = await self._findings()
-
-        def steps(view: View, *_: object) -> Iterator[model.Step]:
-            proposed = tuple(actions.others()[do].propose(found, view))
-            self.playbook.limits.refuse_beyond(view.now, proposed)
-            yield from proposed
-
-        operating: Any = operate
-        try:
-            report: Report = await operating(
-                self.client,
-                do,
-                steps,
-                timeout=timeout,
-                look=LookOptions(held_data=True),
-                **self._how,
-            )
-        except ClustertuneError:
-            raise
-        except Exception as error:
-            text = printable(repr(error), longest=200)
-            raise ClustertuneError(f"the action {do} failed: {text}") from error
+        given = inputs.gather(**self.data)
+        collections = [x.collection for x in given]
+        keeps = options.pop("keep", None) == GIVEN
+        if keeps:
+            call: Any = release.release_data(self.client, keep=collections, **options)
+        else:
+            call = release.release_data(self.client, *collections, **options)
+        report: Report = await call
+        if not keeps and not self.dry_run:
+            self.data, self._prepared = dict.fromkeys(self.data), None
         return report
 
     async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
@@ -495,3 +367,63 @@ class PlaybookRun:
 
 def _result(step: Step, status: str, **fields: Any) -> StepResult:
     return StepResult(step=str(step), line=step.line, status=status, **fields)
+
+
+# --- decisions (pure) -----------------------------------------------------------------
+
+
+def subjects(step: Step, found: Iterable[Finding]) -> frozenset[Id | None]:
+    """Subjects of the condition; None is the cluster. Empty: it is not met."""
+    own = [f for f in found if f.check == step.when and f.severity >= step.at_least]
+    return frozenset(x for f in own for x in f.subject or (None,))
+
+
+def max_unavailable(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> int:
+    """How many of these workers may be away at the same time.
+
+    Raise RefusedError if one of them away leaves fewer than ``minimum_workers``.
+    """
+    wanted = limits.disrupted_workers
+    if not isinstance(wanted, int):
+        wanted = math.floor(wanted * len(snapshot.workers))
+    running = [w for w in snapshot.workers if w.running]
+    if not any(w.id in ids for w in running):
+        return max(1, wanted)  # all running workers stay
+    spare = len(running) - limits.minimum_workers
+    if spare < 1:
+        raise RefusedError(
+            f"limits.minimum_workers={limits.minimum_workers} and "
+            f"{plural(len(running), 'worker')} run: none may be away; nothing was "
+            "touched"
+        )
+    return min(max(1, wanted), spare)
+
+
+def refuse_fewer(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> None:
+    """Refuse a merge of these workers if too few would remain."""
+    retired = sum(len(group) - 1 for group in shared_hosts(snapshot, ids))
+    left = sum(w.is_counted for w in snapshot.workers) - retired
+    if retired and left < limits.minimum_workers:
+        raise RefusedError(
+            f"limits.minimum_workers={limits.minimum_workers}, and "
+            f"{plural(left, 'worker')} would remain; nothing was touched"
+        )
+
+
+def status_of(report: Report, *, in_part: bool) -> str:
+    """The status of a step, from the report of its action.
+
+    ``in_part``: whether the action skips refused steps and does the others.
+    """
+    if report.status == "planned":  # a dry run
+        if is_refused(report, in_part=in_part):
+            return "refused"
+        return "planned" if planned_of(report) else "fine"
+    return report.status if report.status in ("done", "fine", "left") else "failed"
+
+
+def failure_of(report: Report) -> str:
+    """Why an action did not do all of its steps."""
+    undone = [s for s in report.steps if s.status in _UNDONE]
+    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
+    return report.error or "; ".join(texts[:3])

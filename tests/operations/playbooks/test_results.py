@@ -11,12 +11,12 @@ from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.errors import RefusedError
-from clustertune.operations.playbooks.playbook import (
-    Limits,
-    PlaybookResult,
-    Step,
-    StepResult,
+from clustertune.operations.playbooks.reading import Limits, Step
+from clustertune.operations.playbooks.results import PlaybookResult, StepResult
+from clustertune.operations.playbooks.running import (
+    max_unavailable,
     status_of,
+    subjects,
 )
 from tests.builders import view, worker
 
@@ -35,16 +35,15 @@ def test_subjects_of_a_condition() -> None:
         finding("c", Severity.info),
     ]
 
-    def step(check: str, at_least: Severity) -> Step:
-        return Step(line="f:1", when=check, at_least=at_least, do="trim")
+    def of(check: str, at_least: Severity) -> Any:
+        step = Step(line="f:1", when=check, at_least=at_least, do="trim")
+        return subjects(step, found)
 
-    assert step("a", Severity.warning).subjects(found) == {1, 2, 3}
-    assert step("a", Severity.critical).subjects(found) == {3}
-    assert step("c", Severity.info).subjects(found) == {None}
-    assert step("c", Severity.warning).subjects(found) == set()
-    assert step("d", Severity.info).subjects(found) == set()
-    assert step("a", Severity.info).unknown(found) == "why"
-    assert step("b", Severity.info).unknown(found) == ""
+    assert of("a", Severity.warning) == {1, 2, 3}
+    assert of("a", Severity.critical) == {3}
+    assert of("c", Severity.info) == {None}
+    assert of("c", Severity.warning) == set()
+    assert of("d", Severity.info) == set()
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_max_unavailable(limits: Any, ids: Any, found: int | None) -> None:
     bounds, now = Limits(**limits), view(workers).now
     if found is None:
         with pytest.raises(RefusedError, match="3 workers run: none may be away"):
-            bounds.max_unavailable(now, ids)
+            max_unavailable(bounds, now, ids)
     else:
-        assert bounds.max_unavailable(now, ids) == found
+        assert max_unavailable(bounds, now, ids) == found
 
 
 def result(*statuses: str, **what: Any) -> PlaybookResult:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
+from inspect import signature
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -19,9 +21,9 @@ import clustertune
 from clustertune import checks
 from clustertune.core.model import Severity
 from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import available, library, playbook
-from clustertune.operations.playbooks.library import MAX_BYTES, load, parse
-from clustertune.operations.playbooks.schema import own_actions
+from clustertune.operations.playbooks import available, reading
+from clustertune.operations.playbooks.reading import ACTIONS, MAX_BYTES, load
+from clustertune.operations.playbooks.running import CALLS
 
 EXAMPLE = """\
 version: 1
@@ -42,11 +44,10 @@ on_failure: stop
 """
 
 
-def wrong(text: str | bytes, **values: str) -> list[str]:
+def wrong(text: str | bytes) -> list[str]:
     """The message for a bad playbook, by line."""
-    named = {key.replace("__", "."): value for key, value in values.items()}
     with pytest.raises(PlaybookError) as error:
-        load(text, "p.yaml", named)
+        load(text, "p.yaml")
     return str(error.value).splitlines()
 
 
@@ -74,7 +75,7 @@ def test_an_example() -> None:
         "restart (workers: named, timeout: 2 min), when unmanaged_memory is at least "
         "critical"
     )
-    assert read.limits == playbook.Limits(
+    assert read.limits == reading.Limits(
         disrupted_workers=1, minimum_workers=2, settle=30
     )
     assert read.on_failure == "stop"
@@ -84,56 +85,24 @@ def test_an_example() -> None:
 def test_defaults() -> None:
     """Only a few keys are required."""
     read = load(with_step("check: all"), "p.yaml")
-    assert read.limits == playbook.Limits()
+    assert read.limits == reading.Limits()
     assert not read.acts
     assert str(read.steps[0]) == "check all"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "found"),
-    [
-        ("holds", "5 s", 5),
-        ("steps[1].holds", "0", 0),
-        ("timeout", "90", 90),
-        ("steps[2].with.workers", "[a, 3]", ("a", 3)),
-        ("settle", "1 minute", 60),
-        ("limits.disrupted_workers", "50%", 0.5),
-        ("on_failure", "continue", "continue"),
-    ],
-)
-def test_values_are_set(key: str, value: str, found: Any) -> None:
-    """By path, or by its end; with the same readers as in a file."""
-    read = load(EXAMPLE, "p.yaml", {key: value})
-    there = {
-        "holds": read.steps[1].holds,
-        "timeout": read.steps[2].options["timeout"],
-        "workers": read.steps[2].options["workers"],
-        "settle": read.limits.settle,
-        "disrupted_workers": read.limits.disrupted_workers,
-        "on_failure": read.on_failure,
-    }
-    assert there[key.rpartition(".")[2].rpartition("]")[2]] == found
-
-
-def test_limits_are_set_where_there_are_none() -> None:
-    """A value replaces the default."""
-    read = load(with_step("check: all"), "p.yaml", {"minimum_workers": "3"})
-    assert read.limits.minimum_workers == 3
 
 
 @pytest.mark.parametrize("name", available())
 def test_shipped_playbooks(name: str) -> None:
     """Each is valid, has the name of its file, and a description."""
-    read = library.read(name)
+    read = reading.read(name)
     assert read.name == name
     assert len(read.description) > 20
 
 
 def test_variables_that_run_code() -> None:
-    """A value from the command line is refused like one in the file."""
+    """Only variables of thread pools and allocators are allowed."""
     text = with_step("{do: resize, with: {env: {OMP_NUM_THREADS: '2'}}}")
     assert load(text, "p.yaml").steps[0].options["env"] == {"OMP_NUM_THREADS": "2"}
-    (line,) = wrong(text, env="{PYTHONSTARTUP: /tmp/x.py}")
+    (line,) = wrong(text.replace("OMP_NUM_THREADS: '2'", "PYTHONSTARTUP: /tmp/x.py"))
     assert "PYTHONSTARTUP is not a variable of thread pools" in line
     assert "clustertune.resize_workers(client, env=..., allow_any_env=True)" in line
     assert "*_NUM_THREADS, ARROW_DEFAULT_MEMORY_POOL" in line
@@ -147,16 +116,16 @@ def test_all_mistakes_are_reported() -> None:
     text = EXAMPLE.replace("do: restart", "do: restrat").replace("1m", "soon")
     first, second, third = wrong(text.replace("on_failure: stop", "on_fail: stop"))
     assert first == (
-        "p.yaml:8: steps[1].holds: must be a duration that begins with a number, like "
-        "30s, or 0; it is 'soon'"
+        "p.yaml:8: steps[1].holds: holds='soon' must be a duration, like \"30s\""
     )
     assert second == (
-        "p.yaml:12: steps[2].do: unknown action 'restrat'; choose from: load, "
-        "merge, rebalance, rechunk, release, resize, restart, scale, trim (did you "
-        "mean restart?)"
+        "p.yaml:12: steps[2].do: unknown action 'restrat' (did you mean restart?); "
+        "choose from load, merge, rebalance, rechunk, release, resize, restart, scale, "
+        "trim"
     )
-    assert third.startswith("p.yaml:15: on_fail: unknown key 'on_fail'; choose from: ")
-    assert third.endswith("(did you mean on_failure?)")
+    assert third.startswith(
+        "p.yaml:15: on_fail: unknown key 'on_fail' (did you mean on_failure?); choose "
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,24 +140,22 @@ def test_all_mistakes_are_reported() -> None:
         ("{do: trim, holds: 3s}", "steps[0].holds: belongs to when"),
         ("{do: trim, when: memory}", "unknown check 'memory'"),
         ("{do: trim, when: [memory_growth]}", "unknown check ['memory_growth']"),
-        ("{do: trim, when: memory_growth, at_least: bad}", "choose from: info, "),
+        ("{do: trim, when: memory_growth, at_least: bad}", "choose from info, warning"),
         ("{do: trim, with: {workers: named}}", "give when"),
         ("{do: trim, with: {workers: a}}", "must be a list of names"),
-        ("{do: trim, with: {timeout: .inf}}", "'.inf' cannot be used as a number"),
+        ("{do: trim, with: {timeout: .inf}}", "timeout='.inf' must be a dur"),
         (f"{{do: trim, with: {{timeout: {'9' * 320}s}}}}", "must be a duration"),
         ("{do: trim, with: {timeout: -3}}", "must be a duration"),
-        (
-            "{do: trim, with: {timeout: .5s}}",
-            "begins with a number, like 30s",
-        ),
-        ("{do: trim, with: {timeout: }}", "must be a duration"),
+        ("{do: trim, with: {timeout: s}}", "must be a duration"),
+        ("{do: trim, with: {timeout: }}", "has no value"),
+        ("{do: trim, with: }", "has no value"),
         ("{do: trim, with: 3}", "must be a mapping, with keys among timeout, workers"),
         ("{do: restart, with: {drop_data: true}}", "unknown key 'drop_data'"),
         ("{do: scale}", "scale needs n_workers"),
         ("{do: scale, with: {n_workers: 0}}", "whole number of at least 1"),
         ("{do: resize, with: {wait: 3s}}", "resize needs nthreads"),
         ("{do: resize, with: {memory_limit: 1e999GiB}}", "size of at least 1 MiB"),
-        ("{do: resize, with: {env: {A: 1}}}", "env.A: must be text; it is 1"),
+        ("{do: resize, with: {env: {A: 1}}}", "env={'A': 1} must be a mapping of"),
         ("{do: resize, with: {env: A}}", "mapping of names to texts"),
         ("{do: resize, with: {env: {BROWSER: x}}}", "BROWSER is not a variable of"),
         ("{do: resize, with: {env: {OMP_PLACES: /x}}}", "may contain only ASCII"),
@@ -196,19 +163,21 @@ def test_all_mistakes_are_reported() -> None:
             "{do: resize, with: {nthreads: 2, allow_any_env: true}}",
             "unknown key 'allow_any_env'",
         ),
-        ("{do: release, with: {keep: X}}", "must be given"),
+        ("{do: release, with: {prefixes: x}}", "unknown key 'prefixes'"),
+        ("{do: release, with: {keep: X}}", "unknown keep 'X'; choose from given"),
+        ("{do: load, with: {include_other_clients: true}}", "unknown key"),
         ("{do: [trim]}", "unknown action ['trim']"),
         ("trim", "must be a mapping"),
         ("{do: trim, do: trim}", "steps[0].do: the key is there twice"),
-        ("{do: !!python/name:os.system x}", "write text (in quotes)"),
-        ("{do: 2020-01-01}", "is a 'timestamp'"),
-        ("{? [a] : b}", "a key must be text"),
-        ("{do: 0b_}", "'0b_' cannot be used as a number"),
-        ("{do: !!int ''}", "'' cannot be used as a number"),
-        ("{do: !!bool x}", "'x' cannot be used as true or false"),
-        ("{do: *a}", "found undefined alias"),
-        ("{&a do: trim}", "a key must be text without an anchor"),
-        ("{do: &a trim}", "anchors and aliases are not allowed"),
+        ("{do: !!python/name:os.system x}", "and tags are not allowed"),
+        ("{do: 2020-01-01}", "unknown action '2020-01-01'"),
+        ("{? [a] : b}", "a key must be plain text"),
+        ("{do: 0b_}", "unknown action '0b_'"),
+        ("{do: !!int ''}", "and tags are not allowed"),
+        ("{do: !!bool x}", "and tags are not allowed"),
+        ("{do: *a}", "anchors, aliases and tags"),
+        ("{&a do: trim}", "anchors, aliases and tags"),
+        ("{do: &a trim}", "anchors, aliases and tags are not allowed"),
         ("[[[[[[[[[a]]]]]]]]]", "deeper than 8 levels"),
         ("{do: '\\\x1b[31m'}", "special characters are not allowed"),
     ],
@@ -217,7 +186,7 @@ def test_bad_steps(step: str, text: str) -> None:
     """The message has the line of the mistake."""
     (line,) = wrong(with_step(step))
     assert text in line
-    assert line.startswith(("p.yaml:4: ", "p.yaml: "))
+    assert line.startswith(("p.yaml:4: ", "p.yaml:1: unacceptable character"))
 
 
 def test_all_problems_of_a_file() -> None:
@@ -225,8 +194,8 @@ def test_all_problems_of_a_file() -> None:
     text = "version: 1\nname: p\nsteps:\n  - do: &x trim\n  - do: tirm\n"
     text += "    ? [a]\n    : b\nlimits: 3\n"
     assert [line.partition(",")[0] for line in wrong(text)] == [
-        "p.yaml:4: steps[0].do: anchors and aliases are not allowed",
-        "p.yaml:6: steps[1].?: a key must be text without an anchor",
+        "p.yaml:4: anchors",
+        "p.yaml:6: steps[1]: a key must be plain text",
         "p.yaml:8: limits: must be a mapping",
     ]
     low = "  - do: scale\n    with: {n_workers: 1}\n"
@@ -241,24 +210,28 @@ def test_all_problems_of_a_file() -> None:
     ("text", "message"),
     [
         ("", "p.yaml: is empty"),
-        ("%YAML 1.1\n---\na: 1\n", "p.yaml:1: directives are not allowed"),
         ("[" * 30_000, "p.yaml:1: deeper than 8 levels"),
         ("- a\n", "p.yaml:1: must be a mapping"),
+        ("null", "p.yaml:1: must be a mapping"),
+        ("&a {name: p}", "p.yaml:1: anchors, aliases and tags are not allowed"),
         ("a: [", "p.yaml:1: while parsing a flow node"),
         ("a: b\n---\nc: d\n", "p.yaml:2: expected a single document"),
         (
             "version: 2\nname: x\nsteps: [check: all]",
             "p.yaml:1: version: must be 1; it is 2",
         ),
-        ("version: 1\nname: 3\nsteps: [check: all]", "p.yaml:2: name: must be text"),
+        (
+            "version: 1\nname: 3\nsteps: [check: all]",
+            "p.yaml:2: name: name=3 must be a text",
+        ),
         ("version: 1\nname: x\nsteps: []", "p.yaml:3: steps: must be a list of steps"),
         ("version: 1\nname: x", "p.yaml:1: the key 'steps' is missing"),
-        (b"\xff\xfe\xfa", "p.yaml: is not UTF-8 text"),
-        ("x" * (MAX_BYTES + 1), "p.yaml: has 65,537 bytes; at most 65,536 are read"),
-        (with_step("check: all") + "  - check: all\n" * 50, "there are 51; at most 50"),
+        (b"\xff\xfe\xfa", "p.yaml: cannot be read: 'utf-8' codec"),
+        ("x" * (MAX_BYTES + 1), "p.yaml: has more than 65,536 bytes"),
+        (with_step("check: all") + "  - check: all\n" * 50, "has 51 steps; at most 50"),
         (
             with_step("check: all") + "limits: {settle: -1}",
-            "limits.settle: must be",
+            "limits.settle: settle=-1 must be",
         ),
         ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
         (
@@ -278,32 +251,10 @@ def test_bad_files(text: str | bytes, message: str) -> None:
 def test_many_mistakes_take_little_time() -> None:
     """A value with many errors is explained once."""
     begin = process_time()
-    step = "{check: [" + "1," * 30_000 + "]}"
+    step = "{do: trim, with: {workers: [" + "{}," * 20_000 + "]}}"
     (line,) = wrong(with_step(step))
-    assert "steps[0].check" in line
+    assert "must be a list of names or addresses of workers" in line
     assert process_time() - begin < 20
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("n_workers", "3", "'n_workers' is not in this playbook; choose from: limits."),
-        ("timeuot", "3", "(did you mean timeout?)"),
-        ("at_least", "info", "'at_least' matches several values; choose from: "),
-        ("holds", "soon", "--set holds=soon: steps[1].holds: must be"),
-        ("holds", "", "--set holds=: steps[1].holds: must be"),
-        ("holds", "[1", "--set holds=[1:1: while parsing"),
-        (
-            "timeout",
-            "{a: 1}",
-            "--set timeout={a: 1}: steps[2].with.timeout: must be",
-        ),
-    ],
-)
-def test_bad_values(key: str, value: str, message: str) -> None:
-    """The message names the command line instead of a line of the file."""
-    (line,) = wrong(EXAMPLE, **{key: value})
-    assert message in line
 
 
 def test_messages_are_escaped() -> None:
@@ -325,11 +276,11 @@ def test_own_playbooks(tmp_path: Path) -> None:
     with dask.config.set({"clustertune.playbooks": str(tmp_path)}):
         assert available()["observe"] == own
         assert {"odd", "between-runs"} <= set(available())
-        assert library.read("observe").steps[0].check == ("memory",)
+        assert reading.read("observe").steps[0].check == ("memory",)
         with pytest.raises(PlaybookError, match=r"odd\.yaml:1"):
-            library.read("odd")
+            reading.read("odd")
     assert available()["observe"] != own
-    assert library.read(own) == library.read(str(own))
+    assert reading.read(own) == reading.read(str(own))
 
 
 @pytest.mark.parametrize("folder", ["/no/such/folder", 3, __file__])
@@ -353,11 +304,11 @@ def test_a_bad_folder(folder: Any) -> None:
 def test_unknown_playbooks(which: str, text: str) -> None:
     """The message has the known playbooks, or the reason."""
     with pytest.raises(ValueError, match=text):
-        library.read(which)
+        reading.read(which)
 
 
 def test_the_wheel_has_them(tmp_path: Path) -> None:
-    """An installed package finds the shipped playbooks and their schema."""
+    """An installed package finds the shipped playbooks."""
     root = Path(clustertune.__file__).parents[1]
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
     subprocess.run(
@@ -368,9 +319,8 @@ def test_the_wheel_has_them(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "there")
     code = (
         "import clustertune; "
-        "from clustertune.operations.playbooks import available, library; "
-        "print(clustertune.__file__); print(*available().values(), sep='\\n'); "
-        "library.schema.schema()"
+        "from clustertune.operations.playbooks import available, reading; "
+        "print(clustertune.__file__); print(*available().values(), sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -418,7 +368,7 @@ _anything = st.recursive(
     ),
     max_leaves=12,
 )
-_OPTIONS = sorted({key for a in own_actions().values() for key in a["properties"]})
+_OPTIONS = sorted({key for readers in ACTIONS.values() for key in readers})
 _step = st.fixed_dictionaries(
     {},
     optional={
@@ -428,7 +378,7 @@ _step = st.fixed_dictionaries(
             st.sampled_from(["info", "warning", "critical"]), _anything
         ),
         "holds": st.one_of(st.sampled_from(["1m", 3, "0"]), _anything),
-        "do": st.one_of(st.sampled_from(list(own_actions())), _anything),
+        "do": st.one_of(st.sampled_from(list(ACTIONS)), _anything),
         "with": st.one_of(
             st.dictionaries(st.sampled_from(_OPTIONS), _anything, max_size=3),
             _anything,
@@ -447,13 +397,13 @@ _playbooks = st.fixed_dictionaries(
 )
 
 
-def try_it(text: str | bytes, values: dict[str, str] | None = None) -> bool:
+def try_it(text: str | bytes) -> bool:
     """Whether it is a playbook; any error but PlaybookError fails the test."""
     try:
-        read = load(text, "p.yaml", values)
+        read = load(text, "p.yaml")
     except PlaybookError as error:
         lines = str(error).splitlines()
-        assert all(line.startswith(("p.yaml", "--set ")) for line in lines)
+        assert all(line.startswith("p.yaml") for line in lines)
         assert all(line.isprintable() for line in lines)
         return False
     assert all(str(step) for step in read.steps)
@@ -497,22 +447,40 @@ def test_noise(text: str | bytes) -> None:
     try_it(text)
 
 
-@settings(max_examples=150, deadline=None, database=None)
-@given(
-    st.sampled_from(
-        ["holds", "timeout", "workers", "settle", "on_failure", "x", "steps[9].do", ""]
-    ),
-    st.text(max_size=12),
-)
-def test_values(key: str, value: str) -> None:
-    """Random values from the command line."""
-    try_it(EXAMPLE, {key: value})
+# --- the language ---------------------------------------------------------------------
 
 
-def test_places_of_values() -> None:
-    """Each value has the line of its key."""
-    document = parse("a: 1\nb:\n  - x\n  - {c: true}\n", "f")
-    assert document.data == {"a": 1, "b": ["x", {"c": True}]}
-    assert document.place(("b",)).text == "f:2"
-    assert document.place(("b", 1, "c")).text == "f:4"
-    assert document.place(("b", 0, "missing")).text == "f:3"
+def test_arguments_of_actions() -> None:
+    """Each is an argument of the public function, and none loses data."""
+    functions = {"release": clustertune.release_data, **CALLS}
+    for name, readers in ACTIONS.items():
+        function = functions.get(name, clustertune.prepare)
+        assert readers.keys() <= signature(function).parameters.keys(), name
+        assert not {"drop_data", "allow_any_env", "include_other_clients"} & set(
+            readers
+        )
+
+
+def test_names_of_checks() -> None:
+    """One, those with a word, or all."""
+    assert reading.matching_checks("memory_growth") == ("memory_growth",)
+    assert {"memory_growth", "fit_memory"} <= set(reading.matching_checks("memory"))
+    assert reading.matching_checks("all") == tuple(checks.available())
+    assert reading.matching_checks("memor") == ()
+
+
+def test_the_page() -> None:
+    """The page of the documentation has all playbooks, actions and arguments."""
+    page = (Path(__file__).parents[3] / "docs" / "playbooks.md").read_text()
+    for name in available():
+        assert f"### {name}\n" in page
+    for name, readers in ACTIONS.items():
+        (row,) = [x for x in page.splitlines() if x.startswith(f"| `{name}` |")]
+        assert re.findall(r"`(\w+)`", row.split("|")[-2]) == sorted(readers)
+
+
+def test_kinds_of_values() -> None:
+    """Quoted values are text; plain words of other YAML versions are text, too."""
+    text = with_step("{do: trim, with: {workers: [1, '1', yes, 0x10, 2020-01-01]}}")
+    found = load(text, "p.yaml").steps[0].options["workers"]
+    assert found == (1, "1", "yes", "0x10", "2020-01-01")
