@@ -633,7 +633,7 @@ def test_a_worker_that_is_not_there(nannies: LocalCluster) -> None:
 def test_resize(nannies: LocalCluster) -> None:
     """With an address the workers get their new sizes."""
     address = nannies.scheduler_address
-    options = ("--worker", "0", "--nthreads", "2", "--env", "OMP_PLACES=a=b", "--yes")
+    options = ("--worker", "0", "--nthreads", "2", "--env", "OMP_PLACES=a=b", "-yv")
     done = run("resize", *options, address)
     assert done.exit_code == 0, done.stderr
     assert "2 threads and OMP_PLACES=a=b" in " ".join(done.stdout.split())

@@ -42,7 +42,7 @@ def kinds(output: str) -> list[str]:
         headline = re.match(r"clustertune: (?:(\w+): )?", line)
         if headline is None:
             found.append(re.sub(r"^\[.*(?= got rank)", "", line))
-        elif headline[1] not in (None, "left"):
+        elif headline[1] not in (None, "info", "warning"):
             found.append(headline[0])
     return sorted(found)  # workers have no order
 

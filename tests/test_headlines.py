@@ -13,6 +13,7 @@ import pytest
 from distributed import Client, Event, wait
 
 import clustertune
+from clustertune.core import counts
 from clustertune.core.report import Report
 from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
@@ -47,21 +48,14 @@ def names(report: Report) -> list[str | int]:
     return [worker for step in report.steps for worker in step.workers]
 
 
-def last(report: Report, begin: str) -> str:
-    (found,) = [x for x in headlines(report) if x.startswith(begin)]
-    return found
-
-
 def test_a_worker_that_is_busy(local_cluster: Any) -> None:
     """It is not restarted, and headline and JSON report that."""
     client, data, gate, tasks = start(local_cluster, busy=1)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
-    line = last(report, "action: ")
+    line = counts.line(report.steps)
     _, second = names(report)
-    begin = (
-        f"action: restarted 1 of 2 workers; skipped {second}: 1 task still runs after"
-    )
+    begin = f"restarted 1 of 2 workers; skipped {second}: 1 task still runs after"
     assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [(s.count, s.total, s.lost) for s in report.steps] == [(1, 1, 0), (0, 1, 0)]
@@ -77,11 +71,9 @@ def test_a_busy_worker_does_not_stop_the_others(local_cluster: Any) -> None:
     client, data, gate, tasks = start(local_cluster, busy=0)
     report = clustertune.restart_workers(client, wait="0.3s")
     assert report.status == "left"
-    line = last(report, "action: ")
+    line = counts.line(report.steps)
     first, second = names(report)
-    begin = (
-        f"action: restarted 1 of 2 workers; skipped {first}: 1 task still runs after"
-    )
+    begin = f"restarted 1 of 2 workers; skipped {first}: 1 task still runs after"
     assert line.startswith(begin)
     assert line.endswith("; lost 0 keys")
     assert [s.status for s in report.steps] == ["skipped", "done"]
@@ -110,9 +102,9 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     report = restarting.result
     assert isinstance(report, Report), report
     assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
-    line = last(report, "action: ")
+    line = counts.line(report.steps)
     begin = (
-        f"action: restarted 1 of 2 workers; skipped {workers[address]['name']}: it "
+        f"restarted 1 of 2 workers; skipped {workers[address]['name']}: it "
         "ended during the wait for its tasks"
     )
     assert line.startswith(begin)
@@ -140,7 +132,7 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     report = restarting.result
     assert isinstance(report, Report), report
     assert [(s.status, s.lost) for s in report.steps] == [("skipped", 1)], str(report)
-    assert last(report, "action: ").endswith("lost 1 key")
+    assert counts.line(report.steps).endswith("lost 1 key")
     assert client.run(os.getpid)[first] == pids[first]
     gate.set()
     wait(tasks)
@@ -157,11 +149,9 @@ def test_nothing_was_restarted(local_cluster: Any) -> None:
     tasks.append(client.submit(hold, "gate", workers=[other], pure=False))
     until(lambda: all(client.processing().values()))
     report = clustertune.restart_workers(client, wait="0.3s")
-    line = last(report, "action: ")
+    line = counts.line(report.steps)
     first, second = names(report)
-    begin = (
-        f"action: restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
-    )
+    begin = f"restarted 0 of 2 workers; skipped {first}: 1 task still runs after"
     assert line.startswith(begin)
     assert f"; skipped {second}: 1 task still runs after" in line
     assert line.endswith("; lost 0 keys")
@@ -179,7 +169,7 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     first, second = names(report)
     assert f"; restarted 0 of 2 workers; skipped {first}: " in text, text
     assert f"and undone; skipped {second}: not begun; lost 0 keys" in text
-    assert headlines(report)[-1].endswith("lost 0 keys")
+    assert headlines(report)[0].endswith("lost 0 keys")
     assert [s.status for s in report.steps] == ["skipped", "skipped"]
     assert client.gather(data) == [bytes(10_000 + i) for i in range(10)]
     gate.set()
@@ -203,11 +193,11 @@ def test_every_operation_counts(local_cluster: Any) -> None:
         ),
     }
     for text, report in done.items():
-        assert last(report, "action: ") == f"action: {text}"
+        assert counts.line(report.steps) == text
     data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
     wait(data)
     report = clustertune.release_data(client, "more")
-    assert last(report, "action: ") == "action: released 10 keys"
+    assert counts.line(report.steps) == "released 10 keys"
 
 
 @pytest.mark.parametrize("how", ["^C", "ended", "killed"])

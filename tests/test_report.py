@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.core import rendering
-from clustertune.core.counts import Done, carried_out, planned
+from clustertune.core import counts, tables
+from clustertune.core.counts import carried_out, planned
 from clustertune.core.model import (
     Finding,
     MeasuredMemory,
@@ -35,7 +35,7 @@ from clustertune.core.report import (
     findings_html,
     findings_text,
 )
-from clustertune.core.results import LayoutSummary, WorkerShare, WorkerState
+from clustertune.core.results import Done, LayoutSummary, WorkerShare, WorkerState
 from clustertune.core.sections import ABOUT_REQUEST, headlines
 from clustertune.operations.journal import Journal, memory_of
 from clustertune.operations.prepare import tune
@@ -94,13 +94,15 @@ def test_a_thousand_steps_are_no_line() -> None:
     )
     line = headlines(report)[0]
     assert line.startswith(
-        "action: would restart worker 0; then would restart worker 1; then "
+        "Plan: would restart worker 0; then restart worker 1; then restart worker 2; "
     )
-    assert line.endswith("would restart worker 7; then 992 more")
+    assert "restart worker 7; then 992 more" in line
     assert "restart worker 999" in str(report)
     done = tuple(carried_out(Outcome(step=s, status="done")) for s in steps)
     report = replace(report, status="done", steps=done)
-    assert headlines(report)[0] == "action: carried out 1,000 of 1,000 rebalance steps"
+    line = counts.line(report.steps)
+    assert line == "carried out 1,000 of 1,000 rebalance steps"
+    assert headlines(report)[0].startswith(f"Ready: {line}; ")
 
 
 def test_steps_of_older_reports_are_counted() -> None:
@@ -108,7 +110,7 @@ def test_steps_of_older_reports_are_counted() -> None:
     step = carried_out(Outcome(step=STEP, status="done"))
     old = replace(step, verb="", noun="", total=None)
     report = Report(status="done", seconds=1.0, steps=(old, old))
-    assert headlines(report)[0] == "action: carried out 2 steps"
+    assert counts.line(report.steps) == "carried out 2 steps"
 
 
 @pytest.mark.parametrize(
@@ -143,41 +145,67 @@ def test_restarts_are_counted(outcomes: list[Any], text: str) -> None:
         for i, (status, reason, lost) in enumerate(outcomes)
     )
     report = Report(status="left", seconds=1.0, steps=steps)
-    assert headlines(report)[0] == f"action: {text}"
+    assert headlines(report)[0].startswith(f"Not ready: {text}; ")
     failed = replace(report, status="failed", error="interrupted")
-    assert headlines(failed)[-1] == f"failed: interrupted; {text}"
+    assert headlines(failed)[0] == f"Failed: interrupted; {text}"
 
 
 def test_nothing_to_do() -> None:
-    """One headline states it, and the report has no cost."""
+    """The first line states it, with the rows of each worker."""
     report = report_of(data=layout([10] * 4, [0, 1, 0, 1]))
-    assert headlines(report)[0] == "nothing to do (2 s)"
-    assert titles(report) == ["Problems", "Actions", "Workers", "Information"]
-    assert str(report).startswith(
-        "Problems\n  none\n\nActions\n  none  nothing to do\n"
-    )
+    ready = "Ready: nothing to do (2 s); all 2 workers hold 20 rows; no problem remains"
+    assert headlines(report)[0] == ready
+    assert str(report).startswith(f"{ready}\n\nWorkers\n")
     assert report.status == "fine"
 
 
-def test_problem_action_cost() -> None:
-    """Problem, action and cost are a line each, and information is last."""
-    lines = headlines(report_of())
-    begins = [line.partition(":")[0] for line in lines]
-    assert begins == ["problem", "action", "cost", "info"]
-    assert lines[3].startswith("info: the data and its copies need about ")
-    assert lines[2] == "cost: 2 s, 1.7 KiB moved"
+def test_the_first_line_is_the_answer() -> None:
+    """It has the bytes, the time, the rows of each worker and remaining problems."""
+    report = report_of()
+    begin = "Ready: moved 1.7 KiB in 2 s, so all 2 workers hold 20 rows; "
+    assert headlines(report)[0] == f"{begin}no problem remains"
+    found = [finding(Severity.warning, "few threads"), *report.left]
+    some = replace(report, left=tuple(found))
+    assert headlines(some)[0] == f"{begin}1 problem remains: few threads"
+    more = (finding(Severity.critical, "all is lost", "new"), *some.left)
+    lines = headlines(replace(some, left=more))
+    assert lines[0].startswith("Not ready: moved ")
+    assert lines[0].endswith("; 2 problems remain: all is lost")
+    assert lines[1] == "warning: few threads"
+
+
+def test_a_report_is_short() -> None:
+    """All is well with three workers: at most 20 lines, and the rest on request."""
+    some = [worker(i) for i in range(3)]
+    for data in (layout([10] * 6, [0] * 6), layout([10] * 6, [0, 1, 2] * 2)):
+        report = report_of(*some, data=data)
+        assert len(str(report).splitlines()) <= 24
+        assert "one_machine" in str(report)
+        assert "one process without Dask" not in str(report)
+        assert "one process without Dask" in " ".join(report.details.split())
+        assert "one process without Dask" in report._repr_html_()
+
+
+@pytest.mark.parametrize("rows", [[20, 20, 20], [20, 40, 0]])
+def test_rows_of_workers(rows: list[int]) -> None:
+    """Workers without rows are counted."""
+    some = [worker(i) for i in range(3)]
+    data = layout([10] * 6, [i for i, n in enumerate(rows) for _ in range(n // 10)])
+    seen = (summarize(data, view(some, [data])),)
+    line = headlines(Report(status="fine", seconds=1.0, before=seen, after=seen))[0]
+    even = "all 3 workers hold 20 rows"
+    assert (
+        even if 0 not in rows else "2 workers hold 20 to 40 rows, and 1 none"
+    ) in line
 
 
 def test_a_dry_run() -> None:
     """A dry run has neither cost nor remaining problems, and no measured time."""
     report = report_of(dry_run=True)
-    begins = [line.partition(":")[0] for line in headlines(report)]
-    assert begins == ["problem", "action", "info"]
-    text = str(report)
-    assert "planned" in text
-    assert "predicted" in text
-    assert "measured" not in text
-    assert "2 s" not in text
+    assert headlines(report)[0].startswith("Plan: would move 1.7 KiB of training data ")
+    assert "planned" in str(report)
+    assert "predicted" in report.details
+    assert "2 s" not in report.details
 
 
 def test_what_a_dry_run_needs_to_know() -> None:
@@ -187,28 +215,21 @@ def test_what_a_dry_run_needs_to_know() -> None:
 
 
 def test_a_failure() -> None:
-    """The last line is the error, with what was done until then."""
+    """The first line is the error, with what was done until then."""
     done = carried_out(Outcome(step=STEP, status="done", seconds=1.0, nbytes=1024))
     report = Report(status="failed", seconds=3.0, steps=(done,), error="it broke")
-    assert headlines(report) == [
-        "cost: 3 s, 1.0 KiB moved",
-        "failed: it broke; carried out 1 of 1 rebalance step",
-    ]
+    line = "Failed: it broke; carried out 1 of 1 rebalance step"
+    assert headlines(report) == [line]
+    assert str(report).startswith(f"{line}\n")
 
 
-def test_what_is_left() -> None:
-    """The first remaining problem has a line, and problems are counted."""
-    found = tuple(finding(Severity.warning, f"wrong {i}") for i in range(3))
-    report = Report(status="left", seconds=1.0, found=found, left=found[1:])
-    assert headlines(report) == [
-        "problem: wrong 0 (and 2 more problems)",
-        "remaining: wrong 1",
-    ]
-    two = replace(report, found=found[:2])
-    assert headlines(two)[0] == "problem: wrong 0 (and 1 more problem)"
-    same = replace(report, found=found[1:], steps=(step_of("done"),))
-    assert headlines(same)[0] == "problem: wrong 1 (and 1 more problem)"
-    assert headlines(same)[-1] == "remaining: 2 problems (uneven_rows)"
+def test_known_bytes_are_no_unknown_bytes() -> None:
+    """Bytes of a step that nothing has measured make the sum a least value."""
+    known, unknown = step_of("done"), replace(step_of("done"), nbytes=None)
+    report = Report(status="done", seconds=1.0, steps=(known, unknown))
+    assert "moved at least 1.0 KiB in 1 s" in headlines(report)[0]
+    report = Report(status="done", seconds=1.0, steps=(unknown,))
+    assert ": carried out 1 of 1 rebalance step; took 1 s; " in headlines(report)[0]
 
 
 def test_each_finding_is_shown_once() -> None:
@@ -225,20 +246,22 @@ def test_each_finding_is_shown_once() -> None:
         steps=(step_of("done"),),
     )
     text = str(report)
-    order = ["Problems", "Actions", "Remaining problems", "Information"]
-    assert titles(report) == order
-    for f in (*found, new, hint):
-        assert text.count(f.message) == 1
+    order = ["Problems", "Fixed problems", "Actions", "Notes"]
+    assert titles(report)[-4:] == order
+    for f in found:
+        assert text.count(f"{f.message} (") == 1
     parts = re.split(rf"^({'|'.join(order)})$", text, flags=re.MULTILINE)[1:]
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert "problem 0 (check0; fixed)" in sections["Problems"]
-    assert "problem 1 (check1; fixed)" in sections["Problems"]
-    assert "problem 2" in sections["Remaining problems"]
-    assert "a new problem" in sections["Remaining problems"]
-    assert "a hint" in sections["Information"]
+    assert "problem 0 (check0)" in sections["Fixed problems"]
+    assert "problem 1 (check1)" in sections["Fixed problems"]
+    assert "problem 2" in sections["Problems"]
+    # the worst is the first
+    assert sections["Problems"].index("a new") < sections["Problems"].index("problem 2")
+    assert "a hint" not in text
+    assert "a hint" in report.details
     # a fixed problem needs no remedy, and findings of a section share one
-    assert text.count("Remedy: mend it") == 1
-    assert text.count("Remedy of check2 and new: mend it") == 1
+    assert text.count("mend it") == 1
+    assert text.count("Remedy of new and check2: mend it") == 1
 
 
 def test_unrelated_findings_are_one_line() -> None:
@@ -259,7 +282,7 @@ def test_unrelated_findings_are_one_line() -> None:
         steps=(restart,),
     )
     text = str(report)
-    assert "much unmanaged memory (unmanaged_memory; fixed)" in text
+    assert "fixed  much unmanaged memory (unmanaged_memory)" in text
     assert "too many threads" not in text
     assert "2 findings that this call does not change: thread_count and memory" in text
     again = str(replace(report, left=report.found))
@@ -306,8 +329,8 @@ def test_at_most_six_lines() -> None:
                 error=error,
             )
             lines = headlines(report)
-            assert 3 <= len(lines) <= 6
-            assert lines[-1 - bool(error)] == "info: one machine would do"
+            assert 1 < len(lines) <= 6
+            assert lines[-1] == "info: one machine would do"
 
 
 def test_steps_say_what_became_of_them() -> None:
@@ -324,7 +347,6 @@ def test_steps_say_what_became_of_them() -> None:
     ]
     assert {s.predicted_bytes for s in steps} == {2048}
     text = str(Report(status="failed", seconds=1.0, steps=tuple(steps)))
-    assert "2.0 KiB" in text
     assert "why (g)" in text
 
 
@@ -338,9 +360,8 @@ def test_unknown_values_are_shown_as_unknown() -> None:
         steps=steps,
         found=(finding(Severity.unknown, "who knows"),),
     )
-    for text in (str(report), report._repr_html_()):
-        assert text.count("unknown") >= 2  # moved, predicted
-        assert "0 B, " not in text
+    for text in (report.details, report._repr_html_()):
+        assert "0 B" not in text
 
 
 # --- what a layout comes down to ------------------------------------------------------
@@ -383,14 +404,14 @@ def test_many_workers_make_a_short_table() -> None:
     report = Report(status="fine", seconds=1.0, after=(summarize(data, seen),))
     lines = str(report).splitlines()
     assert len(lines) < 25
-    assert any(line.startswith("  999 ") for line in lines)
+    assert any(line.startswith("  999 ") for line in lines)  # it holds most
     assert any(line.startswith("  ... 988 more") for line in lines)
     assert len(report._repr_html_()) < 5000
 
 
 def test_few_workers_are_all_shown() -> None:
-    """Up to a dozen workers are listed, in the cluster's order."""
-    some = [worker(f"w{i}") for i in range(12)]
+    """Up to a dozen workers are listed, in natural order."""
+    some = [worker(f"w{i}") for i in reversed(range(12))]
     data = layout([10] * 12, list(range(12)))
     summary = summarize(data, view(some, [data]))
     text = str(Report(status="fine", seconds=1.0, after=(summary,)))
@@ -525,7 +546,7 @@ def test_a_file_replaces_the_old_one_and_loads_nothing(tmp_path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("<!DOCTYPE html>")
     assert "of last week" not in text
-    assert rendering.to_page(report._repr_html_()) == text.rstrip("\n")
+    assert tables.to_page(report._repr_html_()) == text.rstrip("\n")
     for markup in ("<script", "<link", "<img", "src="):
         assert markup not in text
 
@@ -726,8 +747,14 @@ def test_checks_name_the_findings_of_a_report() -> None:
 
 def test_a_check_without_problems() -> None:
     """A check has nothing to do."""
-    assert headlines(Report(status="checked", seconds=0.2)) == ["no problems (0.2 s)"]
-    assert headlines(Report(status="fine", seconds=0.2)) == ["nothing to do (0.2 s)"]
+    workers = (WorkerState(worker=0, limit=0),)
+    report = Report(status="checked", seconds=0.2, workers=workers)
+    assert headlines(report) == ["Ready: checked 1 worker in 0.2 s; no problems"]
+    bad = replace(report, found=(finding(Severity.critical, "no worker"),))
+    line = "Not ready: checked 1 worker in 0.2 s; 1 problem: no worker"
+    assert headlines(bad) == [line]
+    assert repr(bad) == f"<Report: {line}>"
+    assert f'<h4 style="color:#c62828">{line}</h4>' in bad._repr_html_()
 
 
 @pytest.mark.parametrize("check", ABOUT_REQUEST)
@@ -738,7 +765,6 @@ def test_information_about_the_request(check: str) -> None:
     last = Finding(severity=Severity.info, message="after", check=check)
     made = Report(status="done", seconds=1.0, found=(other, first), left=(last,))
     lines = headlines(made)
-    assert lines[0] == "problem: other (and 1 more problem)"
     assert lines[-1] == "info: after"
 
 
@@ -779,11 +805,9 @@ def test_memory_of_workers() -> None:
     told = Report(status="done", seconds=1.0, memory=rows, steps=steps)
     table = [x.split("  ") for x in str(told).splitlines()]
     cells = [[c.strip() for c in row if c] for row in table]
-    # no worker is above its threshold, so the table does not show it
-    assert ["0", "9.0 MiB", "3.0 MiB", *["-"] * 3, "trimmed"] in cells
-    assert ["1", "8.0 MiB", "7.0 MiB", *["-"] * 3, "trimmed"] in cells
-    restarted = ["1", "7.0 MiB", "-", "5", "2.0 KiB", "2 s"]
-    assert [*restarted, "restarted"] in cells
+    assert ["0", "9.0 -> 3.0 MiB", *["-"] * 2, "trimmed"] in cells
+    assert ["1", "8.0 -> 7.0 MiB", *["-"] * 2, "trimmed"] in cells
+    assert ["1", "7.0 MiB -> -", "5", "2 s", "restarted"] in cells
     assert [(r.after_restart, r.keys, r.threshold) for r in rows] == [
         (None, None, line),
         (None, 5, line),
@@ -824,12 +848,12 @@ def test_findings_as_text() -> None:
 def test_a_worker_that_was_killed_is_counted_once() -> None:
     """The reason of a skipped restart does not repeat the number of lost keys."""
     restart = replace(STEP, action="restart", args=restart_of(0))
-    reason = "it went away; lost 6 keys"
+    reason = "it went away"
     outcome = Outcome(step=restart, status="skipped", reason=reason, lost=6, count=0)
     report = Report(status="left", seconds=1.0, steps=(carried_out(outcome),))
     line = headlines(report)[0]
-    assert line == (
-        "action: restarted 0 of 1 worker; skipped 0: it went away; lost 6 keys"
+    assert line.startswith(
+        "Not ready: restarted 0 of 1 worker; skipped 0: it went away; lost 6 keys; "
     )
 
 
@@ -845,5 +869,5 @@ def test_unknown_process_memory() -> None:
     )
     known = replace(state, worker=1, process_before=2**20)
     report = Report(status="checked", seconds=1.0, workers=(state,))
-    assert "unknown of 1.0 GiB each in 1 process" in str(report)
-    assert "1.0 MiB of 1.0 GiB each" in str(replace(report, workers=(state, known)))
+    assert "0 B" not in str(report)
+    assert "1.0 MiB -> -" in str(replace(report, workers=(state, known)))

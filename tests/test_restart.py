@@ -17,7 +17,7 @@ from distributed import Client, Event, Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.sections import headlines
+from clustertune.core import counts
 from clustertune.errors import RefusedError
 from clustertune.remote import ship
 from clustertune.remote.scheduler import mover
@@ -625,7 +625,7 @@ def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
         assert {f.key in s.tasks for f in values} == {False}
         assert sum(step.lost or 0 for step in report.steps) == len(values)
         assert report.status == "left"
-        (done,) = [x for x in headlines(report) if x.startswith("action: ")]
+        done = counts.line(report.steps)
         assert "lost 10 keys with worker 2, which ended meanwhile" in done
         assert done.endswith("; lost 10 keys")
 

@@ -419,5 +419,6 @@ async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
     return replace(
         moved,
         nbytes=(cut.nbytes or 0) + (moved.nbytes or 0) if known else None,
+        count=cut.count,
         details=cut.details,
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.core import rendering
+from clustertune.core import tables
 from clustertune.core.model import Severity, Unknown, WorkerSnapshot
-from clustertune.core.rendering import Item, Section
 from clustertune.core.report import Report
+from clustertune.core.tables import Item, Section
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.integrations import managers
@@ -71,10 +71,15 @@ class Inspection:
         return int(fail_on is not None and any(s >= fail_on for s in found))
 
     def __str__(self) -> str:
-        return f"{self.report}\n\n{rendering.to_text([self._section()])}"
+        return f"{self.report}\n\n{tables.to_text([self._section()])}"
+
+    @property
+    def details(self) -> str:
+        """The report with its details, and the features."""
+        return f"{self.report.details}\n\n{tables.to_text([self._section()])}"
 
     def _repr_html_(self) -> str:
-        return f"{self.report._repr_html_()}{rendering.to_html([self._section()])}"
+        return f"{self.report._repr_html_()}{tables.to_html([self._section()])}"
 
     def to_json(self) -> str:
         """Return the report as JSON, with ``address`` and ``features``."""

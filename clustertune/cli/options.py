@@ -103,10 +103,25 @@ def pairs(option: str, texts: tuple[str, ...], form: str) -> dict[str, str]:
 
 # --- single options -------------------------------------------------------------------
 
-format_option = click.option(
-    "-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
-    default="text", show_default=True, help="Form of the output.",
+_FORM = (
+    click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]),
+        default="text", show_default=True, help="Form of the output."),
+    click.option("-v", "--verbose", is_flag=True, help="Print predictions, details and "
+        "information, too."),
 )  # fmt: skip
+
+
+def format_option(command: Command) -> Command:
+    """Add ``--format`` and ``--verbose``, which the command gets as one form."""
+
+    @wraps(command)
+    def call(*args: Any, form: str, verbose: bool, **others: Any) -> None:
+        form = "details" if verbose and form == "text" else form
+        command(*args, form=form, **others)
+
+    return with_options(*_FORM)(call)
+
+
 worker_option = click.option(
     "--worker", "workers", multiple=True, metavar="NAME",
     callback=lambda _context, _option, names: list(names) or None,

@@ -26,9 +26,10 @@ from clustertune.cli.options import (
     Target,
     usage_errors,
 )
-from clustertune.core import rendering
+from clustertune.core import tables
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, is_refused, text_after, with_commands
+from clustertune.core.report import Report, is_refused, with_commands
+from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
@@ -45,10 +46,12 @@ _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted co
 
 
 def render(thing: Any, form: str) -> str:
-    """Format a report or a diagnosis as text, JSON or an HTML page."""
+    """Format a report or a diagnosis as text, details, JSON or an HTML page."""
+    if form == "details":
+        return str(getattr(thing, "details", thing))
     if form == "json":
         return str(thing.to_json())
-    return rendering.to_page(thing._repr_html_()) if form == "html" else str(thing)
+    return tables.to_page(thing._repr_html_()) if form == "html" else str(thing)
 
 
 def text_or_json(text: str, form: str, plain: Mapping[str, Any]) -> str:
@@ -232,9 +235,7 @@ def carry_out(
             return plan
         consent.ask(str(plan))
     result = call(dry=False)
-    below_plan = form == "text" and sys.stdout.isatty()
-    if below_plan and isinstance(result, Report) and isinstance(plan, Report):
-        click.echo(text_after(result, plan))
-    else:
-        click.echo(show(result, form))
+    click.echo(show(result, form))
+    if isinstance(result, Report) and form in ("json", "html") and not consent.quiet:
+        click.echo("\n".join(headlines(result)), err=True)
     return result

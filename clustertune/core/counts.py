@@ -6,7 +6,6 @@ The line contains results only, never the text of a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from clustertune.core.model import (
@@ -22,11 +21,11 @@ from clustertune.core.model import (
     Step,
     Trim,
 )
+from clustertune.core.results import Done
 from clustertune.core.wording import names_text, plural, printable
 
 UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 UNFINISHED = ("skipped", "partly", "failed")
-EXECUTED = ("done", "partly", "failed")
 MAX_REASONS = 3
 MAX_REASON = 200  # characters
 VERBS = {
@@ -36,29 +35,6 @@ VERBS = {
     "restart": "restarted",
     "retire": "removed",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """One step of a report: the prediction, the measurement, the result."""
-
-    action: str
-    summary: str
-    gain: str
-    status: str  # planned, done, partly, skipped, not needed, failed or refused
-    predicted_bytes: int | None  # bytes to transfer; None: unknown
-    at_risk: str
-    nbytes: int | None = None  # measured; None: not measured
-    seconds: float | None = None
-    reason: str = ""
-    verb: str = ""  # of the count, as "restarted"; empty in older reports
-    noun: str = ""  # of the count, as "worker"
-    count: int | None = None  # finished units
-    total: int | None = None  # all units
-    workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
-    loses: bool = False  # whether such a step can lose keys
-    lost: int | None = None  # keys; None: unknown
-    predicted_peak: int | None = None  # greatest rise of one worker's memory, in bytes
 
 
 # --- steps of a report ----------------------------------------------------------------
@@ -86,6 +62,7 @@ def carried_out(outcome: Outcome) -> Done:
         nbytes=outcome.nbytes,
         seconds=outcome.seconds,
         reason=outcome.reason,
+        details=outcome.details,
         count=outcome.count,
         lost=lost,
     )
@@ -159,13 +136,6 @@ def line(steps: Sequence[Done], error: str = "") -> str:
     return "; ".join([*texts, *_unfinished(steps, error, ("not needed",))])
 
 
-def totals(steps: Sequence[Done]) -> str:
-    """Summarize results as :func:`line`, but without reasons."""
-    return "; ".join(
-        text for group in _groups(steps) for text in (_finished(group), *_lost(group))
-    )
-
-
 def _groups(steps: Sequence[Done]) -> list[list[Done]]:
     """Return the steps that have a result, by their unit."""
     groups: dict[tuple[str, str], list[Done]] = {}
@@ -206,18 +176,11 @@ def _unfinished(
     reasons: dict[tuple[str, str], list[Done]] = {}
     for step in steps:
         if step.status in statuses:
-            reasons.setdefault((step.status, _reason(step)), []).append(step)
+            reasons.setdefault((step.status, step.reason), []).append(step)
     for (status, reason), some in list(reasons.items())[:MAX_REASONS]:
         names = names_text([w for s in some for w in s.workers])
         text = " ".join(filter(None, [status, names]))
-        known = not reason or reason in error or some[0].reason in error
+        known = not reason or reason in error
         yield text if known else f"{text}: {printable(reason, longest=MAX_REASON)}"
     if len(reasons) > MAX_REASONS:
         yield f"{len(reasons) - MAX_REASONS} more reasons"
-
-
-def _reason(step: Done) -> str:
-    """Return the reason without the number of lost keys, which the line ends with."""
-    parts = step.reason.split("; ")
-    repeated = f"lost {step.lost or 0:,} keys"
-    return "; ".join(part for part in parts if not (step.loses and part == repeated))

@@ -389,7 +389,8 @@ class Outcome:
     status: str  # done, partly, skipped, not needed, failed
     seconds: float | None = None
     nbytes: int | None = None
-    reason: str = ""
+    reason: str = ""  # why it was not done, or only in part
+    details: str = ""  # how it was done
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
     measured: tuple[MeasuredMemory, ...] = ()  # workers before and after

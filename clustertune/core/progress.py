@@ -1,7 +1,7 @@
 """Show the progress of long work in one line, and at most six lines at its end.
 
 A terminal shows it on stderr. A notebook shows one output, which is updated, and at the
-end has the result in one line. Otherwise it is logged.
+end has the result in one line. Otherwise it is logged, and stderr gets the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Progress:
     Parameters
     ----------
     wanted
-        None: shown in a terminal or notebook, else logged. True: shown. False: logged.
+        None: shown in a terminal or notebook, else logged, and the result on stderr.
+        True: shown. False: logged.
         A function is called with (text, fraction or None).
     """
 
@@ -44,6 +45,8 @@ class Progress:
         shown = notebook or terminal if wanted is None else wanted is True
         self.notebook = shown and notebook
         self.stream = sys.stderr if shown and not notebook else None
+        # of the result without a terminal
+        self.fallback = sys.stderr if wanted is None and not notebook else None
         self.output: Any = None  # of the notebook, once there is one
         self.start = self.last = monotonic()
         self.width = 0  # of the current line
@@ -72,14 +75,16 @@ class Progress:
             if lines or self.output is not None:
                 self._write(f"clustertune: {'; '.join(lines)}" if lines else "")
             return
-        if self.stream is None:
+        stream = self.stream or self.fallback
+        if stream is None:
             for line in lines:
                 logger.info("%s", line)
             return
-        self._write("")
+        if self.stream is not None:
+            self._write("")
         for line in lines:
-            print(f"clustertune: {line}", file=self.stream)
-        self.stream.flush()
+            print(f"clustertune: {line}", file=stream)
+        stream.flush()
 
     def _write(self, text: str) -> None:
         if self.notebook:

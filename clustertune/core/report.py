@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from clustertune.core import decoding, rendering, sections
+from clustertune.core import decoding, sections, tables
 from clustertune.core.model import Finding, Severity
 from clustertune.core.results import Results
 from clustertune.core.wording import printable
@@ -25,7 +25,8 @@ SCHEMA_VERSION = 1
 class Report(Results):
     """The findings, steps and results of a call of clustertune.
 
-    It prints as text of at most 100 columns, and displays as HTML in a notebook.
+    It prints as text of at most 100 columns that begins with the answer in one line,
+    and displays as HTML in a notebook.
 
     Attributes
     ----------
@@ -62,13 +63,18 @@ class Report(Results):
     """
 
     def __str__(self) -> str:
-        return rendering.to_text(sections.sections(self))
+        return tables.to_text(sections.sections(self))
 
     def __repr__(self) -> str:
         return f"<Report: {sections.headlines(self)[0]}>"
 
     def _repr_html_(self) -> str:
-        return rendering.to_html(sections.sections(self))
+        return tables.to_html(sections.sections(self, details=True))
+
+    @property
+    def details(self) -> str:
+        """The report as text, with predictions, information and results of steps."""
+        return tables.to_text(sections.sections(self, details=True))
 
     def save(self, path: str | Path) -> None:
         """Write the report as one HTML file that needs no network.
@@ -83,7 +89,7 @@ class Report(Results):
         OSError
             The file cannot be written.
         """
-        page = rendering.to_page(self._repr_html_())
+        page = tables.to_page(self._repr_html_())
         Path(path).write_text(f"{page}\n", encoding="utf-8")
 
     def to_json(self) -> str:
@@ -197,11 +203,6 @@ def with_commands(report: Report, cluster: str) -> Report:
     return replace(report, found=found, left=left)
 
 
-def text_after(report: Report, plan: Report) -> str:
-    """Return the text of a report for a reader who has just seen its plan."""
-    return rendering.to_text(sections.sections(report, plan))
-
-
 def acted(report: Report | None) -> bool:
     """Whether a step was carried out, according to the report."""
     return report is not None and report.changed
@@ -219,9 +220,9 @@ def is_refused(planned: Report, *, in_part: bool = False) -> bool:
 
 def findings_text(title: str, found: Sequence[Finding]) -> str:
     """Return findings as text, with their remedies."""
-    return rendering.to_text([sections.of_findings(title, found)])
+    return tables.to_text([sections.of_findings(title, found)])
 
 
 def findings_html(title: str, found: Sequence[Finding]) -> str:
     """Return findings as HTML, with their remedies; all text is escaped."""
-    return rendering.to_html([sections.of_findings(title, found)])
+    return tables.to_html([sections.of_findings(title, found)])

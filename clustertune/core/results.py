@@ -5,8 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clustertune.core.counts import EXECUTED, Done
 from clustertune.core.model import Finding
+
+EXECUTED = ("done", "partly", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One step of a report: the prediction, the measurement, the result."""
+
+    action: str
+    summary: str
+    gain: str
+    status: str  # planned, done, partly, skipped, not needed, failed or refused
+    predicted_bytes: int | None  # bytes to transfer; None: unknown
+    at_risk: str
+    nbytes: int | None = None  # measured; None: not measured
+    seconds: float | None = None
+    reason: str = ""  # why it was not done, or only in part
+    details: str = ""  # how it was done
+    verb: str = ""  # of the count, as "restarted"
+    noun: str = ""  # of the count, as "worker"
+    count: int | None = None  # finished units
+    total: int | None = None  # all units
+    workers: tuple[str | int, ...] = ()  # ids of the workers that the step is about
+    loses: bool = False  # whether such a step can lose keys
+    lost: int | None = None  # keys; None: unknown
+    predicted_peak: int | None = None  # greatest rise of one worker's memory, in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +65,12 @@ class WorkerMemory:
     """Process memory that a worker measured before and after a step; None: unknown."""
 
     worker: str | int
-    before: int | None
-    after_trim: int | None
-    after_restart: int | None
-    threshold: int | None  # the worker spills or pauses above it
-    keys: int | None  # that its restart moved
-    seconds: float | None  # duration of its restart
+    before: int | None = None
+    after_trim: int | None = None
+    after_restart: int | None = None
+    threshold: int | None = None  # the worker spills or pauses above it
+    keys: int | None = None  # that its restart moved
+    seconds: float | None = None  # duration of its restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +81,10 @@ class WorkerState:
     """
 
     worker: str | int
-    data_before: int | None  # managed memory
-    data_after: int | None
-    process_before: int | None
-    process_after: int | None
+    data_before: int | None = None  # managed memory
+    data_after: int | None = None
+    process_before: int | None = None
+    process_after: int | None = None
     limit: int  # memory limit; 0: none is set
 
 

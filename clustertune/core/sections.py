@@ -1,69 +1,77 @@
-"""Decide what a report shows: sections for the renderers, and headlines (pure).
+"""Decide what a report shows: one line that answers, then sections (pure).
 
-The order is: problems, actions with their cost, remaining problems, workers,
-information, and the error of a call that failed. Each fact has one place.
+The order is: problems that remain, fixed problems, actions, workers. Details follow
+only on request. Each fact has one place.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from clustertune.core import counts, tables
-from clustertune.core.counts import EXECUTED, Done
+from clustertune.core import counts
 from clustertune.core.model import Finding, Severity
-from clustertune.core.rendering import Cell, Item, Section, Table
-from clustertune.core.results import Results, WorkerMemory, WorkerState
-from clustertune.core.tables import NONE, Row, bars, compact, predicted, value_text
+from clustertune.core.results import (
+    EXECUTED,
+    Done,
+    LayoutSummary,
+    Results,
+    WorkerMemory,
+    WorkerShare,
+    WorkerState,
+)
+from clustertune.core.tables import (
+    MAX_ROWS,
+    NONE,
+    Cell,
+    Item,
+    Section,
+    Table,
+    bars,
+    change,
+    table,
+    value_text,
+)
 from clustertune.core.wording import (
     bytes_text,
     names_text,
+    natural,
     plural,
     printable,
     seconds_text,
-    workers_text,
 )
 
-MAX_STEPS = 8  # in a headline
-MAX_HEADLINES = 6
+MAX_STEPS = 8  # in one line
+MAX_LINES = 6  # of headlines
 
-#: checks about the request itself; their findings have a line of their own
+#: checks about the request itself
 ABOUT_REQUEST = ("missing_estimator", "one_machine")
 #: calls that are about data and training, so that all findings are relevant
-ABOUT_TRAINING = ("", "check", "prepare")
-#: actions with one row for each worker
+ABOUT_TRAINING = ("", "check", "prepare", "fit")
+#: actions whose steps are rows of a table of workers
 BY_WORKER = ("restart", "trim")
-#: headers of tables
-MOVED, PREDICTED_BYTES = "bytes\nmoved", "bytes\npredicted"
-PREDICTED_RISE = "memory rise of a worker:\npredicted"
-#: parts of reasons that the table of workers already shows
-_SHOWN = re.compile(
-    r"[\d,]+ keys moved away( and back)?|lost [\d,]+( keys)?"
-    r"|[\d,]+ keys? \([^)]*\) (released|dropped)"
-)
-_TRIMMED = re.compile(r"^[\d.]+ \w+ to [\d.]+ \w+ ?")
+COLOURS = {"Ready": "#2e7d32", "Done": "#2e7d32", "Plan": "#1565c0"}
+NOT_READY = "#c62828"
 
 
-def sections(results: Results, plan: Results | None = None) -> list[Section]:
-    """Return the sections of a report, without empty ones.
-
-    ``plan`` is the report that the reader has seen just before. Its findings are only
-    named, and its notes are left out.
-    """
-    findings = _Findings.of(results)
-    by_worker = any(map(_by_worker, results.steps))
-    seen = {f.message for f in plan.found} if plan else frozenset()
-    remaining = [f for f in findings.remaining if f.message not in seen]
+def sections(results: Results, *, details: bool = False) -> list[Section]:
+    """Return the sections of a report, without empty ones."""
+    findings = Findings.of(results)
+    word, text = verdict(results)
+    title = f"{word}: {text}"
     content: dict[str, Sequence[Item | Table]] = {
-        "Problems": list(_problems(results, findings, seen)),
-        "Actions": list(_actions(results)),
-        "Remaining problems": list(_items(results, remaining)),
-        "Workers": list(tables.of_workers(results, memory=not by_worker)),
-        "Information": list(_information(results, findings, plan, seen)),
-        "Error": [Item("failed", results.error)] if results.error else [],
+        "Problems": list(_items(results, findings.problems)),
+        "Fixed problems": [
+            Item("fixed", f"{f.message} ({f.check})") for f in findings.fixed
+        ],
+        "Actions": list(_actions(results, details)),
+        "Workers": list(_workers(results)),
+        "Notes": list(_notes(results, findings, details)),
+        "Predicted and measured": list(_costs(results)) if details else [],
     }
-    return [Section(title, tuple(parts)) for title, parts in content.items() if parts]
+    parts = [Section(name, tuple(x)) for name, x in content.items() if x]
+    return [Section(title, colour=COLOURS.get(word, NOT_READY)), *parts]
 
 
 def of_findings(title: str, found: Sequence[Finding]) -> Section:
@@ -75,17 +83,17 @@ def of_findings(title: str, found: Sequence[Finding]) -> Section:
 
 
 @dataclass(frozen=True, slots=True)
-class _Findings:
+class Findings:
     """The findings of a report by their place; a finding has one place."""
 
-    problems: tuple[Finding, ...]  # of the first look, without the remaining ones
-    remaining: tuple[Finding, ...]  # problems of the last look after changes
+    problems: tuple[Finding, ...]  # of the last look, worst first
+    fixed: tuple[Finding, ...]
     information: tuple[Finding, ...]
     unrelated: tuple[Finding, ...]  # the call does not change them
-    fixed: tuple[Finding, ...]
 
     @classmethod
-    def of(cls, results: Results) -> _Findings:
+    def of(cls, results: Results) -> Findings:
+        """Sort the findings of a report."""
         before, after = results.found, results.left
         final = results.status not in ("checked", "planned")
         compared = final and (results.changed or after != before)
@@ -100,18 +108,16 @@ class _Findings:
 
         def problem(f: Finding) -> bool:
             unsure = f.severity is Severity.unknown and results.status == "left"
-            return related(f) and (f.severity > Severity.info or unsure)
+            return f.severity > Severity.info or unsure
 
-        remaining = tuple(f for f in after if problem(f)) if compared else ()
-        shown = {f.message for f in remaining}
+        gone = [f for f in before if not any(_same(f, g) for g in after)]
+        mine = [f for f in latest if related(f)]
+        worst = sorted(filter(problem, mine), key=lambda f: -f.severity)
         return cls(
-            problems=tuple(f for f in before if problem(f) and f.message not in shown),
-            remaining=remaining,
-            information=tuple(f for f in latest if related(f) and not problem(f)),
+            problems=tuple(worst),
+            fixed=tuple(f for f in gone if compared and related(f) and problem(f)),
+            information=tuple(f for f in mine if not problem(f)),
             unrelated=tuple(f for f in latest if not related(f)),
-            fixed=tuple(
-                f for f in before if compared and not any(_same(f, g) for g in after)
-            ),
         )
 
 
@@ -126,47 +132,16 @@ def _same(a: Finding, b: Finding) -> bool:
     return a.check == b.check and common
 
 
-def _problems(
-    results: Results, findings: _Findings, seen: Collection[str]
-) -> Iterator[Item]:
-    known = [f for f in findings.problems if f.message in seen]
-    for finding in findings.problems:
-        if finding in findings.fixed and finding not in known:
-            yield _finding_item(finding, "", "; fixed")
-    unfixed = [f for f in findings.problems if f not in findings.fixed]
-    yield from _items(results, [f for f in unfixed if f not in known])
-    remaining = {f.check for f in findings.remaining}
-    named = {
-        "fixed": [f for f in known if f in findings.fixed],
-        "unchanged": [f for f in unfixed if f in known and f.check not in remaining],
-        "remaining": [f for f in findings.remaining if f.message in seen],
-    }
-    for label, some in named.items():
-        if some:
-            yield Item(label, _checks_text(some))
-    others = findings.remaining or findings.unrelated or results.error
-    if results.call in ABOUT_TRAINING and not (findings.problems or others):
-        yield Item("none", "")
-
-
-def _checks_text(found: Sequence[Finding]) -> str:
-    return names_text(list(dict.fromkeys(f.check for f in found)), most=8)
-
-
 def _items(results: Results | None, found: Sequence[Finding]) -> Iterator[Item]:
     """Return findings, and each remedy once: at the last finding that has it."""
     remedies = [_useful_remedy(results, f) for f in found]
     for number, (finding, remedy) in enumerate(zip(found, remedies, strict=True)):
         sharing = [f for f, r in zip(found, remedies, strict=True) if r == remedy]
-        last = remedy not in remedies[number + 1 :]
+        last = remedy and remedy not in remedies[number + 1 :]
         of = f" of {_checks_text(sharing)}" if len(sharing) > 1 else ""
-        yield _finding_item(finding, f"Remedy{of}: {remedy}" if remedy and last else "")
-
-
-def _finding_item(finding: Finding, detail: str, state: str = "") -> Item:
-    check = f" ({finding.check}{state})" if finding.check else ""
-    text = f"{finding.message}{check}"
-    return Item(str(finding.severity), text, (detail,) if detail else ())
+        check = f" ({finding.check})" if finding.check else ""
+        detail = (f"Remedy{of}: {remedy}",) if last else ()
+        yield Item(str(finding.severity), f"{finding.message}{check}", detail)
 
 
 def _useful_remedy(results: Results | None, finding: Finding) -> str:
@@ -178,305 +153,296 @@ def _useful_remedy(results: Results | None, finding: Finding) -> str:
     return "" if finding.fixed_by or same else finding.remedy
 
 
-def _information(
-    results: Results,
-    findings: _Findings,
-    plan: Results | None,
-    seen: Collection[str],
-) -> Iterator[Item]:
-    new = [f for f in findings.information if f.message not in seen]
-    yield from _items(results, new)
-    unrelated = [f for f in findings.unrelated if f.message not in seen]
-    if unrelated:
-        others = plural(len(unrelated), "finding")
-        yield Item(
-            "unrelated",
-            f"{others} that this call does not change: {_checks_text(unrelated)} "
-            "(see `check`)",
-        )
-    for note in results.notes:
-        if plan is None or note not in plan.notes:
-            yield Item("note", note)
+def _checks_text(found: Sequence[Finding]) -> str:
+    return names_text(list(dict.fromkeys(f.check for f in found)), most=8)
 
 
-# --- steps ----------------------------------------------------------------------------
-
-
-def _by_worker(step: Done) -> bool:
-    about_workers = step.action in BY_WORKER and step.noun == "worker"
-    return about_workers and step.status != "refused"
-
-
-def _actions(results: Results) -> Iterator[Item | Table]:
-    if results.status == "fine":
-        yield Item("none", "nothing to do")
-    by_worker = [s for s in results.steps if _by_worker(s)]
-    for step in results.steps:
-        # the error of a refused call describes the refused steps
-        known = step.status == "refused" and step.summary in results.error
-        if not (_by_worker(step) or known):
-            yield Item(step.status, step.summary, tuple(_details(step, results.error)))
-    total = counts.totals([s for s in results.steps if s.loses or _by_worker(s)])
-    if total:
-        yield Item("total", total)
+def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item]:
+    if details:
+        yield from _items(results, findings.information)
+    elif findings.information:
+        count = plural(len(findings.information), "finding")
+        names = _checks_text(findings.information)
+        yield Item("info", f"{count} of no urgency: {names} (see the details)")
+    if findings.unrelated:
+        count = plural(len(findings.unrelated), "finding")
+        names = _checks_text(findings.unrelated)
+        yield Item("unrelated", f"{count} that this call does not change: {names}")
     for need in results.needs:
         yield Item("unknown yet", need)
-    yield from _cost(results)
-    if by_worker:
-        yield from _reason_items(by_worker)
-        yield _steps_table(results, by_worker)
-    costs = [s for s in results.steps if not _alone(s) and _has_cost(s)]
-    if len(costs) > 1:
-        yield _cost_table(costs)
+    yield from (Item("note", note) for note in results.notes)
 
 
-def _details(step: Done, error: str) -> Iterator[str]:
-    known = step.gain.removesuffix(" of memory") in step.summary
-    if step.gain and not known and step.status == "planned":
-        yield f"Gain: {step.gain}"
-    reason = _unshown(step.reason)
-    if reason and reason not in error:
-        yield f"Reason: {reason}"
+# --- the answer -----------------------------------------------------------------------
 
 
-def _unshown(reason: str) -> str:
-    """Return the parts of a reason that no other line shows."""
-    parts = reason.split("; ")
-    return "; ".join(part for part in parts if not _SHOWN.fullmatch(part))
-
-
-def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
-    """Return a table of workers that were restarted or trimmed.
-
-    Columns that repeat what other places show are hidden.
-    """
-    memory = {m.worker: m for m in results.memory}
-    states = {w.worker: w for w in results.workers}
-    rows = [
-        _step_row(step, worker, memory.get(worker), states.get(worker))
-        for step in steps
-        for worker in step.workers
+def headlines(results: Results) -> list[str]:
+    """Return the answer in one line, then other problems and notes: six lines."""
+    findings = Findings.of(results)
+    latest = [f for f in findings.information if f.check in ABOUT_REQUEST]
+    lines = [
+        *(f"{f.severity}: {f.message}" for f in findings.problems[1:]),
+        *(f"info: {f.message}" for f in latest),
     ]
-    above = any(
-        m.threshold and value and value > m.threshold
-        for m in results.memory
-        for value in (m.before, m.after_trim, m.after_restart)
-    )
-    cells = [dict(row) for row in rows]
-    done = all(s.status == "done" and not s.lost for s in steps)
-    repeated = {
-        "threshold": not above,
-        PREDICTED_BYTES: all(row[MOVED] == row[PREDICTED_BYTES] for row in cells),
-        "outcome": done and len({s.verb for s in steps}) == 1,
-    }
-    return compact(rows, hidden=[name for name, hides in repeated.items() if hides])
+    notes = [f"note: {note}" for note in results.notes]
+    first = ": ".join(verdict(results))
+    rest = [*lines[: max(0, MAX_LINES - 1 - len(notes))], *notes]
+    return [printable(line) for line in [first, *rest[: MAX_LINES - 1]]]
 
 
-def _step_row(
-    step: Done,
-    worker: str | int,
-    memory: WorkerMemory | None,
-    state: WorkerState | None,
-) -> Row:
-    before = memory.before if memory else state.process_before if state else None
-    after = threshold = keys = None
-    if memory is not None:
-        trims = step.action == "trim"
-        after = memory.after_trim if trims else memory.after_restart
-        threshold, keys = memory.threshold, None if trims else memory.keys
-        if not trims and memory.after_trim is not None:
-            before = memory.after_trim
-    moved = predicted_bytes = seconds = NONE
-    if len(step.workers) == 1:
-        predicted_bytes = predicted(step.predicted_bytes, bytes_text)
-        if step.status in EXECUTED:
-            moved = value_text(step.nbytes, bytes_text)
-            seconds = value_text(step.seconds, seconds_text)
-    was, now = (
-        Cell(value_text(n, bytes_text), bars(threshold, n)) for n in (before, after)
-    )
-    return (
-        ("worker", names_text([worker])),
-        ("memory\nbefore", was),
-        ("memory\nafter", now),
-        ("threshold", value_text(threshold, bytes_text)),
-        ("keys", value_text(keys, "{:,}".format)),
-        (MOVED, moved),
-        (PREDICTED_BYTES, predicted_bytes),
-        ("seconds", seconds),
-        ("outcome", _outcome(step)),
-    )
+def verdict(results: Results) -> tuple[str, str]:
+    """Return a word, and what the call did and left, as one sentence."""
+    if results.error:
+        account = counts.line(results.steps, results.error)
+        return "Failed", "; ".join(filter(None, [results.error, account]))
+    if results.status == "planned":
+        planned = [s.summary for s in results.steps if s.status == "planned"]
+        risks = _risks(results)
+        lost = f"; this would lose {risks}" if risks else ""
+        text = f"would {_in_turn(planned)}{lost}" if planned else "nothing to do"
+        return "Plan", f"{text}; {_problems_text(results)}"
+    # the moved bytes stand for the moved keys
+    counted = [s for s in results.steps if (s.verb, s.status) != ("moved", "done")]
+    parts = (counts.line(counted), _effect(results), _problems_text(results))
+    return _word(results), "; ".join(filter(None, parts))
 
 
-def _outcome(step: Done) -> str:
-    if step.status == "planned":
-        if not _alone(step):
-            return f"to be {step.verb}"
-        text = step.summary  # the first column has the worker
-        for verb in ("restart", "resize"):
-            text = text.removeprefix(f"{verb} {workers_text(step.workers)}; ")
-        return text
-    result = step.verb if step.status == "done" else step.status
-    return f"{result}; lost {plural(step.lost, 'key')}" if step.lost else result
+def _word(results: Results) -> str:
+    problems = Findings.of(results).problems
+    critical = any(f.severity is Severity.critical for f in problems)
+    if results.call in ABOUT_TRAINING:
+        return "Not ready" if critical or results.status == "left" else "Ready"
+    return "Partly done" if results.status == "left" else "Done"
 
 
-def _reason_items(steps: Sequence[Done]) -> Iterator[Item]:
-    """Return the reasons of steps by worker, equal ones in one line."""
-    groups: dict[tuple[str, str], list[str | int]] = {}
-    for step in steps:
-        for worker in step.workers:
-            if reason := _reason(step, worker):
-                groups.setdefault((step.status, reason), []).append(worker)
-    for (status, reason), workers in list(groups.items())[:MAX_STEPS]:
-        yield Item(status, f"{workers_text(workers)}: {reason}")
-    if len(groups) > MAX_STEPS:
-        yield Item("more", plural(len(groups) - MAX_STEPS, "reason"))
+def _effect(results: Results) -> str:
+    """Return the moved bytes, the duration, and the rows that workers hold then."""
+    took = seconds_text(results.seconds)
+    if results.status == "checked":
+        return f"checked {plural(len(results.workers), 'worker')} in {took}"
+    rows = _rows_text(results)
+    if not results.changed:
+        idle = "nothing was done" if results.status == "left" else "nothing to do"
+        return f"{idle} ({took}){f'; {rows}' if rows else ''}"
+    moved = moved_text(results.steps)
+    text = f"{moved} in {took}" if moved else f"took {took}"
+    return f"{text}, so {rows}" if rows else text
 
 
-def _reason(step: Done, worker: str | int) -> str:
-    """Return the parts of a reason that are about a worker or about all."""
-    own, parts = f"worker {names_text([worker])}: ", []
-    for part in step.reason.split("; "):
-        if part.startswith(own):
-            parts.append(_TRIMMED.sub("", part.removeprefix(own)))
-        elif not (step.action == "trim" and part.startswith("worker ")):
-            parts.append(part)
-    return _unshown("; ".join(filter(None, parts)))
-
-
-# --- cost -----------------------------------------------------------------------------
-
-
-def _cost(results: Results) -> Iterator[Item]:
-    predicted_cost = _predicted_cost(results.steps)
-    if results.changed:
-        known = f" (predicted: {predicted_cost})" if predicted_cost else ""
-        unknown = any(s.nbytes is None for s in results.steps if _has_cost(s))
-        moved = "unknown bytes moved" if unknown and predicted_cost else ""
-        took = f"{seconds_text(results.seconds)}, {moved}"
-        yield Item("cost", f"{took if moved else _total_cost(results)}{known}")
-    elif predicted_cost:
-        yield Item("predicted", predicted_cost)
-    if risks := _risks(results):
-        yield Item("would lose", risks)
-
-
-def _predicted_cost(steps: Sequence[Done]) -> str:
-    """Return the prediction for all steps that have a cost."""
-    costs = [s for s in steps if _has_cost(s)]
-    nbytes = [s.predicted_bytes for s in costs]
-    peaks = [s.predicted_peak for s in costs if s.predicted_peak]
-    if not (any(n != 0 for n in nbytes) or peaks):
+def moved_text(steps: Sequence[Done]) -> str:
+    """Return the bytes that the steps transferred, as far as they are known."""
+    done = [s.nbytes for s in steps if s.status in EXECUTED]
+    known = [n for n in done if n is not None]
+    if not any(known):
         return ""
-    total = None if None in nbytes else sum(n or 0 for n in nbytes)
-    parts = [f"{predicted(total, bytes_text)}{' bytes' if total is None else ''} moved"]
-    if peaks:
-        parts.append(f"at most {bytes_text(max(peaks))} more memory on a worker")
-    return ", ".join(parts)
+    least = "at least " if len(known) < len(done) else ""
+    return f"moved {least}{bytes_text(sum(known))}"
 
 
-def _alone(step: Done) -> bool:
-    """Whether the table of workers has the cost of a step."""
-    return _by_worker(step) and len(step.workers) == 1
+def _rows_text(results: Results) -> str:
+    """Return the rows of the training data that each worker holds."""
+    summary = next(iter(results.after or results.before), None)
+    if summary is None or not summary.workers or not summary.loaded:
+        return ""
+    held = [w.rows for w in summary.workers if w.rows]
+    empty = len(summary.workers) - len(held)
+    all_of_them = "all " if not empty and len(held) > 1 else ""
+    few, many = f"{min(held, default=0):,}", f"{max(held, default=0):,}"
+    rows = f"{few} rows" if few == many else f"{few} to {many} rows"
+    holds = "holds" if len(held) == 1 else "hold"
+    text = f"{all_of_them}{plural(len(held), 'worker')} {holds} {rows}"
+    return f"{text}, and {empty:,} none" if empty else text
 
 
-def _has_cost(step: Done) -> bool:
-    if step.status == "planned":
-        return step.predicted_bytes != 0 or bool(step.predicted_peak)
-    return step.status in EXECUTED
-
-
-def _total_cost(results: Results) -> str:
-    moved = sum(s.nbytes or 0 for s in results.steps)
-    return f"{seconds_text(results.seconds)}, {bytes_text(moved)} moved"
+def _problems_text(results: Results) -> str:
+    problems = Findings.of(results).problems
+    if not problems:
+        return "no problems" if results.status == "checked" else "no problem remains"
+    count, message = plural(len(problems), "problem"), problems[0].message
+    state = "" if results.status in ("checked", "planned") else " remain"
+    state += "s" if state and len(problems) == 1 else ""
+    return f"{count}{state}: {message}"
 
 
 def _risks(results: Results) -> str:
     """Return the data that planned steps would lose."""
-    if results.status != "planned":
-        return ""
     risks = [s.at_risk for s in results.steps if not s.at_risk.startswith("nothing")]
-    return _in_turn(risks)
-
-
-def _cost_table(steps: Sequence[Done]) -> Table:
-    rows = [
-        (
-            ("action", s.action),
-            ("bytes moved:\npredicted", predicted(s.predicted_bytes, bytes_text)),
-            ("\nmeasured", _measured(s, s.nbytes, bytes_text)),
-            ("seconds", _measured(s, s.seconds, seconds_text)),
-            (PREDICTED_RISE, value_text(s.predicted_peak, bytes_text)),
-        )
-        for s in steps
-    ]
-    return compact(rows)
-
-
-def _measured(step: Done, value: float | None, text: Callable[[float], str]) -> str:
-    return NONE if step.status == "planned" else predicted(value, text)
-
-
-# --- headlines ------------------------------------------------------------------------
-
-
-def headlines(results: Results) -> list[str]:
-    """Return at most six lines: problem, action, cost, remaining, info.
-
-    The last line is the error, because people look there after ^C.
-    """
-    account = counts.line(results.steps, results.error)
-    lines = [
-        *_problem_lines(results, account),
-        *(f"info: {message}" for message in _about_request(results)),
-    ]
-    notes = [f"note: {note}" for note in results.notes]
-    failure = "; ".join(filter(None, [results.error, account]))
-    failed = [f"failed: {failure}"] if results.error else []
-    most = max(0, MAX_HEADLINES - len(notes) - len(failed))
-    return [printable(line) for line in (*lines[:most], *notes, *failed)]
-
-
-def _problem_lines(results: Results, account: str) -> Iterator[str]:
-    findings = _Findings.of(results)
-    first_look = {f.message for f in results.found}
-    found = (*findings.problems, *findings.remaining)
-    problems = [f for f in found if f.message in first_look]
-    first = problems[0].message if problems else ""
-    if problems and not (first and first in results.error):
-        more = plural(len(problems) - 1, "more problem")
-        yield f"problem: {first}{f' (and {more})' if len(problems) > 1 else ''}"
-    planned = [f"would {s.summary}" for s in results.steps if s.status == "planned"]
-    if planned:
-        yield f"action: {_in_turn(planned)}"
-    if account and not results.error:
-        yield f"action: {account}"
-    if risks := _risks(results):
-        yield f"cost: would lose {risks}"
-    if account:
-        yield f"cost: {_total_cost(results)}"
-    if problems and results.status == "fine":
-        yield f"action: none ({seconds_text(results.seconds)})"
-    remaining = findings.remaining
-    if remaining and results.status != "failed":
-        same = remaining[0].message == first
-        names = list(dict.fromkeys(f.check for f in remaining))
-        count = f"{plural(len(remaining), 'problem')} ({names_text(names)})"
-        yield f"remaining: {count if same else remaining[0].message}"
-    unsettled = results.status == "left" and (problems or remaining)
-    if not (planned or account or results.error or problems or unsettled):
-        nothing = "no problems" if results.status == "checked" else "nothing to do"
-        yield f"{nothing} ({seconds_text(results.seconds)})"
-
-
-def _about_request(results: Results) -> Iterator[str]:
-    """Return the last messages about the request itself that are no problem."""
-    latest = results.left or results.found
-    shown = {f.check: f.message for f in latest if f.severity is Severity.info}
-    return (shown[check] for check in ABOUT_REQUEST if check in shown)
+    return _in_turn(risks) if results.status == "planned" else ""
 
 
 def _in_turn(texts: Sequence[str]) -> str:
     """Return the first texts, and the number of the others."""
     more = [f"{len(texts) - MAX_STEPS:,} more"] if len(texts) > MAX_STEPS else []
     return "; then ".join([*texts[:MAX_STEPS], *more])
+
+
+# --- steps ----------------------------------------------------------------------------
+
+
+def _actions(results: Results, details: bool) -> Iterator[Item | Table]:
+    by_worker = [s for s in results.steps if _by_worker(s)]
+    for step in results.steps:
+        # the error of a refused call describes the refused steps
+        known = step.status == "refused" and step.summary in results.error
+        if step not in by_worker and not known:
+            yield Item(step.status, step.summary, tuple(_reasons(step, details)))
+    for step in by_worker if details else ():
+        if step.details:
+            yield Item(step.status, step.details)
+    if by_worker:
+        yield _steps_table(results, by_worker)
+
+
+def _by_worker(step: Done) -> bool:
+    about_workers = step.action in BY_WORKER and step.noun == "worker"
+    return about_workers and step.status not in ("refused", "planned")
+
+
+def _reasons(step: Done, details: bool) -> Iterator[str]:
+    if step.gain and step.status == "planned":
+        yield f"Gain: {step.gain}"
+    if step.reason:
+        yield f"Reason: {step.reason}"
+    if details and step.details:
+        yield f"Details: {step.details}"
+
+
+def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
+    """Return a table of workers that were restarted or trimmed."""
+    memory = {m.worker: m for m in results.memory}
+    unmeasured = WorkerMemory(worker="")
+
+    def row(step: Done, worker: str | int) -> list[tuple[str, str | Cell]]:
+        m = memory.get(worker, unmeasured)
+        trims, alone = step.action == "trim", len(step.workers) == 1
+        before = m.before if trims or m.after_trim is None else m.after_trim
+        after = m.after_trim if trims else m.after_restart
+        process = Cell(
+            change(before, after, bytes_text), bars(m.threshold, before, after)
+        )
+        ran = alone and step.status in EXECUTED
+        return [
+            ("worker", names_text([worker])),
+            ("process memory", process),
+            ("keys", value_text(None if trims else m.keys, "{:,}".format)),
+            ("bytes moved", value_text(step.nbytes if ran else None, bytes_text)),
+            ("seconds", value_text(step.seconds if ran else None, seconds_text)),
+            ("outcome", _outcome(step)),
+        ]
+
+    pairs = [(step, worker) for step in steps for worker in step.workers]
+    pairs.sort(key=lambda pair: natural(pair[1]))
+    return table([row(*pair) for pair in pairs])
+
+
+def _outcome(step: Done) -> str:
+    result = step.verb if step.status == "done" else step.status
+    if step.lost:
+        result += f"; lost {plural(step.lost, 'key')}"
+    return f"{result}: {step.reason}" if step.reason else result
+
+
+def _costs(results: Results) -> Iterator[Table]:
+    """Return predicted and measured bytes, and the predicted rise of memory."""
+    rows = [
+        (
+            ("action", s.action),
+            ("bytes moved:\npredicted", value_text(s.predicted_bytes, bytes_text)),
+            ("\nmeasured", value_text(s.nbytes, bytes_text)),
+            ("memory rise of a\nworker, predicted", _peak_text(s)),
+            ("seconds", value_text(s.seconds, seconds_text)),
+        )
+        for s in results.steps
+        if s.status in ("planned", *EXECUTED)
+    ]
+    if rows:
+        yield table(rows)
+
+
+def _peak_text(step: Done) -> str:
+    return value_text(step.predicted_peak, bytes_text)
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+def _workers(results: Results) -> Iterator[Item | Table]:
+    """Return what workers hold before and after the call, one table per layout."""
+    states = {w.worker: w for w in results.workers}
+    after = results.after or results.before
+    pairs = {s.label: s for s in results.before}
+    for number, summary in enumerate(after):
+        if summary.workers:
+            before = pairs.get(summary.label, summary)
+            yield _layout_table(before, summary, {} if number else states, results)
+    if results.workers and not after and not any(map(_by_worker, results.steps)):
+        yield _memory_table(results.workers)
+
+
+def _layout_table(
+    before: LayoutSummary,
+    after: LayoutSummary,
+    states: dict[str | int, WorkerState],
+    results: Results,
+) -> Table:
+    was = {w.worker: w for w in before.workers or after.workers}
+    now = {w.worker: w for w in after.workers}
+    known: dict[str | int, WorkerShare] = {**was, **now}
+    ids = sorted(known, key=natural)
+    if len(ids) > MAX_ROWS:  # show the fullest and the emptiest workers
+        ids.sort(key=lambda id: -known[id].share)
+    largest = max((w.rows for w in chain(was.values(), now.values())), default=0)
+    forecast = results.forecast if states else {}
+
+    def row(id: str | int) -> list[tuple[str, str | Cell]]:
+        a, b = was.get(id), now.get(id)
+        rows, partitions, nbytes = (
+            (getattr(a, name, None), getattr(b, name, None))
+            for name in ("rows", "partitions", "nbytes")
+        )
+        return [
+            ("worker", names_text([id])),
+            ("partitions", change(*partitions, "{:,}".format)),
+            ("rows", Cell(change(*rows, "{:,}".format), bars(largest, *rows))),
+            ("bytes", change(*nbytes, bytes_text)),
+            ("process memory", _process_cell(states.get(id))),
+            ("peak in the fit,\npredicted", value_text(forecast.get(id), bytes_text)),
+        ]
+
+    return table([row(id) for id in ids], title=_layout_title(before, after))
+
+
+def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
+    was = before if before.loaded else after
+    numbers = [
+        change(getattr(was, name), getattr(after, name), text, "unknown")
+        for name, text in (
+            ("partitions", "{:,} partitions".format),
+            ("rows", "{:,} rows".format),
+            ("nbytes", bytes_text),
+        )
+    ]
+    if was.separated or after.separated:
+        pairs = change(was.separated, after.separated, "{:,}".format, "unknown")
+        numbers.append(f"{pairs} pairs separated")
+    return f"{after.label}: {', '.join(numbers)}"
+
+
+def _process_cell(state: WorkerState | None) -> Cell:
+    if state is None:
+        return Cell(NONE)
+    memory = (state.process_before, state.process_after)
+    return Cell(change(*memory, bytes_text), bars(state.limit, *memory))
+
+
+def _memory_table(workers: Sequence[WorkerState]) -> Table:
+    rows = [
+        (
+            ("worker", names_text([w.worker])),
+            ("data in memory", change(w.data_before, w.data_after, bytes_text)),
+            ("process memory", _process_cell(w)),
+            ("memory limit", bytes_text(w.limit) if w.limit else "none"),
+        )
+        for w in sorted(workers, key=lambda w: natural(w.worker))
+    ]
+    return table(rows)

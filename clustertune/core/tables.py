@@ -1,144 +1,121 @@
-"""Make tables of workers for a report, and the cells of tables (pure)."""
+"""Labelled lines and tables, as text and as HTML.
+
+All text may come from a cluster, so it is untrusted. Both renderers replace control
+characters, and the HTML is escaped. There are no colours in text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
 
-from clustertune.core.rendering import Cell, Item, Table
-from clustertune.core.results import LayoutSummary, Results, WorkerShare, WorkerState
-from clustertune.core.wording import bytes_text, names_text, plural
+from clustertune.core.wording import printable
 
-MAX_ROWS = 12  # of a table of workers: the first and the last
+MAX_WIDTH = 100  # columns of text
+MIN_WIDTH = 40  # narrower terminals wrap the lines themselves
+MAX_LABEL = 12  # characters
+MIN_COLUMN = 4  # characters of a table's column
+MAX_UNBROKEN = 24  # characters of a cell that HTML does not wrap
+MAX_ROWS = 12  # of a table: the first and the last
+GAP = 2  # columns between the columns of a table, and of indentation
 NONE = "-"  # in a cell
+
+BAR_COLOURS = ("#a0a0a0", "#4c78a8")  # before, after
+LEGEND = (
+    '<div style="opacity:0.75;font-size:smaller">Bars: grey before, blue after.</div>'
+)
+#: a page that loads nothing, whatever text is in it
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+      content="default-src 'none'; style-src 'unsafe-inline'">
+<title>clustertune</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em; max-width: 75em; }}
+td, th {{ padding: 0.2em 0.8em; text-align: left; vertical-align: top; }}
+h4 {{ margin-bottom: 0.3em; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table; HTML shows each fraction as a bar."""
+
+    text: str
+    bars: tuple[float, ...] = ()  # fractions of the width: before, after
+
 
 Row = Sequence[tuple[str, str | Cell]]
 """The cells of a row, each with the header of its column; text alone has no bars."""
 
 
-# --- workers --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A labelled line, and further lines below it."""
+
+    label: str
+    text: str
+    details: tuple[str, ...] = ()
 
 
-def of_workers(results: Results, *, memory: bool) -> Iterator[Item | Table]:
-    """Return what workers hold before and after the call, one table per layout.
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a title; a line break in a header is a space in HTML."""
 
-    Without layouts, and with ``memory``, return their memory: a table after changes.
-    """
-    states = {w.worker: w for w in results.workers}
-    after = results.after or results.before
-    pairs = {s.label: s for s in results.before}
-    for number, summary in enumerate(after):
-        if summary.workers:
-            before = pairs.get(summary.label, summary)
-            yield _layout_table(
-                before,
-                summary,
-                {} if number else states,
-                {} if number else results.forecast,
-            )
-    if memory and results.workers and not after:
-        changed = results.changed
-        yield (_memory_table if changed else _memory_item)(results.workers)
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
 
 
-def _layout_table(
-    before: LayoutSummary,
-    after: LayoutSummary,
-    states: Mapping[str | int, WorkerState],
-    forecast: Mapping[str | int, int],
-) -> Table:
-    was = {w.worker: w for w in before.workers or after.workers}
-    now = {w.worker: w for w in after.workers}
-    known: dict[str | int, WorkerShare] = {**was, **now}
-    ids = list(known)
-    if len(ids) > MAX_ROWS:  # show the fullest and the emptiest workers
-        ids.sort(key=lambda id: -known[id].share)
-    largest = max((w.rows for w in chain(was.values(), now.values())), default=0)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Items and tables with a title; a section without content is one line."""
 
-    def row(id: str | int) -> Row:
-        a, b = was.get(id), now.get(id)
-        rows, partitions, nbytes = (
-            (getattr(a, name, None), getattr(b, name, None))
-            for name in ("rows", "partitions", "nbytes")
-        )
-        peak = value_text(forecast.get(id), bytes_text)
-        return (
-            ("worker", names_text([id])),
-            ("partitions", change(*partitions, "{:,}".format)),
-            ("rows", Cell(change(*rows, "{:,}".format), bars(largest, *rows))),
-            ("bytes", change(*nbytes, bytes_text)),
-            ("process memory", _process_cell(states.get(id))),
-            ("peak in the fit,\npredicted", peak),
-        )
-
-    return compact([row(id) for id in ids], title=_layout_title(before, after))
+    title: str
+    content: tuple[Item | Table, ...] = ()
+    colour: str = ""  # of the title in HTML
 
 
-def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
-    was = before if before.loaded else after
+# --- making tables --------------------------------------------------------------------
 
-    def changed(name: str, text: Callable[[float], str]) -> str:
-        return change(getattr(was, name), getattr(after, name), text, "unknown")
 
-    parts = [
-        f"{changed('partitions', '{:,}'.format)} partitions",
-        f"{changed('rows', '{:,}'.format)} rows",
-        changed("nbytes", bytes_text),
+def table(rows: Sequence[Row], title: str = "") -> Table:
+    """Make a table without empty columns, and with a part of the rows of a long one."""
+    columns = [
+        (column[0][0], [c if isinstance(c, Cell) else Cell(c) for _, c in column])
+        for column in zip(*rows, strict=True)
     ]
-    if was.imbalance is not None and after.imbalance is not None:
-        share = changed("imbalance", "{:.2f}".format)
-        parts.append(f"fullest worker {share} times its share of rows")
-    if was.separated or after.separated:
-        parts.append(f"{changed('separated', '{:,}'.format)} pairs separated")
-    return f"{after.label}: {', '.join(parts)}"
+    shown = [(name, cells) for name, cells in columns if _has_text(cells)]
+    kept = list(zip(*(cells for _, cells in shown), strict=True))
+    if len(kept) > MAX_ROWS:
+        half = MAX_ROWS // 2
+        more = Cell(f"... {len(kept) - 2 * half:,} more")
+        gap = (more, *[Cell("")] * (len(shown) - 1))
+        kept = [*kept[:half], gap, *kept[-half:]]
+    return Table(tuple(name for name, _ in shown), tuple(kept), title)
 
 
-def _process_cell(state: WorkerState | None) -> Cell:
-    if state is None:
-        return Cell(NONE)
-    memory = (state.process_before, state.process_after)
-    return Cell(change(*memory, bytes_text), bars(state.limit, *memory))
-
-
-def _memory_item(workers: Sequence[WorkerState]) -> Item:
-    seen = [w.process_after or w.process_before for w in workers]
-    known = [n for n in seen if n is not None]
-    limits = [w.limit for w in workers]
-    used = _range_text(known) if known else "unknown"
-    of = f" of {_range_text(limits)} each" if all(limits) else ""
-    processes = plural(len(workers), "process", "processes")
-    return Item("memory", f"{used}{of} in {processes}")
-
-
-def _range_text(sizes: Sequence[int]) -> str:
-    ends = (bytes_text(n) for n in (min(sizes), max(sizes)))
-    return " to ".join(dict.fromkeys(ends))
-
-
-def _memory_table(workers: Sequence[WorkerState]) -> Table:
-    rows = [
-        (
-            ("worker", names_text([w.worker])),
-            ("data in memory", change(w.data_before, w.data_after, bytes_text)),
-            ("process memory", _process_cell(w)),
-            ("memory limit", bytes_text(w.limit) if w.limit else "none"),
-        )
-        for w in workers
-    ]
-    return compact(rows)
-
-
-# --- cells ----------------------------------------------------------------------------
+def _has_text(cells: Sequence[Cell]) -> bool:
+    return any(cell.text != NONE for cell in cells)
 
 
 def value_text(value: float | None, text: Callable[[float], str]) -> str:
     """Format a value; a dash for None."""
     return NONE if value is None else text(value)
-
-
-def predicted(value: float | None, text: Callable[[float], str]) -> str:
-    """Format a value; ``unknown`` for None."""
-    return "unknown" if value is None else text(value)
 
 
 def change(
@@ -156,27 +133,139 @@ def change(
 
 
 def bars(most: float | None, *values: float | None) -> tuple[float, ...]:
-    """Return the known values as fractions of ``most``; none if that is unknown."""
-    known = [v for v in values if v is not None]
-    return tuple(v / most for v in known) if most else ()
+    """Return the known values as fractions of ``most``; one if nothing changed."""
+    known = [v / most for v in values if v is not None] if most else []
+    return tuple(known[-1:] if len({*known}) == 1 else known)
 
 
-def compact(
-    rows: Sequence[Row], hidden: Collection[str] = (), title: str = ""
-) -> Table:
-    """Make a table without hidden and empty columns; leave out rows of a long one."""
-    header: list[str] = []
-    columns: list[list[Cell]] = []
-    for column in zip(*rows, strict=True):
-        name = column[0][0]
-        cells = [c if isinstance(c, Cell) else Cell(c) for _, c in column]
-        if name not in hidden and any(cell.text != NONE for cell in cells):
-            header.append(name)
-            columns.append(cells)
-    kept = list(zip(*columns, strict=True))
-    if len(kept) > MAX_ROWS:
-        half = MAX_ROWS // 2
-        more = Cell(f"... {len(kept) - 2 * half:,} more")
-        gap = (more, *[Cell("")] * (len(header) - 1))
-        kept = [*kept[:half], gap, *kept[-half:]]
-    return Table(tuple(header), tuple(kept), title)
+# --- text -----------------------------------------------------------------------------
+
+
+def to_text(sections: Sequence[Section], width: int | None = None) -> str:
+    """Render sections as text of at most ``width`` columns; None: of the terminal."""
+    width = _terminal_width() if width is None else width
+    return "\n\n".join("\n".join(_section_lines(s, width)) for s in sections)
+
+
+def _terminal_width() -> int:
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not (terminal or os.environ.get("COLUMNS", "").isdecimal()):
+        return MAX_WIDTH
+    return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+
+
+def _section_lines(section: Section, width: int) -> Iterator[str]:
+    yield from _wrapped(section.title, width)
+    items = [x for x in section.content if isinstance(x, Item)]
+    labels = [printable(x.label, longest=MAX_LABEL) for x in items]
+    indent = GAP + max(map(len, labels), default=0) + GAP
+    for part in section.content:
+        if isinstance(part, Item):
+            first = f"{'':{GAP}}{printable(part.label, longest=MAX_LABEL)}"
+            rest = " " * indent
+            yield from _wrapped(part.text, width, first.ljust(indent), rest) or [first]
+            for text in part.details:
+                yield from _wrapped(text, width, rest, rest)
+        else:
+            yield from _table_lines(part, width)
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+    )
+
+
+def _table_lines(table: Table, width: int) -> Iterator[str]:
+    indent = " " * GAP
+    yield from _wrapped(table.title, width, indent, indent)
+    rows = [[printable(cell.text) for cell in row] for row in table.rows]
+    # tabulate does not limit the width of a table, and pads headers
+    widths = _column_widths([table.header, *rows], width - GAP)
+    for row in (table.header, ["-" * n for n in widths], *rows):
+        yield from (f"{indent}{line}".rstrip() for line in _row_lines(row, widths))
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Wrap the cells of a row and put them side by side."""
+    cells = [
+        [part for line in text.split("\n") for part in _wrapped(line, width) or [""]]
+        for text, width in zip(row, widths, strict=True)
+    ]
+    for parts in zip_longest(*cells, fillvalue=""):
+        padded = (part.ljust(n) for part, n in zip(parts, widths, strict=True))
+        yield (" " * GAP).join(padded)
+
+
+def _column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Narrow the widest columns until the table fits."""
+    lengths = [
+        max(len(line) for cell in column for line in [*cell.split("\n"), ""])
+        for column in zip(*rows, strict=True)
+    ]
+    widths = [max(MIN_COLUMN, min(n, width)) for n in lengths]
+    while sum(widths) + GAP * (len(widths) - 1) > width and max(widths) > MIN_COLUMN:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+# --- HTML -----------------------------------------------------------------------------
+
+
+def to_html(sections: Sequence[Section]) -> str:
+    """Render sections as HTML for a notebook; all text is escaped."""
+    return f'<div class="clustertune">{"".join(map(_section_html, sections))}</div>'
+
+
+def to_page(body: str) -> str:
+    """Return a complete HTML page that needs no network."""
+    return PAGE.format(body=body)
+
+
+def _section_html(section: Section) -> str:
+    parts = [
+        _item_html(x) if isinstance(x, Item) else _table_html(x)
+        for x in section.content
+    ]
+    colour = f' style="color:{section.colour}"' if section.colour else ""
+    return f"<h4{colour}>{_prose(section.title)}</h4>{''.join(parts)}"
+
+
+def _item_html(item: Item) -> str:
+    details = "".join(
+        f'<div style="opacity:0.75;margin-left:1.5em">{_prose(text)}</div>'
+        for text in item.details
+    )
+    return (
+        f'<div style="margin:0.3em 0"><strong>{_prose(item.label)}</strong> '
+        f"{_prose(item.text)}{details}</div>"
+    )
+
+
+def _prose(text: str) -> str:
+    """Escape text, and mark the code in it."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(printable(text)))
+
+
+def _table_html(table: Table) -> str:
+    head = "".join(f"<th>{escape(x)}</th>" for x in table.header).replace("\n", " ")
+    rows = "".join(f"<tr>{''.join(map(_cell_html, row))}</tr>" for row in table.rows)
+    title = f'<div style="margin:0.6em 0 0.2em">{_prose(table.title)}</div>'
+    legend = LEGEND if any(len(c.bars) > 1 for row in table.rows for c in row) else ""
+    title = title if table.title else ""
+    return f"{title}<table><tr>{head}</tr>{rows}</table>{legend}"
+
+
+def _cell_html(cell: Cell) -> str:
+    colours = BAR_COLOURS[len(BAR_COLOURS) - len(cell.bars) :]
+    bars = "".join(
+        f'<div style="background:{colour};height:4px;margin-top:2px;'
+        f'width:{100 * min(1.0, max(0.0, bar)):.0f}%"></div>'
+        for bar, colour in zip(cell.bars, colours, strict=True)
+    )
+    style = ' style="white-space:nowrap"' if len(cell.text) <= MAX_UNBROKEN else ""
+    return f"<td{style}>{_prose(cell.text)}{bars}</td>"

@@ -9,6 +9,7 @@ Anyone who can start a worker can choose its name. So unprintable characters of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from datetime import datetime, timezone, tzinfo
 
@@ -102,7 +103,15 @@ def names_text(names: Sequence[str | int], *, most: int = 3) -> str:
 
 def workers_text(ids: Sequence[str | int]) -> str:
     """Format ids of workers: ``worker 3``, ``workers 0, 1, 2 and 7 more``."""
-    return f"worker{'' if len(ids) == 1 else 's'} {names_text(ids)}"
+    return (
+        f"worker{'' if len(ids) == 1 else 's'} {names_text(sorted(ids, key=natural))}"
+    )
+
+
+def natural(name: str | int) -> list[tuple[bool, int, str]]:
+    """Return the key of an order in which ``w2`` is before ``w10``."""
+    parts = re.split(r"([0-9]+)", str(name))
+    return [(not x.isdecimal(), int(x) if x.isdecimal() else 0, x) for x in parts if x]
 
 
 def variable(label: str) -> str:

@@ -200,7 +200,7 @@ def _outcome(
     if result is None:
         return Outcome(step=step, status="failed", seconds=seconds, reason=error)
     status = "partly" if result.not_done else "done"
-    reason = result.not_done or result.details
+    reason = result.not_done
     if result.not_done and result.unchanged:
         status, reason = "skipped", f"{error}, and undone" if error else reason
     return Outcome(
@@ -209,6 +209,7 @@ def _outcome(
         seconds=seconds,
         nbytes=result.nbytes,
         reason=reason,
+        details=result.details,
         count=result.count,
         lost=result.lost,
         measured=result.measured,

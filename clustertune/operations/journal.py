@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from clustertune.core import counts
-from clustertune.core.counts import Done
 from clustertune.core.model import (
     Finding,
     Goal,
@@ -20,7 +19,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.report import Report
-from clustertune.core.results import LayoutSummary, WorkerMemory, WorkerState
+from clustertune.core.results import Done, LayoutSummary, WorkerMemory, WorkerState
 from clustertune.planner import forecast, layouts
 from clustertune.planner.memory import process_limit
 
@@ -173,11 +172,7 @@ def memory_of(
             row = rows.get(m.worker) or WorkerMemory(
                 worker=m.worker,
                 before=m.before,
-                after_trim=None,
-                after_restart=None,
                 threshold=thresholds.get(m.worker),
-                keys=None,
-                seconds=None,
             )
             if isinstance(outcome.step.args, Trim):
                 row = replace(row, after_trim=m.after)

@@ -28,6 +28,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.results import LayoutSummary, WorkerShare
+from clustertune.core.wording import natural
 
 Targets = Int64s
 """For each partition, the index of a worker of the snapshot."""
@@ -234,6 +235,7 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
     """Describe a layout in a few numbers; unknown numbers are None."""
     n_workers = len(view.now.workers)
     known = layout.loaded and layout.aligned
+    found = shares(layout, view) if known else ()
     return LayoutSummary(
         label=layout.label,
         collections=tuple(m.label for m in layout.collections),
@@ -243,7 +245,7 @@ def summarize(layout: Layout, view: View) -> LayoutSummary:
         nbytes=layout.nbytes if layout.loaded else None,
         separated=int(separated(layout, n_workers).sum()) if known else None,
         imbalance=imbalance(layout, view) if known else None,
-        workers=shares(layout, view) if known else (),
+        workers=tuple(sorted(found, key=lambda share: natural(share.worker))),
     )
 
 

@@ -123,7 +123,7 @@ class FilledWorkers:
             return
         lost = sum(step.lost or 0 for step in report.steps)
         if report.status != "done" or lost:
-            line = headlines(report)[-1]
+            line = headlines(report)[0]
             yield f"the restart lost {lost} keys and ended {report.status}: {line}"
         yield from self._above("after the restart")
         yield from self._values(fatal=fatal)

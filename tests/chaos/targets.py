@@ -27,10 +27,9 @@ from click.testing import CliRunner
 from clustertune import checks, preload
 from clustertune.cli import main, running
 from clustertune.core import arguments, settings
-from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
-from clustertune.core.results import LayoutSummary, WorkerShare
+from clustertune.core.results import Done, LayoutSummary, WorkerShare
 from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
 from clustertune.operations import history

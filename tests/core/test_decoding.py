@@ -50,13 +50,10 @@ def test_values() -> None:
         ('{"id": true}', "id: Expected int | str, got bool"),
         ('{"id": 1, "share": "1"}', "share: Expected float, got str"),
         ('{"id": 1, "inner": [{"size": 1.5}]}', "inner[0].size: Expected int, got flo"),
-        ('{"id": 1, "new": 2}', "new: unknown field; known fields are id, share, inne"),
-        ('{"id": 1, "inner": [{"size": 1, "x": 2}]}', "inner[0].x: unknown field"),
-        ('{"id": 1, "inner": [{"size": 1, "\\u001b\\n": 2}]}', "inner[0].\\x1b"),
     ],
 )
 def test_errors(text: str, error: str) -> None:
     """The path comes first."""
     with pytest.raises(ValueError, match=re.escape(error)) as caught:
-        decoding.convert(decoding.parse_json(text), Outer, forbid_unknown=True)
+        decoding.convert(decoding.parse_json(text), Outer)
     assert "\n" not in str(caught.value)

@@ -104,14 +104,14 @@ def test_hostile_text(stderr: Stderr) -> None:
 def test_without_a_terminal_it_is_logged(
     stderr: Stderr, log: pytest.LogCaptureFixture
 ) -> None:
-    """Without a terminal each text is logged once, and so are the last lines."""
+    """Without a terminal each text is logged once; stderr has the last lines."""
     shown = stderr.progress(wanted=None)
     for fraction in (0.1, 0.2, 0.3):
         shown.notify("loading 7 partitions", fraction)
     shown.notify("moving \x1b[2J")
     shown.finish(["did: it"])
-    assert log.messages == ["loading 7 partitions", "moving \\x1b[2J", "did: it"]
-    assert stderr.getvalue() == ""
+    assert log.messages == ["loading 7 partitions", "moving \\x1b[2J"]
+    assert stderr.getvalue() == "clustertune: did: it\n"
 
 
 def test_not_wanted(stderr: Stderr, log: pytest.LogCaptureFixture) -> None:
@@ -135,12 +135,15 @@ def test_in_a_terminal_it_is_shown(
 def test_in_ipython_it_is_shown_in_a_terminal_only(
     stderr: Stderr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shell of IPython is no notebook."""
+    """The shell of IPython is no notebook: without a terminal only the result is."""
     ipython = ModuleType("IPython")
     ipython.get_ipython = type("TerminalInteractiveShell", (), {})
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    stderr.progress(wanted=None).finish(["did: it"])
+    shown = stderr.progress(wanted=None)
+    shown.notify("moving", 0.5)
     assert not stderr.getvalue()
+    shown.finish(["did: it"])
+    assert stderr.getvalue() == "clustertune: did: it\n"
 
 
 def test_a_notebook_keeps_one_line() -> None:

@@ -480,7 +480,7 @@ def test_a_fit_that_raises(
     with pytest.raises(ZeroDivisionError) as error:
         fit(client, model, *data())
     assert error.value is fault
-    assert "action: loaded 2 collections" in notes(fault, caplog)
+    assert "loaded 2 collections" in notes(fault, caplog)
     assert holds(client) == []
     assert not hasattr(model, "clustertune_report_")
     assert clustertune.last_report(client).status == "done"

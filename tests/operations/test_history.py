@@ -25,8 +25,8 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune.core.counts import Done
 from clustertune.core.report import Report
+from clustertune.core.results import Done
 from clustertune.errors import ClustertuneError, RefusedError
 from clustertune.operations import history
 from clustertune.operations.history import Record, append, file_of, read

@@ -9,7 +9,7 @@ from clustertune.operations.journal import Journal
 from clustertune.planner import plan as planner
 from tests.builders import layout, view, worker
 
-STEP = Step(action="scale", summary="scale", price=Price(nbytes=0, seconds=None))
+STEP = Step(action="scale", summary="scale", price=Price(nbytes=0))
 BAD = view([worker(0), worker(1)], [layout([10] * 4, [0, 0, 0, 0])])
 GOOD = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])])
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clustertune.core.counts import Done
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
+from clustertune.core.results import Done
 from clustertune.errors import RefusedError
 from clustertune.operations.playbooks.reading import Limits, Step
 from clustertune.operations.playbooks.results import PlaybookResult, StepResult
