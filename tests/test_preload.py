@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -272,6 +274,24 @@ def test_lines_of_any_event() -> None:
     assert "\n" not in text
     assert len(text) <= telemetry.MAX_LINE
     assert json.loads(text)["action"] == "a\nb"
+
+
+@pytest.mark.parametrize("long", ["", "x" * 10**6])
+def test_each_line_has_its_time_and_author(long: str) -> None:
+    """The time is the scheduler's; JSON has no NaN, so every parser reads the line."""
+    event = {"action": "x", "time": 5.0, "n": [float("nan")], "m": math.inf}
+    for by, fields in (
+        ("ada@node7", {"by": "ada@node7", "client": "c", "time": "1970"}),
+        ("c", {"client": "c"}),
+        ("me", {"owner": "me"}),
+        ("the scheduler", {}),
+    ):
+        text = telemetry.audit_line(event | fields | {"long": long})
+        assert len(text) <= telemetry.MAX_LINE
+        line = json.loads(text, parse_constant=pytest.fail)
+        assert line["by"] == by
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(line["time"])
+        assert abs(age.total_seconds()) < 60
 
 
 # --- Prometheus -----------------------------------------------------------------------

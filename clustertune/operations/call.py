@@ -311,8 +311,9 @@ class RunningCall:
             shown = [facts(view, report.left) for view in journal.views[-1:]]
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done
+        refused = "" if call.dry_run else error
         noted = event_log.log_call(
-            call.client, call.name, status, report.seconds, journal
+            call.client, call.name, status, report.seconds, journal, refused
         )
         await asyncio.shield(noted)
         return report

@@ -35,28 +35,39 @@ MAX_TEXT = 500  # characters
 
 
 async def log_call(
-    client: Client, action: str, status: str, seconds: float, journal: Journal
+    client: Client,
+    action: str,
+    status: str,
+    seconds: float,
+    journal: Journal,
+    refused: str = "",
 ) -> None:
-    """Log a call, if it has begun any step; do nothing if the scheduler is gone."""
+    """Log a call that has begun a step, or why it was ``refused`` before.
+
+    Do nothing if the scheduler is gone.
+    """
     scheduler: Any = client.scheduler
-    if not journal.outcomes or client.status != "running" or scheduler is None:
+    begun = bool(journal.outcomes)
+    if not (begun or refused) or client.status != "running" or scheduler is None:
         return
     # the last look may have been interrupted before the checks ran
     looks = list(zip(journal.views, journal.findings, strict=False))
     event = {
         "action": action,
-        "status": status,
+        "status": status if begun else "refused",
         "seconds": seconds,
         "by": user(),
         "pid": os.getpid(),
         "client": client.id,
         "reason": change_reason(),
-        "before": summarize(*looks[0]),
-        "after": summarize(*looks[-1]),
+        "before": summarize(*looks[0]) if looks else None,
+        "after": summarize(*looks[-1]) if looks else None,
         "lost": sum(o.lost or 0 for o in journal.outcomes),
         "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
         "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
     }
+    if not begun:
+        event["problem"] = printable(refused, longest=MAX_TEXT)
     try:
         logging_event = scheduler.log_event(topic=TOPIC, msg=event)
         await asyncio.wait_for(logging_event, LOG_TIMEOUT)

@@ -380,6 +380,8 @@ class ScheduleRunner:
         self._settle(schedule, outcome, result["problem"], now)
         if not repeated:
             self._log(schedule, outcome, result)
+        if turns:
+            self._log_operation(schedule, outcome, result, turns)
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
@@ -403,12 +405,56 @@ class ScheduleRunner:
         elif schedule.cancelled and not schedule.ended:
             schedule.end("cancelled", now)
 
+    def _log_operation(
+        self,
+        schedule: Schedule,
+        outcome: str,
+        result: Mapping[str, Any],
+        turns: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Log the restarts like those of a client, for metrics and the audit trail."""
+        steps = [
+            {
+                "action": "restart",
+                "summary": f"restart worker {turn['worker']}",
+                "status": _status(turn),
+                "seconds": turn["seconds"],
+                "nbytes": turn["nbytes"],
+                "reason": str(turn["problem"])[:MAX_TEXT],
+            }
+            for turn in turns
+        ]
+        failed = outcome in ("failed", "lost")
+        left = outcome != "done" or result["lost"]
+        event = {
+            "action": "restart",
+            "status": "failed" if failed else "left" if left else "done",
+            "schedule": schedule.name,
+            "client": schedule.terms["owner"],
+            "reason": schedule.terms["reason"],
+            "seconds": sum(turn["seconds"] for turn in turns),
+            "lost": result["lost"],
+            "steps": steps,
+        }
+        self.scheduler.log_event(TOPIC, event)
+
     def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None
     ) -> None:
         event = {"action": "schedule", "id": schedule.name, "state": state}
         event |= {k: schedule.terms[k] for k in ("owner", "reason")}
-        self.scheduler.log_event(TOPIC, event | dict(result or {}))
+        # Dask adds the time of the event
+        own = {k: v for k, v in (result or {}).items() if k != "time"}
+        self.scheduler.log_event(TOPIC, event | own)
+
+
+def _status(turn: Mapping[str, Any]) -> str:
+    """Return the outcome of one worker's restart, in the words of reports."""
+    if not turn["problem"]:
+        return "done"
+    if turn["address"]:
+        return "partly"
+    return "refused" if turn["unchanged"] else "failed"
 
 
 def _texts(refused: Mapping[Any, str]) -> str:

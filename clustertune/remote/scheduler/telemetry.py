@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ logger = logging.getLogger("distributed.clustertune")
 audit_logger = logging.getLogger("clustertune.audit")
 
 MAX_LINE = 100_000  # characters of the audit trail
+MAX_BY = 200  # characters
+SCHEDULER = "the scheduler"
 MAX_SHORT = 100  # fields of a line that was too long
 
 OTHER = "other"  # the label of names that are not in the sets below
@@ -105,18 +108,29 @@ class Metrics:
         """Add the metrics to those of this process, if it can serve any.
 
         A process has one set of metrics. If two schedulers share a process, only the
-        first has them.
+        first has them, until it has ended.
         """
         try:
             from prometheus_client import REGISTRY
         except ImportError:
             return
+        former: Any = REGISTRY._names_to_collectors.get("clustertune_lease")
+        # the class of another plugin may be a copy of this one, which was sent before
+        if former is not None and not former.is_current():
+            REGISTRY.unregister(former)
+            former.registered = False
         try:
             REGISTRY.register(self)
         except ValueError:
             logger.info("another scheduler of this process has clustertune's metrics")
             return
         self.registered = True
+
+    def is_current(self) -> bool:
+        """Whether the scheduler of this plugin runs and has no other plugin."""
+        scheduler = self.plugin.scheduler
+        current = scheduler.plugins.get(self.plugin.name) is self.plugin
+        return current and scheduler.status.name in ("init", "running")
 
     def close(self) -> None:
         """Remove the metrics from those of this process."""
@@ -236,22 +250,32 @@ def audit(topic: str, event: Any) -> None:
 
 
 def audit_line(event: Mapping[str, Any]) -> str:
-    """Return an event as one line of JSON with its time in UTC."""
+    """Return an event as one line of JSON, with its time in UTC and who caused it.
+
+    The time is that of the scheduler, whatever the event has under that name.
+    """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    # events of the scheduler plugin have the id of a client
+    by = event.get("by") or event.get("client") or event.get("owner") or SCHEDULER
+    always = {"time": now, "by": by if isinstance(by, str) else repr(by)[:MAX_BY]}
+    own = {k: v for k, v in event.items() if k not in always}
     # json escapes line breaks and control characters in texts
-    text = json.dumps({"time": now, **_plain(event)}, default=repr)
+    text = json.dumps(always | _plain(own), default=repr, allow_nan=False)
     if len(text) <= MAX_LINE:
         return text
     short = {
         str(k)[:200]: v[:200] if isinstance(v, str) else v
-        for k, v in list(event.items())[:MAX_SHORT]
+        for k, v in list(own.items())[:MAX_SHORT]
         if isinstance(v, str | int | float)
     }
-    return json.dumps({"time": now, "shortened": True, **short})
+    always["by"] = always["by"][:MAX_BY]
+    return json.dumps(always | {"shortened": True} | _plain(short), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """The value with texts as keys, as JSON has them."""
+    """The value with texts as keys, and without numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 from distributed.utils_test import captured_logger, gen_cluster
+from prometheus_client import REGISTRY
 
 import clustertune
 from clustertune.errors import (
     ConnectionLostError,
     LeaseHeldError,
+    RefusedError,
     VersionMismatchError,
 )
 from clustertune.monitor import monitor
@@ -84,8 +86,44 @@ async def test_the_fix_for_another_release(c, s, a, b):
     new = s.plugins[NAME]
     assert new is not old
     assert s.handlers[NAME].__self__ is new
+    assert metrics() == [new.metrics]
     assert waiting.done()
     assert all(watch.done() for watch in old.watches)
+
+
+def metrics():
+    """Return the collectors of clustertune's metrics in this process."""
+    found = REGISTRY._names_to_collectors
+    return list({found[n] for n in found if n.startswith("clustertune_")})
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_metrics_of_a_plugin_that_is_installed_again(c, s, a, b):
+    """They belong to the plugin that is installed, even if the other never ended."""
+    await clustertune.check(c)
+    old = s.plugins[NAME]
+    assert metrics() == [old.metrics]
+    s.remove_plugin(name=NAME)
+    del s.handlers[NAME]
+    await clustertune.check(c)
+    new = s.plugins[NAME]
+    assert metrics() == [new.metrics]
+    await old.close()
+    assert metrics() == [new.metrics]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_refused_calls_are_logged(c, s, a, b):
+    """The event has the author and the reason; nothing was changed."""
+    with pytest.raises(RefusedError):
+        await clustertune.restart_workers(c)
+    (event,) = [e for _, e in s.get_events(NAME) if e["action"] == "restart"]
+    assert (event["status"], list(event["steps"])) == ("refused", [])
+    assert "it has no nanny" in event["problem"]
+    assert event["by"]
+    assert s.plugins[NAME].metrics.operations == {("restart", "refused"): 1}
+    await clustertune.restart_workers(c, dry_run=True)
+    assert len([e for _, e in s.get_events(NAME) if e["action"] == "restart"]) == 1
 
 
 def terms(owner):

@@ -240,6 +240,11 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     await soon(lambda: it.ended)
     assert (it.state, it.results[-1]["outcome"]) == ("done", "done")
     assert sum(result["lost"] for result in it.results) == 0
+    counted = plugin.metrics
+    assert counted.operations == {("restart", "left"): 1, ("restart", "done"): 1}
+    assert counted.steps == {("restart", "done"): 2}
+    assert counted.moved_bytes == sum(result["nbytes"] for result in it.results)
+    assert counted.operation_seconds["restart"] > 0
     assert set(pids.values()).isdisjoint((await c.run(os.getpid)).values())
     after = {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
     assert all(before[name] <= after[name] for name in before)
