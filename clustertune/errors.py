@@ -20,7 +20,7 @@ class ClustertuneError(Exception):
 
 
 class NoWorkersError(ClustertuneError):
-    """The cluster has no worker that could hold or train on the data."""
+    """The cluster has no worker for the request, or requested workers cannot start."""
 
 
 class ConnectionLostError(ClustertuneError):
@@ -28,19 +28,7 @@ class ConnectionLostError(ClustertuneError):
 
 
 class AlignmentError(ClustertuneError):
-    """The partitions of X, y and companions do not match each other or the workers."""
-
-
-class GroupOrderError(ClustertuneError):
-    """Rows of a group (qid) are not consecutive, or groups are not in order."""
-
-
-class GroupSplitError(ClustertuneError):
-    """A group (qid) would be cut, or is larger than the free memory of a worker."""
-
-
-class ClassCoverageError(ClustertuneError):
-    """Not every worker can have a row of every class."""
+    """X, y and companions do not match, or rows, groups or classes do not suit."""
 
 
 class CapacityError(ClustertuneError):
@@ -51,10 +39,6 @@ class RefusedError(ClustertuneError):
     """The request would lose data, or is impossible; nothing was changed."""
 
 
-class SharedDataError(ClustertuneError):
-    """Data that a call would release is needed by another client or collection."""
-
-
 class VersionMismatchError(ClustertuneError):
     """Scheduler or workers have versions to which code must not be sent."""
 
@@ -63,56 +47,35 @@ class LeaseHeldError(ClustertuneError):
     """Another plan runs on this cluster."""
 
 
-class ScaleError(ClustertuneError):
-    """The cluster cannot scale, or requested workers did not start."""
-
-
 class IncompleteError(ClustertuneError):
-    """Data could not be loaded, or was lost with a worker and cannot be recomputed."""
-
-
-class PlaybookError(ClustertuneError, ValueError):
-    """A playbook is invalid; nothing was done. The text has a line for each mistake."""
-
-
-class WorkerLostError(ClustertuneError):
-    """A worker of a fit has left, and the fit could not finish without it."""
+    """Data was not loaded or is lost, or a fit cannot finish without a lost worker."""
 
 
 class VerificationError(ClustertuneError):
-    """The final look found missing or mispaired rows."""
+    """Rows are missing or mispaired, or prepared data has moved or is lost.
 
+    Attributes
+    ----------
+    rows_changed
+        Whether rows were lost, or differ from the prepared rows.
+    """
 
-class LayoutChanged(VerificationError):  # noqa: N818 (it says what happened)
-    """Prepared data has moved, or is lost."""
-
-    #: whether rows were lost, or differ from the prepared rows
     rows_changed: bool = False
 
 
-class ItemError(ClustertuneError):
-    """A function failed at an item; its error is the cause.
+class FunctionError(ClustertuneError):
+    """A function of the caller failed on the cluster; its error is the cause.
 
     Attributes
     ----------
     items
-        Numbers of the items: one, or all items of a task whose worker died.
+        Of ``map_reduce``: numbers of the items, one, or all of a task whose worker
+        died.
+    role, rank, worker
+        Of ``run_roles``: the first role that failed, and the address of its worker.
     """
 
     items: tuple[int, ...] = ()
-
-
-class RoleError(ClustertuneError):
-    """A role failed, was lost, or did not begin or end; its error is the cause.
-
-    Attributes
-    ----------
-    role, rank
-        The first role that failed.
-    worker
-        The address of its worker.
-    """
-
     role: str = ""
     rank: int = 0
     worker: str = ""
@@ -129,6 +92,5 @@ REFUSALS = (
     LeaseHeldError,
     NoWorkersError,
     RefusedError,
-    ScaleError,
     VersionMismatchError,
 )

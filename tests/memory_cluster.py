@@ -39,7 +39,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.planner.layouts import held_bytes, part_bytes
 from clustertune.planner.memory import refuse_overfull
 from tests.builders import indices, worker
@@ -169,7 +169,7 @@ class MemoryCluster:
     async def scale(self, n_workers: int, notify: Notify) -> Result:
         self.calls.append(f"scale {n_workers}")
         if n_workers > self.most:
-            raise ScaleError(f"asked for {n_workers} workers, {self.most} run")
+            raise NoWorkersError(f"asked for {n_workers} workers, {self.most} run")
         free = (w for w in map(worker, count()) if w.address not in self.workers)
         while len(self.workers) < n_workers:
             new = next(free)

@@ -427,7 +427,6 @@ def _keep(cluster: LocalCluster, report: str) -> None:
         (errors.CapacityError, 4),
         (errors.LeaseHeldError, 4),
         (errors.NoWorkersError, 4),
-        (errors.ScaleError, 4),
         (errors.VersionMismatchError, 4),
         (errors.IncompleteError, 5),
         (errors.TimedOutError, 5),

@@ -27,7 +27,6 @@ from clustertune.errors import (
     AlignmentError,
     CapacityError,
     NoWorkersError,
-    ScaleError,
     VerificationError,
 )
 from clustertune.operations import prepare as preparation
@@ -480,7 +479,7 @@ def test_workers_that_do_not_come() -> None:
     """If the cluster cannot scale, its error is raised."""
     start = view(workers(1), [layout(ROWS, [0] * 12)], n_workers=3)
     cluster, journal = MemoryCluster(start, most=2), Journal()
-    with pytest.raises(ScaleError, match="asked for 3 workers"):
+    with pytest.raises(NoWorkersError, match="asked for 3 workers"):
         run(cluster, journal)
     assert [o.status for o in journal.outcomes] == ["failed"]
     assert spread(cluster) == [12]

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from clustertune.core.model import Layout, View
 from clustertune.errors import (
     AlignmentError,
-    ClassCoverageError,
-    GroupOrderError,
 )
 from clustertune.operations import prepare as preparation
 from clustertune.operations.journal import Journal
@@ -146,7 +144,9 @@ def test_every_worker_has_every_class(data: st.DataObject) -> None:
     cluster = MemoryCluster(seen, fault=faults(data), values={"y": y})
     try:
         journal = run(cluster)
-    except ClassCoverageError:
+    except AlignmentError as error:
+        if "class" not in str(error):
+            raise
         running = sum(w.running for w in cluster.workers.values())
         assert np.unique(y, return_counts=True)[1].min() < running
         return
@@ -200,11 +200,11 @@ def test_groups_are_whole_and_in_order(data: st.DataObject) -> None:
     cluster = MemoryCluster(seen, fault=faults(data), values=values)
     try:
         journal = run(cluster)
-    except GroupOrderError:
-        assert 1 + int((qid[1:] != qid[:-1]).sum()) > len(set(groups))
-        return
-    except AlignmentError:
-        assert len(set(groups)) < sum(w.running for w in cluster.workers.values())
+    except AlignmentError as error:
+        if "come back" in str(error):
+            assert 1 + int((qid[1:] != qid[:-1]).sum()) > len(set(groups))
+        else:
+            assert len(set(groups)) < sum(w.running for w in cluster.workers.values())
         return
     assert_paired(cluster, journal)
     assert not journal.plans[-1].steps

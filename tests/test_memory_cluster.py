@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clustertune.core.model import Load, Move, Moves, Result, View
-from clustertune.errors import CapacityError, ScaleError
+from clustertune.errors import CapacityError, NoWorkersError
 from tests.builders import layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
 
@@ -200,5 +200,5 @@ def test_scale() -> None:
 def test_scale_too_far() -> None:
     """A request beyond the limit raises an error, as on a live cluster."""
     cluster = three(layout(ROWS, [0] * 4), most=4)
-    with pytest.raises(ScaleError, match="asked for 5 workers, 4 run"):
+    with pytest.raises(NoWorkersError, match="asked for 5 workers, 4 run"):
         asyncio.run(cluster.scale(5, lambda *_: None))

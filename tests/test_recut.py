@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune.errors import AlignmentError, CapacityError, SharedDataError
+from clustertune.errors import AlignmentError, CapacityError, RefusedError
 from tests.processes import soon
 
 ROWS = 4000
@@ -383,7 +383,7 @@ async def test_what_others_need_is_not_released(c, s, a, b):
     """Data of another client or a published name is refused; nothing changes."""
     (X,) = await persisted(c, da.from_array(numbers(), chunks=ROWS))
     await c.publish_dataset(X, name="mine")
-    with pytest.raises(SharedDataError, match="another client or a published data"):
+    with pytest.raises(RefusedError, match="another client or a published data"):
         await clustertune.prepare(c, X, release_inputs=True)
     assert await c.compute(X.sum()) == numbers().sum()
 
@@ -394,7 +394,7 @@ async def test_partitions_that_the_same_call_needs_are_not_released(c, s, a, b):
     frame = pd.DataFrame(numbers(), columns=list("abcde"))
     (X,) = await persisted(c, dd.from_pandas(frame, npartitions=4))
     some = X.partitions[:2]
-    with pytest.raises(SharedDataError, match="needs, too"):
+    with pytest.raises(RefusedError, match="needs, too"):
         await clustertune.prepare(
             c, X, eval_set=[(some, some["a"])], rechunk=7, release_inputs=True
         )
@@ -462,9 +462,7 @@ async def test_failed_after_inputs_were_released(c, s, a, b):
     )
     y = await c.persist(da.from_array(Xn[:, 0], chunks=1000))
     await c.publish_dataset(y, name="wanted")
-    with pytest.raises(
-        SharedDataError, match="another client or a published"
-    ) as caught:
+    with pytest.raises(RefusedError, match="another client or a published") as caught:
         await clustertune.prepare(c, X, eval_set=[(valid, y)], release_inputs=True)
     assert "client.get_dataset('clustertune-" in str(caught.value)
     name = str(caught.value).split("get_dataset('")[1].split("'")[0]

@@ -14,7 +14,7 @@ from distributed.utils_test import gen_cluster
 import clustertune
 from clustertune.actions import retire
 from clustertune.core.model import HeldData
-from clustertune.errors import RefusedError, ScaleError
+from clustertune.errors import NoWorkersError, RefusedError
 from tests.builders import view, worker
 from tests.processes import cluster, process, until, workers_of
 
@@ -66,7 +66,9 @@ def test_with_an_address_only(tmp_path: Any) -> None:
         client.wait_for_workers(3)
         X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
         wait(X)
-        with pytest.raises(ScaleError, match="only the scheduler's address") as error:
+        with pytest.raises(
+            NoWorkersError, match="only the scheduler's address"
+        ) as error:
             clustertune.scale(client, 4)
         line = str(error.value).rpartition(": dask worker ")[2].split()
         with process(sys.executable, "-m", "dask", "worker", *line):

@@ -37,9 +37,6 @@ from clustertune.core.wording import printable
 from clustertune.errors import (
     AlignmentError,
     CapacityError,
-    ClassCoverageError,
-    GroupOrderError,
-    GroupSplitError,
 )
 from clustertune.planner import goals
 
@@ -132,13 +129,13 @@ ERRORS: Mapping[str, type[Exception]] = {
     "differing_index": AlignmentError,
     "misaligned_partitions": AlignmentError,
     "fit_memory": CapacityError,
-    "group_order": GroupOrderError,
-    "large_groups": GroupSplitError,
-    "missing_classes": ClassCoverageError,
+    "group_order": AlignmentError,
+    "large_groups": AlignmentError,
+    "missing_classes": AlignmentError,
     "no_rows": ValueError,
     "non_numeric_columns": ValueError,
     "nonfinite_values": ValueError,
-    "split_groups": GroupSplitError,
+    "split_groups": AlignmentError,
     "too_few_partitions": AlignmentError,
     "too_many_partitions": AlignmentError,
 }

@@ -28,7 +28,7 @@ from clustertune.cli.options import (
 from clustertune.cli.running import carry_out, text_or_json
 from clustertune.core.model import Severity
 from clustertune.core.wording import plural, printable
-from clustertune.errors import PlaybookError
+from clustertune.operations.playbooks import PlaybookError
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -27,9 +27,7 @@ from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable
 from clustertune.errors import (
     IncompleteError,
-    LayoutChanged,
     VerificationError,
-    WorkerLostError,
 )
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries.continuing import (
@@ -276,7 +274,7 @@ class _Work:
         """
         try:
             yield
-        except LayoutChanged as error:
+        except VerificationError as error:
             if error.rows_changed:
                 changed = VerificationError(
                     f"rows changed during the fit: {error}. The model is fitted, but "
@@ -297,7 +295,7 @@ class _Work:
         self.losses.append(loss)
         self.checkpoint = loss.checkpoint or self.checkpoint
         if len(self.losses) > self.max_failures:
-            raise WorkerLostError(f"{loss}. {self._advice()}") from error
+            raise IncompleteError(f"{loss}. {self._advice()}") from error
         logger.warning("%s; the fit continues", loss)
         self.progress.notify(f"{loss}; the fit continues", None)
 
@@ -508,11 +506,10 @@ def fit(
     TypeError, ValueError
         An argument is wrong, or the library cannot fit with this client; nothing was
         changed.
-    WorkerLostError
-        A worker of the fit left, and ``max_failures`` was reached. The other workers
-        are free, and data that can be computed again is complete.
     IncompleteError
-        Data was lost with a worker, or was computed again with other values.
+        A worker of the fit left, and ``max_failures`` was reached. The other workers
+        are free, and data that can be computed again is complete. Or data was lost with
+        a worker, or was computed again with other values.
     VerificationError
         Rows were lost or changed during the fit. The model is fitted, but perhaps on
         other rows.

@@ -284,19 +284,16 @@ def prepare(
         An argument is wrong; nothing was changed.
     AlignmentError
         X, y and companions have different numbers of rows, or partitions that must not
-        be cut do not match each other.
-    GroupOrderError, GroupSplitError
-        Query groups are not as the workload needs them, or one is too large.
-    ClassCoverageError
-        Each worker needs all classes, and a class has fewer rows than workers.
+        be cut do not match each other. Query groups are not as the workload needs them,
+        or one is too large. Each worker needs all classes, and a class has fewer rows
+        than workers.
     CapacityError
         The data, or new partitions together with the old ones, do not fit below the
         thresholds at which workers spill.
-    SharedDataError
+    RefusedError
         ``release_inputs`` would release keys that another client or collection needs;
         nothing was changed.
-    ConnectionLostError, NoWorkersError, VersionMismatchError, ScaleError, \
-LeaseHeldError
+    ConnectionLostError, NoWorkersError, VersionMismatchError, LeaseHeldError
         The cluster cannot carry out the request; the text gives the reason and a fix.
     IncompleteError
         Data was lost with a worker and cannot be computed again, or failed to load.

@@ -14,7 +14,7 @@ from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.model import Layout, Plan, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
-from clustertune.errors import LayoutChanged
+from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
 from clustertune.monitor import counting
@@ -189,7 +189,7 @@ class Prepared(ClientContext):
 
         Raises
         ------
-        LayoutChanged
+        VerificationError
             A partition is lost, has other rows, is apart from its companions or on
             another worker, or a worker lacks its replica of an eval set.
         """
@@ -210,7 +210,7 @@ class Prepared(ClientContext):
         status = "failed" if wrong else "fine"
         report = run.journal.report(status, monotonic() - start, wrong)
         if wrong:
-            error = LayoutChanged(f"looking again found: {wrong}")
+            error = VerificationError(f"looking again found: {wrong}")
             error.report, error.rows_changed = report, bool(lost)
             raise error
         return report

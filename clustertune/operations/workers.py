@@ -20,7 +20,7 @@ from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
 from clustertune.core.model import Notify, Step, View, WorkerSize
 from clustertune.core.report import Report
-from clustertune.errors import RefusedError, ScaleError
+from clustertune.errors import NoWorkersError, RefusedError
 from clustertune.integrations import managers
 from clustertune.operations.procedure import operate
 from clustertune.planner import machines
@@ -330,7 +330,7 @@ def scale(
 
     Raises
     ------
-    ScaleError
+    NoWorkersError
         The cluster cannot have more workers, or they did not start in time. If the
         client has no cluster object, the text ends with the line that starts them.
     RefusedError
@@ -355,7 +355,7 @@ def scale(
             if client.cluster is None:
                 reason = machines.start_by_hand(view.now, wanted - there)
             if reason is not None:
-                raise ScaleError(f"n_workers={wanted}: {reason}")
+                raise NoWorkersError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
         else:
             yield from retiring.steps(view, wanted, wait=seconds)

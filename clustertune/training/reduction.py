@@ -31,8 +31,8 @@ from clustertune.core.model import Key
 from clustertune.core.wording import printable
 from clustertune.errors import (
     AlignmentError,
+    FunctionError,
     IncompleteError,
-    ItemError,
     NoWorkersError,
 )
 from clustertune.monitor import connection, monitor
@@ -100,7 +100,7 @@ class MapReduce:
         ------
         TypeError, ValueError
             An argument has a wrong type or value, or cannot be sent to workers.
-        ItemError
+        FunctionError
             ``func`` failed for an item, or its result does not fit the others. Waiting
             tasks are cancelled.
         AlignmentError
@@ -448,12 +448,12 @@ def _failure(error: BaseException, plan: Plan) -> Exception | None:
         "reduce": f"reduce failed at the result of item {number}: {details}",
         "sum": f"the result of item {number} does not fit earlier results: {text}",
     }
-    failure = ItemError(texts[operation])
+    failure = FunctionError(texts[operation])
     failure.items, failure.__cause__ = (number,), cause
     return failure
 
 
-def _killed(error: KilledWorker, plan: Plan) -> ItemError | None:
+def _killed(error: KilledWorker, plan: Plan) -> FunctionError | None:
     """Return the error for a task during which several workers ended."""
     name, number = error.task if isinstance(error.task, tuple) else (error.task, -1)
     if not str(name).startswith("map_reduce-") or not isinstance(number, int):
@@ -461,7 +461,7 @@ def _killed(error: KilledWorker, plan: Plan) -> ItemError | None:
     items = tuple(plan.batches[number].items)
     first, last = items[0], items[-1]
     of = f"item {first}" if first == last else f"some of the items {first} to {last}"
-    failure = ItemError(
+    failure = FunctionError(
         f"{error.allowed_failures + 1} workers ended while they worked on {of}. They "
         "may have exceeded their memory, or native code crashed; see the workers' logs"
     )

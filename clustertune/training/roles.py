@@ -98,7 +98,7 @@ def run_roles(
         An argument has a wrong type or value, or a function does not pickle.
     NoWorkersError
         There are fewer workers than roles, or workers lack the framework.
-    RoleError
+    FunctionError
         A role did not begin in time, or was lost before. The result raises later
         errors.
     AlignmentError, CapacityError, ...

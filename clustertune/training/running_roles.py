@@ -20,7 +20,7 @@ from distributed import Client
 from clustertune.core import arguments
 from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text, workers_text
-from clustertune.errors import ConnectionLostError, RoleError, TimedOutError
+from clustertune.errors import ConnectionLostError, FunctionError, TimedOutError
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.client_context import ClientContext
@@ -149,7 +149,7 @@ def failure_cause(states: Sequence[RoleState], grace: float) -> Exception | None
         )
     texts += [f"after that, {failure.text}" for _, failure in failed[1:3]]
     texts += [_stuck_text(stuck, grace)] * bool(stuck)
-    error = RoleError("; ".join(texts))
+    error = FunctionError("; ".join(texts))
     first = failed[0][0] if failed else stuck[0]
     error.role, error.rank, error.worker = first.role, first.rank, first.worker
     error.__cause__ = failed[0][1].error if failed else None
@@ -272,7 +272,7 @@ class Roles(ClientContext):
 
         Raises
         ------
-        RoleError
+        FunctionError
             A role failed, was lost with its worker, or does not stop. All other roles
             were stopped.
         TimedOutError

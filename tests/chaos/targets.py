@@ -30,10 +30,9 @@ from clustertune.core import arguments, settings
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import Done, LayoutSummary, WorkerShare
-from clustertune.errors import PlaybookError
 from clustertune.integrations import libraries
 from clustertune.operations import history
-from clustertune.operations.playbooks import available, reading
+from clustertune.operations.playbooks import PlaybookError, available, reading
 from clustertune.operations.scheduling import triggers
 from tests.chaos import mutations
 from tests.chaos.mutations import dumped, tree

@@ -20,7 +20,7 @@ from clustertune.checks.labels import (
     unshuffled_rows,
 )
 from clustertune.core.model import Contents, Severity
-from clustertune.errors import ClassCoverageError, GroupOrderError, GroupSplitError
+from clustertune.errors import AlignmentError
 from clustertune.remote.worker import content
 from clustertune.remote.worker.content import labels
 from tests.builders import layout, view, worker
@@ -98,7 +98,7 @@ def test_a_worker_lacks_one():
     assert finding.severity is Severity.critical
     assert finding.subject == ("X", "y")
     assert finding.evidence == {"classes": 3, "workers": 1}
-    assert ERRORS["missing_classes"] is ClassCoverageError
+    assert ERRORS["missing_classes"] is AlignmentError
 
 
 def test_whole_partitions_move_where_that_will_do():
@@ -321,7 +321,7 @@ def test_groups_that_come_back():
         assert finding.subject == ("X", "qid")
         assert finding.fixed_by == ""
         assert "numpy.argsort(qid.compute()" in finding.remedy
-    assert ERRORS["group_order"] is GroupOrderError
+    assert ERRORS["group_order"] is AlignmentError
     (finding,) = find_group_order([3, 1], [3])
     assert finding.severity is Severity.info
 
@@ -410,7 +410,7 @@ def test_groups_that_partitions_cut():
     assert finding.evidence == {"groups": 2}
     (finding,) = ranked([1, 1], [1, 2], rechunk=False)
     assert finding.fixed_by == ""
-    assert ERRORS["split_groups"] is GroupSplitError
+    assert ERRORS["split_groups"] is AlignmentError
 
 
 # --- large_groups ---------------------------------------------------------------------
@@ -463,4 +463,4 @@ def test_one_that_fits_no_worker():
     )
     assert finding.evidence == {"rows": 4, "bytes": 4 * MIB}
     assert finding.fixed_by == ""
-    assert ERRORS["large_groups"] is GroupSplitError
+    assert ERRORS["large_groups"] is AlignmentError

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from distributed import Client, LocalCluster, wait
 
 import clustertune
-from clustertune.errors import GroupOrderError, RefusedError
+from clustertune.errors import AlignmentError, RefusedError
 
 ROWS = 120
 NUMBERS = np.arange(ROWS * 4, dtype="f8").reshape(ROWS, 4)
@@ -233,14 +233,14 @@ def test_rows_without_a_group(client: Client, kind: str) -> None:
     y, qid = X[:, 0] if kind in ("array", "masked") else X["a"], missing_groups(kind)
     count = int((GROUPS == 3).sum())
     lightgbm = {"estimator": "lightgbm_rank", "progress": False}
-    with pytest.raises(GroupOrderError, match=f"{count} rows without a group") as error:
+    with pytest.raises(AlignmentError, match=f"{count} rows without a group") as error:
         clustertune.prepare(client, X, y, qid=qid, **lightgbm)
     code = str(error.value).split("`")[1]
     names = {"X": X, "y": y, "qid": qid, "dask": dask, "numpy": np}
     exec(code, names)
     X, y, qid = (names[name] for name in ("X", "y", "qid"))
     # the groups that remain come back, and the code of that error sorts them
-    with pytest.raises(GroupOrderError, match="come back") as error:
+    with pytest.raises(AlignmentError, match="come back") as error:
         clustertune.prepare(client, X, y, qid=qid, **lightgbm)
     names |= {"X": X, "y": y, "qid": qid}
     exec(str(error.value).split("`")[1], names)

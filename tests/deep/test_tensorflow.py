@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from clustertune.errors import RoleError
+from clustertune.errors import FunctionError
 from clustertune.training import run_roles
 from tests.processes import until
 
@@ -156,7 +156,7 @@ def test_all_end_with_one(client: Any, cause: str, role: str, said: str) -> None
         where = running.workers["ps"]
         (process,) = client.run(os.getpid, workers=where).values()
         os.kill(process, signal.SIGKILL)
-    with pytest.raises(RoleError, match=said):
+    with pytest.raises(FunctionError, match=said):
         running.result()
     until(lambda: len(client.nthreads()) == 4, 60)
     assert not left(client)
@@ -206,7 +206,7 @@ def test_mirrored_workers(client: Any, page: dict[str, Any]) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(one, two))
     assert not left(client)
     roles = {"worker": (4, lambda ctx: None)}  # some of them were members
-    with pytest.raises(RoleError, match=r"has been a mirrored worker .*restart"):
+    with pytest.raises(FunctionError, match=r"has been a mirrored worker .*restart"):
         run_roles(client, roles, framework="tensorflow").result()
 
 
@@ -237,7 +237,7 @@ def test_mirrored_workers_end_together(client: Any, cause: str, said: str) -> No
                     os.kill(os.getpid(), signal.SIGKILL)
 
     client.restart()
-    with pytest.raises(RoleError, match=said) as caught:
+    with pytest.raises(FunctionError, match=said) as caught:
         run_roles(client, {"worker": (2, train)}, framework="tensorflow").result()
     assert "did not stop" not in str(caught.value)
     until(lambda: len(client.nthreads()) == 4, 60)
@@ -247,7 +247,7 @@ def test_asked_out_of_scope(client: Any) -> None:
     """A rank that asks for a stop outside of the strategy gets an error with a fix."""
     client.restart()
     roles = {"worker": (2, lambda ctx: ctx.should_stop())}
-    with pytest.raises(RoleError, match=r"with strategy\.scope\(\)"):
+    with pytest.raises(FunctionError, match=r"with strategy\.scope\(\)"):
         run_roles(client, roles, framework="tensorflow").result()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from clustertune import actions, checks
 from clustertune.core.model import Outcome, Plan, Price, Step, View
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.operations.call import execute
 from clustertune.planner import plan as planner
 from tests.builders import layout, view, worker
@@ -141,7 +141,7 @@ def test_a_failure_is_recorded_before_it_goes_on() -> None:
     """The outcome of a failed step is recorded, and no other step begins."""
     told, cluster = Told(), MemoryCluster(start(), most=2)
     plan = Plan(phase="scale", steps=(SCALE, SCALE))
-    with pytest.raises(ScaleError, match="asked for 3 workers"):
+    with pytest.raises(NoWorkersError, match="asked for 3 workers"):
         told.run(plan, start(), cluster)
     assert [o.status for o in told.outcomes] == ["failed"]
     assert told.outcomes[0].reason == "asked for 3 workers, 2 run"

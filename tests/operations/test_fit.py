@@ -41,7 +41,7 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
 
 import clustertune
-from clustertune.errors import LeaseHeldError, VerificationError, WorkerLostError
+from clustertune.errors import IncompleteError, LeaseHeldError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.operations.history import Record, read
 from tests.processes import BLOCK, until, workers_of
@@ -512,7 +512,7 @@ def test_a_worker_that_is_killed(
         raise ValueError("a worker is gone")
 
     X, y = data()
-    with pytest.raises(WorkerLostError, match="killed by signal 9") as error:
+    with pytest.raises(IncompleteError, match="killed by signal 9") as error:
         fit(client, Mine(work), X, y)
     assert str(error.value.__cause__) == "a worker is gone"
     assert "clustertune had prepared the data: " in notes(error.value, caplog)

@@ -297,7 +297,7 @@ async def test_no_workers(c, s):
 async def test_no_cluster_object_cannot_scale(c, s, a, b):
     """``n_workers`` with only an address is an error with the line of ``scale``."""
     line = f"dask worker {s.address} --no-nanny --nthreads 1"
-    with pytest.raises(errors.ScaleError, match=line):
+    with pytest.raises(errors.NoWorkersError, match=line):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=4)
     assert not s.tasks
 
@@ -447,7 +447,7 @@ def test_workers_that_do_not_come(local_cluster, monkeypatch):
     cluster, client = local_cluster(1)
     cluster.new_spec["options"]["no_such_option"] = 1
     X = da.ones((10, 2), chunks=2)
-    with pytest.raises(errors.ScaleError, match="requested 2 workers, 1 run"):
+    with pytest.raises(errors.NoWorkersError, match="requested 2 workers, 1 run"):
         clustertune.prepare(client, X, n_workers=2, timeout="5 s")
 
 
@@ -546,7 +546,7 @@ def test_a_fixed_list_of_workers_is_not_scaled():
     spec = {0: {"cls": Worker, "options": {"nthreads": 1}}}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": "127.0.0.1:0"}}
     with SpecCluster(spec, scheduler) as cluster, Client(cluster) as client:
-        with pytest.raises(errors.ScaleError, match="fixed list of workers"):
+        with pytest.raises(errors.NoWorkersError, match="fixed list of workers"):
             clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2)
         assert set(cluster.worker_spec) == {0}
 

@@ -18,7 +18,7 @@ import xgboost.dask as dxgb
 from distributed import Client, wait
 
 import clustertune
-from clustertune.errors import IncompleteError, WorkerLostError
+from clustertune.errors import IncompleteError
 from tests.processes import until, workers_of
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_fit_ends_with_one_error(local_cluster: Any, kind: str) -> None:
     _, client = local_cluster(3)
     X, y = data(client)
     watcher = Watcher(killer(client, 0))
-    with pytest.raises(WorkerLostError) as error:
+    with pytest.raises(IncompleteError) as error:
         fit(client, model(kind), X, y, progress=watcher)
     text = str(error.value)
     assert "the fit lost worker 0: killed by signal 9 (SIGKILL) (at round " in text
@@ -171,7 +171,7 @@ def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
     X, y = data(client)
     file = tmp_path / "model.checkpoint"
     estimator = model("xgboost")
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(IncompleteError):
         fit(
             client,
             estimator,

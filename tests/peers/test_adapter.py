@@ -210,7 +210,7 @@ lightgbm:
 - &entry
   test: test_stand_in.py::test_is_refused
   kind: refusal
-  error: ClassCoverageError
+  error: AlignmentError
   match: too few for 2 workers
   reason: one class has one row
 - {<<: *entry, test: "test_*::test_is_refused_other*", match: another text}
@@ -252,7 +252,7 @@ def test_only_expected_differences_pass(tmp_path: Path, module: Any) -> None:
         "is_refused_unexpectedly": "failed",
         "passes_unexpectedly": "failed",
     }
-    assert "ClassCoverageError" in found["is_refused"]["error"]
+    assert "AlignmentError" in found["is_refused"]["error"]
     assert found["passes"]["fits"][0]["error"] == ""
     assert "remove its entry" in prepared.stdout
     table = module("run").table(tmp_path)

@@ -16,7 +16,7 @@ from distributed import get_worker
 from sklearn.metrics import ndcg_score
 
 import clustertune
-from clustertune.errors import ClassCoverageError, GroupOrderError
+from clustertune.errors import AlignmentError
 from tests.processes import until
 from tests.rules.placing import cut, placed
 
@@ -80,7 +80,7 @@ def test_a_class_that_is_too_rare(client: Any) -> None:
     y[7] = 2
     dX, dy = (placed(client, cut(x, 300, 300), (A, B)) for x in (X, y))
     model = lgb.DaskLGBMClassifier
-    with pytest.raises(ClassCoverageError, match="class 2 of y has 1 row") as error:
+    with pytest.raises(AlignmentError, match="class 2 of y has 1 row") as error:
         clustertune.prepare(client, dX, dy, estimator=model)
     assert "or leave out the rows of that class" in str(error.value)
     assert "workers=" in str(error.value)
@@ -371,7 +371,7 @@ def test_groups_in_several_places(client: Any) -> None:
     ):
         names = dict(zip(("X", "y", "qid"), given), numpy=np)
         model = lgb.DaskLGBMRanker(client=client, **OPTIONS)
-        with pytest.raises(GroupOrderError, match="come back") as error:
+        with pytest.raises(AlignmentError, match="come back") as error:
             clustertune.prepare(client, *given[:2], qid=given[2], estimator=model)
         exec(str(error.value).split("`")[1], names)
         X2, y2, qid2 = (names[n] for n in ("X", "y", "qid"))

@@ -16,7 +16,7 @@ import xgboost.dask as dxgb
 from distributed import Client, futures_of
 
 import clustertune
-from clustertune.errors import GroupSplitError, LayoutChanged
+from clustertune.errors import AlignmentError, VerificationError
 from tests.processes import until, workers_of
 from tests.rules.conftest import two_workers
 from tests.rules.placing import cut, placed, workers
@@ -61,7 +61,7 @@ def test_what_has_moved_is_named(client: Any) -> None:
     first, _ = workers(client)
     ballast = client.scatter(np.zeros(10_000_000), workers=[first])
     client.rebalance(futures_of(p.X))
-    with pytest.raises(LayoutChanged, match="pairs are separated") as error:
+    with pytest.raises(VerificationError, match="pairs are separated") as error:
         p.verify()
     assert "of the training data moved, for example number" in str(error.value)
     del ballast
@@ -70,7 +70,7 @@ def test_what_has_moved_is_named(client: Any) -> None:
     assert p.verify().status == "fine"
     os.kill(client.run(os.getpid)[first], signal.SIGKILL)
     until(lambda: first not in workers_of(client))
-    with pytest.raises(LayoutChanged, match="from worker 0 to worker 1"):
+    with pytest.raises(VerificationError, match="from worker 0 to worker 1"):
         p.verify()
     client.wait_for_workers(2)
 
@@ -98,7 +98,7 @@ def test_a_group_that_fits_no_worker(client: Any) -> None:
     X = da.random.default_rng(1).random((n, 500), chunks=(5_000, 500))
     y = da.zeros(n, chunks=5_000, dtype="i8")
     qid = (da.arange(n, chunks=5_000) >= 110_000).astype("i8")
-    with pytest.raises(GroupSplitError, match="the group 0 of qid has 110,000 rows"):
+    with pytest.raises(AlignmentError, match="the group 0 of qid has 110,000 rows"):
         clustertune.prepare(client, X, y, qid=qid, estimator="lightgbm_rank")
 
 

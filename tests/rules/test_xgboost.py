@@ -14,7 +14,7 @@ from distributed import get_worker
 from sklearn.metrics import ndcg_score
 
 import clustertune
-from clustertune.errors import GroupOrderError
+from clustertune.errors import AlignmentError
 from tests.rules.placing import cut, placed
 
 pytestmark = pytest.mark.slow
@@ -194,5 +194,5 @@ def test_the_ranker_sorts_rows_itself(client: Any) -> None:
     found = predicted(fitted(model, client, p), X[by])
     assert gain(found, y[by], n_groups) > expected - 0.01
     split = dxgb.DaskXGBRanker(allow_group_split=True, **OPTIONS)
-    with pytest.raises(GroupOrderError, match="come back"):
+    with pytest.raises(AlignmentError, match="come back"):
         clustertune.prepare(client, *given[:2], qid=given[2], estimator=split)

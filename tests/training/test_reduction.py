@@ -24,8 +24,8 @@ from distributed.utils_test import async_poll_for, gen_cluster, inc
 
 from clustertune.errors import (
     AlignmentError,
+    FunctionError,
     IncompleteError,
-    ItemError,
     NoWorkersError,
 )
 from clustertune.training import map_reduce, reduction, reduction_plan
@@ -193,7 +193,9 @@ async def test_the_client_joins_small_results(c: Any, s: Any, a: Any, b: Any) ->
         return np.ones(3 + more * (i == 8))
 
     assert (await map_reduce(c, uneven, range(9), broadcast=(0,))).tolist() == [9] * 3
-    with pytest.raises(ItemError, match=r"item 6 does not fit .*: shape \(4,\) after"):
+    with pytest.raises(
+        FunctionError, match=r"item 6 does not fit .*: shape \(4,\) after"
+    ):
         await map_reduce(c, uneven, [0, 0, 0, 0, 0, 0, 8], broadcast=(1,))
 
 
@@ -209,7 +211,7 @@ async def test_results_are_released_with_the_next_call(
     (now,) = c.futures
     assert now != before
     await async_poll_for(lambda: before not in s.tasks, 5)
-    with pytest.raises(ItemError):
+    with pytest.raises(FunctionError):
         await map_reduce(c, lambda i: 1 / i, range(9))
     await async_poll_for(lambda: not c.futures and not s.tasks, 5)
 
@@ -244,7 +246,7 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
             raise KeyError("no \x1b[31m")
         return i
 
-    with pytest.raises(ItemError, match=r"item 5: KeyError: 'no \\x1b") as caught:
+    with pytest.raises(FunctionError, match=r"item 5: KeyError: 'no \\x1b") as caught:
         await map_reduce(c, f, range(9))
     assert caught.value.items == (5,)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -256,11 +258,13 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
     def refuse(i: int) -> int:
         raise StubbornError("does not", " unpickle")
 
-    with pytest.raises(ItemError, match="StubbornError: does not unpickle"):
+    with pytest.raises(FunctionError, match="StubbornError: does not unpickle"):
         await map_reduce(c, refuse, [1])
-    with pytest.raises(ItemError, match=r"item 8 .* fit .*: shape \(8,\) after shape"):
+    with pytest.raises(
+        FunctionError, match=r"item 8 .* fit .*: shape \(8,\) after shape"
+    ):
         await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
-    with pytest.raises(ItemError, match=r"reduce failed at the result of item"):
+    with pytest.raises(FunctionError, match=r"reduce failed at the result of item"):
         await map_reduce(c, inc, range(9), reduce=lambda x, y: x / 0)
     await async_poll_for(lambda: not s.tasks, 5)
 
@@ -303,7 +307,7 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
     with pytest.warns(UserWarning, match=r"client\.scatter\(items\)"):
         await map_reduce(c, len, [np.ones(1_000_000)] * 2)
     rows = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=2)
-    with pytest.raises(ItemError, match="5 and 4 rows"):
+    with pytest.raises(FunctionError, match="5 and 4 rows"):
         await map_reduce(c, lambda a, b: 0, (rows["x"], rows[rows["x"] != 2]))
 
 
@@ -379,7 +383,9 @@ def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
         time.sleep(0.3)
         os._exit(1)
 
-    with pytest.raises(ItemError, match="4 workers ended while they worked on item 0"):
+    with pytest.raises(
+        FunctionError, match="4 workers ended while they worked on item 0"
+    ):
         map_reduce(client, ends, [0])
     client.wait_for_workers(1, timeout=30)
 
@@ -415,5 +421,5 @@ def test_workers_need_no_clustertune(tmp_path: Path) -> None:
         client.wait_for_workers(2, timeout=30)
         found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(BIG,))
         assert found.tolist() == [0, 36]
-        with pytest.raises(ItemError, match="item 3: ZeroDivisionError"):
+        with pytest.raises(FunctionError, match="item 3: ZeroDivisionError"):
             map_reduce(client, lambda i: 1 / (i - 3), range(9))

@@ -23,8 +23,8 @@ import clustertune
 from clustertune.errors import (
     AlignmentError,
     ConnectionLostError,
+    FunctionError,
     NoWorkersError,
-    RoleError,
     TimedOutError,
 )
 from clustertune.remote import ship
@@ -237,13 +237,13 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
 
     roles = await run_roles(c, {"worker": (2, train), "scorer": (1, until_stopped)})
     said = r"worker 1 on worker \S+ failed: KeyError: 'no \\x1b.* in train\)$"
-    with pytest.raises(RoleError, match=said) as caught:
+    with pytest.raises(FunctionError, match=said) as caught:
         await roles.result()
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.role, caught.value.rank) == ("worker", 1)
     assert caught.value.worker == roles.workers["worker"][1]
     assert repr(roles) == "<Roles: worker: ended, failed; scorer: ended>"
-    with pytest.raises(RoleError):
+    with pytest.raises(FunctionError):
         assert not [score async for score in roles.scores]
     await nothing_left(s, *workers)
 
@@ -258,13 +258,13 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
         raise SystemExit(3)
 
     for function, text in ((refuse, "StubbornError: does not unpickle"), (leave, "3")):
-        with pytest.raises(RoleError, match=text):
+        with pytest.raises(FunctionError, match=text):
             # the end of the block raises
             async with await run_roles(c, {"worker": (1, function)}) as roles:
                 await async_poll_for(lambda: "failed" in repr(roles), 10)
-    with pytest.raises(RoleError, match="returned no readable result: TypeError"):
+    with pytest.raises(FunctionError, match="returned no readable result: TypeError"):
         await (await run_roles(c, {"a": (1, lambda ctx: threading.Lock())})).result()
-    with pytest.raises(RoleError, match=r"worker 0 .*failed: .*pickle"):
+    with pytest.raises(FunctionError, match=r"worker 0 .*failed: .*pickle"):
         await (
             await run_roles(c, {"worker": (1, lambda x: x.report(threading.Lock()))})
         ).result()
@@ -286,11 +286,11 @@ async def test_a_role_that_does_not_stop(c: Any, s: Any, a: Any, b: Any) -> None
     roles = {"worker": (1, fail), "scorer": (1, stubborn)}
     running = await run_roles(c, roles, grace="500 ms")
     said = r"worker 0 .*first.*; scorer 0 on worker \S+ did not stop within 0\.5 s"
-    with pytest.raises(RoleError, match=said) as caught:
+    with pytest.raises(FunctionError, match=said) as caught:
         await running.result()
     assert caught.value.role == "worker"
     await Event("begun").clear()
-    with pytest.raises(RoleError, match=r"^scorer 0 .* did not stop"):
+    with pytest.raises(FunctionError, match=r"^scorer 0 .* did not stop"):
         async with await run_roles(c, {"scorer": (1, stubborn)}, grace=0.5):
             await Event("begun").wait()
     assert not [key for key in s.tasks if "role-" in str(key)]
@@ -303,7 +303,9 @@ async def test_a_lost_worker(c: Any, s: Any, a: Any, b: Any) -> None:
     roles = await run_roles(c, {"worker": (2, until_stopped)})
     gone = {w.address: w for w in (a, b)}[roles.workers["worker"][1]]
     closing = asyncio.ensure_future(gone.close(executor_wait=False))
-    with pytest.raises(RoleError, match=r"worker 1 .* is lost: the worker") as caught:
+    with pytest.raises(
+        FunctionError, match=r"worker 1 .* is lost: the worker"
+    ) as caught:
         await roles.result()
     assert caught.value.worker == gone.address
     await closing
@@ -318,7 +320,7 @@ async def test_a_lost_worker(c: Any, s: Any, a: Any, b: Any) -> None:
     # as after a new process has got the same address
     for name in [h for h in other.handlers if h.startswith(remote_roles.ENDPOINTS)]:
         del other.handlers[name]
-    with pytest.raises(RoleError, match=r"worker 0 .* was restarted"):
+    with pytest.raises(FunctionError, match=r"worker 0 .* was restarted"):
         await roles.result()
     await nothing_left(s, other)
 
@@ -332,7 +334,9 @@ async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> Non
 
     busy = c.submit(lambda: Event("go").wait(), workers=[b.address])
     await async_poll_for(lambda: b.state.executing, 5)
-    with pytest.raises(RoleError, match=r"did not begin within 0\.3 s: other") as told:
+    with pytest.raises(
+        FunctionError, match=r"did not begin within 0\.3 s: other"
+    ) as told:
         await run_roles(c, {"worker": (2, mark)}, timeout="300 ms")
     assert told.value.worker == b.address
     assert not await Event("called").is_set()
@@ -482,7 +486,7 @@ def test_killed_and_interrupted(local_cluster: Any) -> None:
         ctx.wait()
 
     roles = run_roles(client, {"worker": (2, die)})
-    with pytest.raises(RoleError, match=r"^worker 1 .* is lost"):
+    with pytest.raises(FunctionError, match=r"^worker 1 .* is lost"):
         list(roles.scores)
     client.wait_for_workers(2, timeout=30)
 
@@ -572,7 +576,7 @@ def test_torch(local_cluster: Any) -> None:
     for _ in range(2):  # the second time after ended groups
         roles = run_roles(client, {"a": (2, fail)}, framework="torch")
         with pytest.raises(
-            RoleError, match=r"^a 1 .*failed: KeyError.*after that, a 0"
+            FunctionError, match=r"^a 1 .*failed: KeyError.*after that, a 0"
         ):
             roles.result()
     until(lambda: not left_there(client))

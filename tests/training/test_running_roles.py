@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from clustertune.errors import ConnectionLostError, RoleError
+from clustertune.errors import ConnectionLostError, FunctionError
 from clustertune.training import remote_roles
 from clustertune.training.running_roles import (
     Failure,
@@ -29,7 +29,7 @@ def test_the_first_failure_is_the_cause() -> None:
     first, second = ValueError("1"), ValueError("2")
     states = [state(0, Failure(9, "b", second)), state(1, Failure(8, "a", first))]
     found = failure_cause(states, 1)
-    assert isinstance(found, RoleError)
+    assert isinstance(found, FunctionError)
     assert str(found) == "a; after that, b"
     assert (found.role, found.rank, found.worker) == ("w", 1, "tcp://1")
     assert found.__cause__ is first
@@ -48,7 +48,7 @@ def test_a_lost_worker_is_noticed_late() -> None:
 def test_a_role_that_does_not_stop_is_named() -> None:
     stuck = state(1, over=False, stage=remote_roles.RUNNING)
     found = failure_cause([state(0), stuck], 0.5)
-    assert isinstance(found, RoleError)
+    assert isinstance(found, FunctionError)
     assert str(found).startswith("w 1 on worker 1 did not stop within 0.5 s, because")
     assert "clustertune.restart_workers(client, workers=[1]) ends it" in str(found)
     assert found.rank == 1
@@ -60,4 +60,4 @@ def test_a_lost_connection_is_no_failure_of_a_role() -> None:
     gone = ConnectionLostError("the client is closed")
     assert failure_cause([state(0, Failure(1, "a", gone))], 1) is gone
     failed = [state(0, Failure(1, "a", gone)), state(1, Failure(0, "first"))]
-    assert isinstance(failure_cause(failed, 1), RoleError)
+    assert isinstance(failure_cause(failed, 1), FunctionError)

@@ -90,7 +90,7 @@ class LiveCluster(WorkerActions, DataActions):
         """Check that the request is possible, and that code may be sent.
 
         Some worker must have one of the statuses in ``needs``, unless that is empty.
-        Raises ``NoWorkersError``, ``VersionMismatchError``, ``ScaleError``,
+        Raises ``NoWorkersError``, ``VersionMismatchError`` or
         ``ValueError`` if the call is not possible; nothing was changed.
         """
         identity = await monitor.identify(self.client)

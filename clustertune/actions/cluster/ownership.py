@@ -22,7 +22,7 @@ from distributed import Client, Future
 from clustertune.collections import graphs
 from clustertune.core.model import Cut, Key
 from clustertune.core.wording import plural, printable
-from clustertune.errors import IncompleteError, SharedDataError
+from clustertune.errors import IncompleteError, RefusedError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
 
@@ -97,13 +97,13 @@ async def refuse_shared(
     """Refuse to release keys of the caller that anything else needs.
 
     ``freed`` has the futures of the keys, ``others`` the futures of other data of the
-    same call by label. Raises ``SharedDataError`` if something else needs a key;
+    same call by label. Raises ``RefusedError`` if something else needs a key;
     nothing was released.
     """
     wanted = {f.key for f in freed}
     for label, futures in others.items():
         if not wanted.isdisjoint(f.key for f in futures):
-            raise SharedDataError(
+            raise RefusedError(
                 f"release_inputs=True would release partitions that {label} needs, "
                 "too; give a copy of it, or omit release_inputs"
             )
@@ -113,7 +113,7 @@ async def refuse_shared(
     if here or there:
         who = "another client or a published data set"
         who = "another collection in this process" if here else who
-        raise SharedDataError(
+        raise RefusedError(
             "release_inputs=True would release "
             f"{plural(max(here, there), 'partition')} that {who} needs, too, so it "
             "releases none. Call prepare without "

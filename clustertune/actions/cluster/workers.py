@@ -26,7 +26,7 @@ from clustertune.core.model import (
     attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.monitor import inquiry, monitor
 from clustertune.planner import machines
@@ -59,14 +59,14 @@ class WorkerActions:
     async def refuse_scale(self, wanted: int, workers: Mapping[str, Any]) -> None:
         """Refuse a number of workers that the cluster cannot have.
 
-        Raises ``ScaleError`` if the cluster cannot scale up, or has more workers; the
-        text has a fix.
+        Raises ``NoWorkersError`` if the cluster cannot scale up, or has more workers;
+        the text has a fix.
         """
         there = _to_stay(workers)
         if wanted == there:
             return
         if wanted < there:
-            raise ScaleError(
+            raise NoWorkersError(
                 f"n_workers={wanted}, but the cluster has {there}: prepare only adds "
                 "workers. To train on fewer, give workers=[...]"
             )
@@ -75,24 +75,24 @@ class WorkerActions:
             snapshot, _ = await monitor.look(self.client, [])
             reason = machines.start_by_hand(snapshot, wanted - there)
         if reason is not None:
-            raise ScaleError(f"n_workers={wanted}: {reason}")
+            raise NoWorkersError(f"n_workers={wanted}: {reason}")
 
     async def scale(self, n_workers: int, notify: Notify) -> Result:
         """Request workers from the cluster object and wait until they run.
 
-        Raises ``ScaleError`` if the cluster cannot scale, or workers did not start in
-        time.
+        Raises ``NoWorkersError`` if the cluster cannot scale, or workers did not start
+        in time.
         """
         cluster = self.client.cluster
         adapter = managers.find(cluster)
         reason = managers.obstacle(cluster, n_workers)
         if adapter is None or reason is not None:
-            raise ScaleError(f"n_workers={n_workers}: {reason}")
+            raise NoWorkersError(f"n_workers={n_workers}: {reason}")
         await adapter.scale(cluster, n_workers, await self._there())
         while (there := await self._there()) < n_workers:
             notify(f"{there} of {n_workers} workers run", there / n_workers)
             if self._lease.remaining() < 1:
-                raise ScaleError(
+                raise NoWorkersError(
                     f"requested {n_workers} workers, {there} run: "
                     f"{await adapter.state(cluster)}; see the workers' logs, or "
                     "give a longer timeout"

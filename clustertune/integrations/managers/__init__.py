@@ -17,7 +17,7 @@ from distributed import Client
 
 from clustertune.core import plugins
 from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations.managers import (
     coiled,
     gateway,
@@ -85,10 +85,10 @@ async def bounds(cluster: Any) -> Bounds | Unknown | None:
 
 
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
-    """Set the bounds of adaptive scaling; raise ScaleError if it is off."""
+    """Set the bounds of adaptive scaling; raise NoWorkersError if it is off."""
     adapter = find(cluster)
     if adapter is None:
-        raise ScaleError(
+        raise NoWorkersError(
             f"clustertune has no adapter for {type(cluster).__name__}; run "
             f"cluster.adapt(minimum={minimum}, maximum={maximum})"
         )

@@ -37,7 +37,7 @@ from distributed import Client
 
 from clustertune.core.model import Unknown
 from clustertune.core.wording import printable
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 
 Bounds = tuple[int, float]
 
@@ -99,16 +99,16 @@ async def connect(stack: AsyncExitStack, cluster: Any, **options: Any) -> Client
 def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
     """Return whether adaptive scaling starts this many workers by itself.
 
-    It is for managers whose ``scale`` ends adaptive scaling. Raise ScaleError if
+    It is for managers whose ``scale`` ends adaptive scaling. Raise NoWorkersError if
     adaptive scaling is on, or may be on, and its minimum is smaller.
     """
     if bounds is None:
         return False
     if isinstance(bounds, Unknown):
-        raise ScaleError(f"n_workers={n_workers}: {bounds.reason}")
+        raise NoWorkersError(f"n_workers={n_workers}: {bounds.reason}")
     least, most = bounds
     if least < n_workers:
-        raise ScaleError(
+        raise NoWorkersError(
             f"the cluster is adaptive ({least} to {most:g} workers), and scaling by "
             f"hand would end that; run cluster.adapt(minimum={n_workers}, "
             f"maximum={max(n_workers, most):g}) instead"

@@ -19,7 +19,7 @@ from distributed import Client
 from tornado.ioloop import IOLoop
 
 from clustertune.core.model import Unknown
-from clustertune.errors import ConnectionLostError, ScaleError
+from clustertune.errors import ConnectionLostError, NoWorkersError
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
     connect,
@@ -69,7 +69,7 @@ async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
 async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
     """Set the bounds in the autoscaler's resource."""
     if await bounds(cluster) is None:
-        raise ScaleError(f"the cluster {cluster.name} does not scale by itself")
+        raise NoWorkersError(f"the cluster {cluster.name} does not scale by itself")
     most = MAX_WORKERS if math.isinf(maximum) else int(maximum)
     await off_loop(cluster.adapt, minimum=minimum, maximum=most)
 

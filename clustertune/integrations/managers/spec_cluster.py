@@ -9,7 +9,7 @@ from typing import Any
 from distributed.deploy.spec import SpecCluster
 
 from clustertune.core.model import WorkerSize
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations.managers.adapter import await_if_needed
 
 MAX_NAMES = 10_000  # of new workers that are compared with a retired one
@@ -45,7 +45,7 @@ async def adapt(cluster: SpecCluster, minimum: int, maximum: float) -> None:
     """Set the bounds in place: a new ``Adaptive`` would lose its other settings."""
     adaptive = adaptive_of(cluster)
     if adaptive is None:
-        raise ScaleError(f"this {type(cluster).__name__} does not scale by itself")
+        raise NoWorkersError(f"this {type(cluster).__name__} does not scale by itself")
     adaptive.minimum, adaptive.maximum = minimum, maximum
 
 

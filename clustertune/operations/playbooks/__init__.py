@@ -15,6 +15,10 @@ from clustertune import checks
 from clustertune.core import settings
 
 
+class PlaybookError(ValueError):
+    """A playbook is invalid; nothing was done. The text has a line for each mistake."""
+
+
 def available() -> Mapping[str, Path]:
     """Map names of playbooks to files. The user's own override shipped ones.
 

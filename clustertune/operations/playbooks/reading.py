@@ -21,8 +21,7 @@ from clustertune import checks
 from clustertune.core import arguments
 from clustertune.core.findings import Severity
 from clustertune.core.wording import names_text, printable, seconds_text
-from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import available
+from clustertune.operations.playbooks import PlaybookError, available
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8  # levels of lists and mappings

@@ -16,7 +16,7 @@ from distributed.security import Security
 
 import clustertune
 from clustertune.cli import main
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import coiled as adapter
 from tests.integrations.managers.serving import Answer, Backend, serving
@@ -159,10 +159,10 @@ def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> N
 def test_adaptive_scaling(cluster: coiled.Cluster, client: Client) -> None:
     """It runs in this process, and continues after a request for workers."""
     assert client.sync(managers.bounds, cluster) is None
-    with pytest.raises(ScaleError, match="does not scale by itself"):
+    with pytest.raises(NoWorkersError, match="does not scale by itself"):
         client.sync(managers.adapt, cluster, 1, 4)
     cluster.adapt(minimum=1, maximum=5)
-    with pytest.raises(ScaleError, match="scaling by hand would end that"):
+    with pytest.raises(NoWorkersError, match="scaling by hand would end that"):
         client.sync(adapter.scale, cluster, 3, 2)
     client.sync(managers.adapt, cluster, 3, math.inf)
     client.sync(adapter.scale, cluster, 3, 2)

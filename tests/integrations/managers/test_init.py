@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from distributed import LocalCluster
 
 from clustertune.cli import main
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import spec_cluster
 from tests.processes import until, workers_of
@@ -47,7 +47,7 @@ def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     local, client = local_cluster(1)
     assert managers.find(local) is spec_cluster
     assert client.sync(managers.bounds, local) is None
-    with pytest.raises(ScaleError, match="does not scale by itself"):
+    with pytest.raises(NoWorkersError, match="does not scale by itself"):
         client.sync(managers.adapt, local, 1, 2)
     adaptive = local.adapt(minimum=1, maximum=4, interval="50ms", wait_count=1)
     client.sync(managers.adapt, local, 2, 2)
@@ -66,7 +66,7 @@ def test_an_unknown_cluster_object(local_cluster: Any) -> None:
     client.cluster = object()
     assert client.sync(managers.bounds, client.cluster) is None
     assert managers.restart_obstacle(client.cluster) is None
-    with pytest.raises(ScaleError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
+    with pytest.raises(NoWorkersError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
         client.sync(managers.adapt, client.cluster, 1, 2)
 
 

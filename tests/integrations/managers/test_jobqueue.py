@@ -12,7 +12,7 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune.core.model import WorkerSize
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import jobqueue
 from tests.processes import until, workers_of
@@ -123,7 +123,7 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
     """After the timeout, the error has the state of the jobs."""
     _, client = jobs(Queued, processes=1)
     expected = r"2 jobs of 1 worker: 0 running, 2 pending or ended"
-    with pytest.raises(ScaleError, match=expected):
+    with pytest.raises(NoWorkersError, match=expected):
         clustertune.scale(client, 2, timeout="3s")
 
 

@@ -20,7 +20,7 @@ from distributed import Client, wait
 import clustertune
 from clustertune.cli import main
 from clustertune.core.model import Unknown
-from clustertune.errors import ScaleError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import kubernetes
 from clustertune.integrations.managers.adapter import MAX_WORKERS
@@ -267,11 +267,11 @@ def test_adaptive_scaling(
     """It is a resource, which can be set, changed, and survives a scale."""
     clustertune.scale(client, 2)
     assert client.sync(managers.bounds, cluster) is None
-    with pytest.raises(ScaleError, match="does not scale by itself"):
+    with pytest.raises(NoWorkersError, match="does not scale by itself"):
         client.sync(managers.adapt, cluster, 1, 4)
     cluster.adapt(minimum=0, maximum=5)
     assert client.sync(managers.bounds, cluster) == (0, 5)
-    with pytest.raises(ScaleError, match="scaling by hand would end that"):
+    with pytest.raises(NoWorkersError, match="scaling by hand would end that"):
         client.sync(kubernetes.scale, cluster, 3, 2)
     client.sync(kubernetes.scale, cluster, 0, 2)  # the autoscaler sees to them
     client.sync(managers.adapt, cluster, 2, math.inf)
@@ -288,7 +288,7 @@ def test_a_server_that_fails(
         found = client.sync(managers.bounds, cluster)
         assert isinstance(found, Unknown)
         assert "Kubernetes did not answer" in found.reason
-        with pytest.raises(ScaleError, match="did not answer"):
+        with pytest.raises(NoWorkersError, match="did not answer"):
             client.sync(kubernetes.scale, cluster, 3, 2)
     finally:
         operator.down = False

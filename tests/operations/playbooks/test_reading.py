@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune import checks
 from clustertune.core.model import Severity
-from clustertune.errors import PlaybookError
-from clustertune.operations.playbooks import available, reading
+from clustertune.operations.playbooks import PlaybookError, available, reading
 from clustertune.operations.playbooks.reading import ACTIONS, MAX_BYTES, load
 from clustertune.operations.playbooks.running import CALLS
 
