@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from dask import delayed
-from distributed import Client, futures_of, wait
+from distributed import Client, Future, futures_of, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -397,3 +397,27 @@ async def test_releasing_a_collection_leaves_other_names(
     assert await there(c, again) == 4
     assert {f.status for f in futures_of(again)} == {"finished"}
     assert {f.status for f in futures_of(alone)} == {"cancelled"}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, timeout=60)
+async def test_data_that_the_scheduler_does_not_know(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """A future of an unknown key waits forever, as of data from before a restart."""
+    futures = {("gone", i): Future(("gone", i), client=c) for i in range(9)}
+    gone = da.Array(futures, "gone", ((100,) * 9,), dtype=float)
+    for call in (
+        lambda: clustertune.prepare(c, gone, timeout="50s"),
+        lambda: clustertune.prepare(c, gone, dry_run=True, timeout="50s"),
+        lambda: clustertune.check(c, gone, timeout="50s"),
+    ):
+        with pytest.raises(IncompleteError, match="9 partitions of the data are gone"):
+            await call()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, timeout=60)
+async def test_data_whose_graph_is_still_on_its_way(c: Any, s: Any, a: Any, b: Any):
+    """Keys of a graph that the scheduler has not read yet are no error."""
+    X = c.persist(da.ones((5_000, 2), chunks=(10, 2)) + 1)
+    (found,) = await clustertune.prepare(c, X, timeout="50s")
+    assert found.shape == (5_000, 2)

@@ -8,6 +8,7 @@ from typing import Any
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 from dask._task_spec import Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
@@ -16,6 +17,15 @@ from clustertune.collections.loading import unjoined
 from clustertune.core.model import Int64s
 
 MAX_GROUPS = 2**32  # in a partition
+
+
+def as_collection(x: Any) -> Any:
+    """Return a NumPy array or a pandas object as a collection of one partition."""
+    if isinstance(x, np.ndarray):
+        return da.from_array(x, chunks=-1)
+    if isinstance(x, pd.DataFrame | pd.Series):
+        return dd.from_pandas(x, npartitions=1, sort=False)
+    return x
 
 
 def as_array(x: Any, rows: Int64s | None) -> da.Array:

@@ -15,7 +15,7 @@ import dask.dataframe as dd
 import numpy as np
 from distributed import Future
 
-from clustertune.collections.conversion import group_numbers
+from clustertune.collections.conversion import as_collection, group_numbers
 from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -192,7 +192,8 @@ def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
                 f"{names_text(unknown)} is none of them"
             )
         named = {n: c for n, c in more.items() if c is not None}
-        found.append({"X": X, "y": y, **named})
+        one = {"X": X, "y": y, **named}
+        found.append({n: as_collection(c) for n, c in one.items()})
     return found
 
 

@@ -218,8 +218,9 @@ def prepare(
         Dask Array or Series. The result has the sizes in new partitions.
     eval_set
         A list of pairs ``(X_valid, y_valid)``, or with companions by name,
-        ``(X_valid, y_valid, {"qid": qid_valid})``. Each pair is placed separately. The
-        pair of the training data, ``(X, y)``, stays the training data.
+        ``(X_valid, y_valid, {"qid": qid_valid})``. Each pair is placed separately.
+        NumPy arrays and pandas objects become one partition. The pair of the training
+        data, ``(X, y)``, stays the training data.
     estimator
         The model: an estimator of a known library, instance or class, or the name of a
         workload (``"xgboost"``, ``"lightgbm_rank"``, ``"generic"``). It determines the

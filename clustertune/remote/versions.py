@@ -27,8 +27,9 @@ MAX_NAMES = 3  # of missing names in a message
 #: names that the scheduler plugin needs, by the object or class that has them
 REQUIRED: Mapping[str, tuple[str, ...]] = {
     "Scheduler": (
-        "_replica_lock", "_tick_interval_observed", "add_keys", "add_plugin", "address",
-        "aliases", "client_comms", "client_desires_keys", "client_releases_keys",
+        "_active_graph_updates", "_replica_lock", "_tick_interval_observed",
+        "add_keys", "add_plugin", "address", "aliases", "client_comms",
+        "client_desires_keys", "client_releases_keys",
         "clients", "coerce_hostname", "extensions", "gather_on_worker", "get_events",
         "handle_worker_status_change", "handlers", "host_info", "log_event",
         "periodic_callbacks", "plugins", "queued", "remove_plugin",

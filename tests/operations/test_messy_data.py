@@ -180,6 +180,30 @@ async def test_labels_in_another_order(
     assert p.report.status == "done"
 
 
+@pytest.mark.parametrize("kind", ["pandas", "NumPy"])
+@pytest.mark.parametrize("model", MODELS)
+@gen_cluster(client=True, nthreads=TWO)
+async def test_eval_sets_of_pandas_and_numpy(
+    c: Any, s: Any, a: Any, b: Any, model: Any, kind: str
+) -> None:
+    """They become collections of one partition, or of replicas."""
+    frame = numbers(y=np.arange(ROWS) % 2)
+    X, y = frame[["a", "b"]], frame["y"]
+    Xv, yv = X[:300], y[:300]
+    if kind == "NumPy":
+        Xv, yv = Xv.to_numpy(), yv.to_numpy()
+        given = [
+            da.from_array(x.to_numpy(), chunks=(1000, -1)[: x.ndim]) for x in (X, y)
+        ]
+    else:
+        given = [dd.from_pandas(x, npartitions=4) for x in (X, y)]
+    p = await clustertune.prepare(c, *given, eval_set=[(Xv, yv)], estimator=model)
+    ((X2, y2),) = p.eval_set
+    found, labels = await c.gather(c.compute([X2, y2]))
+    np.testing.assert_array_equal(np.asarray(found)[:300], np.asarray(Xv))
+    np.testing.assert_array_equal(np.asarray(labels)[:300], np.asarray(yv))
+
+
 def as_array(frame: Any) -> Any:
     return frame.to_dask_array(lengths=True).astype(float)
 

@@ -134,6 +134,8 @@ class LiveCluster(WorkerActions, DataActions):
             found = await self._partitions(x)
             collections.append(self._collection(x, found))
             futures += found.futures or ()
+        if not self._looked:
+            await self._claims.refuse_unknown(futures)
         renew = self._claims.renew if self._claims else None
         if self._computes:
             await self._computing.settle(futures, notify, "loading", meanwhile=renew)

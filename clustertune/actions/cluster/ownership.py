@@ -29,6 +29,7 @@ from clustertune.remote import keys
 logger = logging.getLogger("clustertune")
 
 RESCUE_SECONDS = 60.0  # time limit for publishing new partitions
+UNKNOWN_SECONDS = 10.0  # for the scheduler to read a graph that names unknown keys
 CLAIMS_INTERVAL = 0.2  # least seconds between two requests about claimed keys
 CLAIMS_SHARE = 20  # least time between requests, in times of the last request
 
@@ -196,6 +197,46 @@ class Claims:
                 self.client._send_to_scheduler(message | mine)  # noqa: SLF001
         took = monotonic() - start
         self._next = monotonic() + max(CLAIMS_INTERVAL, CLAIMS_SHARE * took)
+
+    async def refuse_unknown(self, futures: Sequence[Any]) -> None:
+        """Refuse pending futures whose keys the scheduler does not know.
+
+        A pending key may belong to a graph that is still on its way. So an answer
+        counts only if a later message of the client has arrived since, and if the
+        scheduler reads no graph. Raises ``IncompleteError``.
+        """
+        others = {id(own) for _, own in self._pairs}
+        sent, end = None, monotonic() + UNKNOWN_SECONDS
+        while monotonic() < end:
+            waiting = [
+                f
+                for f in futures
+                if f.status in ("pending", "lost") and id(f) not in others
+            ]
+            if not waiting:
+                return
+            packed = await asyncio.to_thread(keys.pack, [f.key for f in waiting])
+            found: Mapping[str, Any] = await monitor.ask(
+                self.client, "look_at_keys", owner=self.client.id, keys=packed
+            )
+            gone = np.frombuffer(found["gone"], dtype=np.int64).tolist()
+            if not gone:
+                return
+            if found["reading"]:
+                sent = None
+            elif sent is None:
+                sent = found["heartbeat"]
+                self.client._send_to_scheduler({"op": "heartbeat-client"})  # noqa: SLF001
+            elif found["heartbeat"] > sent:
+                raise IncompleteError(
+                    f"{plural(len(gone), 'partition')} of the data "
+                    f"{'is' if len(gone) == 1 else 'are'} gone, such as "
+                    f"{printable(str(waiting[gone[0]].key))}: the scheduler does not "
+                    "know the key, as after client.restart(), a restart of the "
+                    "scheduler, or the end of the client that made it. Load the data "
+                    "again"
+                )
+            await asyncio.sleep(CLAIMS_INTERVAL / 4)
 
     async def refuse_gone(self, pairs: Sequence[tuple[Any, Any]]) -> list[Key]:
         """The keys that the scheduler has and the client does not hold.

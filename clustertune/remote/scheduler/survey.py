@@ -81,7 +81,8 @@ async def look_at_keys(
     names it again. The owner does not want ``unwanted`` keys. Both are positions, as
     bytes of int64 arrays. ``others`` is how many keys other clients want; a published
     data set counts as a client. ``unmet`` are the restrictions of tasks that no worker
-    meets, and task counts.
+    meets, and task counts. ``heartbeat`` is the time of the last message of the owner's
+    heartbeat, and ``reading`` whether graphs arrived that are not read yet.
     """
     gone, unwanted, others = array("q"), array("q"), 0
     client = scheduler.clients.get(owner)
@@ -98,6 +99,8 @@ async def look_at_keys(
         "unwanted": unwanted.tobytes(),
         "others": others,
         "unmet": await unmet_of_keys(scheduler, unpack(keys)),
+        "heartbeat": 0.0 if client is None else client.last_seen,
+        "reading": scheduler._active_graph_updates > 0,
     }
 
 
