@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -36,6 +37,7 @@ from tests.memory_cluster import MemoryCluster
 from tests.processes import soon
 
 MB = 2**20
+BOTH = (0, 1)  # ids of workers
 WORKERS = {"nthreads": [("127.0.0.1", 1)] * 2, "Worker": Nanny, "client": True}
 
 
@@ -95,7 +97,7 @@ def test_what_others_want_stays() -> None:
 def test_what_others_want_is_refused(changes: Any, text: str) -> None:
     """Both a release and a restart that drops data are refused."""
     found = seen(holding("a", 5, **changes))
-    for steps in (release.steps(found, named=True), drop.steps(found)):
+    for steps in (release.steps(found, named=True), drop.steps(found, BOTH)):
         (no,) = refusals(steps, found)
         assert text in str(no)
     assert "include_other_clients=True" in str(no)
@@ -113,25 +115,25 @@ def test_what_a_drop_loses_is_listed() -> None:
             shared=(("published", "train"), ("published", "test")),
         ),
     )
-    (step,) = drop.steps(found)
+    (step,) = drop.steps(found, BOTH)
     assert step.price.at_risk == (
         "3 keys (3.0 MiB), named b and a; 2 of them were scattered; this includes "
         "2.0 MiB which are published as test and train; the published test and train "
         "will be unpublished"
     )
-    (step,) = drop.steps(seen())
+    (step,) = drop.steps(seen(), BOTH)
     assert step.price.at_risk == "nothing: no data is in memory"
 
 
 def test_a_drop_needs_nannies() -> None:
-    (no,) = refusals(drop.steps(found := seen(nanny=None)), found)
+    (no,) = refusals(drop.steps(found := seen(nanny=None), BOTH), found)
     assert "no nanny" in str(no)
 
 
 def test_in_memory() -> None:
     """The cluster in memory releases too."""
     cluster = MemoryCluster(seen(managed=5 * MB, process=90 * MB))
-    (step,) = drop.steps(seen())
+    (step,) = drop.steps(seen(), BOTH)
     asyncio.run(drop.enact(step, cluster, lambda *_: None))
     after = asyncio.run(cluster.look(lambda *_: None))
     assert [w.managed for w in after.now.workers] == [0, 0]
@@ -293,17 +295,90 @@ async def test_drop_of_what_variables_and_queues_hold(c: Any, s: Any, *_: Any) -
     assert await c.gather([kept, queued]) == [1, 2]
 
 
+def endless() -> None:
+    """Run without an end in the time of a test, and without Python's help."""
+    ctypes.CDLL(None).sleep(600)
+
+
 @gen_cluster(**WORKERS)
-async def test_drop_waits_for_tasks(c: Any, s: Any, *nannies: Any) -> None:
-    """The call waits for tasks of any client, and refuses after the deadline."""
+async def test_drop_ends_endless_tasks(c: Any, s: Any, *nannies: Any) -> None:
+    """A worker whose task never ends restarts at once, as with Dask's restart."""
+    future = c.submit(endless, pure=False)
+    await soon(lambda: any(ws.processing for ws in s.workers.values()))
+    processes = set((await c.run(os.getpid)).values())
+    report = await clustertune.restart_workers(c, drop_data=True)
+    assert report.status == "done", report
+    assert not processes & set((await c.run(os.getpid)).values())
+    assert future.cancelled()
+    assert await c.submit(int, "3") == 3
+    assert not any(ws.processing for ws in s.workers.values())
+
+
+@gen_cluster(**WORKERS)
+async def test_drop_waits_if_asked(c: Any, s: Any, *nannies: Any) -> None:
+    """With ``wait`` tasks may end before."""
     gate = Event("gate")
     future = c.submit(lambda gate: gate.wait(), gate)
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
-    report = await clustertune.restart_workers(c, drop_data=True, wait="0.2s")
-    assert report.status == "left"
-    assert report.steps[0].reason == "1 task still runs after 0.2 s"
+    restart = asyncio.ensure_future(
+        clustertune.restart_workers(c, drop_data=True, wait="60s")
+    )
+    await soon(
+        lambda: (
+            s.plugins["clustertune"].jobs.kept if s.plugins.get("clustertune") else None
+        )
+    )
     await gate.set()
-    assert await future
+    await soon(future.done)
+    assert (await restart).status == "done"
+
+
+@gen_cluster(**WORKERS)
+async def test_drop_of_a_named_worker(c: Any, s: Any, *nannies: Any) -> None:
+    """Others keep data and tasks; lost keys are computed again, scattered ones not."""
+    first, second = s.workers
+    X = await c.persist(da.random.random((40, 4), chunks=(4, 4)))
+    (here,) = await c.scatter([1], workers=[first], hash=False)
+    (there,) = await c.scatter([2], workers=[second], hash=False)
+    total = await c.compute(X.sum())
+    pinned = c.submit(os.getpid, workers=[first], pure=False)
+    await wait(pinned)
+    endlessly = c.submit(endless, workers=[first], pure=False)
+    later = c.submit(str, endlessly)
+    await soon(lambda: s.workers[first].processing)
+    processes = await c.run(os.getpid)
+    report = await clustertune.restart_workers(
+        c, workers=[s.workers[first].name], drop_data=True
+    )
+    assert report.status == "done", report
+    assert "1 key" in report.steps[0].reason
+    assert endlessly.cancelled()
+    assert later.cancelled()
+    now = await c.run(os.getpid)
+    assert now[second] == processes[second]
+    assert processes[first] not in now.values()
+    assert await there == 2
+    assert here.status in ("cancelled", "lost")
+    assert await c.compute(X.sum()) == total
+    assert await pinned in now.values()
+
+
+@gen_cluster(**WORKERS)
+async def test_drop_spares_tasks_of_others(c: Any, s: Any, *nannies: Any) -> None:
+    """Tasks of another client on a named worker refuse it."""
+    first = next(iter(s.workers))
+    async with Client(s.address, asynchronous=True) as other:
+        future = other.submit(endless, workers=[first], pure=False)
+        await soon(lambda: s.workers[first].processing)
+        named = {"workers": [s.workers[first].name], "drop_data": True}
+        report = await clustertune.restart_workers(c, **named)
+        assert report.status == "left"
+        assert f"client {other.id} wants" in report.steps[0].reason
+        report = await clustertune.restart_workers(
+            c, **named, include_other_clients=True
+        )
+        assert report.status == "done"
+        await soon(future.cancelled)
 
 
 @gen_cluster(**(WORKERS | {"nthreads": [("127.0.0.1", 1)] * 4}), timeout=90)

@@ -12,8 +12,8 @@ from distributed import Nanny, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.mover import ManagerHold
-from clustertune.remote.scheduler.release import ClusterRestart
 from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.processes import free_ports, soon
 
@@ -142,7 +142,7 @@ async def test_dropped_and_too_late(c: Any, s: Any) -> None:
             nanny.process.worker_kwargs |= {"preload": [SLOW], "preload_argv": [[]]}
         there = set(s.workers)
         await values(c)
-        work = ClusterRestart(s, c.id, others=False, wait=1, timeout=1)
+        work = DataDrop(s, c.id, False, None, wait=1, timeout=1, parking=b"")
         assert work.state()["began"] is False
         assert "2 workers did not come back" in await work.run()
         await soon(lambda: there <= set(s.workers))

@@ -155,8 +155,8 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     click.option("--if-needed", is_flag=True, help="Trim all workers first. Restart "
         "only workers that stay above a memory threshold, or would exceed it in the "
         "next run."),
-    click.option("--drop-data", is_flag=True, help="Restart all workers at once, and "
-        "lose all data in memory. The plan lists the data."),
+    click.option("--drop-data", is_flag=True, help="Restart the workers at once, and "
+        "lose their data and running tasks. The plan lists the data."),
     other_clients_option,
     _wait,
     timeout_option("30 minutes"),
@@ -176,8 +176,10 @@ def restart(
         _schedule_between_runs(target, form, consent, when)
         return
     if options["drop_data"]:
-        text = "--drop-data restarts all workers: leave {} out"
-        refuse_options(("workers", "if_needed"), text)
+        refuse_options(("if_needed",), "--drop-data keeps no data: leave {} out")
+        source = click.get_current_context().get_parameter_source("wait")
+        if source is ParameterSource.DEFAULT:
+            del options["wait"]
     else:
         refuse_options(("include_other_clients",), "{} needs --drop-data")
     from clustertune.operations import workers

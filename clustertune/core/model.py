@@ -309,10 +309,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """The restart of all workers at once, with loss of their data."""
+    """The restart of workers at once, with loss of their data and tasks."""
 
     workers: Mapping[str, str | int]  # ids by address
-    wait: float  # seconds to wait for running tasks
+    all: bool  # whether these are all workers of the cluster
+    wait: float  # seconds to wait for running tasks, which end then
     include_other_clients: bool = False  # otherwise data of others refuses it
 
 

@@ -37,7 +37,7 @@ def restart_workers(
     if_needed: bool = False,
     drop_data: bool = False,
     include_other_clients: bool = False,
-    wait: str | float = "1 minute",
+    wait: str | float | None = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
     timeout: str | float = "30 minutes",
@@ -49,8 +49,9 @@ def restart_workers(
     scheduler carries this out. If this process ends, the scheduler still finishes the
     current worker.
 
-    With ``drop_data`` all workers restart at once and all data in memory is lost, as
-    with ``client.restart()``. The report lists the lost data first.
+    With ``drop_data`` the workers restart at once without their data and running tasks,
+    as with ``client.restart()``. This ends tasks that never end by themselves. The
+    report lists the lost data first.
 
     Parameters
     ----------
@@ -69,13 +70,17 @@ def restart_workers(
         First trim the workers, then restart only workers that are still above a
         threshold at which they spill or pause, or will be after the next run.
     drop_data
-        Restart all workers at once, and lose their data. Not with collections,
-        ``workers`` or ``if_needed``.
+        Restart the workers at once, and lose their data. Their running tasks and the
+        tasks that wait for these are cancelled. With ``workers`` Dask computes lost
+        keys again, except scattered ones. Without, all data in memory is lost, and
+        parking workers that earlier restarts left end, too. Not with collections or
+        ``if_needed``.
     include_other_clients
         Allow ``drop_data`` to destroy published data and keys that other clients hold.
         Otherwise the error lists both.
     wait
         Seconds, or a duration: how long to wait for the running tasks of each worker.
+        Default: one minute; with ``drop_data`` no time.
     timeout
         Seconds, or a duration, for the whole call. At the limit, a restart that has
         begun is undone. The call waits for that for at most 10 s more; the scheduler
@@ -105,15 +110,16 @@ def restart_workers(
     --------
     >>> print(clustertune.restart_workers(client, workers=[3]))         # doctest: +SKIP
     """
-    seconds = arguments.duration("wait", wait)
     most = arguments.part("max_unavailable", max_unavailable)
     others = arguments.flag("include_other_clients", include_other_clients)
     dropped = arguments.flag("drop_data", drop_data)
     by_need = arguments.flag("if_needed", if_needed)
-    if dropped and (collections or workers is not None or by_need):
+    default = 0.0 if dropped else restarting.WAIT
+    seconds = default if wait is None else arguments.duration("wait", wait)
+    if dropped and (collections or by_need):
         raise TypeError(
-            "drop_data=True restarts all workers and keeps no data; it does not "
-            "combine with collections, workers or if_needed"
+            "drop_data=True keeps no data; it does not combine with collections or "
+            "if_needed"
         )
     if others and not dropped:
         raise TypeError(
@@ -123,7 +129,9 @@ def restart_workers(
 
     def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
         if dropped:
-            yield from dropping.steps(view, wait=seconds, include_other_clients=others)
+            yield from dropping.steps(
+                view, ids, wait=seconds, include_other_clients=others
+            )
         elif by_need:
             yield from trimming.steps(view, ids)
         else:

@@ -289,16 +289,19 @@ def release_spares_other_clients(args: Release, view: View) -> str | None:
 
 def drop_spares_other_clients(args: Drop, view: View) -> str | None:
     """Refuse to drop data of other clients, or to stop workers that cannot restart."""
-    alone = [w.id for w in view.now.workers if w.nanny is None]
+    workers = [w for w in view.now.workers if w.address in args.workers]
+    # a parking worker ends and does not come back
+    alone = [w.id for w in workers if w.nanny is None and not w.parking]
     if alone:
         return f"{workers_text(alone)}: {NO_NANNY}"
     if view.now.key_groups is None:
         return "the keys in memory are unknown"
-    actors = sum(w.held_data.actors for w in view.now.workers if w.held_data)
+    actors = sum(w.held_data.actors for w in workers if w.held_data)
     if actors:
         return f"the workers hold {plural(actors, 'actor')}, which would be lost"
     others = [h for h in view.now.key_groups if h.keys and not h.alone]
-    if others and not args.include_other_clients:
+    # the scheduler looks whose keys the named workers hold
+    if args.all and others and not args.include_other_clients:
         return (
             f"this data would be lost: {at_risk(view.now.key_groups)}; {OTHERS}, and "
             "restart without drop_data loses nothing"

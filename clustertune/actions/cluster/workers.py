@@ -246,7 +246,7 @@ class WorkerActions:
         return self._packed[1]
 
     async def drop(self, drop: Drop, notify: Notify) -> Result:
-        """Restart all workers at once; cancelled while it waits, it loses nothing."""
+        """Restart workers at once; cancelled while it waits, it loses nothing."""
         away = tuple(drop.workers.values())
         with managers.expecting(self.client.cluster, away):
             state = await self._lease.job(
@@ -254,6 +254,8 @@ class WorkerActions:
                 lambda state: notify(str(state["doing"]), None),
                 owner=self.client.id,
                 others=drop.include_other_clients,
+                workers=None if drop.all else list(drop.workers),
+                parking=ship.pickled(park.act),
                 wait=drop.wait,
                 timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
             )
@@ -267,10 +269,14 @@ class WorkerActions:
                 lost=0 if unchanged else state["keys"],
                 unchanged=unchanged,
             )
-        nbytes = bytes_text(state["nbytes"])
+        details = (
+            f"{plural(state['keys'], 'key')} ({bytes_text(state['nbytes'])}) dropped"
+        )
+        if cancelled := state["cancelled"]:
+            details += f"; {plural(cancelled, 'task')} cancelled"
         return Result(
             nbytes=0,
-            details=f"{plural(state['keys'], 'key')} ({nbytes}) dropped",
+            details=details,
             count=len(drop.workers),
             lost=state["keys"],
         )

@@ -11,9 +11,9 @@ import logging
 from typing import Any
 from uuid import uuid4
 
+from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
-from clustertune.remote.scheduler.release import ClusterRestart
 from clustertune.remote.scheduler.restart import WorkerRestart
 
 logger = logging.getLogger("distributed.clustertune")
@@ -21,7 +21,7 @@ logger = logging.getLogger("distributed.clustertune")
 MAX_RESTARTS = 50  # durations that are kept
 MAX_WAIT = 1.0  # seconds that an answer about progress waits for the end of a job
 
-Work = MovePolicy | WorkerRestart | ClusterRestart
+Work = MovePolicy | WorkerRestart | DataDrop
 
 
 class Job:
@@ -47,7 +47,7 @@ class Jobs:
         """Start to move keys; return the name of the job."""
         return self._begin(policy, self._move(policy, deadline))
 
-    def restart(self, work: WorkerRestart | ClusterRestart) -> str:
+    def restart(self, work: WorkerRestart | DataDrop) -> str:
         """Start to restart or to retire workers; return the name of the job."""
         return self._begin(work, self._restart(work))
 
@@ -67,7 +67,7 @@ class Jobs:
             return self._failed("mover", error)
         return ""
 
-    async def _restart(self, work: WorkerRestart | ClusterRestart) -> str:
+    async def _restart(self, work: WorkerRestart | DataDrop) -> str:
         self.scheduler.log_event(TOPIC, work.event | {"state": "began"})
         try:
             problem = await work.run()

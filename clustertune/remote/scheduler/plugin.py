@@ -25,6 +25,7 @@ from clustertune.remote.keys import (
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.bindings import Bindings
 from clustertune.remote.scheduler.changes import WorkerChanges
+from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.fits import Fits
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
@@ -37,7 +38,6 @@ from clustertune.remote.scheduler.lease import (
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.release import (
-    ClusterRestart,
     holdings,
     release,
 )
@@ -384,12 +384,13 @@ class ClustertunePlugin(SchedulerPlugin):
         )
         return self.jobs.restart(work)
 
-    def restart_without_data(
-        self, token: str, owner: str, others: bool, wait: float, timeout: float
-    ) -> str:
-        """Start to restart all workers without their data; return the job's name."""
+    def restart_without_data(self, token: str, **terms: Any) -> str:
+        """Start to restart workers without their data; return the job's name.
+
+        ``terms`` are arguments of :class:`DataDrop`.
+        """
         self.lease.check(token)
-        work = ClusterRestart(self.scheduler, owner, others, wait, timeout)
+        work = DataDrop(self.scheduler, **terms)
         return self.jobs.restart(work)
 
     async def progress(

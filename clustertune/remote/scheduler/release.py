@@ -6,26 +6,17 @@ only before data is destroyed.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Container, Mapping
-from time import monotonic, time
+from time import time
 from typing import Any
 
-from distributed.core import Status
-
 from clustertune.remote.keys import batches, drained, in_turns
-from clustertune.remote.scheduler.evacuation import Refused
-from clustertune.remote.scheduler.nanny import POLL_INTERVAL
 from clustertune.remote.scheduler.published import (
     shared_names,
-    unpublish_all,
 )
 from clustertune.remote.scheduler.state import (
     COMING,
-    begun_tasks,
-    identity,
-    still_running,
 )
 
 logger = logging.getLogger("distributed.clustertune")
@@ -103,7 +94,9 @@ async def release(
     return count, nbytes
 
 
-async def release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
+async def release_for(
+    scheduler: Any, going: Mapping[str, list[Any]], reason: str = MESSAGE
+) -> None:
     """Release keys by client, and drain the lists; their futures are cancelled."""
     for client, keys in going.items():
         async for some in in_turns(batches(drained(keys))):
@@ -112,100 +105,5 @@ async def release_for(scheduler: Any, going: Mapping[str, list[Any]]) -> None:
             )
             message = {"op": "cancelled-keys", "keys": some}
             scheduler.report(
-                message | {"reason": REASON, "msg": MESSAGE}, client=client
+                message | {"reason": REASON, "msg": reason}, client=client
             )
-
-
-class ClusterRestart:
-    """A restart of all workers at once, without their data.
-
-    Running tasks are waited for, ``wait`` seconds at most, and the data is counted once
-    more before it is lost. Nothing changes until then. Unless ``others`` is set, data
-    that other clients want stops it. The workers must be back within ``timeout``
-    seconds.
-    """
-
-    def __init__(
-        self, scheduler: Any, owner: str, others: bool, wait: float, timeout: float
-    ):
-        self.scheduler = scheduler
-        self.owner = owner
-        self.others = others
-        self.wait = wait
-        self.timeout = timeout
-        self.stopped = False
-        self.began = False  # from then on the data is lost
-        self.doing = "waiting for all tasks to end"
-        self.keys = 0
-        self.nbytes = 0
-        self.names: list[str] = []  # published names that were removed
-        self.event = {"action": "drop", "client": owner}  # fields of logged events
-
-    async def run(self) -> str:
-        """Restart the workers; return a refusal, the missing workers, or ""."""
-        try:
-            self._refuse()
-            await self._wait_for_tasks()
-            await self._count()
-            self._refuse()
-        except Refused as error:
-            return str(error)
-        self.doing = "restarting all workers"
-        before = {identity(ws) for ws in self.scheduler.workers.values()}
-        end = monotonic() + self.timeout
-        self.began = True
-        self.names = unpublish_all(self.scheduler)
-        try:
-            await self.scheduler.restart(
-                timeout=self.timeout, stimulus_id=f"clustertune-drop-{time()}"
-            )
-        except asyncio.TimeoutError:
-            logger.warning("not all workers were back within %g s", self.timeout)
-        # Dask counts workers, and registered workers may not run yet
-        workers = self.scheduler.workers
-        while missing := before - {
-            identity(ws) for ws in workers.values() if ws.status is Status.running
-        }:
-            if monotonic() > end:
-                some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
-                return f"{len(missing)} workers did not come back, of nannies {some}"
-            await asyncio.sleep(POLL_INTERVAL)
-        return ""
-
-    def _refuse(self) -> None:
-        workers = self.scheduler.workers.values()
-        alone = [ws.address for ws in workers if not ws.nanny]
-        if alone:
-            raise Refused(f"{len(alone)} workers have no nanny, such as {alone[0]}")
-        if self.stopped:
-            raise Refused("stopped")
-
-    async def _wait_for_tasks(self) -> None:
-        end = monotonic() + self.wait
-        while running := sum(map(begun_tasks, self.scheduler.workers.values())):
-            if self.stopped:
-                raise Refused("stopped")
-            if monotonic() > end:
-                raise Refused(still_running(running, self.wait))
-            await asyncio.sleep(POLL_INTERVAL)
-
-    async def _count(self) -> None:
-        """Count the data that will be lost; the plan may be old."""
-        async for ts, wanting in wanted_tasks(self.scheduler, ()):
-            there = ts.state == "memory"
-            if not (there or ts.state in COMING):
-                continue
-            if not self.others and wanting != {self.owner}:
-                other = min(wanting - {self.owner})
-                raise Refused(f"client {other} now wants data that would be lost")
-            self.keys += there
-            self.nbytes += ts.nbytes if there else 0
-
-    def state(self) -> dict[str, Any]:
-        """Return the progress as plain data."""
-        return {
-            "doing": self.doing,
-            "keys": self.keys,
-            "nbytes": self.nbytes,
-            "began": self.began,
-        }

@@ -1,0 +1,244 @@
+"""Restart workers at once without their data. Runs on the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from time import monotonic, time
+from typing import Any
+
+from distributed.core import Status
+
+from clustertune.remote.keys import in_turns
+from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.evacuation import Refused
+from clustertune.remote.scheduler.nanny import GRACE, POLL_INTERVAL, call
+from clustertune.remote.scheduler.published import unpublish_all
+from clustertune.remote.scheduler.release import release_for, wanted_tasks
+from clustertune.remote.scheduler.state import (
+    COMING,
+    begun_tasks,
+    identity,
+    is_parking,
+)
+
+logger = logging.getLogger("distributed.clustertune")
+
+CANCELLED = "Its worker was restarted on purpose, by clustertune. Compute it again."
+
+
+class DataDrop:
+    """A restart of workers at once, without their data and tasks.
+
+    Nothing changes until the data is counted. Unless ``others`` is set, data and tasks
+    that other clients want stop it. The workers must be back within ``timeout``
+    seconds.
+
+    Parameters
+    ----------
+    scheduler, owner
+        The scheduler, and the client that requests it.
+    others
+        Whether data and tasks of other clients may be lost.
+    workers
+        Addresses. None: all workers, which ends parking workers, too.
+    wait
+        Seconds to wait for running tasks. They are cancelled then.
+    parking
+        The pickled ``park.act``, which ends former processes.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        owner: str,
+        others: bool,
+        workers: Collection[str] | None,
+        wait: float,
+        timeout: float,
+        parking: bytes,
+    ):
+        self.scheduler = scheduler
+        self.owner = owner
+        self.others = others
+        self.addresses = None if workers is None else frozenset(workers)
+        self.wait = wait
+        self.timeout = timeout
+        self.parking = parking
+        self.stopped = False
+        self.began = False  # from then on the data is lost
+        self.doing = "waiting for tasks to end"
+        self.keys = 0  # that are lost
+        self.nbytes = 0
+        self.cancelled = 0  # tasks
+        self.names: list[str] = []  # published names that were removed
+        self.event = {"action": "drop", "client": owner}  # fields of logged events
+
+    def _workers(self) -> list[Any]:
+        there = self.scheduler.workers.values()
+        named = self.addresses
+        return [ws for ws in there if named is None or ws.address in named]
+
+    async def run(self) -> str:
+        """Restart the workers; return a refusal, the missing workers, or ""."""
+        try:
+            self._refuse()
+            await self._wait_for_tasks()
+            await self._count()
+            self._refuse()
+        except Refused as error:
+            return str(error)
+        self.doing = "restarting workers"
+        workers = self._workers()
+        parked = [ws for ws in workers if is_parking(ws.name)]
+        before = {identity(ws) for ws in workers if not is_parking(ws.name)}
+        hosts = {ws.host for ws in parked}
+        nannies = {
+            ws.nanny for ws in self.scheduler.workers.values() if ws.host in hosts
+        }
+        end = monotonic() + self.timeout
+        self.began = True
+        bound = await self._end_processes(workers)
+        for nanny in nannies - {None}:  # a former process may not end by itself
+            await call(self.scheduler, nanny, self.parking, {"what": "end"}, GRACE)
+        while missing := before - self._running(workers):
+            if monotonic() > end:
+                some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
+                return f"{len(missing)} workers did not come back, of nannies {some}"
+            await asyncio.sleep(POLL_INTERVAL)
+        await self._follow(bound)
+        return ""
+
+    def _running(self, former: Collection[Any]) -> set[Any]:
+        """Return the identities of new processes that run."""
+        return {
+            identity(ws)
+            for ws in self.scheduler.workers.values()
+            if ws not in former and ws.status is Status.running
+        }
+
+    async def _end_processes(self, workers: Collection[Any]) -> dict[Any, set[Any]]:
+        """End the processes; return keys that are bound to them, by identity."""
+        scheduler, name = self.scheduler, f"clustertune-drop-{time()}"
+        bound: dict[Any, set[Any]] = {}
+        try:
+            if self.addresses is None:
+                self.names = unpublish_all(scheduler)
+                await scheduler.restart(timeout=self.timeout, stimulus_id=name)
+                return bound
+            for ws in workers:
+                bound[identity(ws), ws.address] = await bound_to(scheduler, ws.address)
+            tasks = [ts for ws in workers for ts in ws.processing]
+            self.cancelled = await cancel(scheduler, tasks)
+            for ws in workers:
+                if not ws.nanny:
+                    await scheduler.remove_worker(ws.address, stimulus_id=name)
+            await scheduler.restart_workers(
+                [ws.address for ws in workers if ws.nanny],
+                timeout=self.timeout,
+                wait_for_workers=False,
+                on_error="return",
+                stimulus_id=name,
+            )
+        except asyncio.TimeoutError:
+            logger.warning("not all workers were back within %g s", self.timeout)
+        return bound
+
+    async def _follow(self, bound: dict[Any, set[Any]]) -> None:
+        """Bind tasks to the new addresses; otherwise they could never be computed."""
+        there = {identity(ws): ws for ws in self.scheduler.workers.values()}
+        for (who, address), keys in bound.items():
+            if who in there and there[who].address != address:
+                await follow(self.scheduler, keys, {address}, there[who].address)
+
+    def _refuse(self) -> None:
+        alone = [
+            ws.address
+            for ws in self._workers()
+            if not ws.nanny and not is_parking(ws.name)
+        ]
+        if alone:
+            raise Refused(f"{len(alone)} workers have no nanny, such as {alone[0]}")
+        if self.stopped:
+            raise Refused("stopped")
+
+    async def _wait_for_tasks(self) -> None:
+        end = monotonic() + self.wait
+        while monotonic() < end and any(begun_tasks(ws) for ws in self._workers()):
+            if self.stopped:
+                raise Refused("stopped")
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _count(self) -> None:
+        """Count the data that will be lost; the plan may be old."""
+        if self.addresses is not None:
+            await self._count_named()
+            return
+        async for ts, wanting in wanted_tasks(self.scheduler, ()):
+            there = ts.state == "memory"
+            if not (there or ts.state in COMING):
+                continue
+            self._refuse_others(wanting)
+            self.keys += there
+            self.nbytes += ts.nbytes if there else 0
+
+    async def _count_named(self) -> None:
+        """Count keys that only the named workers have, and that are not computed."""
+        workers = self._workers()
+        for ws in workers:
+            for ts in _waiting_for(ws.processing):
+                self._refuse_others({c.client_key for c in ts.who_wants})
+        counted = set()
+        held = (ts for ws in workers for ts in list(ws.has_what))
+        async for ts in in_turns(held):
+            lost = ts.run_spec is None and ts.who_has and ts.who_has.issubset(workers)
+            if lost and ts.key not in counted:
+                self._refuse_others({c.client_key for c in ts.who_wants or ()})
+                counted.add(ts.key)
+                self.keys += 1
+                self.nbytes += ts.nbytes
+
+    def _refuse_others(self, wanting: Collection[str]) -> None:
+        if not self.others and set(wanting) - {self.owner}:
+            other = min(set(wanting) - {self.owner})
+            raise Refused(f"client {other} wants data or tasks that would be lost")
+
+    def state(self) -> dict[str, Any]:
+        """Return the progress as plain data."""
+        return {
+            "doing": self.doing,
+            "keys": self.keys,
+            "nbytes": self.nbytes,
+            "cancelled": self.cancelled,
+            "began": self.began,
+        }
+
+
+def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield wanted tasks among these, and among the tasks that wait for them."""
+    todo, seen = list(tasks), set()
+    while todo:
+        ts = todo.pop()
+        if ts in seen:
+            continue
+        seen.add(ts)
+        if ts.who_wants:
+            yield ts
+        todo += [d for d in ts.dependents if d.state in COMING]
+
+
+async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:
+    """Cancel tasks and what waits for them; return the number of cancelled futures.
+
+    Only wanted keys are released. Dask ends the connection of a client that cancels
+    another key.
+    """
+    going: dict[str, list[Any]] = {}
+    count = 0
+    for ts in _waiting_for(tasks):
+        count += 1
+        for client in ts.who_wants:
+            going.setdefault(client.client_key, []).append(ts.key)
+    await release_for(scheduler, going, CANCELLED)
+    return count
