@@ -101,7 +101,9 @@ def test_what_others_want_is_refused(changes: Any, text: str) -> None:
         (no,) = refusals(steps, found)
         assert text in str(no)
     assert "include_other_clients=True" in str(no)
-    assert refusals(drop.steps(found, include_other_clients=True), found) == [None]
+    assert refusals(drop.steps(found, BOTH, include_other_clients=True), found) == [
+        None
+    ]
 
 
 def test_what_a_drop_loses_is_listed() -> None:
@@ -421,7 +423,7 @@ def test_drop_from_the_shell() -> None:
             words = ["restart", cluster.scheduler_address, "--drop-data", *arguments]
             return CliRunner().invoke(main, words, catch_exceptions=False)
 
-        assert run("--worker", "0").exit_code == 2
+        assert run("--if-needed").exit_code == 2
         assert run("--yes").exit_code == 4
         assert X.sum().compute() == 400
         dropped = run("--include-other-clients", "--yes")

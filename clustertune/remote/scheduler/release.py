@@ -104,6 +104,4 @@ async def release_for(
                 keys=some, client=client, stimulus_id=f"clustertune-release-{time()}"
             )
             message = {"op": "cancelled-keys", "keys": some}
-            scheduler.report(
-                message | {"reason": REASON, "msg": reason}, client=client
-            )
+            scheduler.report(message | {"reason": REASON, "msg": reason}, client=client)
