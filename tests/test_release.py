@@ -178,7 +178,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     assert [s.summary for s in report.steps] == ["release 10 keys named add (3.1 KiB)"]
     assert len(s.tasks) == 32
     report = await clustertune.release_data(c, keep=[X, some])
-    assert report.steps[0].reason == "10 keys (3.1 KiB) released"
+    assert report.steps[0].details == "10 keys (3.1 KiB) released"
     assert len(s.tasks) == 22
     with pytest.raises(Exception, match="cancelled"):
         await c.compute(old.sum())
@@ -257,10 +257,10 @@ async def test_drop(c: Any, s: Any, *nannies: Any) -> None:
     await wait(X)
     before = await c.run(os.getpid)
     report = await clustertune.restart_workers(c, drop_data=True, dry_run=True)
-    assert "would lose  10 keys" in str(report)
+    assert "would lose 10 keys" in str(report)
     report = await clustertune.restart_workers(c, drop_data=True)
     assert report.status == "done", str(report)
-    assert report.steps[0].reason == "10 keys (3.1 KiB) dropped"
+    assert report.steps[0].details == "10 keys (3.1 KiB) dropped"
     assert not s.tasks
     after = await c.run(os.getpid)
     assert len(after) == 2
@@ -353,7 +353,7 @@ async def test_drop_of_a_named_worker(c: Any, s: Any, *nannies: Any) -> None:
         c, workers=[s.workers[first].name], drop_data=True
     )
     assert report.status == "done", report
-    assert "1 key" in report.steps[0].reason
+    assert "1 key" in report.steps[0].details
     assert endlessly.cancelled()
     assert later.cancelled()
     now = await c.run(os.getpid)
@@ -405,7 +405,7 @@ async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
     report = await clustertune.restart_workers(c, X, max_unavailable="50%")
     watching.cancel()
     assert report.status == "done"
-    assert all(step.reason.endswith("lost 0") for step in report.steps)
+    assert all(step.lost == 0 for step in report.steps)
     assert most == 2
     assert layout(s) == holders
     assert await c.compute(X.sum()) == total
