@@ -24,7 +24,8 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, brentq, linprog, milp
 from tabulate import tabulate
 
-from clustertune import actions, checks
+from clustertune import checks
+from clustertune.actions import registry
 from clustertune.core.model import Rechunk
 from clustertune.errors import CapacityError
 from clustertune.planner import plan as planner
@@ -295,7 +296,7 @@ def planned(kind, number):
     view = view_of(kind, np.random.default_rng(number))
     found = checks.run(view)
     start = time.process_time()
-    plan = planner.make_plan(found, view, actions.available())
+    plan = planner.make_plan(found, view, registry.ACTIONS)
     seconds = time.process_time() - start
     if not plan.steps:
         return None

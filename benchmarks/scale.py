@@ -105,8 +105,8 @@ def burden(nbytes):
 
 def stages(case):
     """The timed functions by name."""
-    from clustertune import actions, checks
-    from clustertune.actions import restart
+    from clustertune import checks
+    from clustertune.actions import registry, restart
     from clustertune.core.model import Outcome, Plan
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
@@ -135,7 +135,7 @@ def stages(case):
         ),
     )
     wrong = checks.run(case.misaligned)
-    known = actions.available()
+    known = registry.ACTIONS
     raw = answers(case)
     steps = list(restart.steps(view, {w.id for w in view.now.workers}))
     state = make(**columns(case))
@@ -168,7 +168,7 @@ def stages(case):
         "checks, no memory limits": lambda: checks.run(unlimited),
         "plan a move": lambda: planner.make_plan(found, view, known),
         "plan a rechunk": lambda: planner.make_plan(
-            wrong, case.misaligned, actions.available()
+            wrong, case.misaligned, registry.ACTIONS
         ),
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),

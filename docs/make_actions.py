@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from clustertune import actions
+from clustertune.actions import registry
 from clustertune.operations.playbooks.reading import ACTIONS
 from clustertune.planner.plan import PHASES
 
@@ -44,7 +44,7 @@ CALLS = {
 
 def page() -> str:
     """Return the page of the documentation."""
-    modules = actions.available()
+    modules = registry.ACTIONS
     order = ", ".join(f"*{phase}*" for phase in PHASES)
     texts = {name: inspect.getdoc(module) or "" for name, module in modules.items()}
     rows = "\n".join(

@@ -17,7 +17,8 @@ from distributed import Client, LocalCluster
 from distributed.utils_test import gen_cluster
 
 import clustertune
-from clustertune import actions, checks
+from clustertune import checks
+from clustertune.actions import registry
 from clustertune.core import plugins
 from clustertune.core.model import Severity
 from clustertune.integrations import libraries, managers
@@ -39,7 +40,7 @@ class FarmCluster(LocalCluster):
     waiting = 3
 '''
 CACHES = (
-    actions.available, managers.available, checks.available,
+    managers.available, checks.available,
     libraries.available,
 )  # fmt: skip
 
@@ -173,7 +174,7 @@ def test_none_of_it_takes_the_place_of_ours(
     try:
         with caplog.at_level(logging.WARNING, "clustertune"):
             assert dict(plugins.of("workloads")) == {}
-            assert actions.available()["trim"].__name__ == "clustertune.actions.trim"
+            assert registry.ACTIONS["trim"].__name__ == "clustertune.actions.trim"
             assert list(managers.available())[-1] == "spec_cluster"
             jobqueue: Any = managers.available()["jobqueue"]
             assert jobqueue.__name__ == "clustertune.integrations.managers.jobqueue"

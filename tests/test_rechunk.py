@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune import actions, checks
-from clustertune.actions import rechunk
+from clustertune import checks
+from clustertune.actions import rechunk, registry
 from clustertune.core.model import Layout, Step, View
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import goals, layouts
@@ -264,7 +264,7 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
-    plan = make_plan((*checks.run(seen), *goals.unmet(seen)), seen, actions.available())
+    plan = make_plan((*checks.run(seen), *goals.unmet(seen)), seen, registry.ACTIONS)
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
     assert plan.phase == "rebalance"
     assert plan.steps

@@ -1,4 +1,4 @@
-"""Actions: one file each, named after the action.
+"""Actions: one file each, named after the action; ``registry`` has all of them.
 
 ``propose(findings, view) -> steps`` is pure. ``enact(step, cluster, notify) -> Result``
 carries out one step, and acts only through the port ``cluster``.
@@ -6,22 +6,9 @@ carries out one step, and acts only through the port ``cluster``.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
+from collections.abc import Awaitable, Callable
 
-from clustertune.core.model import Action, Cluster, Notify, Result, Step, View
-
-
-@cache
-def available() -> Mapping[str, Action]:
-    """Every action by name."""
-    return {
-        info.name: importlib.import_module(f"{__name__}.{info.name}")
-        for info in pkgutil.iter_modules(__path__)
-        if not info.ispkg  # the live cluster
-    }
+from clustertune.core.model import Cluster, Notify, Result, Step
 
 
 def by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]:
@@ -32,9 +19,3 @@ def by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]
         return result
 
     return enact
-
-
-def needless(step: Step, view: View) -> str:
-    """Why a step is not needed any more; empty if it is or may be."""
-    decide = getattr(available().get(step.action), "needless", None)
-    return decide(step, view) if decide else ""

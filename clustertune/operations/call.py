@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from distributed import Client
 
-from clustertune import actions, checks
+from clustertune import checks
+from clustertune.actions import registry
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import inputs, metadata
 from clustertune.collections.inputs import Inputs
@@ -172,7 +173,7 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        needless = actions.needless(step, view)
+        needless = registry.needless(step, view)
         if needless:
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
@@ -184,7 +185,7 @@ async def execute(
         start = monotonic()
         notify(step.summary, None)
         try:
-            enact = actions.available()[step.action].enact
+            enact = registry.ACTIONS[step.action].enact
             result = await enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)

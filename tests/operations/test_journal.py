@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clustertune import actions, checks
+from clustertune import checks
+from clustertune.actions import registry
 from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
 from clustertune.core.sections import headlines
 from clustertune.operations.journal import Journal
@@ -21,7 +22,7 @@ def after(*views: View) -> Journal:
         journal.views.append(seen)
         journal.findings.append(checks.run(seen))
         journal.plans.append(
-            planner.make_plan(journal.findings[-1], seen, actions.available())
+            planner.make_plan(journal.findings[-1], seen, registry.ACTIONS)
         )
     return journal
 

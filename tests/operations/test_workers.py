@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertune import actions
-from clustertune.actions import restart, trim
+from clustertune.actions import registry, restart, trim
 from clustertune.core.model import Finding, HeldData, Severity, Unknown, View
 from clustertune.planner import guards, memory
 from clustertune.planner import plan as planner
@@ -161,12 +160,12 @@ def test_the_trim_comes_first() -> None:
     held = held_data(nbytes=9)
     seen = auto(*(worker(i, held_data=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
-    plan = planner.make_plan(found, seen, actions.available())
+    plan = planner.make_plan(found, seen, registry.ACTIONS)
     assert (plan.phase, len(plan.steps)) == ("trim", 1)
     text = "only workers that need it then are restarted (worker 0 now)"
     assert text in plan.needs[0]
     trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
-    plan = planner.make_plan(found, trimmed, actions.available())
+    plan = planner.make_plan(found, trimmed, registry.ACTIONS)
     assert (plan.phase, len(plan.steps)) == ("restart", 1)
     (step,) = plan.steps
     assert restart.needless(step, trimmed) == ""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustertune import actions, checks
-from clustertune.actions import restart
+from clustertune import checks
+from clustertune.actions import registry, restart
 from clustertune.core.model import (
     HeldData,
     Layout,
@@ -34,7 +34,7 @@ UNEVEN = layout(ROWS, [0, 0, 0, 0])
 
 def plan(seen: View) -> Plan:
     return planner.make_plan(
-        (*checks.run(seen), *goals.unmet(seen)), seen, actions.available()
+        (*checks.run(seen), *goals.unmet(seen)), seen, registry.ACTIONS
     )
 
 
@@ -67,7 +67,7 @@ def test_information_alone_is_no_reason_to_act() -> None:
     seen = two([layout(ROWS, [0, 1, 0, 1])], affinity=frozenset((0,)))
     found = checks.run(seen)
     assert "thread_count" in {f.check for f in found}
-    assert planner.make_plan(found, seen, actions.available()) == Plan()
+    assert planner.make_plan(found, seen, registry.ACTIONS) == Plan()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_first_phase_that_has_something_to_do(
 
 def test_every_phase_has_its_action() -> None:
     """Each phase has the name of an action."""
-    assert set(planner.PHASES) <= set(actions.available())
+    assert set(planner.PHASES) <= set(registry.ACTIONS)
 
 
 def test_steps_keep_the_order_in_which_they_were_proposed() -> None:
