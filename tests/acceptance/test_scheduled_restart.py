@@ -9,6 +9,7 @@ import xgboost
 from distributed import Event, get_worker
 from xgboost import dask as dxgb
 
+import clustertune
 from tests.acceptance.helpers import assert_intact, clustertune_json, load, pids
 from tests.acceptance.helpers import clustertune as command
 from tests.processes import until
@@ -34,10 +35,6 @@ def test_scheduled_restart(local_cluster: Any) -> None:
     X, y = load(client)
     before = pids(client)
 
-    def state() -> str:
-        (schedule,) = clustertune_json("schedule", "list", address)["schedules"]
-        return str(schedule["state"])
-
     with ThreadPoolExecutor() as pool:
         running = pool.submit(fit, client, X, y)
         until(lambda: client.get_events("fit"))
@@ -46,11 +43,12 @@ def test_scheduled_restart(local_cluster: Any) -> None:
         done = command("restart", "--between-runs", "--idle-for", "1s", "-y", address)
         assert done.returncode == 0, done.stderr
 
-        assert state() == "waiting"
+        (schedule,) = clustertune_json("schedule", "list", address)["schedules"]
+        assert schedule["state"] == "waiting"
         assert pids(client) == before
         Event("the fit may end", client=client).set()
         assert running.result(100).num_boosted_rounds() == 2
 
-    until(lambda: state() == "done")
+    until(lambda: [s.state for s in clustertune.schedules(client)] == ["done"])
     assert not before & pids(client)
     assert_intact(X, y)

@@ -293,7 +293,7 @@ class Lab:
         for host in self.hosts.values():
             host.thaw()
             host.kill()
-        _remove(self.prefix)
+        _remove(f"{self.prefix}-")
 
     def traffic(self) -> dict[str, int]:
         """Bytes that each host has sent so far, as the switch counts."""
@@ -311,14 +311,18 @@ class Lab:
 
 def _remove(prefix: str) -> None:
     """Remove namespaces, with their links, and cgroups with a prefix."""
-    for file in list(NAMESPACES.glob(f"{prefix}-*")):
+    for file in list(NAMESPACES.glob(f"{prefix}*")):
         sh(f"ip netns del {file.name}")
     for controller in CONTROLLERS:
-        for folder in (CGROUPS / controller).glob(f"{prefix}-*"):
+        for folder in (CGROUPS / controller).glob(f"{prefix}*"):
             until(lambda folder=folder: _rmdir(folder))
 
 
 def _rmdir(folder: Path) -> bool:
+    """Remove a cgroup, and end processes that are left in it."""
+    for pid in (folder / "cgroup.procs").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
     try:
         folder.rmdir()
     except OSError:  # a process that was killed is still ending
@@ -331,10 +335,17 @@ def _remove_old() -> None:
     for file in list(NAMESPACES.glob(f"{PREFIX}-*")):
         number = file.name.removeprefix(f"{PREFIX}-").partition("-")[0]
         if not Path("/proc", number).exists():
-            for pid in sh(f"ip netns pids {file.name}").split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            _remove(f"{PREFIX}-{number}")
+            until(lambda name=file.name: not _killed(name))
+            _remove(f"{PREFIX}-{number}-{file.name.rpartition('-')[2]}")
+
+
+def _killed(namespace: str) -> list[str]:
+    """Kill the processes of a namespace, and return their ids."""
+    pids = sh(f"ip netns pids {namespace}").split()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    return pids
 
 
 def _set_namespace(file: Any) -> None:
