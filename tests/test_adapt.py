@@ -127,7 +127,7 @@ def test_bounds_are_put_back(local_cluster: Any) -> None:
         assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (3, 3)
         assert there(client) == 3
         assert [s.action for s in prepared.report.steps][:2] == ["adapt", "scale"]
-        assert "cluster.adapt(minimum=1, maximum=2)" in prepared.report.steps[0].reason
+        assert "cluster.adapt(minimum=1, maximum=2)" in prepared.report.steps[0].details
         total = X.sum().compute()
     assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
     until(lambda: there(client) <= 2)
@@ -172,7 +172,7 @@ def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
     wait(X)
     report = clustertune.scale(client, 2, X)
     assert report.status == "done", str(report)
-    assert "lost 0" in report.steps[1].reason
+    assert "lost 0" in report.steps[1].details
     assert there(client) == 2
     expected = da.random.default_rng(0).random((1000, 10), chunks=(100, 10)).sum()
     np.testing.assert_allclose(X.sum().compute(), expected.compute(scheduler="sync"))

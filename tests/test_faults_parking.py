@@ -114,7 +114,7 @@ def test_a_worker_alone(tmp_path: Path) -> None:
         report = clustertune.resize_workers(client, X, nthreads=2)
         assert report.status == "done", str(report)
         assert "move to its new process" in report.steps[0].summary
-        assert "101 keys moved to its new process; lost 0" in report.steps[0].reason
+        assert "101 keys moved to its new process; lost 0" in report.steps[0].details
         assert pid not in client.run(os.getpid).values()
         assert list(client.nthreads().values()) == [2]
         assert_alone(client)
@@ -173,7 +173,7 @@ def test_a_process_of_a_worker_alone_is_killed(local_cluster: Any, victim: str) 
     assert_alone(client)
     assert lost(kept) <= gone
     (step,) = clustertune.restart_workers(client).steps  # two processes can run again
-    assert "moved to its new process" in step.reason
+    assert "moved to its new process" in step.details
 
 
 @WAYS

@@ -72,7 +72,7 @@ def test_a_persisted_copy_stays(local_cluster: Any, frame: bool) -> None:
     before = held.sum().compute(optimize_graph=False)
     p = clustertune.prepare(client, X, y, rechunk=8, timeout="1 minute")
     assert p.X.npartitions == 8
-    told = [s.reason for s in p.report.steps if s.action == "rechunk"]
+    told = [s.details for s in p.report.steps if s.action == "rechunk"]
     assert "stay in memory" in told[0]
     assert all(client.who_has(futures_of(held)).values())
     assert len(futures_of(held)) == PARTITIONS
@@ -136,7 +136,7 @@ async def test_unshared_partitions_are_still_freed(
     await soon(
         lambda: {ts.key for ts in s.tasks.values() if ts.state == "memory"} == wanted
     )
-    assert not [s_.reason for s_ in p.report.steps if "stay" in s_.reason]
+    assert not [s_.details for s_ in p.report.steps if "stay" in s_.details]
 
 
 @gen_cluster(client=True, nthreads=TWO)

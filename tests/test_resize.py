@@ -52,7 +52,7 @@ def test_threads_and_memory(two: Any) -> None:
     assert threads == {1}
     report = clustertune.resize_workers(client, X, nthreads=2, memory_limit="1.5 GiB")
     assert report.status == "done", str(report)
-    assert all("lost 0" in step.reason for step in report.steps)
+    assert all("lost 0" in step.details for step in report.steps)
     assert {f[:2] for f in client.run(facts).values()} == {(2, int(1.5 * GIB))}
     expected = da.random.default_rng(0).random((1000, 100), chunks=(50, 100))
     np.testing.assert_array_equal(X.compute(), expected.compute(scheduler="sync"))
@@ -93,7 +93,7 @@ def test_any_variable(two: Any) -> None:
     assert report.status == "done", str(report)
     found = client.run(os.getenv, "CLUSTERTUNE_TEST_TOKEN")
     assert sorted(map(str, found.values())) == ["None", "hunter2"]
-    assert "CLUSTERTUNE_TEST_TOKEN=(hidden)" in str(report)
+    assert "CLUSTERTUNE_TEST_TOKEN=(hidden)" in report.details
     events = client.get_events("clustertune")
     assert events
     for text in (str(report), report.to_json(), repr(events)):
@@ -188,7 +188,7 @@ def test_a_lower_limit(local_cluster: Any, alone: bool) -> None:
     before = client.run_on_scheduler(held)
     report = clustertune.resize_workers(client, workers=[name], memory_limit="480 MiB")
     assert report.status == "done", str(report)
-    assert "lost 0" in report.steps[0].reason
+    assert "lost 0" in report.steps[0].details
     assert client.run_on_scheduler(held) == before
     (address,) = [a for a, w in workers_of(client).items() if w["name"] == name]
     limits = client.run(limit, workers=[address], nanny=True)

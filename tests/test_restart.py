@@ -113,7 +113,7 @@ async def test_nothing_is_lost(c: Any, s: Any, *nannies: Any) -> None:
     report = await clustertune.restart_workers(c, X, y)
     assert report.status == "done", str(report)
     assert [step.status for step in report.steps] == ["done"] * 3
-    assert all("lost 0" in step.reason for step in report.steps)
+    assert all("lost 0" in step.details for step in report.steps)
     assert pids.isdisjoint((await c.run(os.getpid)).values())
     assert layout(s) == before
     expected = da.random.default_rng(0).random((1200, 50), chunks=(100, 50))
@@ -438,7 +438,7 @@ async def test_trim(c: Any, s: Any, *nannies: Any) -> None:
     report = await clustertune.trim_memory(c)
     assert report.status == "done", str(report)
     (step,) = report.steps
-    assert step.reason.count(" MiB to ") == 3
+    assert step.details.count(" MiB to ") == 3
     report = await clustertune.trim_memory(c, workers=[0], dry_run=True)
     assert report.status == "planned"
 

@@ -46,7 +46,7 @@ def test_down_and_up(local_cluster: Any) -> None:
     assert len(local.workers) == 4
     report = clustertune.scale(client, 2, X)
     assert report.status == "done", str(report)
-    assert all("lost 0" in step.reason for step in report.steps)
+    assert all("lost 0" in step.details for step in report.steps)
     assert len(workers_of(client)) == 2
     assert len(local.worker_spec) == 2
     expected = da.random.default_rng(0).random((4000, 100), chunks=(100, 100))

@@ -155,7 +155,7 @@ def test_a_worker_that_is_alone(authority: Authority) -> None:
         before = client.run(os.getpid)
         report = clustertune.restart_workers(client, progress=False)
         assert report.status == "done", str(report)
-        assert "lost 0" in report.steps[0].reason
+        assert "lost 0" in report.steps[0].details
         after = client.run(os.getpid)
         assert set(before.values()).isdisjoint(after.values())
         assert all(address.startswith("tls://") for address in after)

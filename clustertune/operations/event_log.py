@@ -86,7 +86,7 @@ def _step(outcome: Outcome) -> dict[str, Any]:
         "status": outcome.status,
         "seconds": outcome.seconds,
         "nbytes": None if outcome.nbytes is None else int(outcome.nbytes),
-        "reason": printable(outcome.reason, longest=MAX_TEXT),
+        "reason": printable(outcome.reason or outcome.details, longest=MAX_TEXT),
     }
 
 

@@ -393,9 +393,9 @@ def test_prepared_for_any_library(client: Any) -> None:
     dX, dy = (placed(client, cut(x, n, 600 - n), (A, B)) for x in (X, y))
     with dask.config.set({"clustertune.prepare.tolerance": 0.5}):
         p = clustertune.prepare(client, dX, dy)
-    assert "prepared for any library" in str(p.report)
-    assert "estimator=model" in str(p.report)
+    assert "prepared for any library" in p.report.details
+    assert "estimator=model" in p.report.details
     naive = lgb.DaskLGBMClassifier(client=client, **OPTIONS).fit(p.X, p.y)
     assert len(naive.classes_) == 1
     p = clustertune.prepare(client, dX, dy, estimator=lgb.DaskLGBMClassifier)
-    assert "prepared for any library" not in str(p.report)
+    assert "prepared for any library" not in p.report.details

@@ -111,7 +111,7 @@ def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
     wait(X)
     report = clustertune.scale(client, 2, X)
     assert report.status == "done", str(report)
-    assert "lost 0" in report.steps[0].reason
+    assert "lost 0" in report.steps[0].details
     assert float(X.sum().compute()) == 6000.0
     assert there(client) == 2
     state = client.sync(adapter.state, cluster)
