@@ -109,6 +109,12 @@ BENCHMARKS = (
     Benchmark(
         "placement", "Placement", quick=("--layouts=20", "--plans=12", "--repeats=1")
     ),
+    Benchmark(
+        "hosts",
+        "Placement on several hosts",
+        full=("--layouts=24",),
+        quick=("--layouts=6",),
+    ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),
     Benchmark(
