@@ -124,10 +124,13 @@ def _too_much(layout: Layout, view: View, budget: Float64s) -> str:
 
 def _step(layout: Layout, view: View, placement: Placement) -> Step:
     moves = layouts.moves(layout, view, placement.target)
+    how = "move"
+    if moves.count and _are_lent(layout, view):
+        moves, how = layouts.moves_of_copies(layout, view, placement.target), "copy"
     received = layouts.received_bytes(layout, view, placement.target)
     return Step(
         action="rebalance",
-        summary=f"move {bytes_text(placement.moved)} of {layout.label} "
+        summary=f"{how} {bytes_text(placement.moved)} of {layout.label} "
         f"({plural(moves.count, 'key')})",
         price=Price(
             nbytes=placement.moved,
@@ -137,6 +140,15 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
         gain=_gain(layout, view, placement),
         args=moves,
     )
+
+
+def _are_lent(layout: Layout, view: View) -> bool:
+    """Whether a fit gathers partitions of the caller on one worker of each host.
+
+    The caller's partitions stay where they are, for the next call.
+    """
+    gathers = view.goal.one_per_host and view.trainers is not None
+    return gathers and any(not m.made_here or m.shared for m in layout.collections)
 
 
 def _gain(layout: Layout, view: View, placement: Placement) -> str:

@@ -29,7 +29,7 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-from dask._task_spec import List, Task, convert_legacy_graph
+from dask._task_spec import List, Task, TaskRef, convert_legacy_graph
 from dask.array.core import _concatenate2
 from dask.array.utils import meta_from_array
 from dask.base import annotate, collections_to_expr
@@ -38,6 +38,7 @@ from dask.dataframe import dispatch
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
 from distributed import CancelledError, Client, wait
+from tlz import identity
 
 from clustertune.collections import metadata
 from clustertune.core.model import Int64s, Key
@@ -91,6 +92,33 @@ def constants(label: str, values: Sequence[Any], workers: Sequence[str]) -> Grap
         where=dict(zip(keys, workers, strict=True)),
         partitions={label: keys},
     )
+
+
+def copies(targets: Mapping[str, tuple[Sequence[Key], Sequence[str]]]) -> Graph:
+    """Return a graph that copies keys to workers, by label.
+
+    A copy on the worker that holds its key shares the memory of it.
+    """
+    graph = Graph(loose=True)
+    for label, (keys, workers) in targets.items():
+        name = f"copy-{uuid4().hex}"
+        graph.partitions[label] = []
+        for number, (key, worker) in enumerate(zip(keys, workers, strict=True)):
+            rest = key[2:] if isinstance(key, tuple) else ()
+            copy: Key = (name, number, *rest)
+            graph.add(copy, Task(None, identity, TaskRef(key)), worker, 0)
+            graph.partitions[label].append(copy)
+            graph.sent.add(str(key[0]) if isinstance(key, tuple) else str(key))
+    return graph
+
+
+def copied(like: Any, futures: Sequence[Any]) -> Any:
+    """Return a collection of copies of all partitions of another one."""
+    partitions = {f.key: f for f in futures}
+    if isinstance(like, da.Array):
+        first: Any = next(iter(partitions))
+        return da.Array(partitions, first[0], like.chunks, meta=metadata.meta(like))
+    return collection(like, partitions, (), divisions=like.divisions)
 
 
 def submit(client: Client, graph: Graph) -> dict[Key, Any]:

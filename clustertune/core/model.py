@@ -193,6 +193,8 @@ class Moves:
     workers: tuple[str, ...]  # addresses
     process_limits: tuple[int, ...]  # greatest process memory in bytes; 0: no limit
     moves: tuple[Move, ...]
+    #: whether the given partitions stay, and new keys are made on the targets
+    copies: bool = False
 
     @property
     def count(self) -> int:

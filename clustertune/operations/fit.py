@@ -170,6 +170,8 @@ class _Work:
     file: CheckpointFile | None
     progress: Progress
     checkpoint: Checkpoint | None = None
+    per_host: bool = False  # train on one worker of each host
+    attempts: list[Prepared] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
     digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
@@ -186,8 +188,14 @@ class _Work:
 
     # --- one attempt ------------------------------------------------------------------
 
+    def drop_copies(self) -> None:
+        """Release copies of the caller's data; its own partitions stay in place."""
+        for prepared in self.attempts:
+            prepared.drop_copies()
+
     def watch(self, prepared: Prepared) -> None:
         """Watch the workers of the prepared data during the block of ``prepared``."""
+        self.attempts.append(prepared)
         rounds = None
         if self.continuation is not None:
             rounds = self.continuation.rounds(self.step[1], self._own_kwargs())
@@ -315,7 +323,10 @@ class _Work:
         named = {name: getattr(prepared, name) for name in inputs.COMPANIONS}
         if prepared.group is not None:
             named |= {"qid": None, "group": prepared.group}
-        with calling.assigned(calling.former_placement, self.placement):
+        with (
+            calling.assigned(calling.former_placement, self.placement),
+            calling.assigned(calling.one_per_host, self.per_host),
+        ):
             return prepare(
                 self.client,
                 prepared.X,
@@ -394,6 +405,13 @@ class _Work:
 
 
 def _fit(work: _Work, prepared: Prepared) -> Any:
+    try:
+        return _attempts(work, prepared)
+    finally:
+        work.drop_copies()
+
+
+def _attempts(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
@@ -416,6 +434,13 @@ def _fit(work: _Work, prepared: Prepared) -> Any:
 
 async def _fit_async(work: _Work, preparing: Awaitable[Prepared]) -> Any:
     prepared = await preparing
+    try:
+        return await _attempts_async(work, prepared)
+    finally:
+        work.drop_copies()
+
+
+async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
@@ -546,6 +571,7 @@ def fit(
         model=model,
         fit_kwargs=rest,
         options={name: own[name] for name in own if name in AGAIN},
+        per_host=per_host,
         max_failures=most,
         every=every if stored else None,
         file=file,

@@ -215,6 +215,10 @@ class Prepared(ClientContext):
             raise error
         return report
 
+    def drop_copies(self) -> None:
+        """Release copies of the given data that were made for the time of a fit."""
+        self._cluster.drop_copies()
+
     async def lost(self) -> Loss | None:
         """Return what a fit that has failed in the block had lost; free its workers."""
         if self.watch is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -345,6 +346,14 @@ def moves(layout: Layout, view: View, target: Targets) -> Moves:
         process_limits=tuple(_pause_bytes(w) for w in view.now.workers),
         moves=tuple(found),
     )
+
+
+def moves_of_copies(layout: Layout, view: View, target: Targets) -> Moves:
+    """Return a copy of each partition on its target; the given partitions stay."""
+    every = tuple(
+        Move(label=m.label, keys=m.keys, targets=target) for m in layout.collections
+    )
+    return replace(moves(layout, view, target), moves=every, copies=True)
 
 
 def _pause_bytes(worker: WorkerSnapshot) -> int:

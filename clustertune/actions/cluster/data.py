@@ -33,6 +33,7 @@ from clustertune.core.model import (
     Key,
     Layout,
     Load,
+    Moves,
     Notify,
     Rechunk,
     Result,
@@ -75,6 +76,7 @@ class DataActions:
         self._lent: set[str] = set()  # labels of the caller's data that was released
         self._left: list[ownership.Release] = []  # of the cut that is running
         self._values = contents.Values()
+        self._copies: list[Any] = []  # futures of copies for the time of a fit
         self.group_sizes: dict[str, Any] = {}
 
     async def _partitions(self, given: inputs.Given) -> _Found:
@@ -193,6 +195,29 @@ class DataActions:
             self._replace(await asyncio.to_thread(make, ends))
         sent = await inquiry.received(self.client, sorted(graph.sent))
         return Result(nbytes=sent, details=_kept_text(kept))
+
+    async def copy(self, moves: Moves, notify: Notify) -> Result:
+        """Make copies of partitions on their targets, which replace the collections."""
+        given = {x.label: x.collection for x in self.given}
+        targets = {
+            one.label: (one.keys, [moves.workers[i] for i in one.targets.tolist()])
+            for one in moves.moves
+        }
+        graph = graphs.copies(targets)
+        futures = await self._computing.partitions(graph, notify, "copying")
+        made = {
+            label: graphs.copied(given[label], [futures[key] for key in keys])
+            for label, keys in graph.partitions.items()
+        }
+        self._replace(made)
+        self._copies += futures.values()
+        return Result(nbytes=await inquiry.received(self.client, sorted(graph.sent)))
+
+    def drop_copies(self) -> None:
+        """Release the copies that :meth:`copy` made, which nothing may use then."""
+        for future in self._copies:
+            future.release()
+        self._copies = []
 
     async def _types(self, labels: Iterable[str]) -> dict[str, list[str]]:
         """The types of the chunks of Arrays, which metadata may not have."""

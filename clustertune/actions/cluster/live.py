@@ -177,6 +177,8 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Have the scheduler plugin move keys; copies in flight always arrive."""
+        if moves.copies:
+            return await self.copy(moves, notify)
 
         def show(state: Mapping[str, Any]) -> None:
             done = state["done"] / max(1, state["total"])
