@@ -38,7 +38,7 @@ from dask.dataframe import dispatch
 from dask.dataframe.dask_expr import from_graph
 from dask.highlevelgraph import HighLevelGraph
 from distributed import CancelledError, Client, wait
-from tlz import identity
+from tlz import identity  # type: ignore[import-untyped]
 
 from clustertune.collections import metadata
 from clustertune.core.model import Int64s, Key

@@ -36,6 +36,7 @@ from distributed import (
     Scheduler,
     SpecCluster,
     futures_of,
+    wait,
 )
 from sklearn.linear_model import SGDClassifier
 from sklearn.pipeline import make_pipeline
@@ -166,20 +167,66 @@ def test_xgboost_uses_the_host(client: Client, given: int | None) -> None:
     where = list(workers_of(client))
     with dask.annotate(workers=lambda key: where[key[1] % 2]):
         X, y = client.persist(data(ROWS // PARTITIONS))
+    with client.as_current():
+        wait([X, y])
+    before = placed(client, X, y)
+    assert len(before) == 2
     model = dxgb.DaskXGBRegressor(n_jobs=given, **TREES)
     fit(client, model, X, y, eval_set=[(X, y)], verbose=False)
     assert model.n_jobs == given
     note = "one worker of each host trained, with 2 threads"
-    kept = client.has_what()
-    holders = {w for f in futures_of(X) for w, keys in kept.items() if f.key in keys}
-    if given is None:
-        assert (nthread(model), len(holders)) == (2, 1)
-        assert note in model.clustertune_report_.notes
-    else:
-        assert (nthread(model), len(holders)) == (1, 2)
-        assert note not in model.clustertune_report_.notes
+    assert nthread(model) == (2 if given is None else 1)
+    assert (note in model.clustertune_report_.notes) == (given is None)
+    # the data of the caller stays in place; Dask drops replicas a little later
+    until(lambda: placed(client, X, y) == before)
     alone = xgb.XGBRegressor(**TREES).fit(VALUES, LABELS)
     assert np.abs(predicted(model) - alone.predict(VALUES)).mean() < 0.02
+
+
+def placed(client: Client, *collections: Any) -> dict[str, int]:
+    """How many partitions each worker holds, without replicas of them elsewhere."""
+    wanted = {f.key for f in futures_of(list(collections))}
+    held = client.has_what()
+    return {w: len(wanted.intersection(keys)) for w, keys in held.items()}
+
+
+def test_a_fit_leaves_the_data_in_place(local_cluster: Any) -> None:
+    """One worker of the host trains on copies, which are dropped after the fit."""
+    _, client = local_cluster(3)
+    X, y = client.persist([rows(VALUES, 100), rows(LABELS, 100)])
+    X, y = clustertune.prepare(client, X, y, estimator="xgboost", progress=False)
+    before = placed(client, X, y)
+    assert sorted(before.values()) == [8, 8, 8]
+    model = dxgb.DaskXGBRegressor(**TREES)
+    fit(client, model, X, y)
+    notes = "\n".join(model.clustertune_report_.notes)
+    assert "one worker of each host trained" in notes
+    # Dask's memory manager drops the replicas that the copies were made of
+    until(lambda: placed(client, X, y) == before)
+    until(lambda: sum(map(len, client.has_what().values())) == 24)
+    np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
+
+
+@pytest.mark.parametrize("metric", ["logloss", ["error", "logloss"]])
+def test_a_model_fitted_by_fit_is_a_whole_model(
+    local_cluster: Any, tmp_path: Path, metric: Any
+) -> None:
+    """Parameters and attributes are those of a model that was fitted by itself."""
+    _, client = local_cluster(2)
+    X, y = client.persist([rows(VALUES), rows(LABELS)])
+    options = {"eval_metric": metric, **TREES}
+    ours, theirs = (dxgb.DaskXGBClassifier(**options) for _ in range(2))
+    fit(client, ours, X, y)
+    theirs.fit(X, y)
+    own = {"clustertune_report_", "_Booster", "_client", "_asynchronous"}
+    assert {*vars(ours)} - own == {*vars(theirs)} - own
+    assert str(ours.get_params()) == str(theirs.get_params())
+    assert ours.get_booster().attributes() == theirs.get_booster().attributes()
+    pickle.loads(pickle.dumps(ours))
+    ours.save_model(tmp_path / "model.ubj")
+    np.testing.assert_allclose(
+        ours.predict_proba(X).compute(), theirs.predict_proba(X).compute(), atol=0.2
+    )
 
 
 def test_xgboost_on_two_hosts() -> None:
