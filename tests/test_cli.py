@@ -538,6 +538,32 @@ def test_watch(cluster: LocalCluster) -> None:
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_watch_shows_the_round_of_a_fit(
+    c: Any, s: Any, a: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fit has one line in many looks."""
+    async with Monitor(c, interval=0.05) as monitor:
+        fits = s.plugins["clustertune"].fits
+        fits.begin("a fit", c.id, 800, [])
+        fits.answer("a fit", "note", round=120, metric="valid logloss 0.3")
+        await soon(lambda: monitor.fits)
+        for form in ("text", "json"):
+            work = inspection._print_events(monitor, form, "")
+            printing = asyncio.ensure_future(work)
+            looks = len(monitor.snapshots)
+            await soon(lambda n=looks: len(monitor.snapshots) > n + 3)
+            printing.cancel()
+        fits.end("a fit")
+        await soon(lambda: not monitor.fits)
+    lines = capsys.readouterr().out.splitlines()
+    (text,) = (line for line in lines if "training: " in line)
+    assert text.endswith("training: round 120 of 800, valid logloss 0.3")
+    (found,) = (json.loads(line) for line in lines if line.startswith("{"))
+    assert found["kind"] == "training"
+    assert found["fit"]["round"] == 120
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_watch_until_the_scheduler_is_gone(c: Any, s: Any, a: Any) -> None:
     """The end of the scheduler is an error, not a normal end."""
     async with Monitor(c, interval=0.05) as monitor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import math
 import sys
 import textwrap
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +39,7 @@ from clustertune.cli.running import (
 )
 from clustertune.core.findings import Severity
 from clustertune.core.report import with_commands
-from clustertune.core.wording import plural, printable
+from clustertune.core.wording import plural, printable, rounds_text
 from clustertune.errors import ConnectionLostError
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from clustertune.operations.watch import Monitor
 
+FIT_INTERVAL = 10.0  # seconds between two lines about the same fit
 PORT = 8790
 LOOPBACK = "127.0.0.1"
 
@@ -107,7 +110,8 @@ def watch(
 ) -> None:
     """Print when conditions begin or end, and workers join, leave or die.
 
-    A worker's message has the reason that Dask recorded, the lost keys, and the rows of
+    A running `clustertune.fit` has a line with its round every ten seconds. A worker's
+    message has the reason that Dask recorded, the lost keys, and the rows of
     prepared data that each worker holds now. The command watches workers, and growth of
     memory from run to run. Only `clustertune check` and `prepare` read clients,
     tasks, names and data.
@@ -129,6 +133,7 @@ def watch(
 
 async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
     begun = False
+    fits = -math.inf  # when their lines were printed, monotonic
     async for snapshot in monitoring:
         if not begun and form == "text":
             workers = plural(len(snapshot.workers), "worker")
@@ -139,6 +144,13 @@ async def _print_events(monitoring: Monitor, form: str, cluster: str) -> None:
             at = datetime.fromtimestamp(event.time).astimezone()
             text = f"{at:%H:%M:%S %Z} {printable(str(event))}"
             click.echo(text_or_json(text, form, asdict(event)))
+        if monitoring.fits and monotonic() - fits >= FIT_INTERVAL:
+            fits = monotonic()
+            at = datetime.fromtimestamp(snapshot.time).astimezone()
+            for fit in monitoring.fits:
+                text = f"{at:%H:%M:%S %Z} training: {printable(rounds_text(fit))}"
+                line = {"time": snapshot.time, "kind": "training", "fit": dict(fit)}
+                click.echo(text_or_json(text, form, line))
     raise ConnectionLostError("the scheduler does not answer, so nothing is watched")
 
 

@@ -10,8 +10,9 @@ Anyone who can start a worker can choose its name. So unprintable characters of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
+from typing import Any
 
 _MAX_NAME_LENGTH = 60
 
@@ -58,6 +59,15 @@ def time_text(when: float, tz: tzinfo | None = None, *, unit: str = "seconds") -
 def utc_text(when: float) -> str:
     """Format epoch seconds as ISO 8601 in UTC, for JSON: ``2026-03-29T01:00:00Z``."""
     return f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def rounds_text(fit: Mapping[str, Any]) -> str:
+    """Format the progress of a fit, which the scheduler plugin lists."""
+    total = "" if fit["rounds"] is None else f" of {fit['rounds']:,}"
+    texts = [f"round {fit['round']:,}{total}"]
+    texts += [fit["metric"]] if fit["metric"] else []
+    texts += [f"{fit['rate']:.3g} rounds/s"] if fit["rate"] else []
+    return ", ".join(texts)
 
 
 def times_text(ratio: float) -> str:

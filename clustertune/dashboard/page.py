@@ -12,7 +12,7 @@ from typing import Any
 from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
-from clustertune.core.wording import plural, seconds_text
+from clustertune.core.wording import plural, rounds_text, seconds_text
 from clustertune.dashboard import style
 from clustertune.dashboard.figures import Memory, Rows, Timeline
 from clustertune.dashboard.state import State, has_ended, imbalance, total, verdict
@@ -66,6 +66,12 @@ def verdict_line(state: State) -> str:
         f'<div class="verdict {level.replace(" ", "-")}"><b>{style.text(head)}</b>'
         f"{colon}{style.text(rest)}<small>{where}</small></div>"
     )
+
+
+def fits(state: State) -> str:
+    """Return the progress of running fits, one line for each."""
+    lines = [style.text(f"Training: {rounds_text(fit)}") for fit in state["fits"]]
+    return "".join(f"<p>{line}</p>" for line in lines)
 
 
 def findings(state: State) -> str:
@@ -192,6 +198,7 @@ def _summaries(when: str, layouts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
 
 PARTS: dict[str, Callable[[], Any]] = {
     "verdict": lambda: Text(verdict_line),
+    "fits": lambda: Text(fits),
     "memory": Memory,
     "rows": Rows,
     "findings": lambda: Text(findings),
@@ -200,7 +207,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "prepared": lambda: Text(prepared),
 }
 #: parts of one row are next to each other
-ROWS = (("verdict",), ("memory", "rows"), ("findings",), ("timeline",),
+ROWS = (("verdict",), ("fits",), ("memory", "rows"), ("findings",), ("timeline",),
         ("prepared", "hosts"))  # fmt: skip
 
 # validation takes a large part of an update, and all values come from this package

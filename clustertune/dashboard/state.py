@@ -29,6 +29,9 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 ``events``
     Oldest first: ``time``, ``kind`` (``did``, ``failed``, ``held`` or ``scheduled``)
     and ``text``.
+``fits``
+    Running fits: ``round``, ``rounds`` (None: unknown), ``metric`` (its name and last
+    value as text), ``rate`` (rounds per second) and ``seconds`` since the fit began.
 ``history``
     Columns: ``time``, and ``process`` and ``managed`` of all workers together.
 ``prepared``
@@ -80,6 +83,7 @@ def make(**parts: Any) -> State:
         "collections": [],
         "findings": None,
         "events": [],
+        "fits": [],
         "history": columns(("time", "process", "managed"), ()),
         "prepared": None,
     } | parts

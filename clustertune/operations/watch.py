@@ -17,9 +17,10 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic, time
+from typing import Any
 
 from distributed import Client
 from distributed.scheduler import heartbeat_interval
@@ -158,6 +159,9 @@ class Monitor(ClientContext):
     events : tuple of Event
         Findings that have begun or ended, and workers that joined, left, restarted or
         died, in the order of reports.
+    fits : tuple of dict
+        Progress of running fits at the last look: ``round``, ``rounds`` (None:
+        unknown), ``metric``, ``rate`` (rounds per second), ``seconds``.
     unknown_since : float or None
         Epoch seconds since which the cluster could not be reached.
     failure : Exception or None
@@ -193,6 +197,7 @@ class Monitor(ClientContext):
         self.goal = Goal(workload=libraries.choose(estimator))
         self.unknown_since: float | None = None
         self.failure: Exception | None = None
+        self.fits: tuple[Mapping[str, Any], ...] = ()
         self._snapshots: deque[Snapshot] = deque(maxlen=MAX_SNAPSHOTS)
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._new_events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -326,6 +331,7 @@ class Monitor(ClientContext):
         after = self._last_change
         answer = await monitor.ask(self.client, "worker_changes", after=after)
         self._last_change = answer["last"]
+        self.fits = tuple(answer["fits"])
         events = []
         for at, kind, change in worker_changes.read(answer):
             found = worker_changes.finding(kind, change, leased=answer["leased"])

@@ -53,6 +53,18 @@ def test_every_part_is_on_the_page() -> None:
     assert {name for row in ROWS for name in row} == set(PARTS)
 
 
+def test_a_running_fit_has_a_line() -> None:
+    fit = {"round": 1200, "rounds": 4000, "metric": EVIL, "rate": 12.345, "seconds": 9}
+    page = Page()
+    page.update(of(fits=[fit]))
+    text = shown(page)
+    assert "Training: round 1,200 of 4,000, " in text
+    assert "12.3 rounds/s" in text
+    assert EVIL not in text
+    page.update(of())
+    assert "Training:" not in shown(page)
+
+
 def test_findings_have_an_age_and_a_command() -> None:
     found = {
         "time": 100.0,

@@ -168,7 +168,8 @@ class WorkerChanges:
     async def since(self, after: int | None = None) -> dict[str, Any]:
         """Return the changes after a number, oldest first; None: after now.
 
-        A change is returned once it is known whether the worker returns.
+        A change is returned once it is known whether the worker returns. ``fits`` is
+        the progress of running fits.
         """
         if not self.is_watched():
             for ws in training_workers(self.scheduler):
@@ -186,6 +187,7 @@ class WorkerChanges:
             "changes": [await self._plain(change) for change in known],
             "data": await self.page_data.rows_now() if known else [],
             "leased": self.page_data.plugin.lease.holder() is not None,
+            "fits": self.page_data.plugin.fits.listed(),
         }
 
     async def _plain(self, change: Change) -> dict[str, Any]:

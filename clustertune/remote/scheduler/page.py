@@ -101,6 +101,7 @@ class PageData:
             "collections": self.counted,
             "findings": self.facts.get("findings"),
             "events": self._events(),
+            "fits": self.plugin.fits.listed(),
             "history": _columns(("time", "process", "managed"), history),
             "prepared": self._last_report(),
         }

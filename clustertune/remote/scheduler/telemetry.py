@@ -69,6 +69,9 @@ COUNTERS = {
 GAUGES = {
     "findings": "Findings of the last checks",
     "findings_timestamp_seconds": "Time of the last checks; 0 before the first ones",
+    "fits": "Running fits that have reported a round",
+    "fit_rounds_done": "Rounds that these fits have done",
+    "fit_rounds": "Rounds that these fits will have done at their end, if known",
     "holds": "Holds that protect workers during a fit",
     "lease": "1 while an operation changes the cluster",
     "schedules": "Scheduled restarts, by state; failed ones for an hour",
@@ -203,11 +206,15 @@ class Metrics:
         every = (*schedules.refused.values(), *schedules.kept.values())
         states = Counter(s.state for s in every if not s.ended or s.ended_at > since)
         growths = growth(plugin.runs.kept).values()
+        fits = plugin.fits.listed()
         return {
             "findings": self._findings(),
             "findings_timestamp_seconds": {
                 (): _amount(self._last_findings().get("time"))
             },
+            "fits": {(): len(fits)},
+            "fit_rounds_done": {(): sum(fit["round"] for fit in fits)},
+            "fit_rounds": {(): sum(fit["rounds"] or 0 for fit in fits)},
             "holds": {(): len(plugin.holds.active())},
             "lease": {(): int(plugin.lease.holder() is not None)},
             "schedules": {(state,): states[state] for state in SCHEDULES},

@@ -56,6 +56,23 @@ async def test_a_scrape(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_the_rounds_of_running_fits(c, s, a, b):
+    await clustertune.check(c)
+    fits = s.plugins["clustertune"].fits
+    for name, rounds in (("one", 100), ("other", None), ("silent", 50)):
+        fits.begin(name, c.id, rounds, [])
+    fits.answer("one", "note", round=30)
+    fits.answer("other", "note", round=4)
+    found = await scrape(s)
+    assert found["clustertune_fits",] == 2
+    assert found["clustertune_fit_rounds_done",] == 34
+    assert found["clustertune_fit_rounds",] == 100
+    for name in list(fits.running):
+        fits.end(name)
+    assert (await scrape(s))["clustertune_fits",] == 0
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_counters_start_at_zero(c, s, a, b):
     """Prometheus sees the first increase only of a series that was there before."""
     X = c.persist(da.random.random((400, 2), chunks=(50, 2)), workers=[a.address])
