@@ -266,7 +266,7 @@ def of_prepare(names: dict[str, Any]) -> None:
     import xgboost.dask
 
     names["qid"] = da.arange(400, chunks=100) // 20
-    names["ranker"] = xgboost.dask.DaskXGBRanker(n_estimators=2)
+    names["ranker"] = xgboost.dask.DaskXGBRanker(n_estimators=2, allow_group_split=True)
     names["ranker"].client = names["client"]
 
 

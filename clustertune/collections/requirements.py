@@ -37,6 +37,7 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
     ValueError
         An argument is missing or contradicts another one.
     """
+    _refuse_arrays(inputs, goal.workload)
     if "y" in inputs.training:
         _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
     for i in range(len(inputs.eval_sets)):
@@ -46,6 +47,15 @@ def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
             "persist=False leaves lazy data unchanged, but release_inputs= or a number "
             "for rechunk= change it; leave one of them out"
         )
+
+
+def _refuse_arrays(inputs: Inputs, profile: Profile) -> None:
+    """Refuse Arrays for an estimator that takes frames only."""
+    arrays = [x.label for x in inputs if isinstance(x.collection, da.Array)]
+    if arrays and profile.refuses_arrays:
+        verb = "is an Array" if len(arrays) == 1 else "are Arrays"
+        shown = names_text(arrays, most=4)
+        raise ValueError(f"{shown} {verb}: {profile.title}: {profile.refuses_arrays}")
 
 
 def _refuse_swapped(X: Any, y: Any) -> None:

@@ -83,6 +83,8 @@ class Profile:
     # --- values
 
     kinds: tuple[str, ...] = ("array", "dataframe")  # kinds of collections for X
+    #: why its fit refuses Arrays, with a fix; "": it takes them
+    refuses_arrays: str = ""
     #: whether it joins all columns in one array of the widest type
     one_number_type: bool = False
     #: whether steps of a pipeline get X first, and the library what they return

@@ -345,14 +345,14 @@ def test_eval_sets_of_xgboost(client: Client) -> None:
 
 
 def test_the_ranker_of_xgboost(client: Client) -> None:
-    """Its parameter for prepared groups is set during the fit only."""
+    """With ``allow_group_split=True`` it takes Arrays of prepared groups."""
     X, y = data()
     q = rows(QID, 311)
     # on both workers, as by hand: bins depend on the number of workers
-    options = TREES | {"n_jobs": 1}
+    options = TREES | {"n_jobs": 1, "allow_group_split": True}
     model = dxgb.DaskXGBRanker(**options)
     fit(client, model, X, y, qid=q, eval_set=[(X, y)], eval_qid=[q], verbose=False)
-    assert model.allow_group_split is False
+    assert model.allow_group_split is True
     hand = by_hand(client, dxgb.DaskXGBRanker(**options), X, y, qid=q)
     np.testing.assert_allclose(predicted(model), predicted(hand), atol=1e-5)
     assert list(evals(model)) == ["validation_0"]
@@ -384,6 +384,12 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (KMeans(), {"n_worker": 2}, TypeError, "KMeans.fit takes n_worker="),
     (KMeans(), {"dry_run": True}, TypeError, "prepare.*dry_run=.*model.fit"),
     (lgb.DaskLGBMRegressor(), {"release_inputs": True}, TypeError, "no release_inputs"),
+    (
+        dxgb.DaskXGBRanker(),
+        {"qid": rows(QID)},
+        ValueError,
+        r"X, y and qid are Arrays: .*takes frames only\. Set allow_group_split=True",
+    ),
     (
         lgb.DaskLGBMRegressor(),
         {"eval_X": PAIR[0][0], "eval_y": PAIR[0][1]},

@@ -61,6 +61,13 @@ RANK = replace(
     source="measured with xgboost 3.2, 50 dense columns, 256 bins, groups in order",
 )
 
+SORTING = replace(
+    RANK,
+    groups="anywhere",
+    refuses_arrays="with allow_group_split=False, its default, it takes frames only. "
+    "Set allow_group_split=True, which takes Arrays, or give a DataFrame and Series",
+)
+
 
 def _makes_quantiles(estimator: object) -> bool:
     """Return whether the tree method is ``hist``, the default."""
@@ -228,7 +235,7 @@ class Rank(XGBoost):
     def profile_for(self, estimator: object) -> Profile:
         """Choose by ``allow_group_split`` and by the tree method."""
         sorts = parameter(estimator, "allow_group_split") is False
-        found = replace(RANK, groups="anywhere" if sorts else "together")
+        found = SORTING if sorts else RANK
         found = _with_categories(found, estimator)
         if _makes_quantiles(estimator):
             return found
