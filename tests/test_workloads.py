@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_every_workload_is_available() -> None:
     own = [w.profile.name for w in libraries.OWN]
     assert len(own) == len(set(own))
     assert list(libraries.available()) == sorted(own)
-    for library in set(FILES) - {"workload"}:
+    for library in set(FILES) - {"workload", "continuing"}:
         module = importlib.import_module(
             f"clustertune.integrations.libraries.{library}"
         )
@@ -153,13 +154,21 @@ def test_every_workload_keeps_the_contract(name: str) -> None:
         assert bool(profile.groups) == ("qid" in profile.takes)
 
 
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+            yield from outside_functions(child)
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_workloads_are_short_and_import_no_library(name: str) -> None:
-    """A library has at most 200 lines, and is imported only when it is used."""
+    """A library has at most 300 lines, and is imported only when it is used."""
     text = FILES[name].read_text()
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 300
     roots = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in outside_functions(ast.parse(text)):
         if isinstance(node, ast.Import):
             roots |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
