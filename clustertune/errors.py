@@ -72,7 +72,8 @@ class FunctionError(ClustertuneError):
         Of ``map_reduce``: numbers of the items, one, or all of a task whose worker
         died.
     role, rank, worker
-        Of ``run_roles``: the first role that failed, and the address of its worker.
+        Of ``run_roles``: the first role that failed, and the address of its worker. Of
+        ``joblib_backend``: the address of the last worker that a fit has ended.
     """
 
     items: tuple[int, ...] = ()

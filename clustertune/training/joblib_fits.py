@@ -314,8 +314,10 @@ def joblib_backend(
     NoWorkersError, ConnectionLostError, VersionMismatchError
         Workers did not join in time; the cluster is gone or cannot run code of this
         client.
+    FunctionError
+        Raised by ``fit``: a fit has ended all workers on which it was tried.
     IncompleteError
-        Raised by ``fit``: all workers that held the data are gone.
+        Raised by ``fit``: all workers that held the data were lost again and again.
     ImportError
         joblib is not installed.
 
@@ -352,9 +354,9 @@ def joblib_backend(
     prefix = f"joblib-{uuid4().hex}"
     with (
         joblib_parallel.limited_threads(client, sharing, threads),
-        joblib_parallel.replicated(client, prefix, [runner, *arrays]) as replicas,
+        joblib_parallel.replicated(client, prefix, [runner, *arrays]) as copied,
     ):
-        (run, *futures), copying = replicas
+        replicas, copying = copied
         backend = Backend(
             nbytes=nbytes,
             copying=copying,
@@ -364,8 +366,7 @@ def joblib_backend(
             _calls=calls,
         )
         _log(backend, logging.INFO)
-        data = {id(a): future for a, future in zip(arrays, futures, strict=True)}
-        parallel = joblib_parallel.WorkerBackend(client, prefix, run, data, calls)
+        parallel = joblib_parallel.WorkerBackend(replicas, calls)
         with joblib.parallel_config(parallel):
             yield backend
     if backend.fits:

@@ -4,7 +4,8 @@ joblib's own backend for Dask has three faults. It waits forever if an argument 
 result does not pickle, or if workers die. It scatters arrays that fits share to one
 worker, and a search fails with that worker. It makes tasks of all joblib calls inside
 fits. This backend raises any error in the fit. It sends data that is used once with its
-task, and makes a task of other data, which Dask can run again.
+task, and makes a task of other data, which Dask can run again. If all replicas of the
+shared arrays are lost, it sends the arrays again and submits the cancelled fits again.
 
 This module imports joblib, which may not be installed.
 """
@@ -16,23 +17,25 @@ import concurrent.futures
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
+import dask
 from dask._task_spec import Task
 from dask.sizeof import sizeof
 from dask.utils import apply, funcname
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
+from distributed.scheduler import KilledWorker
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 from tlz import identity  # type: ignore[import-untyped]
 
 from clustertune.collections import graphs
-from clustertune.core.wording import printable
-from clustertune.errors import IncompleteError
+from clustertune.core.wording import plural, printable, workers_text
+from clustertune.errors import FunctionError, IncompleteError
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas as copies
@@ -42,36 +45,29 @@ from clustertune.training.remote_fits import Call
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SMALL = 1000  # bytes up to which a value always travels with its task
 LARGE = 2**20  # bytes above which it never does: Dask warns from ten times that
+TRIES = 10  # times that a batch of fits is submitted while its data is lost
 
 logger = logging.getLogger("clustertune")
 
 
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Send batches of fits to ``run``, a future of ``remote_fits.fit_runner``.
+    """Send batches of fits to the first replica, the ``remote_fits.fit_runner``.
 
-    ``data`` has the future of an array by its ``id``. Replicas of keys with ``prefix``
-    are kept. Each call of joblib is added to ``calls`` with its fits.
+    The other replicas are the shared arrays. Each call of joblib is added to ``calls``
+    with its fits.
     """
 
     supports_retrieve_callback = True
     default_n_jobs = -1
     MAX_IDEAL_BATCH_DURATION = 1.0  # seconds, as in joblib's own backend for Dask
 
-    def __init__(
-        self,
-        client: Client,
-        prefix: str,
-        run: Future[Any],
-        data: dict[int, Future[Any]],
-        calls: list[Call],
-    ):
+    def __init__(self, replicas: Replicas, calls: list[Call]):
         super().__init__()
-        self.client: Any = client
-        self.loop: Any = client.loop
-        self.run = run
-        self.data = data
+        self.client: Any = replicas.client
+        self.loop: Any = self.client.loop
+        self.replicas = replicas
         self.calls = calls
-        self._names = (f"{prefix}-call-{i}" for i in count())
+        self._names = (f"{replicas.prefix}-call-{i}" for i in count())
         #: by ``id`` the values of this call, with a future after the second use
         self._used: dict[int, tuple[Any, Future[Any] | None]] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
@@ -121,29 +117,67 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         task: Any = asyncio.current_task()
         self._waiting.add(task)
         result: Any
-        future: Future[Any] | None = None
         try:
-            key = f"{funcname(items[0][0])}-{uuid4().hex}"
-            batch = [self._prepared(*item) for item in items]
-            future = self.client.submit(apply, self.run, [batch], key=key)
-            (result,) = await self.client.gather([future], asynchronous=True)
-        except FutureCancelledError as error:
-            result = IncompleteError(
-                f"{funcname(items[0][0])}: all workers that held the data or values "
-                "that fits share are gone, or the cluster was restarted. Enter the "
-                "block again, which sends the data again"
-            )
-            result.__cause__ = error
+            result = await self._run(items)
         # any error is the fit's; otherwise the caller would wait forever
         except Exception as error:  # noqa: BLE001
             result = error
         finally:
             self._waiting.discard(task)
-            # at once, because a traceback would keep the future
-            if future is not None:
-                future.release()
         outcome.set_result(result)
         callback(result)
+
+    async def _run(self, items: list[Any]) -> Any:
+        """Run a batch, again if workers took it or its data with them.
+
+        Dask runs a task again that was lost with its worker, unless its scattered data
+        is lost too. It gives a task up after ``allowed-failures`` ended workers, and
+        that number holds here for all tries together.
+        """
+        name = funcname(items[0][0])
+        keys: list[str] = []
+        while True:
+            keys.append(f"{name}-{uuid4().hex}")
+            batch = [self._prepared(*item) for item in items]
+            run = self.replicas.futures[0]
+            future = self.client.submit(apply, run, [batch], key=keys[-1])
+            try:
+                (result,) = await self.client.gather([future], asynchronous=True)
+            except (FutureCancelledError, KilledWorker) as error:
+                await self._refuse_repetition(name, keys, error)
+            else:
+                return result
+            finally:
+                # at once, because a traceback would keep the future
+                future.release()
+            await self.replicas.send_lost()
+
+    async def _refuse_repetition(
+        self, name: str, keys: list[str], cause: FutureCancelledError | KilledWorker
+    ) -> None:
+        """Raise an error for a batch that shall not run again."""
+        ends: list[tuple[str, str]] = []
+        if self.client.status == "running":
+            ends = await ship.on_scheduler(
+                self.client, remote_fits.ended_workers, keys=keys
+            )
+        allowed = dask.config.get("distributed.scheduler.allowed-failures")
+        if isinstance(cause, KilledWorker) or len(ends) > allowed:
+            worker, reason = ends[-1] if ends else ("unknown", str(cause))
+            error = FunctionError(
+                f"{name}: {plural(len(ends), 'worker')} ended while running this fit, "
+                f"the last one {workers_text([printable(worker)])} ({reason}), so it "
+                "is not run again. The logs of worker and nanny have more. If the fit "
+                "needs too much memory, run clustertune.resize_workers, or fit a sample"
+            )
+            error.worker = worker
+            raise error from cause
+        if self.client.status != "running" or len(keys) >= TRIES:
+            raise IncompleteError(
+                f"{name}: all workers that held the data or values that fits share "
+                f"were lost ({plural(len(keys), 'try', 'tries')}), or the client was "
+                "closed. Enter the block again when the workers are stable"
+            ) from cause
 
     def _prepared(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return a fit with futures instead of shared and large values."""
@@ -154,7 +188,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         )
 
     def _value_or_future(self, value: Any) -> Any:
-        future = self.data.get(id(value))
+        future = self.replicas.future_of(value)
         if future is not None:
             return future
         nbytes = sizeof(value)
@@ -166,7 +200,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             return value
         used, sent = self._used.get(id(value), (None, None))
         again = used is not None and used() is value  # else another object had this id
-        if not again:
+        if not again or (sent is not None and sent.cancelled()):
             sent = None
         if sent is None and (again or nbytes > LARGE):
             sent = self._as_task(value)
@@ -221,25 +255,69 @@ def _on_workers(
             )
 
 
+class Replicas:
+    """Objects of which workers have replicas, and their futures.
+
+    The scheduler keeps all replicas of keys with the prefix.
+    """
+
+    def __init__(self, client: Any, prefix: str, values: Sequence[Any]):
+        self.client = client
+        self.prefix = prefix
+        self.values = values
+        self.futures: list[Future[Any]] = []
+        self._index = {id(value): i for i, value in enumerate(values)}
+        self._names = (f"{prefix}-{i}" for i in count())
+        self._sending = asyncio.Lock()
+
+    def future_of(self, value: Any) -> Future[Any] | None:
+        i = self._index.get(id(value))
+        return None if i is None else self.futures[i]
+
+    def send(self) -> None:
+        """Send all objects to all workers."""
+        for value in self.values:
+            key = next(self._names)
+            found = self.client.scatter({key: value}, broadcast=True, hash=False)
+            self.futures.append(found[key])
+
+    async def send_lost(self) -> None:
+        """Send objects that no worker has to one worker; others copy from there."""
+        async with self._sending:
+            keys = [future.key for future in self.futures]
+            holders = await self.client.scheduler.who_has(keys=keys)
+            for i, future in enumerate(self.futures):
+                if holders.get(future.key):
+                    continue
+                key = next(self._names)
+                data = {key: self.values[i]}
+                # a worker that ends now costs a try: the next one sends again
+                with suppress(OSError):
+                    found = await self.client.scatter(
+                        data, hash=False, asynchronous=True
+                    )
+                    self.futures[i] = found[key]
+
+    def release(self) -> None:
+        for future in self.futures:
+            future.release()
+
+
 @contextmanager
 def replicated(
     client: Client, prefix: str, arrays: Sequence[Any]
-) -> Iterator[tuple[list[Any], float]]:
-    """Replicate objects on all workers; yield their futures and the seconds it took."""
-    futures: list[Future[Any]] = []
+) -> Iterator[tuple[Replicas, float]]:
+    """Replicate objects on all workers; yield them and the seconds it took."""
+    replicas = Replicas(client, prefix, arrays)
     try:
         start = perf_counter()
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
         sync(client, ship.on_scheduler, client, copies.keep, **keep)
-        for i, array in enumerate(arrays):
-            key = f"{prefix}-{i}"
-            found = client.scatter({key: array}, broadcast=True, hash=False)
-            futures.append(found[key])
-        yield futures, perf_counter() - start
+        replicas.send()
+        yield replicas, perf_counter() - start
     finally:
-        for future in futures:
-            future.release()
+        replicas.release()
         if client.status == "running":
             # ^C must not skip it, as it does in sync
             client.sync(ship.on_scheduler, client, copies.stop_keeping, name=prefix)

@@ -100,6 +100,30 @@ def _inner_joblib(threads: int, nested: bool) -> AbstractContextManager[Any]:
     return config
 
 
+# --- workers that ended ---------------------------------------------------------------
+
+
+async def ended_workers(dask_scheduler: Any, keys: list[str]) -> list[tuple[str, str]]:
+    """Return the workers that ended unexpectedly with a task of ``keys``, and why.
+
+    Dask keeps the last events only. Any client may log any event.
+    """
+
+    def events(topic: str) -> list[dict[str, Any]]:
+        logged = dask_scheduler.get_events(topic)
+        return [event for _, event in logged if type(event) is dict]
+
+    exceeded = {str(event.get("worker")) for event in events("worker-restart-memory")}
+    found = []
+    for event in events("all"):
+        is_end = event.get("action") == "remove-worker" and not event.get("expected")
+        if is_end and not event.get("processing-tasks", set()).isdisjoint(keys):
+            memory = event["worker"] in exceeded
+            reason = "exceeded its memory limit" if memory else "its process ended"
+            found.append((event["worker"], reason))
+    return found
+
+
 # --- threads of a process -------------------------------------------------------------
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier, Lock, get_ident
 from typing import Any
@@ -37,7 +39,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
-from clustertune.errors import CapacityError, IncompleteError, NoWorkersError
+from clustertune.errors import CapacityError, FunctionError, NoWorkersError
 from clustertune.training import joblib_backend
 from tests.processes import until
 
@@ -289,8 +291,48 @@ def test_faults_of_fits(local_cluster: Any, tmp_path: Path) -> None:
             Parallel()([delayed(Lock)()])
         with pytest.raises(ZeroDivisionError):
             Parallel()(delayed(divmod)(1, i) for i in range(20))
-        with pytest.raises(IncompleteError, match="_exit: all workers that held the d"):
-            Parallel()([delayed(os._exit)(1)])
+    until(lambda: state(client) == before)
+
+
+class KillsWorkers(DecisionTreeClassifier):  # type: ignore[misc]
+    """Kill all workers in the first fit, or this worker in each fit."""
+
+    def __init__(self, mark: Path | None = None, pids: Sequence[int] = ()):
+        super().__init__(max_depth=3, random_state=0)
+        self.mark, self.pids = mark, pids
+
+    def fit(self, X: Any, y: Any) -> Any:
+        if self.mark is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.pids and not self.mark.exists():
+            self.mark.touch()
+            for pid in sorted(self.pids, key=lambda pid: pid == os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+        return super().fit(X, y)
+
+
+@pytest.mark.slow
+def test_fits_run_again_after_all_data_was_lost(
+    local_cluster: Any, tmp_path: Path
+) -> None:
+    """The scores are those without a loss; a fit that ends its workers is given up."""
+    _, client = local_cluster(2)
+    before = state(client)
+    X, y = load_digits(return_X_y=True)
+    calm = cross_val_score(KillsWorkers(tmp_path), X, y, cv=6)
+    mark = tmp_path / "mark"
+    pids = list(client.run(os.getpid).values())
+    with joblib_backend(client, X, y) as backend:
+        scores = cross_val_score(KillsWorkers(mark, pids), X, y, cv=6)
+        assert mark.exists()
+        assert np.array_equal(scores, calm)
+        assert backend.fits == 6
+        with pytest.raises(FunctionError, match="ended while running this fit") as got:
+            cross_val_score(KillsWorkers(), X, y, cv=2)
+        assert got.value.worker in str(got.value)
+        assert "its process ended" in str(got.value)
+        client.restart()
+        assert np.array_equal(cross_val_score(KillsWorkers(mark), X, y, cv=6), calm)
     until(lambda: state(client) == before)
 
 
