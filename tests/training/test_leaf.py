@@ -24,6 +24,7 @@ HELPERS = {
     "monitor.monitor",
     "collections.graphs",
     "collections.inputs",
+    "collections.metadata",
     "errors",
     "core.model",
     "remote",
