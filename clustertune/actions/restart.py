@@ -96,12 +96,14 @@ def steps(
     wait: float = WAIT,
     size: WorkerSize | None = None,
     most: float = 1,
+    end_tasks: bool = False,
 ) -> Iterator[Step]:
     """A step for each of these workers; those with the fewest bytes to move go first.
 
     Workers that already have ``size`` are skipped. At most ``most`` workers (a number,
     or a fraction of all) are away at the same time. Keys that an earlier restart left
-    on a parking worker are brought back first.
+    on a parking worker are brought back first. With ``end_tasks`` all workers restart
+    at the same time, and their tasks end.
     """
     groups = tuple(m.keys for m in view.collections if m.loaded)
     limits = {
@@ -117,13 +119,17 @@ def steps(
     going = [w for w in real if w.id in ids and not (size and _has(w, size))]
     going.sort(key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
-    n_away = at_once(most, len(real))
+    n_away = max(1, len(going)) if end_tasks else at_once(most, len(real))
     starts = range(0, len(going), n_away)
     for number, batch in enumerate(going[i : i + n_away] for i in starts):
         away = frozenset(w.id for w in batch)
-        ceilings = Others(limits, away, resized, number)
         for worker in batch:
+            # stuck workers leave one after the other, as far as memory is concerned
+            gone = frozenset((worker.id,)) if end_tasks else away
+            ceilings = Others(limits, gone, resized, number)
             step = _step(worker, ceilings, groups, batch, wait, view.now)
+            assert isinstance(step.args, Restart)
+            step = replace(step, args=replace(step.args, end_tasks=end_tasks))
             yield step if size is None else _resized(step, worker, size)
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit

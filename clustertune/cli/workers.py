@@ -73,7 +73,7 @@ _SCHEDULE = (
 #: only with ``--between-runs``
 _ONLY_SCHEDULED = ("idle_for", "cron", "tz", "expires")
 _NEVER_SCHEDULED = (
-    "drop_data", "include_other_clients", "max_unavailable", "timeout",
+    "drop_data", "end_tasks", "include_other_clients", "max_unavailable", "timeout",
 )  # fmt: skip
 
 
@@ -155,6 +155,8 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     click.option("--if-needed", is_flag=True, help="Trim all workers first. Restart "
         "only workers that stay above a memory threshold, or would exceed it in the "
         "next run."),
+    click.option("--end-tasks", is_flag=True, help="End running tasks without losing "
+        "data, such as tasks that never end."),
     click.option("--drop-data", is_flag=True, help="Restart the workers at once, and "
         "lose their data and running tasks. The plan lists the data."),
     other_clients_option,
@@ -176,12 +178,14 @@ def restart(
         _schedule_between_runs(target, form, consent, when)
         return
     if options["drop_data"]:
-        refuse_options(("if_needed",), "--drop-data keeps no data: leave {} out")
+        text = "--drop-data keeps no data: leave {} out"
+        refuse_options(("if_needed", "end_tasks"), text)
+    else:
+        refuse_options(("include_other_clients",), "{} needs --drop-data")
+    if options["drop_data"] or options["end_tasks"]:
         source = click.get_current_context().get_parameter_source("wait")
         if source is ParameterSource.DEFAULT:
             del options["wait"]
-    else:
-        refuse_options(("include_other_clients",), "{} needs --drop-data")
     from clustertune.operations import workers
 
     change(target, workers.restart_workers, options, form, consent)

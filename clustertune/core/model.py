@@ -279,6 +279,7 @@ class Restart:
     #: greatest process memory under a lower limit: with all keys, while they return
     lowered_limits: tuple[int, int] = (0, 0)  # 0: no limit
     retire: bool = False  # close the worker instead; its keys stay on the others
+    end_tasks: bool = False  # end tasks that still run then, with the former process
     parking: bool = False  # the nanny may keep the keys meanwhile
     #: restart only while needed, with this growth in bytes per run; None: always
     growth: int | None = None

@@ -35,6 +35,7 @@ def restart_workers(
     workers: Sequence[str | int] | None = None,
     max_unavailable: float | str = 1,
     if_needed: bool = False,
+    end_tasks: bool = False,
     drop_data: bool = False,
     include_other_clients: bool = False,
     wait: str | float | None = None,
@@ -69,6 +70,12 @@ def restart_workers(
     if_needed
         First trim the workers, then restart only workers that are still above a
         threshold at which they spill or pause, or will be after the next run.
+    end_tasks
+        End tasks that never end by themselves, without losing data: the keys of all
+        these workers move to their next processes while the tasks still run. Then the
+        former processes end, and their tasks with them. The tasks run again elsewhere.
+        Tasks of a fit that has lost a worker are cancelled before. Not with
+        ``drop_data`` or ``if_needed``.
     drop_data
         Restart the workers at once, and lose their data. Their running tasks and the
         tasks that wait for these are cancelled. With ``workers`` Dask computes lost
@@ -80,7 +87,7 @@ def restart_workers(
         Otherwise the error lists both.
     wait
         Seconds, or a duration: how long to wait for the running tasks of each worker.
-        Default: one minute; with ``drop_data`` no time.
+        Default: one minute; with ``end_tasks`` or ``drop_data`` no time.
     timeout
         Seconds, or a duration, for the whole call. At the limit, a restart that has
         begun is undone. The call waits for that for at most 10 s more; the scheduler
@@ -114,7 +121,13 @@ def restart_workers(
     others = arguments.flag("include_other_clients", include_other_clients)
     dropped = arguments.flag("drop_data", drop_data)
     by_need = arguments.flag("if_needed", if_needed)
-    default = 0.0 if dropped else restarting.WAIT
+    ended = arguments.flag("end_tasks", end_tasks)
+    if ended and (dropped or by_need):
+        raise TypeError(
+            "end_tasks=True keeps the data; it does not combine with drop_data or "
+            "if_needed"
+        )
+    default = 0.0 if dropped or ended else restarting.WAIT
     seconds = default if wait is None else arguments.duration("wait", wait)
     if dropped and (collections or by_need):
         raise TypeError(
@@ -135,7 +148,9 @@ def restart_workers(
         elif by_need:
             yield from trimming.steps(view, ids)
         else:
-            yield from restarting.steps(view, ids, wait=seconds, most=most)
+            yield from restarting.steps(
+                view, ids, wait=seconds, most=most, end_tasks=ended
+            )
 
     restarts_by_need = partial(restarting.steps_by_need, wait=seconds, most=most)
     return operate(

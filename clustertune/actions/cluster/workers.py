@@ -175,6 +175,7 @@ class WorkerActions:
                 retire=restart.retire,
                 parking=ship.pickled(park.act),
                 resizing=_resize_terms(restart),
+                end_tasks=restart.end_tasks,
             )
             try:
                 state = await job
@@ -219,6 +220,8 @@ class WorkerActions:
             why = printable(state["detour"], longest=200)
             way += f" (because its nanny cannot run two processes: {why})"
         said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
+        if ended := state["ended_tasks"]:
+            said += f"; ended {plural(ended, 'task')}"
         if dropped := state["unsendable"]["dropped"]:
             said += (
                 f"; dropped {plural(dropped, 'key')} of failed tasks, such as open "

@@ -13,11 +13,13 @@ from distributed.core import Status
 from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import Refused
+from clustertune.remote.scheduler.fits import is_training
 from clustertune.remote.scheduler.nanny import GRACE, POLL_INTERVAL, call
 from clustertune.remote.scheduler.published import unpublish_all
 from clustertune.remote.scheduler.release import release_for, wanted_tasks
 from clustertune.remote.scheduler.state import (
     COMING,
+    WAITING,
     begun_tasks,
     identity,
     is_parking,
@@ -226,6 +228,32 @@ def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:
         if ts.who_wants:
             yield ts
         todo += [d for d in ts.dependents if d.state in COMING]
+
+
+def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
+    """Return training tasks without a result of fits that have lost a member.
+
+    Only fits that train on this worker count. A member has erred, or is bound to a
+    worker that has left.
+    """
+    found: set[Any] = set()
+    for ts in list(worker.processing):
+        if not is_training(ts):
+            continue
+        wanted = (key for client in ts.who_wants for key in client.wants_what)
+        fit = [t for t in wanted if t.prefix is ts.prefix and is_training(t)]
+        if any(_has_left(scheduler, t) for t in fit):
+            found.update(t for t in fit if t.state in COMING)
+    return list(found)
+
+
+def _has_left(scheduler: Any, ts: Any) -> bool:
+    """Whether a task has failed, or is bound to workers that have left."""
+    bound = ts.worker_restrictions
+    waits = ts.state in WAITING and bound and not ts.loose_restrictions
+    return ts.state == "erred" or bool(
+        waits and scheduler.workers.keys().isdisjoint(bound)
+    )
 
 
 async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:

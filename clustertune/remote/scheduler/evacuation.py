@@ -46,6 +46,24 @@ class HeldKeys:
         self.away |= away
         self.targets |= set(away.values())
 
+    def holders(self, key: Any) -> set[str]:
+        """Return the addresses of the workers that hold a key; empty if released."""
+        ts = self.scheduler.tasks.get(key)
+        in_memory = ts is not None and ts.state == "memory"
+        return {ws.address for ws in ts.who_has} if in_memory else set()
+
+    async def to_return(self, address: str) -> tuple[list[Any], list[Any]]:
+        """Return keys, with this target, that move there, and that are copied there."""
+        moved, copied = [], []
+        async for key in in_turns([*self.away, *self.copied]):
+            holders = self.holders(key)
+            if key in self.copied:
+                if holders:
+                    copied.append((key, address))
+            elif holders and holders <= self.targets | {address}:
+                moved.append((key, address))
+        return moved, copied
+
     def nbytes(self) -> int:
         """Bytes of the keys that are still in memory."""
         held = (self.scheduler.tasks.get(key) for key in (*self.away, *self.copied))

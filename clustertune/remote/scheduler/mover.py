@@ -16,10 +16,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import (
     AsyncIterator,
+    Callable,
     Collection,
     Generator,
     Iterable,
     Iterator,
+    Mapping,
 )
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -45,6 +47,7 @@ MAX_KEYS = 2000  # in flight
 MAX_BYTES = 512 * 2**20  # in flight, to all workers
 STALL_TIMEOUT = 30.0  # seconds without progress after which the mover gives up keys
 SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
+END_INTERVAL = 0.1  # seconds between two looks whether a move has to end
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
 
 
@@ -455,6 +458,25 @@ async def _run(manager: Any, policy: MovePolicy, seconds: float) -> None:
             await asyncio.sleep(seconds if busy else max(seconds, 10 * CYCLE))
 
 
+async def move_until(
+    scheduler: Any, policy: MovePolicy, hold: ManagerHold, over: Callable[[], bool]
+) -> None:
+    """Run the mover until ``over()``; it ends after the copies in flight."""
+    moving = asyncio.ensure_future(move_keys(scheduler, policy, hold))
+    try:
+        while not moving.done():
+            await asyncio.wait([moving], timeout=END_INTERVAL)
+            if over():
+                policy.stopped = True
+                if not policy.has_sent:  # it may wait for Dask's own moves
+                    moving.cancel()
+    finally:
+        moving.cancel()
+        await asyncio.gather(moving, return_exceptions=True)
+    if not moving.cancelled():
+        moving.result()
+
+
 def pause(seconds: float) -> float:
     """Return the time between two runs, so that the mover uses little of the loop."""
     return max(CYCLE, REST * seconds)
@@ -462,3 +484,8 @@ def pause(seconds: float) -> float:
 
 def _is_unfinished(policy: MovePolicy) -> bool:
     return policy.open if policy.sending else policy.has_sent
+
+
+def reasons(left: Mapping[str, int]) -> str:
+    """Return why keys did not move, as text."""
+    return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
@@ -232,14 +232,17 @@ class Parking:
         wanted = {"what": what, **arguments}
         return await call(self.scheduler, address, self.code, wanted, seconds)
 
-    async def close(self, unsendable: str = "") -> str:
+    async def close(self, unsendable: str = "", lost: Container[Any] = ()) -> str:
         """Close the parking worker; if it has the only copy of keys, report that.
 
-        ``unsendable`` names those keys if they cannot be sent.
+        ``unsendable`` names those keys if they cannot be sent. ``lost`` keys may be
+        lost with it.
         """
         if not self.is_open():
             return ""
-        alone = sum(len(ts.who_has) == 1 for ts in self.worker.has_what)
+        alone = sum(
+            len(ts.who_has) == 1 and ts.key not in lost for ts in self.worker.has_what
+        )
         kind = "its former process" if self.nanny else "the parking worker"
         verb = "is" if alone == 1 else "are"
         where = f"{plural(alone, 'key')} {verb} still on {kind} {self.worker.name}"

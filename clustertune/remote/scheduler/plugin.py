@@ -359,6 +359,7 @@ class ClustertunePlugin(SchedulerPlugin):
         retire: bool = False,
         parking: bytes = b"",
         resizing: Mapping[str, Any] | None = None,
+        end_tasks: bool = False,
     ) -> str:
         """Start to restart a worker without losing data; return the job's name.
 
@@ -381,6 +382,7 @@ class ClustertunePlugin(SchedulerPlugin):
             parking,
             self.turn,
             resizing,
+            end_tasks,
         )
         return self.jobs.restart(work)
 

@@ -24,15 +24,22 @@ from distributed.core import Status
 
 from clustertune.core.rules import is_parked_first
 from clustertune.core.wording import plural
-from clustertune.remote.keys import Places, in_turns
+from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
+from clustertune.remote.scheduler.drop import cancel, failed_fits
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
     NotEnoughMemory,
     Refused,
 )
-from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from clustertune.remote.scheduler.mover import (
+    ManagerHold,
+    MovePolicy,
+    move_keys,
+    move_until,
+    reasons,
+)
 from clustertune.remote.scheduler.nanny import (
     ANSWER_TIMEOUT,
     GRACE,
@@ -45,6 +52,7 @@ from clustertune.remote.scheduler.nanny import (
     set_status,
 )
 from clustertune.remote.scheduler.state import (
+    begun_work,
     counted_bytes,
     identity,
     is_parking,
@@ -93,6 +101,9 @@ class WorkerRestart:
         Lock that prevents two restarts from using the same free memory.
     resizing
         The terms of ``Resizing`` if the new process has another size.
+    end_tasks
+        End tasks that still run after ``wait``, with the former process. Their results
+        are computed again elsewhere, except those of a failed fit.
     """
 
     def __init__(
@@ -108,6 +119,7 @@ class WorkerRestart:
         parking: bytes = b"",
         turn: asyncio.Lock | None = None,
         resizing: Mapping[str, Any] | None = None,
+        end_tasks: bool = False,
     ):
         self.scheduler = scheduler
         self.hold = hold
@@ -118,6 +130,8 @@ class WorkerRestart:
         self.retire = retire
         self.parking = Parking(scheduler, parking, allowed=not retire)
         self.turn = turn or asyncio.Lock()
+        self.end_tasks = end_tasks
+        self.ended_tasks = 0
         self.resizing = None if resizing is None else Resizing(scheduler, resizing)
         self.end = monotonic() + timeout
         self.stopped = False
@@ -150,6 +164,7 @@ class WorkerRestart:
             "nbytes": self.nbytes,
             "lost": self.lost,
             "again": self.recomputed,
+            "ended_tasks": self.ended_tasks,
             "unsendable": {
                 "dropped": self.unsendable.dropped,
                 "recomputed": self.unsendable.recomputed,
@@ -184,16 +199,22 @@ class WorkerRestart:
         try:
             problem = await self._run(worker)
         finally:
-            self.lost = self.held.count_lost() + self.held.lost_with_others
-            self.recomputed = self.held.count_recomputed()
-            left = await self.parking.close(str(self.unsendable))
+            self._count()
+            lost = self.unsendable.staying if self.end_tasks else ()
+            left = await self.parking.close(str(self.unsendable), lost)
+            self._count()
         return "; ".join(filter(None, [problem, left]))
+
+    def _count(self) -> None:
+        self.lost = self.held.count_lost() + self.held.lost_with_others
+        self.recomputed = self.held.count_recomputed()
 
     async def _run(self, worker: Any) -> str:
         self.own_status, who = worker.status, identity(worker)
         try:
             self._refuse(worker)
             await self._wait_for_tasks(worker)
+            self.doing = "testing whether its keys can be sent"
             await self._refuse_unsendable(worker)
             self.bound = await bound_to(self.scheduler, self.address)
             async with self.turn:
@@ -262,18 +283,11 @@ class WorkerRestart:
         if not is_parking(worker.name) and worker.status not in USABLE:
             raise Refused(f"it is {worker.status.name}")
 
-    async def _refuse_unsendable(self, worker: Any) -> None:
-        """Find keys that cannot be sent before anything stops.
-
-        A former process keeps such keys, and its other keys move.
-        """
-        self.doing = "testing whether its keys can be sent"
-        await self._find_unsendable(worker)
-
-    async def _find_unsendable(self, worker: Any, keys: Any = None) -> None:
-        await self.unsendable.find(worker, keys)
+    async def _refuse_unsendable(self, worker: Any, keys: Any = None) -> None:
+        """Find keys that cannot be sent; a former process keeps such keys."""
+        await self.unsendable.find(worker, keys, ending=self.end_tasks)
         text = str(self.unsendable)
-        if text and not is_parking(worker.name):
+        if text and not (is_parking(worker.name) or self.end_tasks):
             raise Refused(f"it has keys that cannot be sent: {text}. {RELEASE}")
 
     def _block_tasks(self, worker: Any) -> None:
@@ -303,8 +317,18 @@ class WorkerRestart:
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
-                raise Refused(still_busy(self.scheduler, worker, self.wait))
+                if not self.end_tasks:
+                    raise Refused(still_busy(self.scheduler, worker, self.wait))
+                self._block_tasks(worker)
+                await cancel(self.scheduler, failed_fits(self.scheduler, worker))
+                self.ended_tasks = len(worker.processing)
+                return
             await asyncio.sleep(POLL_INTERVAL)
+
+    def _refuse_begun(self, worker: Any) -> None:
+        begun = "" if self.end_tasks else begun_work(self.scheduler, worker)
+        if begun:
+            raise Refused(begun)
 
     # --- the next process, while the former one keeps its keys ------------------------
 
@@ -320,8 +344,7 @@ class WorkerRestart:
             return False
         self._refuse_late(worker)
         self._block_tasks(worker)
-        if worker.processing or shuffles(self.scheduler, worker):
-            raise Refused("tasks have begun there meanwhile")
+        self._refuse_begun(worker)
         nanny = worker.nanny
         if self.resizing is not None:
             await self._change_size(nanny)
@@ -353,17 +376,19 @@ class WorkerRestart:
         for _ in range(MAX_ROUNDS):
             self._refuse_late(worker)
             self._block_tasks(worker)
-            if not worker.has_what:
+            if not self._remaining(worker):
                 break
             wanted = await self._assign_targets(worker)
             parked = self.parking.worker
             parking = () if parked is None else (parked.address,)
-            policy = MovePolicy(wanted, self.process_limits, {self.address}, parking)
-            await self._move_away(policy)
+            # tasks that will be ended still need their inputs
+            sources = () if self.end_tasks else {self.address}
+            policy = MovePolicy(wanted, self.process_limits, sources, parking)
+            await move_until(self.scheduler, policy, self.hold, self._is_over)
             self.nbytes += policy.nbytes
             left = policy.left
             if policy.unsent and self._is_registered(worker):
-                await self._find_unsendable(worker, policy.unsent)
+                await self._refuse_unsendable(worker, policy.unsent)
             if not self._is_registered(worker):
                 # a parking worker closes by itself once it is empty
                 if is_parking(worker.name) and not self.held.count_lost():
@@ -377,19 +402,26 @@ class WorkerRestart:
 
     def _refuse_remaining(self, worker: Any, left: Mapping[str, int]) -> None:
         """Refuse to end a worker that still has keys, tasks or shuffles."""
-        if text := str(self.unsendable):
+        text = "" if self.end_tasks else str(self.unsendable)
+        if text:
             raise Refused(
                 f"{plural(len(worker.has_what), 'key')} cannot be sent: {text}. "
                 f"{RELEASE}"
             )
-        if worker.has_what:
-            raise Refused(
-                f"{len(worker.has_what)} keys could not be moved away: {_reasons(left)}"
-            )
-        if worker.processing:
-            raise Refused("tasks have begun there meanwhile")
-        if shuffles(self.scheduler, worker):
-            raise Refused("a P2P shuffle has begun there meanwhile")
+        if keys := self._remaining(worker):
+            raise Refused(f"{keys} keys could not be moved away: {reasons(left)}")
+        self._refuse_begun(worker)
+
+    def _remaining(self, worker: Any) -> int:
+        """Count the keys that forbid to end a worker."""
+        if not self.end_tasks:
+            return len(worker.has_what)
+        lost = self.unsendable.staying
+        return sum(len(t.who_has) == 1 and t.key not in lost for t in worker.has_what)
+
+    def _is_over(self) -> bool:
+        """Whether the job was stopped, or the caller's time is over."""
+        return self.stopped or monotonic() > self.end
 
     def _refuse_late(self, worker: Any) -> None:
         if self.stopped:
@@ -397,25 +429,6 @@ class WorkerRestart:
         keys = len(worker.has_what)
         if keys and monotonic() > self.end:
             raise Refused(f"{keys} keys were still there after {self.timeout:.0f} s")
-
-    async def _move_away(self, policy: MovePolicy) -> None:
-        """Run the mover until the job is stopped, or the caller's time is over.
-
-        A stopped mover ends after the copies in flight.
-        """
-        moving = asyncio.ensure_future(move_keys(self.scheduler, policy, self.hold))
-        try:
-            while not moving.done():
-                await asyncio.wait([moving], timeout=POLL_INTERVAL)
-                if self.stopped or monotonic() > self.end:
-                    policy.stopped = True
-                    if not policy.has_sent:  # it may wait for Dask's own moves
-                        moving.cancel()
-        finally:
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
-        if not moving.cancelled():
-            moving.result()
 
     async def _assign_targets(self, worker: Any) -> list[tuple[Any, str]]:
         """Return a target for each key: another worker or the parking worker.
@@ -558,17 +571,12 @@ class WorkerRestart:
         if target is not None and self.parking.is_open():
             files = await self.evacuation.spilled_files(self.parking.worker)
             await self.parking.adopt(target, files)
-        moved, copied = [], []
-        async for key in in_turns([*self.held.away, *self.held.copied]):
-            holders = self._holders(key)
-            if key in self.held.copied:
-                if holders:
-                    copied.append((key, address))
-            elif holders and holders <= self.held.targets | {address}:
-                moved.append((key, address))
+        moved, copied = await self.held.to_return(address)
         left: Counter[str] = Counter()
         most = self.resizing.most if self.resizing is not None else 0
-        for wanted, sources in ((moved, None), (copied, ())):
+        # a former process that ends its tasks still needs their inputs
+        all_others = () if self.end_tasks and self.parking.nanny else None
+        for wanted, sources in ((moved, all_others), (copied, ())):
             process_limits = {address: most} if most else {}
             policy = MovePolicy(wanted, process_limits, sources, (address,))
             await move_keys(self.scheduler, policy, self.hold)  # ends without progress
@@ -577,21 +585,10 @@ class WorkerRestart:
             if policy.unsent and self.parking.is_open():
                 await self.unsendable.find(self.parking.worker, policy.unsent)
         # a key that was released meanwhile is not missing
-        places = [self._holders(key) for key, _ in (*moved, *copied)]
+        places = [self.held.holders(key) for key, _ in (*moved, *copied)]
         missing = sum(bool(found) and address not in found for found in places)
         if not missing:
             return ""
         former = self._keeps_keys(self.old_process)
         where = "its former process" if former else "other workers"
-        return f"{missing} keys are still on {where} ({_reasons(left)})"
-
-    def _holders(self, key: Any) -> set[str]:
-        """Return the addresses of the workers that hold a key; empty if released."""
-        ts = self.scheduler.tasks.get(key)
-        in_memory = ts is not None and ts.state == "memory"
-        return {ws.address for ws in ts.who_has} if in_memory else set()
-
-
-def _reasons(left: Mapping[str, int]) -> str:
-    """Return why keys did not move, as text."""
-    return "; ".join(f"{n} keys: {reason}" for reason, n in left.items())
+        return f"{missing} keys are still on {where} ({reasons(left)})"

@@ -123,6 +123,15 @@ def still_running(tasks: int, seconds: float) -> str:
     return f"{plural(tasks, 'task')} still {verb} after {seconds:g} s"
 
 
+def begun_work(scheduler: Any, worker: Any) -> str:
+    """Return the work that has begun on a worker meanwhile."""
+    if worker.processing:
+        return "tasks have begun there meanwhile"
+    if shuffles(scheduler, worker):
+        return "a P2P shuffle has begun there meanwhile"
+    return ""
+
+
 def still_busy(scheduler: Any, worker: Any, seconds: float) -> str:
     """Return the shuffles or tasks that keep a worker busy after a wait."""
     some = shuffles(scheduler, worker)

@@ -1,0 +1,142 @@
+"""Tasks that never end: a restart ends them and keeps the data of their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+from typing import Any
+
+import dask.array as da
+import pytest
+from click.testing import CliRunner
+from distributed import Event, Nanny, wait
+from distributed.utils_test import gen_cluster
+
+import clustertune
+from clustertune.cli import main
+from tests.processes import soon
+
+NANNIES: dict[str, Any] = {
+    "client": True,
+    "Worker": Nanny,
+    "timeout": 120,
+    "worker_kwargs": {"memory_limit": "1 GiB"},
+}
+TWO = [("127.0.0.1", 1)] * 2
+
+
+def endless(*_: Any) -> None:
+    """Run in native code without an end in the time of a test."""
+    ctypes.CDLL(None).sleep(600)
+
+
+def until_open(name: str, *_: Any) -> int:
+    """Run until the event is set; return the process."""
+    Event(name).wait()
+    return os.getpid()
+
+
+def fail(*_: Any) -> None:
+    raise ValueError("a member of a fit that fails")
+
+
+async def data(c: Any) -> tuple[Any, list[Any], float]:
+    X = c.persist(da.random.default_rng(0).random((400, 4), chunks=(20, 4)))
+    await wait(X)
+    scattered = await c.scatter(list(range(10)), hash=False)
+    return X, scattered, await c.compute(X.sum())
+
+
+def parked(s: Any) -> list[str]:
+    return [ws.name for ws in s.workers.values() if "parking" in str(ws.name)]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_tasks_end_and_data_stays(direct: bool) -> None:
+    """All stuck workers restart at once; tasks of a living client run again."""
+    resources = {} if direct else {"resources": {"a": 1}}
+    options = NANNIES | {"worker_kwargs": NANNIES["worker_kwargs"] | resources}
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * (2 if direct else 3), **options)
+    async def test(c: Any, s: Any, *_: Any) -> None:
+        X, scattered, total = await data(c)
+        gate = Event("gate")
+        tasks = [
+            c.submit(
+                until_open, "gate", part, pure=False, workers=[address],
+            )
+            for part, address in zip(c.compute([X.blocks[0], X.blocks[1]]), s.workers)
+        ]  # fmt: skip
+        await soon(lambda: sum(bool(w.processing) for w in s.workers.values()) == 2)
+        before = set((await c.run(os.getpid)).values())
+        busy = [w.name for w in s.workers.values() if w.processing]
+        assert len(busy) == 2
+        workers = busy if direct else busy[:1]
+        report = await clustertune.restart_workers(
+            c, X, workers=workers, end_tasks=True
+        )
+        assert report.status == "done", report
+        assert sum("ended 1 task" in step.details for step in report.steps) == len(
+            workers
+        )
+        assert all(step.lost == 0 for step in report.steps)
+        assert len(before & set((await c.run(os.getpid)).values())) == len(
+            s.workers
+        ) - len(workers)
+        assert not parked(s)
+        await gate.set()
+        assert len(await c.gather(tasks)) == 2
+        assert await c.gather(scattered) == list(range(10))
+        assert await c.compute(X.sum()) == total
+
+    test()
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_a_failed_fit_does_not_run_again(c: Any, s: Any, *_: Any) -> None:
+    """Tasks of a fit that has lost a member are cancelled, and their socket dropped."""
+    X, scattered, total = await data(c)
+    first, second = s.workers
+    held = c.submit(socket.socket, pure=False, workers=[first])
+    stuck = c.submit(endless, held, key="_train_part-1", workers=[first])
+    torn = c.submit(fail, key="_train_part-2", workers=[second])
+    await wait(torn)
+    await soon(lambda: s.workers[first].processing)
+    report = await clustertune.restart_workers(
+        c, X, workers=[s.workers[first].name], end_tasks=True
+    )
+    assert "lost 0" in str(report)
+    assert stuck.cancelled()
+    assert not parked(s)
+    assert not any(ws.processing for ws in s.workers.values())
+    assert await c.submit(int, "3") == 3
+    assert await c.gather(scattered) == list(range(10))
+    assert await c.compute(X.sum()) == total
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_without_the_option_a_busy_worker_is_skipped(
+    c: Any, s: Any, *_: Any
+) -> None:
+    future = c.submit(endless, pure=False)
+    await soon(lambda: any(ws.processing for ws in s.workers.values()))
+    (busy,) = [ws for ws in s.workers.values() if ws.processing]
+    report = await clustertune.restart_workers(c, workers=[busy.name], wait="0.1s")
+    assert report.steps[0].status == "skipped"
+    assert future.status == "pending"
+    report = await clustertune.restart_workers(
+        c, workers=[busy.name], end_tasks=True, dry_run=True
+    )
+    assert report.status == "planned"
+    with pytest.raises(TypeError, match="does not combine"):
+        await clustertune.restart_workers(c, end_tasks=True, drop_data=True)
+    # the end of the cluster does not wait for the task
+    await clustertune.restart_workers(c, drop_data=True)
+    await asyncio.sleep(0)
+
+
+def test_from_the_shell() -> None:
+    asked = ["restart", "tcp://127.0.0.1:1", "--end-tasks", "--drop-data"]
+    assert CliRunner().invoke(main, asked).exit_code == 2
