@@ -129,6 +129,11 @@ BENCHMARKS = (
         quick=("--rounds=1", "--scale=0.02"),
     ),
     Benchmark("restart_low_memory", "Restart of paused workers", quick=("--rounds=1",)),
+    Benchmark(
+        "survive",
+        "A fit that loses a worker",
+        quick=("--rounds=1", "--mb=10", "--trees=60"),
+    ),
     Benchmark("map_reduce", "`map_reduce`", quick=("--pairs=2", "--scale=20")),
     Benchmark("gridsearch", "Grid search", quick=("--rounds=1", "--case=small")),
     Benchmark(

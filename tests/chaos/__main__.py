@@ -138,6 +138,31 @@ def low_memory(
 
 
 @main.command()
+@_state
+@_seed
+@_first
+@_minutes
+@_rounds
+@click.option("--library", "libraries", multiple=True, default=("xgboost",))
+def fits(
+    state: Path | None,
+    seed: int | None,
+    first: int | None,
+    minutes: float,
+    rounds: int,
+    libraries: tuple[str, ...],
+) -> None:
+    """Kill, freeze and retire workers of real fits."""
+    _fork_workers()
+    from tests.chaos.fits import draw, play
+
+    log = Log(state)
+    which = _chosen_seeds(log, seed, first, rounds, minutes)
+    play_all(_printing(lambda n: play(draw(n, libraries))), log, which)
+    _finish(log)
+
+
+@main.command()
 @click.option("--rounds", default=50, show_default=True)
 def soak(rounds: int) -> None:
     """Repeat training, a memory leak and a restart."""

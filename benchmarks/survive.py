@@ -1,0 +1,153 @@
+"""An XGBoost fit that loses a worker, against the same fit without a loss.
+
+Three workers with one thread each hold 0.1 GB. `plain` is `clustertune.fit` with
+`max_failures=0`. `checkpoints` is the same with `max_failures=1` and a checkpoint each
+second, and loses no worker. `killed` is `checkpoints`, and one worker is killed with
+SIGKILL when half of the rounds are done. The seconds are those of the whole call.
+`loss` is the log loss on rows that no model has seen.
+
+Options: `--rounds 6`, `--mb 100`, `--trees 400`, `--variants plain,checkpoints,killed`.
+"""
+
+import argparse
+import json
+import os
+import signal
+from time import perf_counter
+
+import measure
+import numpy as np
+from measure import workers_of
+
+WORKERS = 3
+COLUMNS = 50
+PARTITIONS = 12
+HELD_OUT = 50_000  # rows
+INTERVAL = 1.0  # seconds between two checkpoints
+VARIANTS = ("plain", "checkpoints", "killed")
+
+
+def block(number, rows):
+    """Rows with their label in the last column."""
+    random = np.random.default_rng([1, number])
+    values = random.standard_normal((rows, COLUMNS + 1), dtype="f4")
+    score = values[:, 0] + values[:, 1] * values[:, 2] + values[:, -1]
+    values[:, -1] = score > 0
+    return values
+
+
+def source(mb):
+    import dask
+    import dask.array as da
+
+    rows = mb * 10**6 // (4 * (COLUMNS + 1) * PARTITIONS)
+    blocks = [
+        da.from_delayed(dask.delayed(block)(i, rows), (rows, COLUMNS + 1), "f4")
+        for i in range(PARTITIONS)
+    ]
+    values = da.concatenate(blocks)
+    return values[:, :-1], values[:, -1].astype("i4")
+
+
+class Killer:
+    """The progress of a fit; kills a process when half of the rounds are done."""
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def __call__(self, text, fraction):
+        in_training = text.startswith("round ") and fraction is not None
+        if self.pid is not None and in_training and fraction >= 0.5:
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = None
+
+
+def variant(name, mb, trees):
+    import dask
+    import xgboost.dask
+    from distributed import wait
+
+    import clustertune
+
+    dask.config.set({"distributed.logging.distributed": "critical"})
+    with measure.cluster(WORKERS, dashboard_address=None) as client:
+        X, y = client.persist(source(mb))
+        wait([X, y])
+        # the first fit of a worker loads the library
+        small = xgboost.dask.DaskXGBClassifier(n_estimators=2, n_jobs=1)
+        clustertune.fit(client, small, X, y, progress=False)
+        victim = list(workers_of(client))[1]
+        (pid,) = client.run(os.getpid, workers=[victim]).values()
+        killer = Killer(pid if name == "killed" else None)
+        model = xgboost.dask.DaskXGBClassifier(n_estimators=trees, n_jobs=1)
+        options = {}
+        if name != "plain":
+            options = {"max_failures": 1, "checkpoint_every": INTERVAL}
+        start = perf_counter()
+        clustertune.fit(client, model, X, y, progress=killer, **options)
+        seconds = perf_counter() - start
+        assert killer.pid is None, "no worker was killed"
+        booster = model.get_booster()
+        assert booster.num_boosted_rounds() == trees
+        notes = "\n".join(model.clustertune_report_.notes)
+        identical = "identical to an uninterrupted fit: yes" in notes
+    test = block(PARTITIONS, HELD_OUT)
+    predicted = booster.inplace_predict(test[:, :-1]).clip(1e-7, 1 - 1e-7)
+    right = np.where(test[:, -1] == 1, predicted, 1 - predicted)
+    return {
+        "seconds": seconds,
+        "loss": float(-np.log(right).mean()),
+        "identical": float(identical),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--mb", type=int, default=100)
+    parser.add_argument("--trees", type=int, default=400)
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variant", choices=VARIANTS)
+    given = parser.parse_args()
+    if given.variant:
+        print(json.dumps(variant(given.variant, given.mb, given.trees)))
+        return
+    names = given.variants.split(",")
+    if {*names} - {*VARIANTS} or "plain" not in names:
+        parser.error(f"--variants: choose plain and others from {VARIANTS}")
+    sizes = ("--mb", str(given.mb), "--trees", str(given.trees))
+    rounds = measure.run(__file__, names, given.rounds, *sizes)
+    print(measure.machine())
+    measure.show(
+        rounds,
+        {f"{n}.seconds": f"{n}: s" for n in names}
+        | {f"{n}.loss": f"{n}: log loss on other rows" for n in names},
+    )
+    if "checkpoints" in names:
+        cost = measure.ratios(rounds, "checkpoints.seconds", "plain.seconds")
+        measure.compare("seconds, checkpoints / plain", cost, at_most=1.01)
+    if "killed" not in names:
+        return
+    more = [r["killed.seconds"] - r["plain.seconds"] for r in rounds]
+    measure.compare(
+        "seconds that the loss of a worker added",
+        measure.interval(more),
+        at_most=INTERVAL + 10,
+        headline=True,
+    )
+    measure.compare(
+        "seconds, killed / plain",
+        measure.ratios(rounds, "killed.seconds", "plain.seconds"),
+    )
+    measure.compare(
+        "held-out loss, killed / plain",
+        measure.ratios(rounds, "killed.loss", "plain.loss"),
+        at_most=1.01,
+    )
+    same = [r["killed.identical"] for r in rounds]
+    measure.compare("fits that were reported as identical", f"{sum(same):.0f} of "
+        f"{len(same)}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

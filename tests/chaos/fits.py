@@ -1,0 +1,208 @@
+"""Fits on real clusters that lose workers, drawn from seeds.
+
+A fit has to finish, or to end with an error of clustertune. Then all workers are free,
+and the data is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from random import Random
+from time import monotonic, sleep
+from typing import Any
+
+import clustertune
+from clustertune.errors import ClustertuneError, IncompleteError
+from tests.chaos.clusters import LocalWorkers, becomes_true
+from tests.chaos.rounds import Round
+from tests.operations import test_surviving as fits
+
+DEADLINE = 120.0  # seconds for a fit with its faults
+FREE = 30.0  # seconds until workers are free after a fit
+FROZEN = 10.0  # seconds
+N_WORKERS = 3
+ROUNDS = 800
+KINDS = ("kill", "freeze", "retire", "kill two")
+#: the state of the scheduler at which a fault is injected
+PHASES = {
+    "loading": lambda now: now["loading"],
+    "preparing": lambda now: now["preparing"],
+    "set-up": lambda now: now["training"],
+    "training": lambda now: now["round"] > 0.1 * ROUNDS,
+    "the end": lambda now: now["round"] > 0.95 * ROUNDS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One fit and its fault."""
+
+    seed: int
+    library: str
+    kind: str
+    phase: str
+    workers: tuple[int, ...]
+    delay: float  # seconds after the begin of the phase
+    max_failures: int
+
+
+def draw(seed: int, libraries: tuple[str, ...] = ("xgboost",)) -> Case:
+    rng = Random(seed)
+    kind = rng.choice(KINDS)
+    return Case(
+        seed=seed,
+        library=rng.choice(libraries),
+        kind=kind,
+        phase=rng.choice(list(PHASES)),
+        workers=tuple(rng.sample(range(N_WORKERS), 2 if kind == "kill two" else 1)),
+        delay=rng.choice((0.0, 0.0, 0.02, 0.1)),
+        max_failures=rng.choice((0, 1, -1)),
+    )
+
+
+def state(dask_scheduler: Any) -> dict[str, Any]:
+    """What the fault waits for."""
+    plugin = dask_scheduler.plugins.get("clustertune")
+    known = list(dask_scheduler.tasks.values())
+    running = [str(ts.key) for ts in known if ts.state == "processing"]
+    leased = plugin is not None and plugin.lease.holder() is not None
+    rounds = [fit["round"] for fit in plugin.fits.listed()] if plugin else []
+    return {
+        "loading": bool(running) and leased,
+        "preparing": bool(known) and leased and not running,
+        "training": any(key.startswith(("fn-", "_train_part")) for key in running),
+        "round": max(rounds, default=0),
+    }
+
+
+def play(case: Case) -> Round:
+    """Play one round on a new cluster."""
+    cluster, start = LocalWorkers(N_WORKERS), monotonic()
+    try:
+        outcome, broken, notes, injected = _play(case, cluster)
+    finally:
+        cluster.close()
+    names = " and ".join(map(str, case.workers))
+    fault = (f"{case.kind} worker {names}", case.phase)
+    return Round(
+        seed=case.seed,
+        action=f"fit {case.library}, max_failures={case.max_failures}",
+        outcome=outcome,
+        seconds=monotonic() - start,
+        faults=(fault,) if injected else (),
+        broken=tuple(broken),
+        notes=notes,
+    )
+
+
+def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]:
+    addresses = _addresses(cluster)
+    result: dict[str, Any] = {}
+    work = threading.Thread(target=_fit, args=(case, cluster, result), daemon=True)
+    injected = threading.Event()
+    over = threading.Event()
+    fault = threading.Thread(
+        target=_inject, args=(case, cluster, addresses, injected, over), daemon=True
+    )
+    fault.start()
+    work.start()
+    work.join(DEADLINE)
+    over.set()
+    if work.is_alive():
+        stacks = {w: list(tasks) for w, tasks in cluster.watch.processing().items()}
+        return "hung", [f"no end after {DEADLINE:g} s"], str(stacks), injected.is_set()
+    fault.join()
+    error = result.get("error")
+    outcome = "finished" if error is None else type(error).__name__
+    notes = str(error) if error else "\n".join(result["notes"])
+    broken = list(_broken(case, cluster, error, result))
+    return outcome, broken, notes, injected.is_set()
+
+
+def _fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> None:
+    try:
+        result["data"] = fits.lazy()
+        model = fits.model(case.library, n_estimators=ROUNDS)
+        fitted = clustertune.fit(
+            cluster.client,
+            model,
+            *result["data"],
+            progress=False,
+            max_failures=case.max_failures,
+            checkpoint_every=0.2,
+        )
+        result["trees"] = len(fits.trees(fitted))
+        result["notes"] = fitted.clustertune_report_.notes
+    except Exception as error:
+        result["error"] = error
+
+
+def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:
+    early = case.phase in ("loading", "preparing")
+    right = ClustertuneError if early else IncompleteError
+    if error is not None and not isinstance(error, right):
+        yield f"wrong error: {error!r}"[:500]
+    elif error is not None and case.max_failures == -1 and not early:
+        yield f"it ended although max_failures=-1: {error}"[:500]
+    if error is None and result["trees"] != ROUNDS:
+        yield f"{result['trees']} of {ROUNDS} trees"
+    expected = N_WORKERS - (case.kind == "retire")
+    if not becomes_true(lambda: len(_addresses(cluster)) >= expected, FREE):
+        yield f"{len(_addresses(cluster))} of {expected} workers"
+    if not becomes_true(lambda: not any(_busy(cluster)), FREE):
+        yield f"stuck tasks on workers: {cluster.watch.processing()}"[:500]
+        return  # the data cannot be computed
+    computed = cluster.client.compute(result["data"])
+    if not becomes_true(lambda: all(f.done() for f in computed), FREE):
+        yield "the data cannot be computed"
+        return
+    X, y = cluster.client.gather(computed)
+    if not fits.is_whole(X, y):
+        yield "the data has other values"
+
+
+def _addresses(cluster: LocalWorkers) -> dict[Any, str]:
+    identity = cluster.watch.sync(cluster.watch.scheduler.identity, n_workers=-1)
+    return {w["name"]: address for address, w in identity["workers"].items()}
+
+
+def _busy(cluster: LocalWorkers) -> list[int]:
+    found = cluster.watch.run(
+        lambda dask_worker: dask_worker.state.executing_count, on_error="return"
+    )
+    return [n if isinstance(n, int) else 1 for n in found.values()]
+
+
+# --- the fault ------------------------------------------------------------------------
+
+
+def _inject(
+    case: Case,
+    cluster: LocalWorkers,
+    addresses: dict[Any, str],
+    injected: threading.Event,
+    over: threading.Event,
+) -> None:
+    pids = cluster.pids()
+    while not over.is_set():
+        if PHASES[case.phase](cluster.watch.run_on_scheduler(state)):
+            break
+        over.wait(0.005)
+    else:
+        return
+    sleep(case.delay)
+    injected.set()
+    targets = [addresses[name] for name in case.workers]
+    if case.kind == "retire":
+        cluster.watch.retire_workers(targets)
+        return
+    frozen = case.kind == "freeze"
+    for address in targets:
+        os.kill(pids[address], signal.SIGSTOP if frozen else signal.SIGKILL)
+    if frozen:
+        sleep(FROZEN)
+        for address in targets:
+            os.kill(pids[address], signal.SIGCONT)
