@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import wait
+from distributed.utils_test import gen_cluster
+from xgboost.dask import DaskXGBClassifier
 
 import clustertune
 from clustertune import checks, errors
@@ -161,6 +164,59 @@ def test_bounds_that_cannot_be_put_back(
     with pytest.raises(ZeroDivisionError):
         fit()
     assert "cluster.adapt(minimum=1, maximum=1)" in caplog.text
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+def test_an_adaptive_cluster_without_workers(
+    local_cluster: Any, *, persisted: bool
+) -> None:
+    """A fit starts the workers that it needs; the bounds are the same afterwards."""
+    cluster, client = local_cluster(0, memory_limit="1GiB")
+    cluster.adapt(minimum=0, maximum=2, interval="100ms", wait_count=20)
+    X = da.random.default_rng(0).random((1000, 4), chunks=(100, 4))
+    y = (X[:, 0] > 0.5).astype(int)
+    plan = clustertune.prepare(client, X, y, dry_run=True).report
+    assert [s.action for s in plan.steps] == ["adapt"]
+    if persisted:
+        X, y = client.persist([X, y])
+    model = DaskXGBClassifier(n_estimators=2)
+    clustertune.fit(client, model, X, y)
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (0, 2)
+    assert len(model.classes_) == 2
+
+
+def test_the_maximum_is_kept() -> None:
+    """Without ``n_workers``, a call raises only the minimum of adaptive scaling."""
+    full = fit(1200, small(0, managed=1200, process=1300))
+    now = replace(full.now, adaptive=(0, 3))
+    goal = replace(full.goal, n_workers="adaptive")
+    assert forecast.wanted_workers(replace(full, snapshots=(now,), goal=goal)) == 3
+    empty = replace(now, workers=())
+    assert forecast.wanted_workers(replace(full, snapshots=(empty,), goal=goal)) == 1
+
+
+def test_n_workers_of_a_cluster_without_workers(local_cluster: Any) -> None:
+    """They start first, also for data that waits for a worker."""
+    cluster, client = local_cluster(0, memory_limit="1GiB")
+    X = client.persist(da.ones((1000, 4), chunks=(100, 4)) * 2)
+    with pytest.raises(errors.NoWorkersError, match=r"client\.cluster\.scale\(1\)"):
+        clustertune.prepare(client, X)
+    prepared = clustertune.prepare(client, X, n_workers=2)
+    assert prepared.report.status == "done"
+    assert next(s.action for s in prepared.report.steps) == "scale"
+    assert there(client) == 2
+    assert float(prepared.X.sum().compute()) == 8000.0
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_no_way_to_start_workers(c: Any, s: Any) -> None:
+    """The error comes at once, with the line that starts workers."""
+    X = da.ones((10, 2), chunks=2)
+    for wanted, line in ((None, ""), (2, " --nworkers 2")):
+        expected = f"no running worker.*: dask worker {s.address}{line}$"
+        with pytest.raises(errors.NoWorkersError, match=expected):
+            await clustertune.prepare(c, X, n_workers=wanted)
+    assert not s.tasks
 
 
 def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:

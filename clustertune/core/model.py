@@ -57,7 +57,9 @@ class Goal:
     workload: Profile
     workload_chosen: bool = True  # whether the user named the workload
     imported: frozenset[str] = frozenset()  # libraries imported in the client's process
-    n_workers: int | str | None = None  # "fit": as many as the memory of the fit needs
+    #: "fit": as many as the memory of the fit needs; "adaptive": within the bounds of
+    #: adaptive scaling, for this call
+    n_workers: int | str | None = None
     workers: frozenset[str | int] | None = None  # ids; None: all
     tolerance: float = 0.05  # excess rows of the fullest worker
     memory_fraction: float = 0.7  # of a worker's limit that a fit may fill

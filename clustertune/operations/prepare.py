@@ -232,7 +232,9 @@ def prepare(
         Scale to this many workers first, if the client's cluster object can. ``"fit"``:
         to the fewest workers whose memory suffices for the fit, as far as that can be
         predicted; none are removed. An adaptive cluster keeps that many; it gets its
-        bounds back at the end of a ``with`` block or of a failed call.
+        bounds back at the end of a ``with`` block or of a failed call. Without
+        ``n_workers``, an adaptive cluster that has no worker starts as many as the data
+        needs, and has its bounds back at the end of the call.
     workers
         Names or addresses: place the data on these workers only.
     restart

@@ -242,9 +242,16 @@ def wanted_workers(view: View) -> int | None:
     wanted = view.goal.n_workers
     if not isinstance(wanted, str):
         return wanted
+    if not any(w.is_counted for w in view.now.workers):
+        return 1  # its memory decides about further ones
     enough = workers_needed(view)
     there = len(view.eligible_workers)
-    return max(there, enough) if isinstance(enough, int) else None
+    if not isinstance(enough, int):
+        return None
+    bounds = view.now.adaptive
+    if wanted == "adaptive" and isinstance(bounds, tuple):
+        enough = int(min(enough, bounds[1]))
+    return max(there, enough)
 
 
 def expected_workers(view: View) -> int:

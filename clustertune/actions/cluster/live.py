@@ -29,12 +29,15 @@ from clustertune.core.model import (
     Notify,
     Release,
     Result,
+    Snapshot,
     View,
     attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
+from clustertune.integrations import managers
 from clustertune.monitor import inquiry, monitor
+from clustertune.planner import machines
 from clustertune.planner.layouts import home_workers
 from clustertune.remote import keys
 
@@ -89,15 +92,19 @@ class LiveCluster(WorkerActions, DataActions):
     ) -> None:
         """Check that the request is possible, and that code may be sent.
 
-        Some worker must have one of the statuses in ``needs``, unless that is empty.
+        Some worker must have one of the statuses in ``needs``, unless that is empty or
+        the goal starts the first one.
         Raises ``NoWorkersError``, ``VersionMismatchError`` or
         ``ValueError`` if the call is not possible; nothing was changed.
         """
         identity = await monitor.identify(self.client)
         statuses = {w["status"] for w in identity["workers"].values()}
         if needs and statuses.isdisjoint(needs):
-            raise NoWorkersError(_no_worker(identity, statuses))
-        self._computes = _can_compute(statuses)
+            if statuses or not await self._starts_workers():
+                raise NoWorkersError(self._no_worker(identity, statuses))
+            self._computes = False  # until the first one runs
+        else:
+            self._computes = _can_compute(statuses)
         entries = identity["workers"].items()
         known = {a: monitor.worker_id(a, entry) for a, entry in entries}
         wanted = None if workers is None else _named(workers, known)
@@ -107,6 +114,43 @@ class LiveCluster(WorkerActions, DataActions):
         self._lease.opened = True
         kept = await self._last_partitions()
         self.goal = replace(self.goal, workers=wanted, previous_shape=kept)
+
+    async def _starts_workers(self) -> bool:
+        """Whether the goal starts workers on a cluster that has none.
+
+        An adaptive cluster starts workers for tasks, so this call requests the first.
+        """
+        cluster = self.client.cluster
+        if not self.goal.allows("scale") or managers.obstacle(cluster, 1) is not None:
+            return False
+        bounds = await managers.bounds(cluster)
+        adaptive = isinstance(bounds, tuple) and bounds[1] >= 1
+        if self.goal.n_workers is None and adaptive and tuple(self.given):
+            self.goal = replace(self.goal, n_workers="adaptive")
+        return self.goal.n_workers is not None
+
+    def _no_worker(self, identity: Mapping[str, Any], statuses: Collection[str]) -> str:
+        """Explain why no task can run, with a fix."""
+        shown = printable(", ".join(sorted(statuses))) or "none"
+        if "paused" in statuses:
+            fix = (
+                "their memory is full. Restart them, which keeps their data: "
+                "clustertune.restart_workers(client), or `clustertune restart`"
+            )
+        elif self.client.cluster is None:
+            wanted = self.goal.n_workers
+            empty = Snapshot(time=0.0, scheduler=identity["address"], workers=())
+            missing = wanted if isinstance(wanted, int) else 1
+            fix = machines.start_by_hand(empty, missing)
+        else:
+            fix = (
+                "start one with client.cluster.scale(1); if workers are starting, run "
+                "client.wait_for_workers(1)"
+            )
+        return (
+            f"the cluster {printable(identity['address'])} has no running worker "
+            f"(workers: {shown}); {fix}"
+        )
 
     async def _last_partitions(self) -> tuple[int, int] | None:
         """Return rows and partitions of the previous fit, if they must be kept."""
@@ -144,7 +188,8 @@ class LiveCluster(WorkerActions, DataActions):
         self._looked = True
         look = partial(monitor.look, by_task=self.options.read_spilled)
         snapshot, seen = await look(self.client, collections)
-        self._computes = _can_compute(w.status for w in snapshot.workers)
+        statuses = (w.status for w in snapshot.workers)
+        self._computes = _can_compute(statuses, may_join=self._computes)
         while self._computes and any(_is_missing_partitions(m) for m in seen):
             # A worker ended. Its keys are recomputed, unless the scheduler has
             # forgotten their tasks.
@@ -226,6 +271,8 @@ class LiveCluster(WorkerActions, DataActions):
         if self.goal.workload.group_sizes:
             await self.size_groups(view)
         self.tell_rows(view)
+        if self.goal.n_workers == "adaptive":
+            await self.put_bounds_back()
 
     def forget(self) -> None:
         """Send no more requests, because the scheduler and the lease have ended."""
@@ -263,10 +310,10 @@ def _places(view: View) -> list[tuple[Any, bytes]]:
     return found
 
 
-def _can_compute(statuses: Iterable[str]) -> bool:
+def _can_compute(statuses: Iterable[str], *, may_join: bool = True) -> bool:
     """Whether some worker runs, or may join: paused workers start no tasks."""
     found = set(statuses)
-    return not found or "running" in found
+    return "running" in found or (may_join and not found)
 
 
 def _is_missing_partitions(collection: CollectionInfo) -> bool:
@@ -302,18 +349,3 @@ def _named(
             f"are {names_text(sorted(set(known.values()), key=str), most=8)}"
         )
     return frozenset(by_any[w] for w in names)
-
-
-def _no_worker(identity: Mapping[str, Any], statuses: Collection[str]) -> str:
-    """Explain why no task can run, with a fix."""
-    shown = printable(", ".join(sorted(statuses))) or "none"
-    fix = "start one, or wait: client.wait_for_workers(1)"
-    if "paused" in statuses:
-        fix = (
-            "their memory is full. Restart them, which keeps their data: "
-            "clustertune.restart_workers(client), or `clustertune restart`"
-        )
-    return (
-        f"the cluster {printable(identity['address'])} has no running worker "
-        f"(workers: {shown}); {fix}"
-    )
