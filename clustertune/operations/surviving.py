@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -20,11 +21,13 @@ from uuid import uuid4
 from distributed import Client
 
 from clustertune.core.model import Notify
+from clustertune.core.report import Report
 from clustertune.core.wording import names_text, printable
-from clustertune.errors import ConnectionLostError
+from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.watch import Monitor
+from clustertune.operations.workers import restart_workers
 from clustertune.remote import ship
 from clustertune.remote.scheduler.fits import TASKS
 from clustertune.remote.worker.rounds import training_tasks
@@ -167,10 +170,29 @@ class FitWatch:
         if answer.get("cancelled"):
             logger.warning("the fit lost worker %s and was cancelled", names)
         if stuck := await self._stuck():
-            logger.warning(
-                "training tasks still run on workers %s; restart them",
-                names_text(stuck),
+            await self._restart(stuck, end_tasks=True)
+        silent = [x["worker"] for x in state["lost"] if x["how"] == "silent"]
+        if silent:
+            await self._restart(silent, drop_data=True)
+
+    async def _restart(self, workers: list[str | int], **how: bool) -> None:
+        """Restart workers that cannot be used otherwise; a failure is only logged."""
+        call = partial(
+            restart_workers, self.client, workers=workers, progress=False, **how
+        )
+        try:
+            # a synchronous client waits in another thread than that of its event loop
+            waiting: Any = (
+                call() if self.client.asynchronous else asyncio.to_thread(call)
             )
+            report: Report = await waiting
+        except ClustertuneError as error:
+            text = printable(str(error), longest=500)
+        else:
+            text = report.status if report.status not in ("done", "fine") else ""
+        if text:
+            names = names_text(workers)
+            logger.warning("workers %s could not be freed: %s", names, text)
 
     def _only_leaving(self) -> bool:
         return all(x["how"] == "leaving" for x in self.state["lost"])

@@ -143,7 +143,7 @@ class Boosting(Continuation):
         booster = lightgbm.Booster(model_str=checkpoint.model.decode())
         attributes = dict.fromkeys(stops, None)
         attributes |= {"n_estimators": last - checkpoint.rounds}
-        if self.difference(model):
+        if _draws(model):
             seed = params.get("random_state")
             own_seed = seed if isinstance(seed, int) else 0
             attributes["random_state"] = own_seed + checkpoint.rounds
@@ -160,15 +160,17 @@ class Boosting(Continuation):
                     known.insert(0, value)
 
     def difference(self, model: Any) -> str:
-        params = model.get_params()
-        goss = "goss" in (params["boosting_type"], params.get("data_sample_strategy"))
-        if (
-            goss
-            or is_below_one(model, "subsample")
-            or is_below_one(model, "colsample_bytree")
-        ):
+        if _draws(model):
             return "rows or columns are drawn at random, with another seed"
-        return ""
+        return "LightGBM adds in the order of its workers, which restarts may change"
+
+
+def _draws(model: Any) -> bool:
+    """Whether rows or columns are drawn at random."""
+    params = model.get_params()
+    goss = "goss" in (params["boosting_type"], params.get("data_sample_strategy"))
+    shares = ("subsample", "colsample_bytree")
+    return goss or any(is_below_one(model, name) for name in shares)
 
 
 class LightGBM(Workload):
