@@ -43,6 +43,7 @@ from clustertune.training import remote_fits
 from clustertune.training.remote_fits import Call
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
+SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
 SMALL = 1000  # bytes up to which a value always travels with its task
 LARGE = 2**20  # bytes above which it never does: Dask warns from ten times that
 TRIES = 10  # times that a batch of fits is submitted while its data is lost
@@ -291,11 +292,10 @@ class Replicas:
                     continue
                 key = next(self._names)
                 data = {key: self.values[i]}
+                sending = self.client.scatter(data, hash=False, asynchronous=True)
                 # a worker that ends now costs a try: the next one sends again
-                with suppress(OSError):
-                    found = await self.client.scatter(
-                        data, hash=False, asynchronous=True
-                    )
+                with suppress(OSError, asyncio.TimeoutError):
+                    found = await asyncio.wait_for(sending, SEND_TIMEOUT)
                     self.futures[i] = found[key]
 
     def release(self) -> None:
