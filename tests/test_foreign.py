@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import dask.array as da
@@ -12,7 +13,8 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune import errors
-from tests.processes import blocking, cluster, workers_of
+from clustertune.core.model import Finding, Severity
+from tests.processes import blocking, cluster, process, until, workers_of
 
 OTHER_PYTHON = os.environ.get("CLUSTERTUNE_OTHER_PYTHON")
 
@@ -75,10 +77,22 @@ class _Payload:
         return cloudpickle.loads, (self.payload,)
 
 
-@pytest.mark.skipif(
-    not OTHER_PYTHON, reason="CLUSTERTUNE_OTHER_PYTHON names no other Python"
-)
-@pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning")
+with_other_python = [
+    pytest.mark.skipif(
+        not OTHER_PYTHON, reason="CLUSTERTUNE_OTHER_PYTHON names no other Python"
+    ),
+    pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning"),
+]
+
+
+def another(function):  # type: ignore[no-untyped-def]
+    """Mark a test that starts processes of another Python."""
+    for mark in with_other_python:
+        function = mark(function)
+    return function
+
+
+@another
 def test_another_python_gets_no_code(tmp_path: Path) -> None:
     """A scheduler with another Python release is refused, and continues to run."""
     assert OTHER_PYTHON is not None
@@ -91,3 +105,93 @@ def test_another_python_gets_no_code(tmp_path: Path) -> None:
             clustertune.prepare(client, da.ones((10, 2), chunks=5))
         assert workers_of(client)
         assert client.nthreads()
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Client]:
+    """Two workers of this Python, and the worker "unlike" of another one."""
+    assert OTHER_PYTHON is not None
+    with cluster(tmp_path, 2) as file:
+        unlike = (
+            OTHER_PYTHON, "-m", "dask", "worker", "--scheduler-file", file,
+            "--name", "unlike", "--nthreads", "1", "--memory-limit", "1GiB",
+            "--host", "127.0.0.1", "--no-dashboard",
+            "--local-directory", str(tmp_path),
+        )  # fmt: skip
+        with process(*unlike), Client(scheduler_file=file) as client:
+            client.wait_for_workers(3, timeout=60)
+            client.get_versions()  # a loaded machine answers slowly the first time
+            yield client
+
+
+def software(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings about the unlike worker's versions."""
+    return [
+        f
+        for f in findings
+        if f.check == "software_versions" and f.subject == ("unlike",)
+    ]
+
+
+@another
+def test_the_others_work_next_to_another_python(mixed: Client) -> None:
+    """One worker of another Python gets no code; each call works on the others."""
+    unlike = {a: w for a, w in workers_of(mixed).items() if w["name"] == "unlike"}
+    (address,) = unlike
+    (finding,) = software(clustertune.check(mixed).found)
+    assert finding.severity is Severity.warning
+    assert "worker unlike gets no code" in finding.message
+    assert "runs Python 3." in finding.message
+    assert "use the same Python minor on all sides" in finding.message
+    assert address in finding.remedy
+
+    like = next(a for a in workers_of(mixed) if a != address)
+    X = mixed.persist(da.random.random((2000, 4), chunks=(100, 4)), workers=[like])
+    y = mixed.persist(X[:, 0] > 0.5, workers=[like])
+    wait([X, y])
+    p = clustertune.prepare(mixed, X, y)
+    rows = {str(w.worker): w.rows for w in p.report.after[0].workers}
+    assert rows.pop("unlike", 0) == 0
+    assert list(rows.values()) == [1000, 1000]
+    assert p.report.status == "done"
+    assert p.verify().status == "fine"
+    assert software(p.report.left)
+
+    with clustertune.Monitor(mixed, interval=0.1) as watched:
+        until(lambda: len(watched.snapshots) > 3)
+        assert watched.failure is None
+        until(lambda: software(watched.findings))
+        (last,) = (w for w in watched.snapshots[-1].workers if w.id == "unlike")
+        assert last.objection.startswith("it runs Python 3.")
+
+    pids = mixed.run(os.getpid)
+    report = clustertune.restart_workers(mixed)
+    assert report.status == "left"
+    statuses = {s.summary.split(";")[0]: (s.status, s.reason) for s in report.steps}
+    status, reason = statuses.pop("restart worker unlike")
+    assert status == "skipped"
+    assert reason.startswith("it runs Python 3.")
+    assert [status for status, _ in statuses.values()] == ["done", "done"]
+    assert not any(s.lost for s in report.steps)
+    after = mixed.run(os.getpid)
+    assert pids.keys() & after.keys() == {address}
+    assert pids[address] == after[address]
+    # the unlike worker may have no NumPy, and ends if it receives such a task
+    others = [a for a in after if a != address]
+    assert mixed.compute(p.X.sum(), workers=others).result() > 0
+
+    with pytest.raises(errors.RefusedError, match="it runs Python 3"):
+        clustertune.restart_workers(mixed, workers=["unlike"])
+    assert mixed.run(os.getpid) == after
+
+
+@another
+def test_new_workers_of_another_python_alone(mixed: Client) -> None:
+    """If no worker may get code, the call is an error that names the cause."""
+    like = [a for a, w in workers_of(mixed).items() if w["name"] != "unlike"]
+    clustertune.check(mixed)
+    mixed.retire_workers(like)
+    until(lambda: len(workers_of(mixed)) == 1)
+    for _ in range(2):
+        with pytest.raises(errors.VersionMismatchError, match="Python minor"):
+            clustertune.check(mixed)

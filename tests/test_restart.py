@@ -13,7 +13,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, Event, Nanny, wait
+from distributed import Client, Event, Nanny, Status, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -247,6 +247,34 @@ async def test_without_nannies(c: Any, s: Any, *workers: Any) -> None:
     with pytest.raises(RefusedError, match="it has no nanny"):
         await clustertune.restart_workers(c)
     assert len(s.workers) == 3
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_one_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None:
+    """It is skipped and named with the fix, and the others restart."""
+    async with Worker(s.address, name="bare", nthreads=1) as bare:
+        before = {ws.name: ws.address for ws in s.workers.values()}
+        report = await clustertune.restart_workers(c)
+        assert report.status == "left"
+        assert {ws.name for ws in s.workers.values()} == before.keys()
+        kept = [ws.name for ws in s.workers.values() if before[ws.name] == ws.address]
+        assert kept == ["bare"]
+        (skipped,) = (x for x in report.steps if x.status == "skipped")
+        assert skipped.summary.startswith("restart worker bare")
+        assert "start it with dask worker --nanny" in skipped.reason
+        assert "skipped bare: it has no nanny" in str(report)
+        assert [x.status for x in report.steps if x is not skipped] == ["done", "done"]
+        planned = await clustertune.restart_workers(c, dry_run=True)
+        assert "it has no nanny" in str(planned)
+        now = {ws.name: ws.address for ws in s.workers.values()}
+        for call in (
+            clustertune.restart_workers(c, workers=["bare"]),
+            clustertune.restart_workers(c, workers=[*before]),
+        ):
+            with pytest.raises(RefusedError, match="it has no nanny"):
+                await call
+        assert {ws.name: ws.address for ws in s.workers.values()} == now
+        assert bare.status is Status.running
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)], **NANNIES, **OPTIONS)

@@ -428,10 +428,20 @@ def software_versions(view: View) -> Iterator[Finding]:
     releases this fails with errors that do not name the cause, or training uses other
     defaults. Dask does not compare the releases of training libraries.
 
+    clustertune sends no code to a worker of another Python minor release, or of an
+    unsuitable release of Dask or cloudpickle. Such a worker gets no training data, and
+    is not restarted.
+
     Remedy: Use the same environment everywhere: one container image or one lock file.
     Install a missing package with
     ``client.register_plugin(distributed.PipInstall(["xgboost"]))``.
     """
+    by_text: dict[str, list[WorkerSnapshot]] = {}
+    for worker in view.now.workers:
+        if worker.objection:
+            by_text.setdefault(worker.objection, []).append(worker)
+    for text, unlike in by_text.items():
+        yield _without_code(text, unlike)
     survey = view.now.survey
     if survey is None:
         return
@@ -446,6 +456,20 @@ def software_versions(view: View) -> Iterator[Finding]:
     lacking = [w.id for w, d in details_of(view) if not d.packages.keys() & needed]
     if needed and lacking:
         yield _not_installed(needed, lacking, sides.get("client", {}))
+
+
+def _without_code(text: str, workers: Sequence[WorkerSnapshot]) -> Finding:
+    """Report workers whose versions forbid to send them code."""
+    ids = tuple(w.id for w in workers)
+    addresses = tuple(w.address for w in workers)
+    return warning(
+        message=f"{workers_text(ids)} {verb(ids, 'gets')} no code, no training data "
+        f"and no restart: {text}",
+        subject=ids,
+        evidence={"workers": len(ids)},
+        remedy=f"Run `client.retire_workers({code(addresses)})`, and start such "
+        "workers from the environment of the client.",
+    )
 
 
 def _not_installed(

@@ -132,10 +132,12 @@ async def inspect(client: Client, estimator: str | None = None) -> Inspection:
             f"the scheduler did not answer within {TIMEOUT:.0f} s; see its log, or "
             "check again when it is less busy"
         ) from None
-    objections = sides.objections()
+    objection, others = sides.scheduler_objection(), sides.worker_objections()
     features = [*_cluster_features(client, identity, sides), *_version_features(sides)]
-    detail = "; ".join(objections[:3]) or "all sides have suitable versions"
-    features.append(Feature("sending code", not objections, detail))
+    named = [f"worker {address} {text}" for address, text in others.items()]
+    texts = [objection] * bool(objection) + named
+    detail = "; ".join(texts[:3]) or "all sides have suitable versions"
+    features.append(Feature("sending code", not texts, detail))
     try:
         diagnosed: Any = checking.check(client, estimator=estimator)
         report: Report = await diagnosed

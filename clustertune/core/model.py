@@ -32,6 +32,7 @@ from clustertune.core.snapshots import Key as Key
 from clustertune.core.snapshots import KeyGroup as KeyGroup
 from clustertune.core.snapshots import Layout as Layout
 from clustertune.core.snapshots import LeaseHolder as LeaseHolder
+from clustertune.core.snapshots import OtherVersions as OtherVersions
 from clustertune.core.snapshots import ParkingSpace as ParkingSpace
 from clustertune.core.snapshots import PublishedDataset as PublishedDataset
 from clustertune.core.snapshots import Run as Run
@@ -138,10 +139,13 @@ class View:
         return self.goal.workload.persist or there or self.goal.changes_data
 
     def eligible(self, worker: WorkerSnapshot) -> bool:
-        """Whether this worker may hold training data: requested, running, needed."""
+        """Whether this worker may hold training data: requested, running, needed.
+
+        A worker whose versions forbid code is not eligible.
+        """
         wanted = self.goal.workers is None or worker.id in self.goal.workers
         needed = self.trainers is None or worker.id in self.trainers
-        return wanted and needed and worker.running
+        return wanted and needed and worker.running and not worker.objection
 
     def longest_lasting(
         self, which: Callable[[Snapshot], Iterable[str | int]]

@@ -30,6 +30,11 @@ class Unknown:
         return f"unknown: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True)
+class OtherVersions(Unknown):
+    """Facts of a worker that gets no code, because of its versions."""
+
+
 # --- workers --------------------------------------------------------------------------
 
 
@@ -142,6 +147,11 @@ class WorkerSnapshot:
     @property
     def running(self) -> bool:
         return self.status == "running"
+
+    @property
+    def objection(self) -> str:
+        """Return why its versions forbid to send it code; empty if they do not."""
+        return self.facts.reason if isinstance(self.facts, OtherVersions) else ""
 
     @property
     def busy(self) -> bool:

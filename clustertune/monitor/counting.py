@@ -7,7 +7,7 @@ and one task per partition took 0.82 s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,8 +62,10 @@ async def count_rows(
     return tuple(result)
 
 
-async def digests(client: Client, partitions: Sequence[Key]) -> dict[Key, str]:
-    """Return a digest of each partition in memory, by key.
+async def digests(
+    client: Client, partitions: Sequence[Key], approved: Collection[str]
+) -> dict[Key, str]:
+    """Return a digest of each partition on workers that may get code, by key.
 
     A partition that was lost and computed again has the same digest, unless its source
     gives other values each time.
@@ -72,8 +74,8 @@ async def digests(client: Client, partitions: Sequence[Key]) -> dict[Key, str]:
     holders = await scheduler.who_has(keys=list(partitions))
     wanted: dict[str, list[Key]] = {}
     for key, addresses in holders.items():
-        if addresses:
-            wanted.setdefault(addresses[0], []).append(key)
+        if there := [a for a in addresses if a in approved]:
+            wanted.setdefault(there[0], []).append(key)
     function = ship.function(probe.digests)
     answers = await asyncio.gather(
         *(

@@ -27,6 +27,7 @@ from clustertune.core.model import (
     CollectionInfo,
     Int64s,
     Key,
+    OtherVersions,
     Snapshot,
     Thresholds,
     Unknown,
@@ -74,6 +75,8 @@ class Known:
     """Facts about the processes of a cluster, as read through one client."""
 
     approved: set[Process] = field(default_factory=set)  # code may be sent to these
+    #: why code must not be sent to these
+    objections: dict[Process, str] = field(default_factory=dict)
     silent: dict[Process, float] = field(default_factory=dict)  # since, monotonic
     facts: dict[Process, WorkerFacts | Unknown] = field(default_factory=dict)
     #: time of the last request for facts, monotonic
@@ -84,10 +87,16 @@ class Known:
         """Addresses of the workers to which code may be sent."""
         return {address for address, _ in self.approved}
 
+    @property
+    def refused(self) -> set[str]:
+        """Addresses of the workers to which code must not be sent."""
+        return {address for address, _ in self.objections}
+
     def forget_all_but(self, present: Iterable[Process]) -> None:
         """Delete the facts of processes that have ended."""
         there = set(present)
         self.approved &= there
+        self.objections = {p: t for p, t in self.objections.items() if p in there}
         self.silent = {p: t for p, t in self.silent.items() if p in there}
         self.facts = {p: f for p, f in self.facts.items() if p in there}
         self.requested = {p: t for p, t in self.requested.items() if p in there}
@@ -142,12 +151,13 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
     """Return the addresses of the workers to which code may be sent.
 
     This reads the versions of new processes, and compares them with this one's. A
-    worker that does not answer gets no code, and another request after a minute.
+    worker that does not answer gets no code, and another request after a minute. A
+    worker of other versions gets no code; its facts are ``OtherVersions``.
 
     Raises
     ------
     VersionMismatchError
-        Code must not be sent to a process, because of its versions.
+        Code must not be sent to the scheduler, or to any worker, because of versions.
     """
     cached, now = known(client), monotonic()
     processes = {a: _process(a, entry) for a, entry in workers.items()}
@@ -155,20 +165,25 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
     new = [
         a
         for a, p in processes.items()
-        if p not in cached.approved and now - cached.silent.get(p, -SILENCE) >= SILENCE
+        if p not in cached.approved
+        and p not in cached.objections
+        and now - cached.silent.get(p, -SILENCE) >= SILENCE
     ]
-    if new or not (cached.approved or cached.silent):
+    if new or not (cached.approved or cached.silent or cached.objections):
         try:
             sides = await versions.read(client, new)
         except OSError as error:
             raise ConnectionLostError(connection.not_answering(error)) from error
-        objections = sides.objections()
-        if objections:
-            more = len(objections) - 3
-            shown = [*objections[:3], *[f"and {more} more"] * (more > 0)]
-            raise VersionMismatchError("; ".join(shown))
-        cached.approved.update(processes[a] for a in sides.workers)
+        if objection := sides.scheduler_objection():
+            raise VersionMismatchError(objection)
+        found = sides.worker_objections()
+        cached.objections |= {processes[a]: text for a, text in found.items()}
+        cached.approved.update(processes[a] for a in sides.workers.keys() - found)
         cached.silent |= {processes[a]: now for a in sides.silent}
+    if workers and len(cached.objections) == len(workers):
+        shown = [f"worker {a} {text}" for (a, _), text in cached.objections.items()]
+        more = [f"and {len(shown) - 3} more"] * (len(shown) > 3)
+        raise VersionMismatchError("; ".join([*shown[:3], *more]))
     return approved(client, workers)
 
 
@@ -531,7 +546,11 @@ async def _facts(
     for a, answer in answers.items():
         parse = partial(_worker_facts, terminate=limits.get(a))
         cached.facts[processes[a]] = read_answer(answer, parse)
-    return {a: cached.facts.get(p, NO_VERSIONS) for a, p in processes.items()}
+    others = {p: OtherVersions(f"it {text}") for p, text in cached.objections.items()}
+    return {
+        a: others.get(p) or cached.facts.get(p, NO_VERSIONS)
+        for a, p in processes.items()
+    }
 
 
 def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:

@@ -17,7 +17,7 @@ from clustertune.core.wording import plural
 from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
-from clustertune.monitor import counting
+from clustertune.monitor import counting, monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations import history
 from clustertune.operations.call import Call, RunningCall
@@ -158,7 +158,9 @@ class Prepared(ClientContext):
         """Return digests of the partitions of all collections, as far as known."""
         view = self._journal.views[-1]
         keys = [k for x in view.layouts for m in x.collections for k in m.keys]
-        return await counting.digests(self.client, keys)
+        return await counting.digests(
+            self.client, keys, monitor.known(self.client).addresses
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:

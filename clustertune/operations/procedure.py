@@ -54,6 +54,8 @@ class Procedure(Call):
     steps: Steps
     then: Steps | None = None  # the steps that follow, from another look
     needs: tuple[str, ...] = RESTARTABLE
+    #: guards whose refusal stops one worker only, if no workers are named
+    skips: tuple[str, ...] = ()
 
 
 def operate(
@@ -115,9 +117,11 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
             plan = _plan(procedure, journal, propose)
             for note in plan.notes:
                 notify(note, None)
-            if plan.refused:
+            skipped = _skipped(procedure, plan)
+            if len(skipped) < len(plan.refused):
                 raise RefusedError(_reasons(plan, unchanged))
             await _act(plan, cluster, journal, notify)
+            journal.outcomes += skipped
             unchanged = "nothing else was changed"
         await look()
         journal.plans.append(Plan(phase=procedure.name))
@@ -141,6 +145,17 @@ def _plan(
     )
     journal.plans.append(plan)
     return plan
+
+
+def _skipped(procedure: Procedure, plan: Plan) -> list[Outcome]:
+    """Return outcomes of refused steps that do not stop the others."""
+    if procedure.workers is not None or not plan.steps:
+        return []
+    return [
+        Outcome(step=no.step, status="skipped", reason=no.reason)
+        for no in plan.refused
+        if no.guard in procedure.skips
+    ]
 
 
 async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -> None:

@@ -27,6 +27,8 @@ from clustertune.planner import machines
 
 #: what restarts need in addition to a snapshot
 RESTART_LOOK = LookOptions(held_data=True, least_memory=True, read_spilled=False)
+#: guards that refuse to restart one worker, but not the others
+SKIPS = ("worker_can_restart",)
 
 
 def restart_workers(
@@ -62,7 +64,8 @@ def restart_workers(
         Row-aligned collections whose partitions stay together meanwhile. The keys of
         all clients are kept, also those of other collections.
     workers
-        Names or addresses; all by default.
+        Names or addresses; all by default. Without names, the call skips workers that
+        have no nanny, or versions that forbid to send them code.
     max_unavailable
         How many workers may be away at the same time: a number, or a fraction of all,
         such as ``0.25`` or ``"25%"`` (rounded down, at least one). Their keys have to
@@ -106,8 +109,9 @@ def restart_workers(
     Raises
     ------
     RefusedError
-        A worker cannot be restarted without loss (no nanny, actors, too little memory
-        on the others), or other clients would lose data; nothing was changed.
+        A worker cannot be restarted without loss (actors, too little memory on the
+        others), a named worker or all have no nanny, or other clients would lose data.
+        Nothing was changed.
     ConnectionLostError, LeaseHeldError, NoWorkersError, VersionMismatchError
         The cluster cannot carry out the request; the text gives the reason and a fix.
     TimedOutError
@@ -164,6 +168,7 @@ def restart_workers(
         progress=progress,
         timeout=timeout,
         look=replace(RESTART_LOOK, holdings=dropped),
+        skips=SKIPS,
     )
 
 
@@ -256,6 +261,7 @@ TimedOutError
         progress=progress,
         timeout=timeout,
         look=replace(RESTART_LOOK, limit=size.memory_limit),
+        skips=SKIPS,
     )
 
 

@@ -182,13 +182,21 @@ def manager_allows_restarts(args: Restart, view: View) -> str | None:
     return None if args.retire else view.now.can_restart
 
 
+def worker_can_restart(args: Restart, view: View) -> str | None:
+    """Refuse to restart a worker without a nanny, or one that must not get code."""
+    worker = view.now.by_address.get(args.address)
+    if worker is None or args.retire:
+        return None
+    if worker.objection:
+        return worker.objection
+    return NO_NANNY if worker.nanny is None else None
+
+
 def restart_loses_nothing(args: Restart, view: View) -> str | None:
-    """Refuse a restart that would lose keys, or that no nanny would complete."""
+    """Refuse a restart that would lose keys."""
     worker = view.now.by_address.get(args.address)
     if worker is None:
         return f"{names_text([args.id])} has left or was restarted in the meantime"
-    if worker.nanny is None and not args.retire:
-        return NO_NANNY
     held = worker.held_data
     if held is None:
         return "its keys are unknown"
@@ -316,6 +324,7 @@ GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
     Restart: (
         manager_allows_restarts,
         replacement_has_its_size,
+        worker_can_restart,
         restart_loses_nothing,
         limit_fits_data,
     ),

@@ -76,16 +76,21 @@ class Sides:
     workers: Mapping[str, Mapping[str, str | None]]  # by address
     silent: tuple[str, ...] = ()  # workers that did not answer
 
-    def objections(self) -> tuple[str, ...]:
-        """Why code must not go to the scheduler or to a worker; empty if it may."""
-        sides = {"the scheduler": self.scheduler} | {
-            f"worker {address}": packages for address, packages in self.workers.items()
+    def scheduler_objection(self) -> str:
+        """Return why code must not go to the scheduler; empty if it may."""
+        text = "; it ".join(_objections(self.client, self.scheduler))
+        return f"the scheduler {text}" if text else ""
+
+    def worker_objections(self) -> dict[str, str]:
+        """Return why code must not go to some workers, by address.
+
+        The texts are predicates, such as "runs Python 3.12, ...".
+        """
+        found = {
+            address: "; it ".join(_objections(self.client, packages))
+            for address, packages in self.workers.items()
         }
-        return tuple(
-            f"{name} {text}"
-            for name, packages in sides.items()
-            for text in _objections(self.client, packages)
-        )
+        return {address: text for address, text in found.items() if text}
 
 
 # --- versions of all sides ------------------------------------------------------------

@@ -20,7 +20,7 @@ from clustertune.checks.workers import (
     unresponsive_workers,
     worker_lifetime,
 )
-from clustertune.core.model import Severity, Unknown
+from clustertune.core.model import OtherVersions, Severity, Unknown
 from tests.builders import details, snapshot, survey, view, worker
 from tests.processes import soon
 
@@ -389,6 +389,18 @@ def test_other_releases():
     assert finding.severity is Severity.warning
     text = "releases of xgboost differ (client 3.2, 2 workers 3.1, 1 worker 3.2), so"
     assert finding.message.startswith(text)
+
+
+def test_workers_that_get_no_code():
+    """They are named with the cause, once for each cause, and are not eligible."""
+    other = OtherVersions("it runs Python 3.4")
+    seen = view([worker(0), worker("b", facts=other), worker("c", facts=other)])
+    (finding,) = software_versions(seen)
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("b", "c")
+    assert "workers b and c get no code" in finding.message
+    assert "it runs Python 3.4" in finding.message
+    assert [w.id for w in seen.eligible_workers] == [0]
 
 
 def test_what_trains_is_missing():

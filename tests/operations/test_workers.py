@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from clustertune.actions import registry, restart, trim
-from clustertune.core.model import Finding, HeldData, Severity, Unknown, View
+from clustertune.core.model import (
+    Finding,
+    HeldData,
+    OtherVersions,
+    Severity,
+    Unknown,
+    View,
+)
 from clustertune.planner import guards, memory
 from clustertune.planner import plan as planner
 from tests.builders import layout, view, worker
@@ -74,6 +81,7 @@ def test_partitions_stay_together() -> None:
     [
         ({}, {}, None),
         ({"nanny": None}, {}, "it has no nanny"),
+        ({"facts": OtherVersions("it runs Python 3.4")}, {}, "it runs Python 3.4"),
         ({"held_data": None}, {}, "its keys are unknown"),
         ({"held_data": held_data(actors=2)}, {}, "2 actors, which cannot be moved"),
         (

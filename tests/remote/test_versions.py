@@ -20,36 +20,47 @@ from tests.processes import cluster
 GOOD = {"python": "3.11.7.final.0", "cloudpickle": "3.1.2", "distributed": "2026.8.0"}
 
 
+def objections(scheduler, workers):
+    sides = Sides(GOOD, scheduler, workers)
+    return sides.scheduler_objection(), sides.worker_objections()
+
+
 def test_equal_sides_have_no_objections() -> None:
     """The same software everywhere may be sent code."""
-    assert Sides(GOOD, GOOD, {"tcp://w": GOOD}).objections() == ()
+    assert objections(GOOD, {"tcp://w": GOOD}) == ("", {})
 
 
 def test_a_patch_release_apart_is_no_objection() -> None:
     """Patch releases of Python and minor ones of cloudpickle read each other's code."""
     near = GOOD | {"python": "3.11.2.final.0", "cloudpickle": "3.0.0"}
-    assert Sides(GOOD, near, {}).objections() == ()
+    assert objections(near, {"tcp://w": near}) == ("", {})
 
 
 def test_another_python_minor() -> None:
     """Each side with another Python minor is named, with both versions."""
     other = GOOD | {"python": "3.12.1.final.0"}
-    (scheduler, worker) = Sides(GOOD, other, {"tcp://w": other}).objections()
+    good = {"tcp://v": GOOD}
+    scheduler, workers = objections(other, {"tcp://w": other, **good})
     assert "the scheduler" in scheduler
     assert "3.12.1" in scheduler
     assert "3.11.7" in scheduler
-    assert "worker tcp://w" in worker
+    assert workers.keys() == {"tcp://w"}
+    assert workers["tcp://w"].startswith("runs Python 3.12.1")
+    assert objections(GOOD, {"tcp://w": other})[0] == ""
 
 
 def test_software_without_a_version() -> None:
     """A missing version is an objection, not a guess."""
-    assert Sides(GOOD, GOOD | {"python": None}, {}).objections()
-    assert Sides(GOOD, GOOD | {"cloudpickle": None}, {}).objections()
+    for name in ("python", "cloudpickle"):
+        unknown = GOOD | {name: None}
+        scheduler, workers = objections(unknown, {"tcp://w": unknown})
+        assert scheduler
+        assert workers["tcp://w"]
 
 
 def test_an_old_distributed() -> None:
     """A scheduler older than the plugin knows is refused with the oldest known."""
-    (text,) = Sides(GOOD, GOOD | {"distributed": "2021.3.0"}, {}).objections()
+    text, _ = objections(GOOD | {"distributed": "2021.3.0"}, {})
     assert "2021.3.0" in text
     assert ".".join(map(str, versions.OLDEST)) in text
 
@@ -62,7 +73,8 @@ async def test_versions_are_read_without_code(c, s, a, b):
     assert set(sides.workers) == {a.address, b.address}
     assert sides.scheduler["distributed"] == sides.client["distributed"]
     assert "scikit-learn" in sides.client
-    assert sides.objections() == ()
+    assert sides.scheduler_objection() == ""
+    assert sides.worker_objections() == {}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

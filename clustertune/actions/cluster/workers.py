@@ -158,6 +158,7 @@ class WorkerActions:
         what = f"{verb} worker {names_text([restart.id])}"
         away = () if restart.retire else (restart.id,)
         ended: list[dict[str, Any]] = []
+        refused = restart.address in monitor.known(self.client).refused
         before = None
         if not restart.retire:
             before = await inquiry.process_memory(self.client, restart.address)
@@ -173,7 +174,7 @@ class WorkerActions:
                 wait=restart.wait,
                 timeout=JOB_SHARE * max(0.0, self._lease.remaining()),
                 retire=restart.retire,
-                parking=ship.pickled(park.act),
+                parking=b"" if refused else ship.pickled(park.act),
                 resizing=_resize_terms(restart),
                 end_tasks=restart.end_tasks,
             )
@@ -296,7 +297,7 @@ class WorkerActions:
             timeout=monitor.PATIENCE,
         )
         mute = trim.workers.keys() - approved
-        undone = [f"{len(mute)} did not report their versions"] if mute else []
+        undone = [f"{len(mute)} gave no or other versions"] if mute else []
         said, measured = [], []
         for address, answer in answers.items():
             id = trim.workers[address]
