@@ -237,10 +237,10 @@ def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
     "address",
     ["tcp://no-such-host.invalid:8786", "tcp://127.0.0.1:1", "http://127.0.0.1:1", "x"],
 )
-@pytest.mark.parametrize("command", ["check", "watch", "report"])
+@pytest.mark.parametrize("command", ["check", "watch", "history --last"])
 def test_an_address_that_leads_nowhere(command: str, address: str) -> None:
     """Every command reports it in the same way."""
-    result = run(command, address)
+    result = run(*command.split(), address)
     assert result.exit_code == 3
     assert len(result.stderr.splitlines()) == 1
     assert f"no scheduler answers at {address}" in result.stderr

@@ -15,7 +15,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from clustertune.core import environment
 from clustertune.core.wording import printable
 
-LARGEST = 10**9  # of any count that the caller gives
+LARGEST = 10**18  # of any count that the caller gives
 # errors of Dask's parsers for text that they cannot read, and for infinite amounts
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 

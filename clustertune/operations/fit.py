@@ -38,10 +38,12 @@ from clustertune.integrations.libraries.continuing import (
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
 from clustertune.monitor.connection import sync
 from clustertune.operations import call as calling
+from clustertune.operations.callbacks import Callbacks
 from clustertune.operations.checkpoints import CheckpointFile
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.surviving import FitWatch, Loss
+from clustertune.remote.worker.rounds import Reports
 
 logger = logging.getLogger("clustertune")
 
@@ -222,14 +224,10 @@ class _Work:
         """Return what continues the training in this attempt, without the prefix."""
         if self.continuation is None or prepared.watch is None:
             return Attempt(attributes={}, fit_kwargs={})
-        scheduler: Any = self.client.scheduler
+        reports = Reports(prepared.watch.name, prepared.watch.rounds, self.every)
+        callbacks = Callbacks(self.client, self.continuation, reports)
         return self.continuation.attempt(
-            self.step[1],
-            self._own_kwargs(),
-            prepared.watch.name,
-            self.every,
-            self.checkpoint,
-            remote=not scheduler.address.startswith("inproc"),
+            self.step[1], self._own_kwargs(), callbacks, self.checkpoint
         )
 
     @contextmanager

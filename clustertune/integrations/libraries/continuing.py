@@ -8,11 +8,9 @@ Each library has one; without it a training begins again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from clustertune.remote import ship
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +30,21 @@ class Attempt:
     fit_kwargs: Mapping[str, Any]
 
 
+class Callbacks(Protocol):
+    """Makes callbacks for the training tasks of one attempt."""
+
+    def rounds(self, history: Any) -> Any:
+        """Return the callback that reports rounds, and sends checkpoints."""
+
+    def continued(self, inner: Any, *arguments: Any) -> Any:
+        """Return another callback, which gets the rounds of the whole training."""
+
+
 class Continuation(ABC):
     """How one library reports rounds, and continues from a checkpoint."""
+
+    #: the module in ``remote/worker`` with the callbacks of this library
+    callbacks: str
 
     def refusal(self, model: Any) -> str:
         """Return why a training of this model cannot be continued; or ""."""
@@ -48,13 +59,10 @@ class Continuation(ABC):
         self,
         model: Any,
         fit_kwargs: Mapping[str, Any],
-        name: str,
-        every: float | None,
+        callbacks: Callbacks,
         checkpoint: Checkpoint | None,
-        *,
-        remote: bool,
     ) -> Attempt:
-        """Return one attempt; ``remote`` means that callbacks are pickled."""
+        """Return one attempt, from the start or from a checkpoint."""
 
     @abstractmethod
     def finish(self, model: Any, checkpoint: Checkpoint) -> None:
@@ -65,9 +73,19 @@ class Continuation(ABC):
         """Return why a continued model differs with the same placement; or ""."""
 
 
-def sent(callback: Any, *, remote: bool) -> Any:
-    """Return a callback of ours for a training task, which may lack clustertune."""
-    return ship.function(callback) if remote else callback
+History = Mapping[str, Mapping[str, Sequence[Any]]]
+"""Scores by data set and metric, in the order of rounds."""
+
+
+def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
+    """Return the history of a training from its parts before and after a break."""
+    return {
+        data: {
+            metric: [*before.get(data, {}).get(metric, ()), *values]
+            for metric, values in metrics.items()
+        }
+        for data, metrics in after.items()
+    }
 
 
 def rounds_before(model: Any) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
     Attempt,
+    Callbacks,
     Checkpoint,
     Continuation,
     rounds_before,
-    sent,
 )
 from clustertune.integrations.libraries.workload import (
     FitInputs,
@@ -80,6 +80,8 @@ COUNTING = ("_EarlyStoppingCallback", "_ResetParameterCallback")
 class Boosting(Continuation):
     """LightGBM's estimators: ``init_model`` continues; early stopping is replayed."""
 
+    callbacks = "lightgbm_rounds"
+
     def refusal(self, model: Any) -> str:
         names = ("boosting_type", "boosting", "boost")
         kinds = {model.get_params().get(name) for name in names}
@@ -105,22 +107,16 @@ class Boosting(Continuation):
         self,
         model: Any,
         fit_kwargs: Mapping[str, Any],
-        name: str,
-        every: float | None,
+        callbacks: Callbacks,
         checkpoint: Checkpoint | None,
-        *,
-        remote: bool,
     ) -> Attempt:
         import lightgbm
 
-        from clustertune.remote.worker import lightgbm_rounds, rounds
-
         last = self.rounds(model, fit_kwargs)
-        reports = rounds.Reports(name, last, every)
         own = list(fit_kwargs.get("callbacks") or ())
         if checkpoint is None:
-            added = sent(lightgbm_rounds.Rounds(reports, []), remote=remote)
-            return Attempt(attributes={}, fit_kwargs={"callbacks": [*own, added]})
+            every = [*own, callbacks.rounds([])]
+            return Attempt(attributes={}, fit_kwargs={"callbacks": every})
         params = model.get_params()
         stops = [n for n in STOPPING if params.get(n)]
         if stops:
@@ -132,14 +128,11 @@ class Boosting(Continuation):
             )
             own.append(stopping)
         history = checkpoint.history
-        callbacks = [
-            sent(lightgbm_rounds.Continued(one, history), remote=remote)
-            if type(one).__name__ in COUNTING
-            else one
+        every = [
+            callbacks.continued(one, history) if type(one).__name__ in COUNTING else one
             for one in own
         ]
-        added = lightgbm_rounds.Rounds(reports, history)
-        callbacks.append(sent(added, remote=remote))
+        every.append(callbacks.rounds(history))
         booster = lightgbm.Booster(model_str=checkpoint.model.decode())
         attributes = dict.fromkeys(stops, None)
         attributes |= {"n_estimators": last - checkpoint.rounds}
@@ -149,7 +142,7 @@ class Boosting(Continuation):
             attributes["random_state"] = own_seed + checkpoint.rounds
         return Attempt(
             attributes=attributes,
-            fit_kwargs={"callbacks": callbacks, "init_model": booster},
+            fit_kwargs={"callbacks": every, "init_model": booster},
         )
 
     def finish(self, model: Any, checkpoint: Checkpoint) -> None:

@@ -73,13 +73,11 @@ class Predict(Workload):
 def _output_metas(wrapper: Any, model: Any, X: Any) -> dict[str, Any]:
     """Return the metadata of results for a frame; Dask infers it from plain models."""
     import dask.dataframe as dd
-    from dask.dataframe.dispatch import meta_nonempty
-
-    from clustertune.collections import metadata
+    from dask.dataframe.dispatch import make_meta, meta_nonempty
 
     if not isinstance(X, dd.DataFrame):
         return {}
-    some = meta_nonempty(metadata.meta(X))
+    some = meta_nonempty(make_meta(X))
     return {
         f"{method}_meta": getattr(model, method)(some)
         for method in ("predict", "predict_proba", "transform")

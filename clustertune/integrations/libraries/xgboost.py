@@ -13,10 +13,11 @@ from typing import Any
 from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
     Attempt,
+    Callbacks,
     Checkpoint,
     Continuation,
+    joined,
     rounds_before,
-    sent,
 )
 from clustertune.integrations.libraries.workload import (
     FitInputs,
@@ -86,6 +87,8 @@ INVERSE = pow(127, -1, 2**32)  # of the factor in XGBoost's seed of a round
 class Boosting(Continuation):
     """XGBoost's estimators: ``xgb_model`` continues, callbacks see all rounds."""
 
+    callbacks = "xgboost_rounds"
+
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
         total: int = model.get_num_boosting_rounds()
         return total + rounds_before(fit_kwargs.get("xgb_model"))
@@ -94,22 +97,16 @@ class Boosting(Continuation):
         self,
         model: Any,
         fit_kwargs: Mapping[str, Any],
-        name: str,
-        every: float | None,
+        callbacks: Callbacks,
         checkpoint: Checkpoint | None,
-        *,
-        remote: bool,
     ) -> Attempt:
         import xgboost
 
-        from clustertune.remote.worker import rounds, xgboost_rounds
-
         last = self.rounds(model, fit_kwargs)
-        reports = rounds.Reports(name, last, every)
         own = list(model.callbacks or ())
         if checkpoint is None:
-            added = sent(xgboost_rounds.Rounds(reports, {}), remote=remote)
-            return Attempt(attributes={"callbacks": [*own, added]}, fit_kwargs={})
+            every = [*own, callbacks.rounds({})]
+            return Attempt(attributes={"callbacks": every}, fit_kwargs={})
         history = checkpoint.history
         if model.early_stopping_rounds:
             stopping = xgboost.callback.EarlyStopping(
@@ -117,21 +114,18 @@ class Boosting(Continuation):
             )
             own.append(stopping)
         done = checkpoint.rounds - rounds_before(fit_kwargs.get("xgb_model"))
-        continued = [xgboost_rounds.Continued(one, done, history) for one in own]
-        callbacks = [*continued, xgboost_rounds.Rounds(reports, history)]
+        continued = [callbacks.continued(one, done, history) for one in own]
         booster = xgboost.Booster(model_file=bytearray(checkpoint.model))
         attributes = {
             "n_estimators": last - checkpoint.rounds,
             "early_stopping_rounds": None,
-            "callbacks": [sent(one, remote=remote) for one in callbacks],
+            "callbacks": [*continued, callbacks.rounds(history)],
         }
         if self.difference(model):
             attributes["random_state"] = shifted_seed(model.random_state, done)
         return Attempt(attributes=attributes, fit_kwargs={"xgb_model": booster})
 
     def finish(self, model: Any, checkpoint: Checkpoint) -> None:
-        from clustertune.remote.worker.xgboost_rounds import joined
-
         after = getattr(model, "evals_result_", None)
         if after:
             model.evals_result_ = joined(checkpoint.history, after)

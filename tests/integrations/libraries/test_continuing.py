@@ -5,6 +5,7 @@ Models are trained in this process, so the reports of rank 0 go to a list.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.integrations.libraries.workload import assign, parameters
-from clustertune.remote.worker import rounds
+from clustertune.remote.worker.rounds import Reports
 
 RANDOM = np.random.default_rng(0)
 X, V = RANDOM.random((600, 6)), RANDOM.random((300, 6))
@@ -32,29 +33,49 @@ def labels(values: Any, noise: Any) -> Any:
 Y, W = labels(X, NOISE[:600]), labels(V, NOISE[600:])
 
 
-class Collected(rounds.Reports):
+class Collected(Reports):
     """Keeps a checkpoint of one round."""
 
-    at = 0
-    kept: tuple[int, bytes, Any] | None = None
+    def __init__(self, at: int):
+        super().__init__("name", None, 1.0)
+        self.at = at
+        self.kept: tuple[int, bytes, Any] | None = None
 
     def note(self, done: int, metric: Callable[[], str], save: Any) -> None:
         assert metric()
-        if done == Collected.at:
-            Collected.kept = (done, *save())
+        if done == self.at:
+            self.kept = (done, *save())
 
 
-@pytest.fixture(autouse=True)
-def collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "Reports", Collected)
-    Collected.kept = None
+class Here:
+    """Callbacks of tasks in this process."""
+
+    def __init__(self, module: Any, at: int = 0):
+        self.module = module
+        self.reports = Collected(at)
+
+    def rounds(self, history: Any) -> Any:
+        return self.module.Rounds(self.reports, history)
+
+    def continued(self, inner: Any, *arguments: Any) -> Any:
+        return self.module.Continued(inner, *arguments)
+
+
+def here(continuation: Any, at: int = 0) -> Here:
+    name = f"clustertune.remote.worker.{continuation.callbacks}"
+    return Here(importlib.import_module(name), at)
 
 
 def trained(
-    model: Any, continuation: Any, checkpoint: Checkpoint | None = None, **own: Any
+    model: Any,
+    continuation: Any,
+    checkpoint: Checkpoint | None = None,
+    tools: Here | None = None,
+    **own: Any,
 ) -> Any:
     """Train as one attempt of ``fit`` does."""
-    attempt = continuation.attempt(model, own, "name", 1.0, checkpoint, remote=False)
+    tools = tools or here(continuation)
+    attempt = continuation.attempt(model, own, tools, checkpoint)
     former = assign(model, attempt.attributes)
     model.fit(X, Y, **sets(model), **{**own, **attempt.fit_kwargs})
     assign(model, former)
@@ -72,10 +93,10 @@ def sets(model: Any) -> dict[str, Any]:
 
 def both(make: Callable[[], Any], continuation: Any, at: int, **own: Any) -> Any:
     """Return a model of an uninterrupted training, and a continued one."""
-    Collected.at = at
-    whole = trained(make(), continuation, **own)
-    assert Collected.kept is not None
-    done, model, history = Collected.kept
+    tools = here(continuation, at)
+    whole = trained(make(), continuation, tools=tools, **own)
+    assert tools.reports.kept is not None
+    done, model, history = tools.reports.kept
     saved = Checkpoint(rounds=done, model=model, history=history)
     return whole, trained(make(), continuation, saved, **own)
 
