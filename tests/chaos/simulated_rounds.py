@@ -111,7 +111,7 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
     elif case.action == "trim":
         yield from trim.steps(view, ids)
     elif case.action == "release":
-        yield from release.steps(view, ["sum"])
+        yield from release.steps(view, named=False)
     elif case.seed % 3:
         yield from adapting.exactly(view, 1 + case.seed % n)
         yield from retire.steps(view, 1 + case.seed % n)
