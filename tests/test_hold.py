@@ -180,7 +180,7 @@ async def test_what_happens_is_said(
             await b.close()
             await soon(lambda: any("worker 1 is gone" in m for m in messages(caplog)))
     assert held.measures is not None
-    assert held.measures.gone == (1,)
+    assert held.measures.gone == [1]
     assert "worker 1 left meanwhile" in str(held.measures)
 
 

@@ -15,7 +15,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from clustertune.core import environment
 from clustertune.core.wording import printable
 
-LARGEST = 10**18  # of any count that the caller gives
+LARGEST = 10**9  # of any count that the caller gives, except rows
 # errors of Dask's parsers for text that they cannot read, and for infinite amounts
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
@@ -55,17 +55,17 @@ def fraction(name: str, value: object, *, zero: bool = False) -> float:
     raise _wrong(name, value, f"a number {least} up to 1, like 0.05")
 
 
-def number(name: str, value: Any, others: str = "") -> int:
+def number(name: str, value: Any, others: str = "", most: int = LARGEST) -> int:
     """Return a whole number of at least 1; errors list ``others`` as allowed, too."""
-    if _is_whole(value, 1) and value <= LARGEST:
+    if _is_whole(value, 1) and value <= most:
         return int(value)
-    most = f" and at most {LARGEST:,}" if _is_whole(value, 1) else ""
-    raise _wrong(name, value, f"a whole number of at least 1{most}{others}")
+    limit = f" and at most {most:,}" if _is_whole(value, 1) else ""
+    raise _wrong(name, value, f"a whole number of at least 1{limit}{others}")
 
 
-def count(name: str, value: object) -> int | None:
+def count(name: str, value: object, most: int = LARGEST) -> int | None:
     """Return a whole number of at least 1, or None."""
-    return None if value is None else number(name, value, ", or None")
+    return None if value is None else number(name, value, ", or None", most)
 
 
 def workers_wanted(name: str, value: object) -> int | str | None:

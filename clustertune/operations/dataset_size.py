@@ -25,6 +25,7 @@ OLDEST_PYARROW = "14.0.1"  # it does not unpickle types of columns
 EXTENSIONS = (".parquet", ".parq", ".pq")  # files that Dask reads in a folder
 MAX_FOOTERS = 50  # of more files, a sample is read
 POINTER_SIZE = 8  # bytes of an offset, or of a reference to an object
+MOST = 10**18  # rows, or columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ class Dataset:
 
 def dense(rows: object, columns: object, dtype: object) -> Dataset:
     """Return the size of an array of one number type."""
-    n_rows = arguments.count("rows", rows)
-    n_columns = arguments.count("columns", columns)
+    n_rows = arguments.count("rows", rows, MOST)
+    n_columns = arguments.count("columns", columns, MOST)
     if n_rows is None or n_columns is None:
         raise ValueError(
             f"rows={rows!r} and columns={columns!r} go together: give both, or parquet="
