@@ -26,6 +26,7 @@ from clustertune.core.report import Report
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable
 from clustertune.errors import (
+    ClustertuneError,
     IncompleteError,
     VerificationError,
 )
@@ -305,6 +306,16 @@ class _Work:
         logger.warning("%s; the fit continues", loss)
         self.progress.notify(f"{loss}; the fit continues", None)
 
+    @contextmanager
+    def naming_loss(self) -> Iterator[None]:
+        """Add the last loss to an error that follows from it."""
+        try:
+            yield
+        except ClustertuneError as error:
+            if self.losses:
+                error.args = (f"{self.losses[-1]}; then {error}",)
+            raise
+
     def _advice(self) -> str:
         if self.max_failures:
             return (
@@ -413,7 +424,8 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
-        sync(work.client, work.compare, prepared)
+        with work.naming_loss():
+            sync(work.client, work.compare, prepared)
         with work.explained(prepared), prepared:
             try:
                 with work.equipped(prepared) as fit_model:
@@ -427,7 +439,8 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
                     prepared.verify(settle=False)
         if loss is None:
             return work.finished(prepared)
-        prepared = work.again(prepared)
+        with work.naming_loss():
+            prepared = work.again(prepared)
 
 
 async def _fit_async(work: _Work, preparing: Awaitable[Prepared]) -> Any:
@@ -442,7 +455,8 @@ async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
-        await work.compare(prepared)
+        with work.naming_loss():
+            await work.compare(prepared)
         with work.explained(prepared):
             async with prepared:
                 try:
@@ -457,7 +471,8 @@ async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
                         await prepared.verify(settle=False)
         if loss is None:
             return work.finished(prepared)
-        prepared = await work.again(prepared)
+        with work.naming_loss():
+            prepared = await work.again(prepared)
 
 
 def fit(

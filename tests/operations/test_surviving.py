@@ -235,6 +235,18 @@ def test_values_that_changed(local_cluster: Any) -> None:
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=2)
 
 
+def test_data_that_cannot_come_back(local_cluster: Any) -> None:
+    """The error names the worker that took the data with it."""
+    _, client = local_cluster(3)
+    parts = client.scatter([block(i) for i in range(PARTITIONS)], hash=False)
+    rows = da.concatenate([da.from_delayed(x, (ROWS, 9), "f4") for x in parts])
+    X, y = client.persist([rows[:, :8], rows[:, 8].astype("i4")])
+    wait([X, y])
+    watcher = Watcher(killer(client))
+    with pytest.raises(IncompleteError, match="the fit lost worker 1: killed by"):
+        fit(client, model("xgboost"), X, y, progress=watcher, max_failures=1)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
