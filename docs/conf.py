@@ -26,7 +26,7 @@ templates_path = ["_templates"]
 nb_execution_mode = "off"
 
 # every heading of a page can be linked to, as on GitHub: checks.md#memory_growth
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 myst_enable_extensions = ["fieldlist"]
 
 autodoc_typehints = "none"  # signatures have them
