@@ -16,7 +16,6 @@ from clustertune.operations.call import refuse_wrong_settings
 
 ROOT = Path(__file__).parents[1]
 MAKERS = (
-    "make_actions",
     "make_checks",
     "make_cli",
     "make_config",
