@@ -199,8 +199,9 @@ def _kind(default: Any) -> dict[str, Any]:
     return {"type": "number", "minimum": 0}
 
 
-TESTED = ROOT / "docs" / "how-it-is-tested.md"
-TESTED_MARK = "<!-- the rest of this page is made by docs/make_checks.py -->\n"
+DESIGN = ROOT / "docs" / "design.md"
+TESTED_MARK = "<!-- made by docs/make_checks.py -->\n"
+TESTED_END = "<!-- end of what is made -->\n"
 HEALTHY = """
 Recordings of real, healthy clusters (`python -m tests.record`). The checks give no
 warning for them.
@@ -214,7 +215,7 @@ puts faults into live clusters.
 
 
 def tested() -> str:
-    """The page about tests, with tables of false alarms and seeded faults."""
+    """The page of the design, with tables of false alarms and seeded faults."""
     from tests import test_recordings as tests
 
     healthy = []
@@ -237,7 +238,8 @@ def tested() -> str:
         worst = max(f.severity for f in found_now if f.check == name)
         seeded.append([what, cluster.replace("_", " "), f"`{name}`", str(worst)])
     columns = ["cluster", "workers", "warnings", "info", "unknown"]
-    text, mark, _ = TESTED.read_text().partition(TESTED_MARK)
+    text, mark, made = DESIGN.read_text().partition(TESTED_MARK)
+    _, end, rest = made.partition(TESTED_END)
     return (
         text
         + mark
@@ -246,12 +248,14 @@ def tested() -> str:
         + "\n"
         + SEEDED
         + tabulate(seeded, headers=["fault", "in", "found by", "as"], tablefmt="github")
-        + "\n"
+        + "\n\n"
+        + end
+        + rest
     )
 
 
 FILES = {
-    "docs/how-it-is-tested.md": tested,
+    "docs/design.md": tested,
     "docs/checks.md": page,
     "clustertune/clustertune.yaml": defaults,
     "clustertune/clustertune-schema.yaml": schema,

@@ -48,7 +48,7 @@ OWN = """
 ## Adding one
 
 Your own package adds a workload with a module and an entry point;
-[Contributing](contributing.md#a-workload) has a complete example. The module has a
+[Contributing](design.md#a-workload) has a complete example. The module has a
 `PROFILE`, with the fields that `clustertune/core/profiles.py` describes. Optional
 functions are
 

@@ -1,6 +1,6 @@
 """A check, a workload, an adapter and a playbook of another package.
 
-The package is that of docs/contributing.md, as it is printed there.
+The package is that of docs/design.md, as it is printed there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def install(folder: Path, entries: Mapping[str, Mapping[str, str]]) -> None:
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Install the package of the page; return its folder."""
-    page = (DOCS / "contributing.md").read_text()
+    page = (DOCS / "design.md").read_text()
     files = {b.mark.removeprefix("file: "): b.code for b in blocks(page) if b.mark}
     (tmp_path / "ours").mkdir()
     for name, text in {**files, "ours/__init__.py": "", "ours/farm.py": FARM}.items():
@@ -102,7 +102,7 @@ def test_the_test_of_its_check(ours: Path) -> None:
     """The test on the page passes."""
     (block,) = [
         b
-        for b in blocks((DOCS / "contributing.md").read_text())
+        for b in blocks((DOCS / "design.md").read_text())
         if b.language == "python" and not b.mark
     ]
     assert block.code.count("assert ") == 2

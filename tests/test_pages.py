@@ -197,7 +197,7 @@ PYTHON = [
 #: pages whose code runs in other tests
 ELSEWHERE = {
     "README.md",  # tests/test_examples.py
-    "docs/contributing.md",  # tests/test_outside.py
+    "docs/design.md",  # tests/test_outside.py
     "docs/security.md",  # below
 }
 
