@@ -19,20 +19,8 @@ from tests import recording
 
 ROOT = Path(__file__).parents[1]
 
-HEAD = """# Checks
-
-<!-- made by docs/make_checks.py from the docstrings of the checks: edit those -->
-
-`clustertune.check(client, X, y)` and `clustertune check ADDRESS` run these checks. Each
-check finds one condition. A finding of severity `info` is worth knowing. A `warning`
-costs time or memory. A `critical` finding makes a correct fit impossible or unlikely.
-`unknown` means that the check could not decide; the message has the reason. In a
-terminal `clustertune explain NAME` shows the page of a check.
-
-Set a setting in Dask's configuration, as `clustertune.checks.<name>.<setting>`, or in a
-variable such as `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION=0.2`.
-
-"""
+PAGE = ROOT / "docs" / "checks.md"
+MARK = "<!-- made by docs/make_checks.py from the docstrings of the checks -->\n\n"
 MADE = "# made by docs/make_checks.py from the checks and from OTHERS in it\n"
 # settings that belong to no check: by name, the default and its schema
 OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
@@ -126,7 +114,8 @@ def page() -> str:
         f"## {symptom}\n\n" + "\n".join(map(_section, group))
         for symptom, group in known
     ]
-    return f"{HEAD}| symptom | checks |\n|---|---|\n{table}\n" + "\n".join(parts)
+    text, mark, _ = PAGE.read_text().partition(MARK)
+    return f"{text}{mark}| symptom | checks |\n|---|---|\n{table}\n" + "\n".join(parts)
 
 
 def _section(check: checks.Function) -> str:

@@ -133,7 +133,7 @@ def test_broken_links_are_found() -> None:
     """The test above can fail."""
     page = "docs/workers.md"
     assert "no such file" in _broken(page, Link(1, "nothing.md"))
-    assert "no such heading" in _broken(page, Link(1, "check.md#nothing"))
+    assert "no such heading" in _broken(page, Link(1, "checks.md#nothing"))
     assert not _broken(page, Link(1, "#cluster-managers"))
     assert not _broken(page, Link(1, "benchmarks.md#restart"))
 
@@ -146,7 +146,7 @@ _FIGURE = re.compile(
     r"|(?<=interval of )(\d+\.\d+)|(?<= to )(\d+\.\d+)"
 )
 _SOURCE = re.compile(r"benchmarks\.md#([\w-]+)\)")
-GENERATED = {"docs/benchmarks.md", "docs/checks.md", "docs/workloads.md"}
+GENERATED = {"docs/benchmarks.md", "docs/workloads.md"}
 
 
 def _section(name: str) -> str:
