@@ -43,7 +43,7 @@ def read_python(code: str) -> None:
 
 def read_yaml(code: str) -> None:
     data = yaml.safe_load(code)
-    if "steps" in data and not re.search("trim_small", code):
+    if "steps" in data and not re.search("small_workers", code):
         reading.load(code, "the page")
 
 
