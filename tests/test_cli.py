@@ -258,8 +258,6 @@ def test_version() -> None:
         (["trim", "--cluster", "gateway:x", "a"], "--cluster replaces ADDRESS"),
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
         (["trim", "--cluster", "gateway:x", "--tls-ca-file", __file__], "leave --tls"),
-        (["demo", "--parquet", "x"], "--parquet and --label go together"),
-        (["demo", "--label", "x"], "--parquet and --label go together"),
         (["demo", "--workers", "1"], "1 is not in the range"),
         (["size"], "neither was given: give rows and columns, or parquet"),
         (["size", "--rows", "3"], "columns=None go together"),

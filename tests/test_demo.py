@@ -1,4 +1,4 @@
-"""The demo: its errors, its output and its data; it leaves no processes or files."""
+"""The demo: its error, its output and its data; it leaves no processes or files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from time import sleep
 
-import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import psutil
@@ -26,34 +25,15 @@ from tests.processes import until
 pytest.importorskip("xgboost")
 
 
-def refused(*arguments):
-    """Run the demo, expect an error before any output, and return its text."""
+def test_a_missing_package_is_named_with_the_extra(monkeypatch):
+    """The text has the command that installs the extra; nothing is printed before."""
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
     said = []
     with pytest.raises(demo.DemoError) as caught:
-        demo.run(*arguments, said.append)
+        demo.run(2, said.append)
     assert said == []
-    return str(caught.value)
-
-
-def test_a_missing_package_is_named_with_the_extra(monkeypatch):
-    """The text has the command that installs the extra."""
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
-    text = refused(None, None, 2)
-    assert "xgboost, scikit-learn, pyarrow" in text
-    assert "pip install 'clustertune[demo]'" in text
-
-
-def test_a_path_that_does_not_exist_is_refused(tmp_path):
-    """The text has the path."""
-    path = str(tmp_path / "nothing.parquet")
-    assert f"{path!r}: there is no such file or folder" in refused(path, "y", 2)
-
-
-def test_a_label_that_is_no_column_is_refused_before_a_cluster_starts(tmp_path):
-    """The demo reads the columns before it starts a cluster."""
-    path = tmp_path / "data.parquet"
-    pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(path)
-    assert "the columns are a, b" in refused(str(path), "c", 2)
+    assert "xgboost, scikit-learn, pyarrow" in str(caught.value)
+    assert "pip install 'clustertune[demo]'" in str(caught.value)
 
 
 # --- output ---------------------------------------------------------------------------
@@ -67,17 +47,6 @@ def test_a_step_says_what_goes_on_and_what_it_took():
     assert said[0] == "waiting ..."
     assert re.fullmatch(r" +0\.\d s", said[1])
     assert 0.05 <= step.seconds < 5
-
-
-def test_a_long_step_says_that_it_still_runs(monkeypatch):
-    """A long step prints its progress, and nothing after its end."""
-    monkeypatch.setattr(demo, "PROGRESS", 0.02)
-    said = []
-    with demo.Step(said.append, "waiting"):
-        until(lambda: len(said) >= 3)
-    sleep(0.1)
-    assert re.fullmatch(r" +\.\.\. \d+ s", said[1])
-    assert re.fullmatch(r" +\d+\.\d s", said[-1])
 
 
 def test_a_step_that_fails_is_not_said_to_be_done():
@@ -95,11 +64,9 @@ def trial(name, seconds, score, *rows):
 
 def test_the_table_has_rows_by_worker_times_and_scores():
     """The table has one line for each fit."""
-    data = demo.Data(X=None, y=None, X_valid=None, y_valid=None, classes=10)
     text = demo._table(
         trial("without", 12.34, 0.9012, 5_000, 0),
         trial("after", 6.5, 0.9, 2_500, 2_500),
-        data,
     )
     lines = [line.split() for line in text.splitlines()]
     assert lines[0][-3:] == ["fit", "(s)", "accuracy"]
@@ -163,7 +130,7 @@ def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
     monkeypatch.setattr(demo, "TREES", 20)
     running = children()
     said = []
-    demo.run(None, None, 2, said.append, rows=20_000)
+    demo.run(2, said.append, rows=20_000)
     (before, score), (after, score_after) = fits(said)
     assert before[1] == 0
     assert sum(after) == before[0]
@@ -172,27 +139,6 @@ def test_the_demo_trains_on_all_workers_after_prepare(scratch, monkeypatch):
     assert abs(score_after - score) < 0.05
     assert any("prepare took" in text for text in said)
     assert children() == running
-    assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_demo_learns_quantities_from_data_of_the_users_own(scratch, monkeypatch):
-    """The demo runs on one row group with a quantity and a category."""
-    monkeypatch.setattr(demo, "TREES", 20)
-    random = np.random.default_rng(0)
-    frame = pd.DataFrame({"a": random.random(4_000), "b": random.random(4_000)})
-    frame["kind"] = pd.Categorical(random.choice(["x", "y", "z"], 4_000))
-    frame["price"] = 3 * frame["a"] + frame["b"] + frame["kind"].cat.codes
-    path = scratch.parent / "data.parquet"
-    frame.to_parquet(path)
-    said = []
-    demo.run(str(path), "price", 2, said.append)
-    (before, score), (after, score_after) = fits(said)
-    assert before[1] == 0
-    assert min(after) > 0
-    assert score > 0.8
-    assert score_after > 0.8
-    assert any("R2" in text for text in said)
     assert list(scratch.iterdir()) == []
 
 
@@ -281,87 +227,26 @@ def test_the_same_digits_are_made_each_time(tmp_path):
     assert first.equals(second)
 
 
-# --- the user's own data --------------------------------------------------------------
-
-
-def written(folder, **columns):
-    """Write a Parquet file of 200 rows, with some feature x, and return its path."""
-    frame = pd.DataFrame({"x": np.arange(200.0)} | columns)
-    path = folder / "data.parquet"
-    frame.to_parquet(path, row_group_size=30)
-    return str(path)
-
-
-def test_every_row_group_is_a_partition(tmp_path):
-    """Each row group is a partition."""
-    path = written(tmp_path, y=np.arange(200) % 2)
-    assert demo.read(path, "y").npartitions == 7
-
-
-def test_what_is_no_parquet_is_refused(tmp_path):
-    """The text names the file, and has the reader's reason."""
-    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(
-        demo.DemoError, match=r"data\.csv' cannot be read as Parquet: ."
-    ):
-        demo.read(str(tmp_path / "data.csv"), "b")
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    """The demo refuses a folder without data."""
-    with pytest.raises(demo.DemoError, match="cannot be read as Parquet"):
-        demo.read(str(tmp_path), "y")
-
-
-def test_an_unknown_label_is_refused_with_the_columns(tmp_path):
-    """The text lists the columns."""
-    path = written(tmp_path, price=np.ones(200))
-    with pytest.raises(
-        demo.DemoError, match=r"label='cost' is not a column; .* x, price"
-    ):
-        demo.read(path, "cost")
-
-
-def test_a_label_alone_is_refused(tmp_path):
-    """There must be a feature in addition to the label."""
-    with pytest.raises(demo.DemoError, match="'x' is the only column"):
-        demo.read(written(tmp_path), "x")
-
-
-def test_columns_that_are_not_numbers_are_named(tmp_path):
-    """The text names columns of text and times, and no others."""
-    path = written(
-        tmp_path,
-        y=np.ones(200),
-        flag=np.ones(200, dtype=bool),
-        kind=pd.Categorical(["a", "b"] * 100),
-        city=["Bern", "Wien"] * 100,
-        when=pd.date_range("2026", periods=200),
-    )
-    with pytest.raises(
-        demo.DemoError, match=r"nor categories: city .*, when "
-    ) as caught:
-        demo.read(path, "y")
-    assert "flag" not in str(caught.value)
-    assert "kind" not in str(caught.value)
-
-
 # --- loading --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def client(local_cluster):
-    """Return a client of a cluster with one worker, all in this process."""
-    return local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
+def loaded(tmp_path, local_cluster):
+    """Return 200 loaded rows of 7 row groups, on a worker in this process."""
+    client = local_cluster(1, processes=False, dashboard_address="127.0.0.1:0")[1]
+    frame = pd.DataFrame({"x": np.arange(200.0), "digit": 3 * np.arange(200)})
+    frame.to_parquet(tmp_path / "data.parquet", row_group_size=30)
+    return demo.load(client, tmp_path)
 
 
-def loaded(client, path, label="y", partitions=4):
-    return demo.load(client, demo.read(path, label), label, partitions=partitions)
+def test_every_row_group_is_a_partition(loaded):
+    """Each row group is a partition."""
+    assert loaded.X.npartitions == 7
 
 
-def test_rows_stay_paired(tmp_path, client):
+def test_rows_stay_paired(loaded):
     """Each label stays with its features in both sets, and no row is lost."""
-    data = loaded(client, written(tmp_path, y=3 * np.arange(200.0)))
+    data = loaded
     for X, y in ((data.X, data.y), (data.X_valid, data.y_valid)):
         assert X.map_partitions(len).compute().tolist() == (
             y.map_partitions(len).compute().tolist()
@@ -371,86 +256,9 @@ def test_rows_stay_paired(tmp_path, client):
     assert len(data.X) > 5 * len(data.X_valid) > 0
 
 
-def test_everything_is_in_memory(tmp_path, client):
+def test_everything_is_in_memory(loaded):
     """The data is loaded when ``load`` returns, so a fit's time has no reading."""
-    data = loaded(client, written(tmp_path, y=np.arange(200) % 3))
-    for collection in (data.X, data.y, data.X_valid, data.y_valid):
+    for collection in (loaded.X, loaded.y, loaded.X_valid, loaded.y_valid):
         futures = futures_of(collection)
         assert len(futures) == collection.npartitions
         assert {future.status for future in futures} == {"finished"}
-
-
-def test_too_few_row_groups_are_cut(tmp_path, client):
-    """One row group is repartitioned, because it cannot be on two workers."""
-    path = tmp_path / "one.parquet"
-    pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300.0)}).to_parquet(path)
-    assert loaded(client, str(path), partitions=16).X.npartitions == 16
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param([10, 20], id="few whole numbers"),
-        pytest.param([False, True], id="bools"),
-        pytest.param(["no", "yes"], id="text"),
-        pytest.param(pd.Categorical(["no", "yes"]), id="categories"),
-    ],
-)
-def test_a_label_of_few_values_is_a_class(tmp_path, client, values):
-    """Classes become numbers in their order, which XGBoost requires."""
-    y = pd.concat([pd.Series(values)] * 100, ignore_index=True)
-    data = loaded(client, written(tmp_path, y=y))
-    assert data.classes == 2
-    found, rows = data.y.compute().to_numpy(), data.X["x"].compute().to_numpy()
-    assert (found == rows.astype(int) % 2).all()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(np.arange(200), id="many whole numbers"),
-        pytest.param(np.tile([0.0, 1.0], 100), id="fractions, however few"),
-    ],
-)
-def test_other_numbers_are_quantities(tmp_path, client, values):
-    """Labels that are no classes stay quantities."""
-    data = loaded(client, written(tmp_path, y=values))
-    assert data.classes is None
-    assert data.y.dtype == values.dtype
-
-
-def test_categories_of_features_are_known_and_the_same_everywhere(tmp_path, client):
-    """A category has the same number in all partitions, which XGBoost requires."""
-    kind = pd.Categorical(["a"] * 100 + ["b"] * 60 + ["c"] * 40)
-    data = loaded(client, written(tmp_path, y=np.arange(200.0), kind=kind))
-    partitions = client.gather(futures_of(data.X))
-    assert {tuple(partition["kind"].cat.categories) for partition in partitions} == {
-        ("a", "b", "c")
-    }
-
-
-@pytest.mark.parametrize(
-    ("y", "text"),
-    [
-        pytest.param(
-            np.where(np.arange(200) < 5, np.nan, 1.0),
-            "missing in 5 of 200",
-            id="absent",
-        ),
-        pytest.param([f"v{i}" for i in range(200)], r"has 1\d\d different", id="many"),
-        pytest.param(["same"] * 200, "has 1 different", id="one"),
-    ],
-)
-def test_labels_that_cannot_be_learned_are_refused(tmp_path, client, y, text):
-    """The text describes the label, and suggests another."""
-    with pytest.raises(demo.DemoError, match=text):
-        loaded(client, written(tmp_path, y=y))
-
-
-def test_too_few_rows_are_refused(tmp_path, client):
-    """The demo refuses data with few rows."""
-    path = tmp_path / "few.parquet"
-    frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0)})
-    dd.from_pandas(frame, npartitions=2).to_parquet(path)
-    with pytest.raises(demo.DemoError, match="20 rows are too few; the demo needs 100"):
-        loaded(client, str(path))

@@ -2,20 +2,18 @@
 
 It starts a local cluster with one thread for each worker, loads data on one worker,
 scales up, trains XGBoost, prepares, and trains again. Both fits have the same rows,
-parameters and workers. The data is generated, or the user's own. Features and labels
-of the training and validation sets are loaded in one call, so their rows stay paired.
+parameters and workers. The data is generated. Features and labels of the training and
+validation sets are loaded in one call, so their rows stay paired.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +22,6 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, futures_of, wait
 from distributed.system import MEMORY_LIMIT
@@ -37,18 +34,15 @@ Echo = Callable[[str], None]
 
 ROWS = 600_000  # of generated data: a fit takes about 8 s on one thread
 PARTITIONS = 16  # for each worker
-TREES = 40  # of one fit, over all rounds and classes
-PROGRESS = 5.0  # seconds between two lines of a long step
+TREES = 40  # of one fit, over all rounds and the 10 digits
 START_TIMEOUT = 120  # seconds for new workers to start
-LABEL = "digit"  # label of the generated data
-FILES = 4  # of the generated data
-MAX_CLASSES = 20  # a whole-number label with more values is a quantity
-MIN_ROWS = 100
+LABEL = "digit"
+FILES = 4
 _SEED = 0
 
 
 class DemoError(ClustertuneError):
-    """The demo cannot run with its arguments or its data."""
+    """The demo cannot run, because a package is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,6 @@ class Data:
     y: Any
     X_valid: Any
     y_valid: Any
-    classes: int | None  # None: the label is a quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,100 +66,64 @@ class Trial:
 
 
 class Step:
-    """A long step that prints its name, its progress and its time."""
+    """A long step that prints its name and its time."""
 
     def __init__(self, echo: Echo, text: str) -> None:
         self._echo = echo
         self._text = text
-        self._over = Event()
-        self._start = perf_counter()
-        self.seconds = 0.0
 
     def __enter__(self) -> Step:
         self._echo(f"{self._text} ...")
         self._start = perf_counter()
-        self._thread = Thread(target=self._progress, daemon=True)
-        self._thread.start()
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.seconds = perf_counter() - self._start
-        self._over.set()
-        self._thread.join()  # or it could print once more
         if error is None:
             self._echo(f"    {self.seconds:.1f} s")
 
-    def _progress(self) -> None:
-        while not self._over.wait(PROGRESS):
-            self._echo(f"    ... {perf_counter() - self._start:.0f} s")
 
+def run(workers: int, echo: Echo, *, rows: int = ROWS) -> None:
+    """Run the demo on generated rows, and print with ``echo``.
 
-def run(
-    parquet: str | None,
-    label: str | None,
-    workers: int,
-    echo: Echo,
-    *,
-    rows: int = ROWS,
-) -> None:
-    """Run the demo on Parquet data, or on ``rows`` generated rows.
-
-    ``label`` is the column to predict. ``workers``, at least 2, is the number after
-    scaling up. ``echo`` prints text. Raise DemoError if a package is missing, or if the
-    data cannot be read or learned.
+    Scale up to ``workers``, at least 2. Raise DemoError if a package is missing.
     """
     _require_packages()
-    with ExitStack() as stack:
-        folder = stack.enter_context(
-            TemporaryDirectory(prefix="clustertune-demo-", ignore_cleanup_errors=True)
-        )
-        if parquet is None:
-            parquet, label = str(Path(folder, "digits")), LABEL
-            text = f"writing {rows:,} rows of scikit-learn's handwritten digits"
-            with Step(echo, f"{text}, with noise, as Parquet"):
-                write_digits(Path(parquet), rows=rows, partitions=PARTITIONS * workers)
-        assert label is not None  # given together with parquet
-        frame = read(parquet, label)
-        with Step(echo, "starting a local cluster with 1 worker of 1 thread"):
-            cluster, client = stack.enter_context(_local_cluster(folder, workers))
-        with Step(echo, "loading the data there"):
-            data = load(client, frame, label, partitions=PARTITIONS * workers)
-        with Step(echo, f"scaling to {workers} workers"):
-            cluster.scale(workers)
-            client.wait_for_workers(workers, timeout=START_TIMEOUT)
-        _compare(client, data, echo)
+    with (
+        TemporaryDirectory(
+            prefix="clustertune-demo-", ignore_cleanup_errors=True
+        ) as folder,
+        dask.config.set({"temporary-directory": folder}),
+    ):
+        digits = Path(folder, "digits")
+        text = f"writing {rows:,} rows of scikit-learn's handwritten digits"
+        with Step(echo, f"{text}, with noise, as Parquet"):
+            write_digits(digits, rows=rows, partitions=PARTITIONS * workers)
+        echo("starting a local cluster with 1 worker of 1 thread ...")
+        with (
+            LocalCluster(
+                n_workers=1,
+                threads_per_worker=1,
+                memory_limit=MEMORY_LIMIT // workers,
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.ERROR,
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            with Step(echo, "loading the data there"):
+                data = load(client, digits)
+            with Step(echo, f"scaling to {workers} workers"):
+                cluster.scale(workers)
+                client.wait_for_workers(workers, timeout=START_TIMEOUT)
+            _compare(client, data, echo)
 
 
 def _require_packages() -> None:
     titles = {"xgboost": "xgboost", "sklearn": "scikit-learn", "pyarrow": "pyarrow"}
-    missing = [title for name, title in titles.items() if find_spec(name) is None]
+    missing = ", ".join(t for name, t in titles.items() if find_spec(name) is None)
     if missing:
-        raise DemoError(
-            f"the demo needs {', '.join(missing)}; run "
-            "`pip install 'clustertune[demo]'`"
-        )
-
-
-@contextmanager
-def _local_cluster(folder: str, workers: int) -> Iterator[tuple[LocalCluster, Client]]:
-    """Start a cluster with one worker, with memory for more workers; leave no files."""
-    with (
-        dask.config.set({"temporary-directory": folder}),
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=MEMORY_LIMIT // workers,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield cluster, client
-
-
-# --- the data -------------------------------------------------------------------------
+        command = "pip install 'clustertune[demo]'"
+        raise DemoError(f"the demo needs {missing}; run `{command}`")
 
 
 def write_digits(folder: Path, *, rows: int, partitions: int) -> None:
@@ -203,112 +160,21 @@ def row_groups(rows: int, partitions: int) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def read(path: str, label: str) -> Any:
-    """Return the data as a lazy DataFrame, with a partition for each row group.
-
-    Raise DemoError if the data cannot be read or has no such label, or if a column has
-    neither numbers nor categories.
-    """
-    try:
-        frame = dd.read_parquet(path, split_row_groups=True)
-    except FileNotFoundError as error:
-        raise DemoError(f"{path!r}: there is no such file or folder") from error
-    except (OSError, ValueError, ImportError, NotImplementedError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[-1]
-        raise DemoError(f"{path!r} cannot be read as Parquet: {reason}") from error
-    columns = [str(c) for c in frame.columns]
-    if label not in columns:
-        raise DemoError(
-            f"label={label!r} is not a column; the columns are {_listed(columns)}"
-        )
-    if len(columns) == 1:
-        raise DemoError(
-            f"{label!r} is the only column, so there are no features; give files with "
-            "more columns"
-        )
-    odd = [
-        f"{name} ({dtype})"
-        for name, dtype in frame.drop(columns=label).dtypes.items()
-        if not (_is_number(dtype) or _is_category(dtype))
-    ]
-    if odd:
-        raise DemoError(
-            "XGBoost cannot train on columns that are neither numbers nor categories: "
-            f"{_listed(odd)}; write the files without them, or as categories"
-        )
-    return frame
-
-
-def _is_number(dtype: Any) -> bool:
-    return bool(pd.api.types.is_numeric_dtype(dtype)) and dtype.kind != "c"
-
-
-def _is_category(dtype: Any) -> bool:
-    return isinstance(dtype, pd.CategoricalDtype)
-
-
-def _listed(names: list[str], most: int = 20) -> str:
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def load(client: Client, frame: Any, label: str, *, partitions: int) -> Data:
-    """Split the data, and load it on the current workers.
-
-    Data with fewer than a quarter of the partitions is repartitioned, so that moving
-    whole partitions can give each worker an even share. Raise DemoError if there are
-    too few rows, or if the label cannot be learned.
-    """
-    if 4 * frame.npartitions < partitions:
-        frame = frame.repartition(npartitions=partitions)
-    categories = [n for n, dtype in frame.dtypes.items() if _is_category(dtype)]
-    if categories:
-        frame = frame.categorize(columns=categories, index=False)
+def load(client: Client, folder: Path) -> Data:
+    """Split the rows, and load a partition for each row group on the workers."""
+    frame = dd.read_parquet(str(folder), split_row_groups=True)
     halves = frame.random_split([0.9, 0.1], random_state=_SEED)
-    lazy = [part for half in halves for part in (half.drop(columns=label), half[label])]
+    lazy = [part for half in halves for part in (half.drop(columns=LABEL), half[LABEL])]
     X, y, X_valid, y_valid = client.persist(lazy)
     wait([X, y, X_valid, y_valid])
-    classes = _classes(y, y_valid, label)
-    if classes is not None:
-        numbered = pd.CategoricalDtype(classes)
-        y, y_valid = client.persist(
-            [part.astype(numbered).cat.codes for part in (y, y_valid)]
-        )
-        wait([y, y_valid])
-    n_classes = None if classes is None else len(classes)
-    return Data(X, y, X_valid, y_valid, n_classes)
-
-
-def _classes(y: Any, y_valid: Any, label: str) -> list[Any] | None:
-    """Return the different labels, or None if they are quantities."""
-    rows = len(y) + len(y_valid)
-    if rows < MIN_ROWS:
-        raise DemoError(f"{rows:,} rows are too few; the demo needs {MIN_ROWS}")
-    absent = sum(int(part.isna().sum().compute()) for part in (y, y_valid))
-    if absent:
-        raise DemoError(
-            f"the label {label!r} is missing in {absent:,} of {rows:,} rows; write the "
-            "files without these rows"
-        )
-    whole = pd.api.types.is_integer_dtype(y.dtype)
-    if _is_number(y.dtype) and not whole and not pd.api.types.is_bool_dtype(y.dtype):
-        return None
-    found = sorted(y.unique(split_out=1).compute())
-    if whole and len(found) > MAX_CLASSES:
-        return None
-    if not 2 <= len(found) <= MAX_CLASSES:
-        raise DemoError(
-            f"the label {label!r} ({y.dtype}) has {len(found):,} different values; "
-            f"choose a column with 2 to {MAX_CLASSES} classes, or a numeric one"
-        )
-    return found
-
-
-# --- the comparison -------------------------------------------------------------------
+    return Data(X, y, X_valid, y_valid)
 
 
 def _compare(client: Client, data: Data, echo: Echo) -> None:
-    model = _model(data)
+    from xgboost.dask import DaskXGBClassifier
+
+    rounds = TREES // 10  # each has a tree for each digit
+    model = DaskXGBClassifier(n_estimators=rounds, max_depth=6, tree_method="hist")
     # Imports, threads and first connections would count for the first fit only.
     with Step(echo, "warming up with a tiny fit on all workers"):
         _warm_up(client)
@@ -321,22 +187,8 @@ def _compare(client: Client, data: Data, echo: Echo) -> None:
     X, y = prepared
     after = _trial(client, model, replace(data, X=X, y=y), "after prepare", echo)
     echo(f"\nprepare's report\n----------------\n{prepared.report}")
-    echo(f"\nthe two fits\n------------\n{_table(without, after, data)}")
+    echo(f"\nthe two fits\n------------\n{_table(without, after)}")
     echo(f"\n{_verdict(without, after, preparing.seconds)}")
-
-
-def _model(data: Data) -> Any:
-    from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
-
-    # with more than two classes, each round has a tree for each class
-    trees_per_round = data.classes if data.classes and data.classes > 2 else 1
-    kind = DaskXGBRegressor if data.classes is None else DaskXGBClassifier
-    return kind(
-        n_estimators=max(2, TREES // trees_per_round),
-        max_depth=6,
-        tree_method="hist",
-        enable_categorical=True,
-    )
 
 
 def _warm_up(client: Client) -> None:
@@ -355,53 +207,34 @@ def _trial(client: Client, model: Any, data: Data, name: str, echo: Echo) -> Tri
     rows = _rows_by_worker(client, data.X)
     with Step(echo, f"training XGBoost {name}") as training:
         model.fit(data.X, data.y)
-    return Trial(name, rows, training.seconds, _score(model, data))
+    predicted = np.asarray(model.predict(data.X_valid).compute())
+    score = (predicted == np.asarray(data.y_valid.compute())).mean()
+    return Trial(name, rows, training.seconds, float(score))
 
 
 def _rows_by_worker(client: Client, X: Any) -> dict[str, int]:
+    keys = {future.key for future in futures_of(X)}
+
+    def count(dask_worker: Any) -> int:
+        return sum(len(dask_worker.data[k]) for k in keys if k in dask_worker.data)
+
+    counts = client.run(count)
     cluster: Any = client.cluster
-    names = {w.worker_address: str(n) for n, w in cluster.workers.items()}
-    futures = futures_of(X)
-    holders = client.who_has(futures)
-    workers = [holders[future.key][0] for future in futures]
-    lengths = client.gather(
-        [
-            client.submit(len, future, workers=[worker], pure=False)
-            for future, worker in zip(futures, workers, strict=True)
-        ]
-    )
-    rows = dict.fromkeys(names.values(), 0)
-    for worker, length in zip(workers, lengths, strict=True):
-        rows[names[worker]] += length
-    return rows
+    return {str(n): counts[w.worker_address] for n, w in cluster.workers.items()}
 
 
-def _score(model: Any, data: Data) -> float:
-    predicted = _as_array(model.predict(data.X_valid))
-    truth = _as_array(data.y_valid)
-    if data.classes is not None:
-        return float((predicted == truth).mean().compute())
-    residual = ((truth - predicted) ** 2).mean()
-    return float((1 - residual / truth.var()).compute())
-
-
-def _as_array(collection: Any) -> Any:
-    return collection if isinstance(collection, da.Array) else collection.values  # noqa: PD011
-
-
-def _table(without: Trial, after: Trial, data: Data) -> str:
-    header = ["", *(f"rows on worker {n}" for n in without.rows), "fit (s)"]
-    score = "R2" if data.classes is None else "accuracy"
-    body = [
-        [t.name, *(f"{n:,}" for n in t.rows.values()), f"{t.seconds:.1f}", t.score]
-        for t in (without, after)
-    ]
+def _table(without: Trial, after: Trial) -> str:
+    rows = [f"rows on worker {n}" for n in without.rows]
+    body = []
+    for trial in (without, after):
+        counts = [f"{n:,}" for n in trial.rows.values()]
+        fit = [f"{trial.seconds:.1f}", f"{trial.score:.4f}"]
+        body.append([trial.name, *counts, *fit])
     return tabulate(
         body,
-        headers=[*header, score],
-        floatfmt=".4f",
-        disable_numparse=range(1, len(header)),
-        colalign=["left", *["right"] * len(header)],
+        headers=["", *rows, "fit (s)", "accuracy"],
+        disable_numparse=True,
+        colalign=["left", *["right"] * (len(rows) + 2)],
     )
 
 

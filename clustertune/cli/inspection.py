@@ -281,24 +281,17 @@ async def _serve(
         ) from error
 
 
-@command(
-    "clustertune demo",
-    "clustertune demo --parquet flights.parquet --label delay --workers 4",
-)
-@click.option("--parquet", type=click.Path(), help="Use this Parquet file or folder.")
-@click.option("--label", help="Predict this column of it.")
+@command("clustertune demo", "clustertune demo --workers 4")
 @click.option(
     "--workers", type=click.IntRange(2), default=2, show_default=True, help="Scale the "
     "cluster to this number of workers."
 )  # fmt: skip
-def demo(parquet: str | None, label: str | None, workers: int) -> None:
+def demo(workers: int) -> None:
     """Train before and after `prepare`, on a local cluster."""
-    from clustertune.cli import demo as code  # imports pandas
+    from clustertune.cli import demo as code  # imports NumPy
 
-    if (parquet is None) != (label is None):
-        raise click.UsageError("--parquet and --label go together")
     with exit_on_error():
         try:
-            code.run(parquet, label, workers, click.echo)
+            code.run(workers, click.echo)
         except code.DemoError as error:
             raise click.UsageError(str(error)) from error
