@@ -259,11 +259,9 @@ def test_version() -> None:
         (["trim", "--cluster", "x:y"], "is none of coiled:NAME, gateway:NAME"),
         (["trim", "--cluster", "gateway:x", "--tls-ca-file", __file__], "leave --tls"),
         (["demo", "--workers", "1"], "1 is not in the range"),
-        (["size"], "neither was given: give rows and columns, or parquet"),
+        (["size"], "rows=None and columns=None go together"),
         (["size", "--rows", "3"], "columns=None go together"),
         (["size", "--rows", "-3", "--columns", "2"], "-3 is not in the range"),
-        (["size", "--parquet", "x", "--rows", "3"], "both were given"),
-        (["size", "--parquet", "/no/such"], "has no Parquet file"),
         (["size", "--rows", "3", "--columns", "2", "--estimator", "x"], "choose from"),
     ],
 )

@@ -40,8 +40,7 @@ def fit_memory(view: View) -> Iterator[Finding]:
         yield unknown(
             message=f"whether the fit has enough memory is {needs}",
             remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
-            "again. For Parquet files, `clustertune.recommend_size(parquet=path)` "
-            "computes the memory before you load them.",
+            "again.",
             fixed_by="load" if view.loads_data else "",
         )
         return

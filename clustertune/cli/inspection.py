@@ -181,16 +181,12 @@ _count = click.IntRange(1)
 
 @command(
     "clustertune size --rows 100000000 --columns 50 --estimator xgboost",
-    "clustertune size --parquet s3://bucket/data --host-memory 64GiB",
 )
 @with_options(
     click.option("--rows", type=_count, help="Set the rows of the data."),
     click.option("--columns", type=_count, help="Set the columns: features, labels, "
         "weights."),
-    click.option("--dtype", help="Set the type of the numbers, like float32; for "
-        "Parquet data, the type after loading."),
-    click.option("--parquet", metavar="PATH", help="Read rows and columns from the "
-        "footers of this file, folder, pattern or URL of Parquet data."),
+    click.option("--dtype", help="Set the type of the numbers, like float32."),
     estimator_option("Recommend for this kind of estimator, like xgboost."),
     click.option("--eval-fraction", type=float, default=0.0, show_default=True,
         metavar="FRACTION", help="Add eval sets with this fraction of the rows of the "

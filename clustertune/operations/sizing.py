@@ -1,12 +1,8 @@
 """``recommend_size``: compute the cluster that a fit needs, before it exists.
 
-The decision is pure. Its inputs are the size of the data (``dataset_size``), the
-profile of the library, and one host. It uses the rules of the checks:
-
-- ``fit_memory``: a fit may fill ``memory_fraction`` of the memory limit.
-- Managed memory stays below Dask's spill target.
-- ``thread_count``: a host has as many threads as CPUs.
-- ``one_machine``: one machine without Dask may be enough.
+``decide`` is pure. Its inputs are the size of the data, the profile of the library, and
+one host. It uses the rules of the checks ``fit_memory``, ``thread_count`` and
+``one_machine``, and keeps managed memory below Dask's spill target.
 """
 
 from __future__ import annotations
@@ -18,55 +14,46 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from tabulate import tabulate
+import numpy as np
 
 from clustertune.checks.memory import USUAL
 from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
-from clustertune.core.wording import bytes_text, plural, printable, times_text
+from clustertune.core.wording import (
+    bytes_text,
+    names_text,
+    plural,
+    printable,
+    times_text,
+)
 from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
-from clustertune.operations import dataset_size
-from clustertune.operations.dataset_size import Dataset
 from clustertune.remote.worker import probe
 
-SCHEMA_VERSION = 1
 RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's process
 MIN_RESERVED = 2**29  # bytes
 SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 PARTITIONS_PER_THREAD = 2  # of data read by partition: the current and the next one
+MOST = 10**18  # rows, or columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The size of all data for a fit: X, y, weights."""
+
+    rows: int
+    columns: int
+    nbytes: int  # in memory
+    itemsize: int | None  # bytes of the widest number in a row; None: no numbers
+    joined_bytes: int  # of all numbers in one array of the widest type
+    type: str
+    varied: tuple[str, ...] = ()  # columns without a fixed width, not in nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """A recommended cluster, with the reasons.
-
-    Attributes
-    ----------
-    data
-        Training data, as described before it is loaded.
-    eval_bytes
-        Bytes of the eval sets.
-    workload
-        Name of the profile.
-    host_cpus, host_memory
-        CPUs and bytes of one host.
-    n_hosts
-        Number of available hosts; None: as many as needed.
-    hosts
-        Number of needed hosts, or ``n_hosts`` if that suffices.
-    workers_per_host, threads, memory_limit
-        Workers per host; threads and bytes of one worker.
-    worker_bytes, worker_data
-        Predicted process bytes of the fullest worker in the fit, and the bytes of its
-        data.
-    one_machine
-        Whether the data, by its known size, and its copies fit the memory of one
-        host, so that one process without Dask suffices.
-    reasons
-        Reasons, as sentences.
-    """
+    """A recommended cluster, with the reasons; ``n_hosts`` are available."""
 
     data: Dataset
     eval_bytes: int
@@ -74,13 +61,13 @@ class Sizing:
     host_cpus: int
     host_memory: int
     n_hosts: int | None
-    hosts: int
+    hosts: int  # as many as needed, or n_hosts if that suffices
     workers_per_host: int
-    threads: int
-    memory_limit: int
-    worker_bytes: int
+    threads: int  # of a worker
+    memory_limit: int  # of a worker
+    worker_bytes: int  # of the fullest worker's process in the fit
     worker_data: int
-    one_machine: bool
+    one_machine: bool  # whether one process without Dask has enough memory
     reasons: tuple[str, ...]
 
     @property
@@ -97,50 +84,40 @@ class Sizing:
         """Code that starts the cluster, by the class or command; one line per host."""
         limit = size_text(self.memory_limit)
         each, threads = self.workers_per_host, self.threads
-        lines = {}
-        if self.hosts == 1:
-            lines["LocalCluster"] = (
-                f"LocalCluster(n_workers={each}, threads_per_worker={threads}, "
-                f'memory_limit="{limit}")'
-            )
-        lines["SLURMCluster"] = (
-            f"cluster = SLURMCluster(cores={each * threads}, processes={each}, "
-            f'memory="{size_text(self.memory_limit * each)}"); '
-            f"cluster.scale(jobs={self.hosts})"
+        local = (
+            f"LocalCluster(n_workers={each}, threads_per_worker={threads}, "
+            f'memory_limit="{limit}")'
         )
-        lines["dask worker"] = (
-            f"dask worker tcp://SCHEDULER:8786 --nworkers {each} --nthreads {threads} "
-            f'--memory-limit "{limit}"'
-        )
-        return lines
+        return ({"LocalCluster": local} if self.hosts == 1 else {}) | {
+            "SLURMCluster": f"cluster = SLURMCluster(cores={each * threads}, "
+            f'processes={each}, memory="{size_text(self.memory_limit * each)}"); '
+            f"cluster.scale(jobs={self.hosts})",
+            "dask worker": "dask worker tcp://SCHEDULER:8786 "
+            f'--nworkers {each} --nthreads {threads} --memory-limit "{limit}"',
+        }
 
     def __str__(self) -> str:
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
+        several = f" (the last line on each of {self.hosts:,} hosts)"
+        start = f"Start it with{several if self.hosts > 1 else ''}"
         lines = "\n".join(self.lines.values())
-        start = f"Start it with{self._where()}\n{lines}"
-        return f"{self._title()}\n\nReasons\n{why}\n\n{start}"
+        return f"{self._title()}\n\nReasons\n{why}\n\n{start}\n{lines}"
 
     def __repr__(self) -> str:
         return f"<Sizing: {self._shape()}>"
 
     def _repr_html_(self) -> str:
-        why = "".join(f"<li>{escape(printable(r))}</li>" for r in self.reasons)
-        rows = [[name, line] for name, line in self.lines.items()]
-        return (
-            f'<div class="clustertune"><p>{escape(self._title())}</p><ul>{why}</ul>'
-            f"<p>Start it with{self._where()}</p>"
-            f"{tabulate(rows, tablefmt='html')}</div>"
-        )
+        return f'<div class="clustertune"><pre>{escape(str(self))}</pre></div>'
 
     def to_json(self) -> str:
         """Return the recommendation as JSON, with ``schema_version``."""
-        known: dict[str, Any] = {"schema_version": SCHEMA_VERSION} | asdict(self)
         derived = {"workers": self.workers, "enough": self.enough}
-        return json.dumps(known | derived | {"lines": dict(self.lines)})
+        known = {"schema_version": 1} | asdict(self) | derived
+        return json.dumps(known | {"lines": dict(self.lines)})
 
     def _title(self) -> str:
         if self.one_machine:
-            verb = "might be" if self.data.at_least else "is"
+            verb = "might be" if self.data.varied else "is"
             return f"One machine without Dask {verb} enough. Otherwise: {self._shape()}"
         if not self.enough:
             hosts = plural(self.n_hosts or 0, "such host", "such hosts")
@@ -148,25 +125,19 @@ class Sizing:
         return self._shape()
 
     def _shape(self) -> str:
-        least = "at least " if self.data.at_least else ""
         return (
-            f"{least}{plural(self.workers, 'worker')} x "
+            f"{_least(self.data)}{plural(self.workers, 'worker')} x "
             f"{plural(self.threads, 'thread')} x {size_text(self.memory_limit)}, on "
             f"{plural(self.hosts, 'host')} with {plural(self.host_cpus, 'CPU')} and "
             f"{bytes_text(self.host_memory)}"
         )
 
-    def _where(self) -> str:
-        several = self.hosts > 1
-        return f" (the last line on each of {self.hosts:,} hosts)" if several else ""
-
 
 def recommend_size(
-    *,
+    *collections: Any,
     rows: int | None = None,
     columns: int | None = None,
     dtype: Any = None,
-    parquet: Any = None,
     estimator: object = None,
     eval_fraction: float = 0.0,
     host_cpus: int | None = None,
@@ -177,15 +148,12 @@ def recommend_size(
 
     Parameters
     ----------
+    *collections
+        X, y and others as Dask collections, lazy or persisted; no data is loaded.
     rows, columns
-        Rows of the data; columns of all collections together: features, labels,
-        weights.
+        Rows, and columns of all data together. With collections only rows, if unknown.
     dtype
-        Type of the numbers; float64 by default. With ``parquet``, their type after
-        loading (``prepare(..., dtype=...)``).
-    parquet
-        File, folder, pattern or URL of Parquet data, instead of rows and columns. Only
-        footers are read, and only a sample of them if there are many files.
+        Type of the numbers; float64, or the types of the collections, by default.
     estimator
         The model, or the name of a workload, like ``"xgboost"``.
     eval_fraction
@@ -199,12 +167,12 @@ def recommend_size(
     Returns
     -------
     Sizing
-        Shows itself as text, JSON (``to_json``) and, in notebooks, HTML.
+        A frozen record of bytes and peaks, with ``lines`` to start the cluster.
 
     Raises
     ------
     ValueError
-        An argument is invalid.
+        An argument is invalid, or the size of the data is unknown.
     CapacityError
         No number of such hosts suffices.
     RefusedError
@@ -212,29 +180,101 @@ def recommend_size(
 
     Examples
     --------
-    >>> clustertune.recommend_size(                                # doctest: +SKIP
-    ...     parquet="data/", estimator="xgboost")
+    >>> clustertune.recommend_size(X, y, estimator="xgboost")      # doctest: +SKIP
     """
-    if (parquet is None) == (rows is None and columns is None):
-        given = "both were" if parquet is not None else "neither was"
-        raise ValueError(
-            f"how large is the data? {given} given: give rows and columns, or parquet"
-        )
     profile = libraries.choose(estimator)
     host = Host(
         cpus=arguments.count("host_cpus", host_cpus) or probe.usable_cpus(),
         memory=arguments.nbytes("host_memory", host_memory) or probe.host_memory(),
     )
-    wanted = {
-        "eval_fraction": arguments.fraction("eval_fraction", eval_fraction, zero=True),
-        "memory_fraction": settings.fractions()["memory_fraction"],
-    }
-    n_hosts = arguments.count("n_hosts", n_hosts)
-    if parquet is None:
-        data = dataset_size.dense(rows, columns, dtype)
-    else:
-        data = dataset_size.parquet(parquet, dtype)
-    return decide(data, profile, host, n_hosts=n_hosts, **wanted)
+    if collections and columns is not None:
+        raise ValueError(f"columns={columns!r} are given twice; leave columns out")
+    return decide(
+        measured(*collections, rows=rows, dtype=dtype)
+        if collections
+        else dense(rows, columns, dtype),
+        profile,
+        host,
+        eval_fraction=arguments.fraction("eval_fraction", eval_fraction, zero=True),
+        memory_fraction=settings.fractions()["memory_fraction"],
+        n_hosts=arguments.count("n_hosts", n_hosts),
+    )
+
+
+def dense(rows: object, columns: object, dtype: object) -> Dataset:
+    """Return the size of an array of one number type."""
+    n_rows = arguments.count("rows", rows, MOST)
+    n_columns = arguments.count("columns", columns, MOST)
+    if n_rows is None or n_columns is None:
+        raise ValueError(
+            f"rows={rows!r} and columns={columns!r} go together: give both, or Dask "
+            "collections"
+        )
+    name = arguments.number_type("dtype", dtype) or "float64"
+    width = np.dtype(name).itemsize
+    if (nbytes := n_rows * n_columns * width) >= 2**63:
+        raise ValueError(
+            f"rows={rows!r} and columns={columns!r} are {nbytes:.1e} bytes, more than "
+            "any cluster has; give the number of rows and the number of columns"
+        )
+    return Dataset(
+        rows=n_rows,
+        columns=n_columns,
+        nbytes=nbytes,
+        itemsize=width,
+        joined_bytes=nbytes,
+        type=name if dtype is not None else f"{name}, the default type",
+    )
+
+
+def measured(*collections: Any, rows: object, dtype: object) -> Dataset:
+    """Return the size of Dask collections by their metadata."""
+    from clustertune.collections import inputs, loading, metadata
+
+    n_rows = arguments.count("rows", rows, MOST)
+    number = arguments.number_type("dtype", dtype)
+    widths: list[int] = []  # of the values in a row
+    numbers: list[int] = []  # of them, the numbers
+    varied: list[str] = []
+    for label, x in [(g.label, g.collection) for g in inputs.of_rows(collections)]:
+        found = loading.lengths(x, asynchronous=True)  # runs no tasks
+        known = None if found is None else int(found.sum())
+        if n_rows is not None and known not in (None, n_rows):
+            raise ValueError(f"{label} has {known:,} rows and not {n_rows:,}")
+        n_rows = known if n_rows is None else n_rows
+        of_array = not hasattr(x, "dtypes")
+        n = metadata.n_columns(x) if of_array else 1
+        if n is None or (of_array and type(metadata.meta(x)) is not np.ndarray):
+            varied.append(label)
+            continue
+        types = x.dtypes.items() if x.ndim == 2 and not of_array else [(label, x.dtype)]
+        for name, kind in types:
+            if (width := metadata.value_bytes(kind)) is None:
+                varied.append(str(name))
+            elif metadata.number_bytes(kind) is None:
+                widths += [width] * n
+            else:
+                numbers += [np.dtype(number).itemsize if number else width] * n
+    if not n_rows:
+        raise ValueError(
+            "the rows of the data are unknown by its metadata: give rows=, for example "
+            "rows=len(X)"
+        )
+    if not numbers:
+        unknown = f"; the bytes of {names_text(varied)} are unknown" if varied else ""
+        raise ValueError(
+            f"the data has no column of numbers{unknown}: give rows and columns of "
+            "the numbers made of it instead"
+        )
+    return Dataset(
+        rows=n_rows,
+        columns=len(widths) + len(numbers) + len(varied),
+        nbytes=n_rows * sum(widths + numbers),
+        itemsize=max(numbers),
+        joined_bytes=n_rows * len(numbers) * max(numbers),
+        type=number or "their types",
+        varied=tuple(varied),
+    )
 
 
 # --- the decision (pure) --------------------------------------------------------------
@@ -334,14 +374,21 @@ def decide(
     share = fit.data(hosts * shape.workers, shape.threads)
     single = fit.base + fit.multiple * (fit.shared + fit.copied)
     one_machine = single <= memory_fraction * host.memory
-    reasons = [
-        *_of_data(data, profile, eval_fraction * data.nbytes),
-        *_of_fit(fit, profile),
-        *_of_shape(profile, shape, host),
-        *_of_hosts(fit, shape, hosts, share, n_hosts),
-    ]
-    least = "at least " if data.at_least else ""
-    process = _one_process(f"{least}{bytes_text(single)}", host, fits=one_machine)
+    process = f"one process without Dask would need {_least(data)}{bytes_text(single)}"
+    if one_machine:
+        process += f" of one machine's {bytes_text(host.memory)}; it may be faster"
+    else:
+        process += f", too much for one machine with {bytes_text(host.memory)}"
+    reasons = [*_of_fit(data, fit, profile), *_of_shape(profile, shape)]
+    reasons.append(
+        f"a worker has up to {bytes_text(share)} of data and will take "
+        f"{bytes_text(fit.process(share))} of {bytes_text(shape.limit)}"
+    )
+    if hosts > 1:
+        given = f" ({plural(n_hosts, 'was', 'were')} given)" if n_hosts else ""
+        most = (fit.most(shape.limit) - fit.copied) * shape.workers
+        room = f"one has room for {bytes_text(most)} of data"
+        reasons.append(f"hosts: {hosts:,}{given}, as {room}")
     reasons.insert(0 if one_machine else len(reasons), process)
     return Sizing(
         data=data,
@@ -403,39 +450,42 @@ def size_text(nbytes: int) -> str:
 # --- the reasons ----------------------------------------------------------------------
 
 
-def _of_data(data: Dataset, profile: Profile, evaluated: float) -> Iterator[str]:
-    first, *others = data.notes
-    least = "at least " if data.at_least else ""
-    eval_sets = f", and eval sets {bytes_text(evaluated)}" if evaluated else ""
-    yield f"data: {first}, which take {least}{bytes_text(data.nbytes)}{eval_sets}"
-    yield from others
+def _least(data: Dataset) -> str:
+    return "at least " if data.varied else ""
+
+
+def _of_fit(data: Dataset, fit: Fit, profile: Profile) -> Iterator[str]:
+    yield (
+        f"data: {plural(data.rows, 'row')} of {plural(data.columns, 'column')} of "
+        f"{data.type}, {_least(data)}{bytes_text(data.nbytes)}; with eval sets "
+        f"{bytes_text(fit.shared + fit.copied)}"
+    )
+    if data.varied:
+        yield (
+            f"unknown: the bytes of {names_text(data.varied)}, which have no fixed "
+            "width and are not included; drop or encode them, or measure a part"
+        )
     kept, given = profile.feature_bytes, data.itemsize
     if kept is not None and given is not None and given > kept:
         yield (
             f"numbers: {profile.title} keeps {kept} bytes of each, and the widest here "
             f'have {given}; dtype="float32" would make the data smaller'
         )
-
-
-def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
-    usual = "" if profile.base_bytes else ", as is usual"
     yield (
         f"memory: with {profile.title} a fit takes {times_text(fit.multiple)} the "
         f"bytes of the data, which are included ({profile.source}), and "
-        f"{bytes_text(fit.base)} for each worker's process{usual}; it may fill "
+        f"{bytes_text(fit.base)} for each worker's process; it may fill "
         f"{fit.fraction:.0%} of the limit"
     )
     if fit.held:
         yield (
-            f"managed memory: Dask counts the data up to {times_text(fit.held)}: "
-            "rechunking keeps old and new partitions for a while, and libraries pack "
-            f"partitions for the fit; Dask spills above {SPILL_TARGET:.0%} of the limit"
+            f"managed memory: Dask counts the data up to {times_text(fit.held)}, and "
+            f"spills above {SPILL_TARGET:.0%} of the limit"
         )
     if fit.partition is not None:
         yield (
             "data is read partition by partition and not kept: a thread has "
-            f"{plural(PARTITIONS_PER_THREAD, 'partition')} of up to "
-            f"{bytes_text(fit.partition)}"
+            f"{PARTITIONS_PER_THREAD} of up to {bytes_text(fit.partition)}"
         )
     if fit.copied:
         yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
@@ -449,54 +499,17 @@ def _of_fit(fit: Fit, profile: Profile) -> Iterator[str]:
         )
 
 
-def _of_shape(profile: Profile, shape: Shape, host: Host) -> Iterator[str]:
-    why = (
-        "Python code of one process runs on one thread at a time, and whether the "
-        "library uses several threads is unknown"
-    )
-    if profile.threads == "worker":
+def _of_shape(profile: Profile, shape: Shape) -> Iterator[str]:
+    why = "Python code of one process runs on one thread at a time"
+    if profile.uses_worker_threads:
         why = "one training task takes all threads of its worker"
-    elif profile.threads == "pools":
-        why = (
-            "one training task takes all threads of its worker, as soon as its thread "
-            "pools have them: training.run_roles sets torch.set_num_threads"
-        )
-    instead = ""
+    if profile.threads == "pools":
+        why += ", if its pools have them: training.run_roles sets torch.set_num_threads"
     if shape.threads > 1 and not profile.uses_worker_threads:
-        instead = "; but with more and smaller workers, more hosts would be needed"
+        why += "; but with more and smaller workers, more hosts would be needed"
     yield (
         f"threads: {plural(shape.workers, 'worker')} of "
-        f"{plural(shape.threads, 'thread')} on each host, since {why}{instead}"
-    )
-    own = host.memory - shape.workers * shape.limit
-    yield (
-        f"limit: {bytes_text(own)} of the host's {bytes_text(host.memory)} stay free "
-        "for its system, the scheduler and your own process"
-    )
-
-
-def _of_hosts(
-    fit: Fit, shape: Shape, hosts: int, share: float, n_hosts: int | None
-) -> Iterator[str]:
-    yield (
-        f"a worker has up to {bytes_text(share)} of data and will take "
-        f"{bytes_text(fit.process(share))} of {bytes_text(shape.limit)}"
-    )
-    if hosts > 1:
-        most = (fit.most(shape.limit) - fit.copied) * shape.workers
-        given = f" ({plural(n_hosts, 'was', 'were')} given)" if n_hosts else ""
-        yield (
-            f"hosts: {hosts:,}{given}, as one has room for {bytes_text(most)} of data"
-        )
-
-
-def _one_process(single: str, host: Host, *, fits: bool) -> str:
-    needs = f"one process without Dask would need {single}"
-    if not fits:
-        return f"{needs}, too much for one machine with {bytes_text(host.memory)}"
-    return (
-        f"{needs} of one machine's {bytes_text(host.memory)}; without the overhead of "
-        "tasks and transfers it may be faster"
+        f"{plural(shape.threads, 'thread')} on each host, since {why}"
     )
 
 

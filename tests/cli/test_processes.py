@@ -83,7 +83,6 @@ def test_a_full_disk(words: tuple[str, ...]) -> None:
     ("run", "--lint"),
     ("run",),
     ("history", "--path"),
-    ("size", "--parquet"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["endless", "pipe"])
 def test_files_that_are_none(words: tuple[str, ...], kind: str, tmp_path: Path) -> None:
@@ -93,9 +92,8 @@ def test_files_that_are_none(words: tuple[str, ...], kind: str, tmp_path: Path) 
     path = "/dev/zero" if kind == "endless" else str(pipe)
     done = run(*words, path)
     assert done[0] in "125"
-    text = "has no Parquet file" if words[0] == "size" else "not a regular file"
     if words != ("run", "--lint"):  # it prints problems to stdout
-        assert text in done
+        assert "not a regular file" in done
         assert "Traceback" not in done
 
 

@@ -11,6 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
 import pytest
 from dask.utils import parse_bytes
 from distributed import Client, LocalCluster
@@ -21,7 +25,7 @@ from hypothesis import strategies as st
 import clustertune
 from clustertune import errors
 from clustertune.core.model import Profile
-from clustertune.operations import dataset_size, sizing
+from clustertune.operations import sizing
 from clustertune.operations.sizing import (
     Fit,
     Host,
@@ -59,7 +63,7 @@ def sized(
     n_hosts: int | None = None,
 ) -> Sizing:
     return decide(
-        dataset_size.dense(rows, columns, dtype),
+        sizing.dense(rows, columns, dtype),
         profile,
         host or Host(cpus=16, memory=64 * GIB),
         eval_fraction=eval_fraction,
@@ -225,7 +229,7 @@ def test_data_that_is_not_persisted() -> None:
 
 def test_columns_that_are_joined() -> None:
     """A library that joins columns converts them to the widest type."""
-    mixed = replace(dataset_size.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
+    mixed = replace(sizing.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
     hosts = [
         decide(
             mixed,
@@ -305,7 +309,7 @@ def test_json() -> None:
 
 
 def test_html_is_escaped() -> None:
-    """Names in Parquet files are untrusted."""
+    """Names of columns are untrusted."""
     found = replace(sized(10), reasons=("<script>\x1b",))
     assert "<script>" not in found._repr_html_()
     assert "&lt;script&gt;" in found._repr_html_()
@@ -363,6 +367,53 @@ def test_no_local_cluster_of_several_hosts() -> None:
     assert f"on each of {found.hosts} hosts" in str(found)
 
 
+# --- collections ----------------------------------------------------------------------
+
+
+def test_arrays() -> None:
+    """Lazy arrays have all that is needed."""
+    X = da.ones((1000, 5), chunks=(100, 5), dtype="float32")
+    y = da.ones(1000, chunks=100, dtype="float64")
+    found = recommend_size(X, y).data
+    assert (found.rows, found.columns) == (1000, 6)
+    assert found.nbytes == X.nbytes + y.nbytes
+    assert (found.itemsize, found.joined_bytes) == (8, 1000 * 6 * 8)
+    assert found.varied == ()
+    assert recommend_size(X, y, dtype="float32").data.nbytes == 1000 * 6 * 4
+    with pytest.raises(ValueError, match=r"X has 1,000 rows and not 999"):
+        recommend_size(X, rows=999)
+    with pytest.raises(ValueError, match="columns=5 are given twice"):
+        recommend_size(X, columns=5)
+
+
+def test_unknown_rows() -> None:
+    """Rows that only tasks could count are asked for, in both orders."""
+    X = da.ones((1000, 5), chunks=(100, 5))
+    unknown = X[X[:, 0] > 0]
+    with pytest.raises(ValueError, match=r"rows of the data are unknown.*give rows="):
+        recommend_size(unknown)
+    assert recommend_size(unknown, rows=500).data.nbytes == 500 * 5 * 8
+    for both in ((X, unknown), (unknown, X)):
+        assert recommend_size(*both).data.nbytes == 1000 * 10 * 8
+
+
+def test_frames() -> None:
+    """Columns without a fixed width are named, and the result is a lower bound."""
+    frame = pd.DataFrame(
+        {"a": np.ones(100, "f4"), "t": pd.Timestamp(0), "s": ["x"] * 100}
+    )
+    found = recommend_size(dd.from_pandas(frame, npartitions=4), estimator="xgboost")
+    assert (found.data.rows, found.data.columns) == (100, 3)
+    assert found.data.nbytes == 100 * (4 + 8)
+    assert (found.data.itemsize, found.data.joined_bytes) == (4, 400)
+    assert found.data.varied == ("s",)
+    assert any(r.startswith("unknown: the bytes of s, ") for r in found.reasons)
+    assert "might be enough" in str(found)
+    assert "at least 1 worker" in repr(found)
+    with pytest.raises(ValueError, match="the bytes of s are unknown"):
+        recommend_size(dd.from_pandas(frame[["s"]], npartitions=4))
+
+
 # --- the public function --------------------------------------------------------------
 
 
@@ -379,8 +430,7 @@ def test_the_default_host_is_this_machine() -> None:
 
 def wrong() -> Iterator[tuple[dict[str, Any], str]]:
     data = {"rows": 10, "columns": 2}
-    yield {}, "neither was given: give rows and columns, or parquet"
-    yield data | {"parquet": "x"}, "both were given"
+    yield {}, "rows=None and columns=None go together"
     yield {"rows": 10}, "columns=None go together"
     yield {"columns": 10}, "rows=None and columns=10 go together"
     yield {"rows": -1, "columns": 2}, "rows=-1 must be a whole number of at least 1"
