@@ -1,4 +1,4 @@
-"""A check, a workload, an adapter and a playbook of another package.
+"""A check, a workload and a playbook of another package.
 
 The package is that of docs/design.md, as it is printed there.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -21,7 +20,7 @@ from clustertune import checks
 from clustertune.actions import registry
 from clustertune.core import plugins
 from clustertune.core.model import Severity
-from clustertune.integrations import libraries, managers
+from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
 from tests.builders import view, worker
 from tests.pages import DOCS, blocks
@@ -31,18 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FARM = '''
-"""What the package has besides: the cluster class of the farm."""
-from distributed import LocalCluster
-
-
-class FarmCluster(LocalCluster):
-    waiting = 3
-'''
-CACHES = (
-    managers.available, checks.available,
-    libraries.available,
-)  # fmt: skip
+CACHES = (checks.available, libraries.available)
 
 
 def forget() -> None:
@@ -72,7 +60,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     page = (DOCS / "design.md").read_text()
     files = {b.mark.removeprefix("file: "): b.code for b in blocks(page) if b.mark}
     (tmp_path / "ours").mkdir()
-    for name, text in {**files, "ours/__init__.py": "", "ours/farm.py": FARM}.items():
+    for name, text in {**files, "ours/__init__.py": ""}.items():
         (tmp_path / name).write_text(text)
     project = tomllib.loads(files["pyproject.toml"])["project"]
     install(tmp_path, project["entry-points"])
@@ -118,27 +106,6 @@ def test_its_workload(ours: Path) -> None:
     assert libraries.fit_kwargs(profile, handed) == {"weights": "w"}
 
 
-def test_its_adapter(ours: Path) -> None:
-    """It comes before the general adapter, and never before others."""
-    names = list(managers.available())
-    assert names[-2:] == ["farm", "spec_cluster"]
-    assert "farm" not in managers.attachable()
-
-
-@pytest.mark.slow
-def test_a_cluster_of_its_manager_is_scaled(ours: Path) -> None:
-    """The adapter scales the cluster of a client."""
-    from ours.farm import FarmCluster
-
-    options = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with FarmCluster(n_workers=1, **options) as cluster, Client(cluster) as client:
-        assert managers.find(cluster).__name__ == "ours.farm_adapter"
-        assert clustertune.scale(client, 2, progress=False).status == "done"
-        assert client.sync(managers.find(cluster).state, cluster).startswith("the farm")
-    with LocalCluster(n_workers=0, **options) as other:
-        assert managers.find(other).__name__.endswith(".spec_cluster")
-
-
 SMALL = {"memory_limit": "3 GiB"}  # their process is that of all tests
 TWO = [("127.0.0.1", 1)] * 2
 
@@ -164,9 +131,8 @@ def test_none_of_it_takes_the_place_of_ours(
     nothing.
     """
     (tmp_path / "ours.py").write_text("raise RuntimeError('not today')")
-    groups = ("checks", "workloads", "adapters")
+    groups = ("checks", "workloads")
     entries = {f"clustertune.{g}": {"trim": "json", "bad": "ours"} for g in groups}
-    entries["clustertune.adapters"] = {"jobqueue": "json", "bad": "ours"}
     del entries["clustertune.workloads"]["trim"]
     install(tmp_path, entries)
     monkeypatch.syspath_prepend(tmp_path)
@@ -175,9 +141,6 @@ def test_none_of_it_takes_the_place_of_ours(
         with caplog.at_level(logging.WARNING, "clustertune"):
             assert dict(plugins.of("workloads")) == {}
             assert registry.ACTIONS["trim"].__name__ == "clustertune.actions.trim"
-            assert list(managers.available())[-1] == "spec_cluster"
-            jobqueue: Any = managers.available()["jobqueue"]
-            assert jobqueue.__name__ == "clustertune.integrations.managers.jobqueue"
         assert "bad = ours cannot be loaded" in caplog.text
         assert "not today" in caplog.text
     finally:

@@ -1,4 +1,4 @@
-"""Load modules that other packages add by entry points."""
+"""Load checks and workloads that other packages add by entry points."""
 
 from __future__ import annotations
 

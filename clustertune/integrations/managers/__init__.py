@@ -1,21 +1,18 @@
 """Find the adapter of a cluster object and scale through it; one file per manager.
 
-:mod:`~clustertune.integrations.managers.adapter` describes what an adapter has. Other
-packages add adapters through the entry point group ``clustertune.adapters``. The
-entry's name is the manager's, and its value is the module. They are tried after the
-adapters here, but before ``spec_cluster``, which matches any ``SpecCluster``.
+:mod:`~clustertune.integrations.managers.adapter` describes what an adapter has. The
+adapters are tried in order. ``spec_cluster`` is last, because it matches any
+``SpecCluster``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from functools import cache
 from typing import Any
 
 from distributed import Client
 
-from clustertune.core import plugins
 from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.errors import NoWorkersError
 from clustertune.integrations.managers import (
@@ -38,20 +35,17 @@ LIBRARIES = {
 Attach = Callable[[str, AsyncExitStack], Awaitable[Client]]
 
 
-@cache
 def available() -> Mapping[str, Adapter]:
     """Return every adapter by name, the most general one last."""
-    own: dict[str, Any] = {
+    adapters: dict[str, Any] = {
         "coiled": coiled,
         "gateway": gateway,
         "jobqueue": jobqueue,
         "kubernetes": kubernetes,
         "saturn": saturn,
+        "spec_cluster": spec_cluster,
     }
-    last: dict[str, Any] = {"spec_cluster": spec_cluster}
-    # no other package takes the name of an adapter here
-    others = {n: m for n, m in plugins.of("adapters").items() if n not in own | last}
-    return {**own, **others, **last}
+    return adapters
 
 
 def attachable() -> Mapping[str, Attach]:
