@@ -32,6 +32,9 @@ if "forkserver" in multiprocessing.get_all_start_methods():
 os.environ["DASK_CLUSTERTUNE__HISTORY__ENABLED"] = "False"
 dask.config.set({"clustertune.history.enabled": False})
 
+# processes of pytest-xdist have it, and reports obey it without a terminal
+os.environ.pop("COLUMNS", None)
+
 # where gilknocker is installed, it raises a warning when the machine is busy
 dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
 

@@ -590,7 +590,8 @@ async def test_lengths_that_differ(c, s, a):
 @gen_cluster(client=True, nthreads=[])
 async def test_no_workers(c, s):
     """A cluster without workers is refused with a fix, without waiting."""
-    with pytest.raises(errors.NoWorkersError, match=r"no running .*wait_for_workers\("):
+    line = rf"no running .* missing 1 worker, .*: dask worker {s.address}"
+    with pytest.raises(errors.NoWorkersError, match=line):
         await clustertune.prepare(c, X, Y)
     assert not s.tasks
 

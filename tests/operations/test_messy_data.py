@@ -215,7 +215,8 @@ def test_pipelines(client: Any) -> None:
     D = dd.from_pandas(frame, npartitions=4)
     pick = FunctionTransformer(lambda d: d[["a", "b"]], validate=False)
     array = FunctionTransformer(as_array, validate=False)
-    options = {"solver": "gradient_descent", "fit_intercept": False}
+    # few iterations, each of which takes several tasks
+    options = {"solver": "gradient_descent", "fit_intercept": False, "max_iter": 10}
     for steps, X in (
         ((pick, array), D[["a", "b"]]),
         ((Categorizer(), DummyEncoder(), array), D[["a", "b", "color"]]),
