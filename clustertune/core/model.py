@@ -201,6 +201,7 @@ class Moves:
     moves: tuple[Move, ...]
     #: whether the given partitions stay, and new keys are made on the targets
     copies: bool = False
+    kept: tuple[Move, ...] = ()  # where the given partitions stay meanwhile
 
     @property
     def count(self) -> int:

@@ -350,10 +350,16 @@ def moves(layout: Layout, view: View, target: Targets) -> Moves:
 
 def moves_of_copies(layout: Layout, view: View, target: Targets) -> Moves:
     """Return a copy of each partition on its target; the given partitions stay."""
-    every = tuple(
-        Move(label=m.label, keys=m.keys, targets=target) for m in layout.collections
-    )
-    return replace(moves(layout, view, target), moves=every, copies=True)
+    home = home_workers(layout, len(view.now.workers))
+
+    def every(targets: Targets) -> tuple[Move, ...]:
+        return tuple(
+            Move(label=m.label, keys=m.keys, targets=targets)
+            for m in layout.collections
+        )
+
+    found = moves(layout, view, target)
+    return replace(found, moves=every(target), copies=True, kept=every(home))
 
 
 def _pause_bytes(worker: WorkerSnapshot) -> int:

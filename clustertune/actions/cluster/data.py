@@ -44,6 +44,7 @@ from clustertune.monitor import inquiry
 from clustertune.planner import grouping
 from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
+from clustertune.remote import keys
 
 
 class _Found(NamedTuple):
@@ -203,6 +204,14 @@ class DataActions:
             one.label: (one.keys, [moves.workers[i] for i in one.targets.tolist()])
             for one in moves.moves
         }
+        # a task that copies leaves a replica; Dask could drop the given one instead
+        await self._lease.ask(
+            "move",
+            workers=list(moves.workers),
+            ceilings=[0] * len(moves.workers),
+            moves=[(keys.pack(m.keys), m.targets.tobytes()) for m in moves.kept],
+            deadline=0,
+        )
         graph = graphs.copies(targets)
         futures = await self._computing.partitions(graph, notify, "copying")
         made = {
