@@ -22,7 +22,7 @@ from distributed import Client
 
 from clustertune.core.model import Notify
 from clustertune.core.report import Report
-from clustertune.core.wording import names_text, printable
+from clustertune.core.wording import names_text, printable, rounds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
@@ -147,10 +147,8 @@ class FitWatch:
         if self._notify is None or not state["round"]:
             return
         rounds = state["rounds"]
-        text = f"round {state['round']:,}" + (f" of {rounds:,}" if rounds else "")
-        text += f", {state['metric']}" if state["metric"] else ""
-        text += f", {state['rate']:.3g} rounds/s" if state["rate"] else ""
-        self._notify(printable(text), state["round"] / rounds if rounds else None)
+        done = state["round"] / rounds if rounds else None
+        self._notify(printable(rounds_text(state)), done)
 
     async def _end_fit(self) -> None:
         """Cancel the training unless the library ends it itself, and free its workers.
