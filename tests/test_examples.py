@@ -41,7 +41,9 @@ def kinds(output: str) -> list[str]:
     for line in output.splitlines():
         headline = re.match(r"clustertune: (?:(\w+): )?", line)
         if headline is None:
-            found.append(re.sub(r"^\[.*(?= got rank)", "", line))
+            line = re.sub(r"^\[.*(?= got rank)", "", line)  # noqa: PLW2901
+            # without a terminal, the log has the measures of a hold without a prefix
+            found.append(re.sub(r"(?<=^held for ).*", "", line))
         elif headline[1] not in (None, "info", "warning"):
             found.append(headline[0])
     return sorted(found)  # workers have no order
