@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from inspect import Parameter
-from traceback import clear_frames
 from typing import Any
 
 from dask.base import unpack_collections
@@ -431,8 +430,7 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
                 with work.equipped(prepared) as fit_model:
                     fit_model()
             except Exception as error:  # noqa: BLE001, raised unless a worker was lost
-                clear_frames(error.__traceback__)  # they keep futures of the fit
-                loss = sync(work.client, prepared.lost)
+                loss = sync(work.client, prepared.lost, error)
                 work.refuse(loss, error)
             else:
                 with work.verifying():
@@ -463,8 +461,7 @@ async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
                     with work.equipped(prepared) as fit_model:
                         await fit_model()
                 except Exception as error:  # noqa: BLE001, raised unless a worker was lost
-                    clear_frames(error.__traceback__)
-                    loss = await prepared.lost()
+                    loss = await prepared.lost(error)
                     work.refuse(loss, error)
                 else:
                     with work.verifying():

@@ -169,6 +169,8 @@ class Hold(ClientContext):
             for work in (self._report_events(), self._keep(), *watching):
                 task = asyncio.ensure_future(work)
                 self._around.push_async_callback(_cancelled, task)
+            if self._watch is not None:
+                self._around.push_async_callback(self._watch.close)
             self._observed.start = monotonic()  # the run begins here
         except BaseException:
             await self._around.aclose()

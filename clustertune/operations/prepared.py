@@ -221,11 +221,11 @@ class Prepared(ClientContext):
         """Release copies of the given data that were made for the time of a fit."""
         self._cluster.drop_copies()
 
-    async def lost(self) -> Loss | None:
-        """Return what a fit that has failed in the block had lost; free its workers."""
+    async def lost(self, error: Exception) -> Loss | None:
+        """Return what a fit that failed in the block had lost; free its workers."""
         if self.watch is None:
             return None
-        return await self.watch.ended(self.hold.monitor)
+        return await self.watch.ended(self.hold.monitor, error)
 
     # --- hold -------------------------------------------------------------------------
 

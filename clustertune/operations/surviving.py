@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from traceback import clear_frames
 from typing import Any
 from uuid import uuid4
 
@@ -22,14 +23,14 @@ from distributed import Client
 
 from clustertune.core.model import Notify
 from clustertune.core.report import Report
-from clustertune.core.wording import names_text, printable, rounds_text
+from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.watch import Monitor
 from clustertune.operations.workers import restart_workers
 from clustertune.remote import ship
-from clustertune.remote.scheduler.fits import TASKS
+from clustertune.remote.scheduler.fits import MAX_MODEL, TASKS
 from clustertune.remote.worker.rounds import training_tasks
 
 logger = logging.getLogger("clustertune")
@@ -102,6 +103,7 @@ class FitWatch:
         self._notify = notify
         self._keep = keep
         self._kept = 0  # rounds of the checkpoint that was stored
+        self._warned = False  # that a checkpoint was too large
         self._finished = asyncio.Event()  # the library's fit has returned
         self._ending: asyncio.Task[None] | None = None
 
@@ -114,16 +116,31 @@ class FitWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
+        while True:
+            # the hold reports a lost connection
+            with suppress(ConnectionLostError):
+                await self._follow(POLL)
+                continue
+            await asyncio.sleep(RETRY)
+
+    async def close(self) -> None:
+        """End a fit that has lost a worker, and free its workers, if that is not done.
+
+        The library may have raised its error before the watch noticed the loss.
+        """
+        self._finished.set()
         try:
-            while True:
-                # the hold reports a lost connection
-                with suppress(ConnectionLostError):
-                    await self._follow(POLL)
-                    continue
-                await asyncio.sleep(RETRY)
-        finally:
-            if self._ending is not None:
-                self._ending.cancel()
+            if (await self._news()).get("lost"):
+                await self._end_once()
+        except (ClustertuneError, OSError) as error:
+            text = printable(repr(error), longest=200)
+            logger.warning("workers of the fit may still train: %s", text)
+
+    async def _end_once(self) -> None:
+        """Begin to end the fit unless that has begun, and wait until it has ended."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end_fit())
+        await asyncio.shield(self._ending)
 
     async def _follow(self, wait: float) -> None:
         """Wait for news, show them, and end a fit that has lost a worker."""
@@ -134,13 +151,34 @@ class FitWatch:
             return
         self.state = state
         self._show()
+        if state["too_large"] and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the model has %s, and the scheduler keeps checkpoints of up to %s; "
+                "after a loss, the fit continues from an earlier one",
+                bytes_text(state["too_large"]),
+                bytes_text(MAX_MODEL),
+            )
         if self._keep is not None and (state["saved"] or 0) > self._kept:
-            checkpoint = await self.checkpoint()
-            if checkpoint is not None:
-                await self._keep(checkpoint)
-                self._kept = checkpoint.rounds
+            await self._store(self._keep)
         if state["lost"] and self._ending is None:
             self._ending = asyncio.ensure_future(self._end_fit())
+
+    async def _store(self, keep: Callable[[Checkpoint], Awaitable[None]]) -> None:
+        """Store the last checkpoint outside of the cluster; a failure is logged."""
+        checkpoint = await self.checkpoint()
+        if checkpoint is None:
+            return
+        self._kept = checkpoint.rounds
+        try:
+            await keep(checkpoint)
+        except Exception as error:  # noqa: BLE001, a file system raises any
+            text = printable(repr(error), longest=300)
+            logger.warning(
+                "the checkpoint of round %s was not written: %s; the scheduler has it",
+                checkpoint.rounds,
+                text,
+            )
 
     def _show(self) -> None:
         state = self.state
@@ -215,10 +253,11 @@ class FitWatch:
 
     # --- afterwards -------------------------------------------------------------------
 
-    async def ended(self, watched: Monitor) -> Loss | None:
+    async def ended(self, watched: Monitor, error: Exception) -> Loss | None:
         """Return what a fit that has failed had lost, or None; free its workers.
 
-        The scheduler may notice a loss after the library.
+        The scheduler may notice a loss after the library. The ``error`` of the fit then
+        keeps no local variables, since futures of the fit are among them.
         """
         self._finished.set()
         state = await self._news()
@@ -227,10 +266,9 @@ class FitWatch:
             state = await self._news(end - monotonic())
         if not state["lost"]:
             return None
+        clear_frames(error.__traceback__)
         checkpoint = await self.checkpoint()
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end_fit())
-        await self._ending
+        await self._end_once()
         lost = {x["worker"]: x["how"] for x in state["lost"]}
         reasons = await self._reasons(lost, watched)
         return Loss(

@@ -271,3 +271,54 @@ def test_a_model_without_continuation(local_cluster: Any) -> None:
     dart = model("lightgbm", boosting_type="dart")
     with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
         fit(client, dart, X, y, max_failures=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hold_ends_a_fit(local_cluster: Any, kind: str) -> None:
+    """A fit in the block of a hold ends too, and workers are free after the block."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    ours = model(kind, n_estimators=20_000)
+    if kind == "lightgbm":
+        ours.client = client
+    kill = killer(client)
+
+    def training() -> bool:
+        return any(client.run(_trains).values())
+
+    def strike() -> None:
+        until(training)
+        kill()
+
+    with clustertune.hold(client, on_lost_worker="cancel"):
+        striker = Thread(target=strike)
+        striker.start()
+        with pytest.raises(Exception, match=r"\S"):
+            ours.fit(X, y)
+        striker.join()
+    check_whole(client, X, y)
+
+
+def _trains(dask_worker: Any) -> bool:
+    keys = [str(ts.key) for ts in dask_worker.state.executing]
+    return any(key.startswith(("fn-", "_train_part-")) for key in keys)
+
+
+def test_a_checkpoint_that_cannot_be_written(
+    local_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure is logged; the fit goes on, and its losses are still seen."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    watcher = Watcher(killer(client))
+    survived = fit(
+        client,
+        model("xgboost"),
+        X,
+        y,
+        progress=watcher,
+        max_failures=1,
+        checkpoint_path="/proc/no-such-folder/model.checkpoint",
+    )
+    assert len(trees(survived)) == 800
+    assert "was not written: " in caplog.text

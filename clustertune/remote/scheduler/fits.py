@@ -37,6 +37,7 @@ class Fit:
         self.metric = ""
         self.model: Mapping[str, Any] | None = None  # the last checkpoint
         self.wanted = False  # whether a checkpoint is wanted at the next round
+        self.too_large = 0  # bytes of a checkpoint that was not kept
         self.lost: dict[str, dict[str, Any]] = {}  # by address
         self.version = 0
         self.changed = asyncio.Event()
@@ -150,9 +151,12 @@ class Fits:
         fit.round, fit.metric = round, metric[:200]
         if fit.first is None:
             fit.first = (round, monotonic())
-        if model is not None and len(model) <= MAX_MODEL:
-            fit.model = {"rounds": round, "model": model, "history": history}
+        if model is not None:
             fit.wanted = False
+            if len(model) <= MAX_MODEL:
+                fit.model = {"rounds": round, "model": model, "history": history}
+            else:
+                fit.too_large = len(model)
         fit.change()
         return {"checkpoint": fit.wanted}
 
@@ -171,6 +175,7 @@ class Fits:
             "version": fit.version,
             "lost": list(fit.lost.values()),
             "saved": saved,
+            "too_large": fit.too_large,
         }
 
     def listed(self) -> list[dict[str, Any]]:
