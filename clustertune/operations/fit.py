@@ -331,6 +331,10 @@ class _Work:
         named = {name: getattr(prepared, name) for name in inputs.COMPANIONS}
         if prepared.group is not None:
             named |= {"qid": None, "group": prepared.group}
+        options = dict(self.options)
+        if options.get("workers") is not None:
+            gone = self.losses[-1].gone
+            options["workers"] = [w for w in options["workers"] if w not in gone]
         with (
             calling.assigned(calling.former_placement, self.placement),
             calling.assigned(calling.one_per_host, self.per_host),
@@ -343,7 +347,7 @@ class _Work:
                 **named,
                 eval_set=prepared.eval_set or None,
                 estimator=self.model,
-                **self.options,
+                **options,
             )
 
     async def compare(self, prepared: Prepared) -> None:

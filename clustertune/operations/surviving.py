@@ -52,6 +52,7 @@ class Loss:
     """Workers that a fit has lost."""
 
     workers: tuple[str | int, ...]
+    gone: frozenset[str | int]  # ids and addresses of workers that leave or are gone
     reasons: tuple[str, ...]  # one for each worker
     round: int
     rounds: int | None
@@ -271,8 +272,17 @@ class FitWatch:
         await self._end_once()
         lost = {x["worker"]: x["how"] for x in state["lost"]}
         reasons = await self._reasons(lost, watched)
+        workers, _ = await monitor.running_workers(self.client)
+        leaving = {x["address"] for x in state["lost"] if x["how"] == "leaving"}
+        here = {
+            a: monitor.worker_id(a, entry)
+            for a, entry in workers.items()
+            if a not in leaving
+        }
+        gone = {x["address"] for x in state["lost"]} - here.keys()
         return Loss(
             workers=tuple(lost),
+            gone=frozenset({*gone, *(lost.keys() - set(here.values()))}),
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

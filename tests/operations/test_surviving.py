@@ -191,6 +191,30 @@ def test_a_worker_that_retires(local_cluster: Any) -> None:
     until(lambda: len(workers_of(client)) == 2)  # without parking workers
 
 
+def test_named_workers_that_do_not_return(local_cluster: Any) -> None:
+    """The fit continues on the named workers that are left."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    gone, *rest = workers_of(client)
+    threads: list[Thread] = []
+
+    def retire() -> None:
+        threads.append(Thread(target=client.retire_workers, args=([gone],)))
+        threads[0].start()
+
+    survived = fit(
+        client,
+        model("xgboost"),
+        X,
+        y,
+        progress=Watcher(retire),
+        max_failures=1,
+        workers=[gone, rest[0]],
+    )
+    threads[0].join()
+    assert len(trees(survived)) == 800
+
+
 def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
     """The file has the last checkpoint until the training is complete."""
     _, client = local_cluster(3)

@@ -8,8 +8,9 @@ Each library has one; without it a training begins again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, Protocol
 
 
@@ -88,20 +89,20 @@ def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def rounds_before(model: Any) -> int:
-    """Return the rounds of a model that the caller continues."""
+def rounds_before(model: Any, load: Callable[..., Any]) -> int:
+    """Return the rounds of a model that the caller continues.
+
+    ``load`` is the library's class of boosters, which reads a file.
+    """
     if model is None:
         return 0
     booster = model
-    for method in ("get_booster", "booster_"):
-        found = getattr(model, method, None)
-        if found is not None:
-            booster = found() if callable(found) else found
-    for method in ("num_boosted_rounds", "current_iteration"):
-        count = getattr(booster, method, None)
-        if count is not None:
-            return int(count())
-    raise ValueError(
-        "a fit that continues a model from a file reports no rounds; load the model, "
-        "and give it instead of its path"
-    )
+    if isinstance(model, str | PathLike):
+        booster = load(model_file=model)
+    elif hasattr(model, "get_booster"):
+        booster = model.get_booster()
+    elif hasattr(model, "booster_"):
+        booster = model.booster_
+    named = "num_boosted_rounds", "current_iteration"
+    count = next(getattr(booster, name) for name in named if hasattr(booster, name))
+    return int(count())

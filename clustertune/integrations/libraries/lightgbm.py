@@ -94,6 +94,8 @@ class Boosting(Continuation):
         return ""
 
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
+        import lightgbm
+
         params = model.get_params()
         aliases = (
             *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
@@ -101,7 +103,7 @@ class Boosting(Continuation):
         )
         given = [params[name] for name in aliases if params.get(name) is not None]
         total = int([*given, params["n_estimators"]][0])
-        return total + rounds_before(fit_kwargs.get("init_model"))
+        return total + rounds_before(fit_kwargs.get("init_model"), lightgbm.Booster)
 
     def attempt(
         self,

@@ -90,8 +90,10 @@ class Boosting(Continuation):
     callbacks = "xgboost_rounds"
 
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
+        import xgboost
+
         total: int = model.get_num_boosting_rounds()
-        return total + rounds_before(fit_kwargs.get("xgb_model"))
+        return total + rounds_before(fit_kwargs.get("xgb_model"), xgboost.Booster)
 
     def attempt(
         self,
@@ -113,7 +115,8 @@ class Boosting(Continuation):
                 rounds=model.early_stopping_rounds
             )
             own.append(stopping)
-        done = checkpoint.rounds - rounds_before(fit_kwargs.get("xgb_model"))
+        before = rounds_before(fit_kwargs.get("xgb_model"), xgboost.Booster)
+        done = checkpoint.rounds - before
         continued = [callbacks.continued(one, done, history) for one in own]
         booster = xgboost.Booster(model_file=bytearray(checkpoint.model))
         attributes = {

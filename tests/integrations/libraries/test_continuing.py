@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -172,6 +173,18 @@ def test_a_model_of_the_user_is_continued() -> None:
     whole, continued = both(xgb, our_xgboost.Boosting(), 30, xgb_model=first)
     check_xgboost(whole, continued)
     assert whole.get_booster().num_boosted_rounds() == 70
+
+
+def test_a_model_in_a_file_is_continued(tmp_path: Path) -> None:
+    """Its rounds count as those of a model in memory."""
+    file = str(tmp_path / "first.ubj")
+    xgb(n_estimators=10).fit(X, Y, verbose=False).save_model(file)
+    whole, continued = both(xgb, our_xgboost.Boosting(), 30, xgb_model=file)
+    check_xgboost(whole, continued)
+    assert whole.get_booster().num_boosted_rounds() == 70
+    other = str(tmp_path / "first.txt")
+    lgbm(n_estimators=10).fit(X, Y).booster_.save_model(other)
+    assert our_lightgbm.Boosting().rounds(lgbm(), {"init_model": other}) == 50
 
 
 def test_random_draws_continue() -> None:
