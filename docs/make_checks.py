@@ -15,7 +15,7 @@ import yaml
 from tabulate import tabulate
 
 from clustertune import checks
-from tests import recording
+from tests import recordings
 
 ROOT = Path(__file__).parents[1]
 
@@ -192,24 +192,24 @@ DESIGN = ROOT / "docs" / "design.md"
 TESTED_MARK = "<!-- made by docs/make_checks.py -->\n"
 TESTED_END = "<!-- end of what is made -->\n"
 HEALTHY = """
-Recordings of real, healthy clusters (`python -m tests.record`). The checks give no
+Recordings of real, healthy clusters (`python -m tests.recordings`). The checks give no
 warning for them.
 
 """
 SEEDED = """
-Each fault below is a change of one of these recordings. `tests/test_faults_seen.py`
-puts faults into live clusters.
+Each fault below is a change of one of these recordings.
+`tests/checks/test_faults_seen.py` puts faults into live clusters.
 
 """
 
 
 def tested() -> str:
     """The page of the design, with tables of false alarms and seeded faults."""
-    from tests import test_recordings as tests
+    from tests.checks import test_recordings as tests
 
     healthy = []
     for file in tests.FILES:
-        view = recording.loads(file.read_text())
+        view = recordings.loads(file.read_text())
         found = Counter(str(f.severity) for f in checks.run(view))
         alarms = found["warning"] + found["critical"]
         healthy.append(

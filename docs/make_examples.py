@@ -1,7 +1,7 @@
 """Run the script of the README and the tutorial, and store what they print.
 
 ``python -m docs.make_examples`` writes README.md and docs/tutorial.ipynb. It needs the
-extra ``test``. tests/test_examples.py runs both and compares.
+extra ``test``. tests/docs/test_examples.py runs both and compares.
 """
 
 from __future__ import annotations

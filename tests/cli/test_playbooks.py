@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import clustertune
 from clustertune.cli import main
-from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
+from tests.cli.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 HEAD = "version: 1\nname: p\n"
 

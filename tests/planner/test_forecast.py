@@ -23,8 +23,8 @@ from clustertune.planner import forecast
 from clustertune.planner.forecast import Change, expected_workers
 from tests.builders import layout, view, worker
 from tests.memory_cluster import MemoryCluster
+from tests.operations.test_loop import run
 from tests.processes import workers_of
-from tests.test_loop import run
 
 MIB = 2**20
 TRIPLE = Profile(name="t", title="T", memory_multiple={4: 4.0, 8: 3.0})

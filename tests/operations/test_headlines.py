@@ -19,7 +19,7 @@ from clustertune.core.sections import headlines
 from clustertune.errors import TimedOutError
 from tests.processes import cluster as processes
 from tests.processes import until, workers_of
-from tests.test_faults_restart import Restarting
+from tests.remote.scheduler.test_faults_restart import Restarting
 
 
 def hold(name: str) -> None:

@@ -19,9 +19,9 @@ from distributed import Client, wait
 from distributed.client import Future
 
 import clustertune
+from tests.operations.test_faults import quickly, slowly
 from tests.processes import blocking, process, until, workers_of
-from tests.test_faults import quickly, slowly
-from tests.test_faults_restart import (
+from tests.remote.scheduler.test_faults_restart import (
     CLIENT,
     DETOUR,
     WAYS,

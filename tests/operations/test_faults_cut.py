@@ -17,8 +17,8 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
+from tests.operations.test_faults import Preparing
 from tests.processes import until
-from tests.test_faults import Preparing
 
 ROWS, COLUMNS = 300_000, 100
 SEED = 7

@@ -1,6 +1,6 @@
 """No false alarms on healthy clusters; every seeded fault found, with its remedy.
 
-``tests/recordings`` has what real, healthy clusters have shown (``tests/record.py``).
+``tests/recordings`` has what real, healthy clusters have shown.
 Faults are put into them one at a time, by changing what would have been seen.
 """
 
@@ -29,20 +29,20 @@ from clustertune.core.model import (
     UnmetRestriction,
     View,
 )
-from tests import recording
+from tests import recordings
 
-FILES = sorted(Path(__file__).with_name("recordings").glob("*.json"))
+FILES = sorted(Path(recordings.__file__).parent.glob("*.json"))
 GIB = 2**30
 
 
 def load(name: str) -> View:
-    return recording.loads(Path(FILES[0]).with_name(f"{name}.json").read_text())
+    return recordings.loads(Path(FILES[0]).with_name(f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_healthy_clusters_raise_no_alarm(file: Path) -> None:
     """Information and unknown results are no alarms."""
-    found = checks.run(recording.loads(file.read_text()))
+    found = checks.run(recordings.loads(file.read_text()))
     assert [f.message for f in found if f.severity >= Severity.warning] == []
 
 
@@ -55,9 +55,9 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_a_recording_is_what_was_seen(file: Path) -> None:
     """A recording that is read and written again is the same."""
-    view = recording.loads(file.read_text())
-    again = recording.loads(recording.dumps(view))
-    assert recording.dumps(again) == recording.dumps(view)
+    view = recordings.loads(file.read_text())
+    again = recordings.loads(recordings.dumps(view))
+    assert recordings.dumps(again) == recordings.dumps(view)
     assert again.now == view.now
 
 

@@ -19,7 +19,7 @@ from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
 from tests.builders import collection, layout, verify, view, worker
 from tests.memory_cluster import MemoryCluster
-from tests.test_loop import now, run
+from tests.operations.test_loop import now, run
 
 MIB = 2**20
 

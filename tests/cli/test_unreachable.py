@@ -20,13 +20,13 @@ from distributed import LocalCluster
 from clustertune.cli import running
 from clustertune.monitor import connection
 from tests.certificates import Authority
-from tests.test_cli import (
+from tests.cli.test_cli import (
     every,
     no_address,  # noqa: F401 (a fixture)
     one_line,
     run,
 )
-from tests.test_tls import shown
+from tests.cli.test_tls import shown
 
 #: arguments that a command requires
 ARGUMENTS: dict[str, tuple[str, ...]] = {

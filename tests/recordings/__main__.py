@@ -1,4 +1,4 @@
-"""Record what healthy clusters look like: ``python -m tests.record``.
+"""Record what healthy clusters look like: ``python -m tests.recordings``.
 
 Each is started, used as a user would, looked at, and written to ``tests/recordings``.
 What checks say of these files must stay free of warnings.
@@ -23,9 +23,9 @@ from clustertune.collections import inputs
 from clustertune.core.model import Goal, View
 from clustertune.integrations import libraries
 from clustertune.operations import check as diagnosis
-from tests import recording
+from tests import recordings
 
-FOLDER = Path(__file__).with_name("recordings")
+FOLDER = Path(__file__).parent
 
 
 def view(client: Client, *collections: Any) -> View:
@@ -155,10 +155,9 @@ CLUSTERS: Mapping[str, Callable[[], View]] = {
 
 
 def main(names: list[str]) -> None:
-    FOLDER.mkdir(exist_ok=True)
     for name in names or CLUSTERS:
         file = FOLDER / f"{name}.json"
-        file.write_text(recording.dumps(CLUSTERS[name]()) + "\n")
+        file.write_text(recordings.dumps(CLUSTERS[name]()) + "\n")
         sys.stdout.write(f"{file.name}: {file.stat().st_size:,} bytes\n")
 
 

@@ -13,7 +13,7 @@ from distributed import Client, Event, get_worker, wait
 import clustertune
 from clustertune.errors import LeaseHeldError
 from tests.processes import until, workers_of
-from tests.test_faults_restart import Restarting
+from tests.remote.scheduler.test_faults_restart import Restarting
 
 MIB = 2**20
 

@@ -22,8 +22,8 @@ from distributed.security import Security
 import clustertune
 from clustertune.cli import COMMANDS
 from tests.certificates import Authority
+from tests.cli.test_cli import no_address, run  # noqa: F401 (a fixture)
 from tests.processes import free_ports, process, until, workers_of
-from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 #: what is typed before options and address; without --yes, a cluster stays as it is
 TYPED: dict[str, tuple[str, ...]] = {

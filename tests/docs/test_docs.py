@@ -14,7 +14,7 @@ import yaml
 
 from clustertune.operations.call import refuse_wrong_settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MAKERS = (
     "make_checks",
     "make_cli",

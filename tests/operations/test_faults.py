@@ -195,7 +195,7 @@ import os, signal, sys
 import dask.array as da
 from distributed import Client, wait
 import clustertune
-from tests.test_faults import moving, slowly
+from tests.operations.test_faults import moving, slowly
 from tests.processes import until, workers_of
 import threading
 
@@ -224,7 +224,7 @@ def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) ->
 
     The next prepare completes the move.
     """
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     with (
         cluster(tmp_path, 2, PYTHONPATH=root) as file,
         process(sys.executable, "-c", SCRIPT, file, how, PYTHONPATH=root) as dying,

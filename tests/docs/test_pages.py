@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster, Security, wait
 import clustertune
 from clustertune.cli import main
 from clustertune.operations.playbooks import reading
-from tests.pages import DOCS, PAGES, blocks, commands
+from tests.pages import DOCS, PAGES, ROOT, blocks, commands
 from tests.processes import workers_of
 
 if sys.version_info >= (3, 11):
@@ -52,7 +52,7 @@ def nothing(code: str) -> None:
 
 
 #: tests that look for marked blocks
-TESTS = [p.read_text() for p in Path(__file__).parent.rglob("*.py") if p.name not in
+TESTS = [p.read_text() for p in (ROOT / "tests").rglob("*.py") if p.name not in
          ("pages.py", "test_pages.py")]  # fmt: skip
 LANGUAGES: dict[str, Callable[[str], Any]] = {
     "python": read_python,
@@ -196,8 +196,8 @@ PYTHON = [
 ]
 #: pages whose code runs in other tests
 ELSEWHERE = {
-    "README.md",  # tests/test_examples.py
-    "docs/design.md",  # tests/test_outside.py
+    "README.md",  # tests/docs/test_examples.py
+    "docs/design.md",  # tests/core/test_plugins.py
     "docs/security.md",  # below
 }
 
@@ -349,14 +349,14 @@ def test_what_the_page_on_security_shows(folder: Path) -> None:
 
 #: by a word of a command, why the command does not run here
 NOT_HERE = {
-    "demo": "tests/test_demo.py runs it",
+    "demo": "tests/cli/test_demo.py runs it",
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
     "--cluster": "a manager is needed",
     "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",
-    "explain": "tests/test_cli.py runs it",
+    "explain": "tests/cli/test_cli.py runs it",
     "--lint": "the files are not here",
     "--tls-ca-file": "the cluster of the test has no TLS",
 }

@@ -18,7 +18,7 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.errors import TimedOutError
 from clustertune.remote import versions
-from tests.test_cli import no_address, run  # noqa: F401 (a fixture)
+from tests.cli.test_cli import no_address, run  # noqa: F401 (a fixture)
 
 ONE = [("127.0.0.1", 1)]
 TWO = [("127.0.0.1", 1), ("127.0.0.1", 2)]
