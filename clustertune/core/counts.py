@@ -21,8 +21,8 @@ from clustertune.core.model import (
     Step,
     Trim,
 )
-from clustertune.core.results import Done
-from clustertune.core.wording import names_text, plural, printable
+from clustertune.core.results import Done, Loss
+from clustertune.core.wording import names_text, plural, printable, workers_text
 
 UNTOUCHED = ("skipped", "not needed")  # statuses of steps that changed nothing
 UNFINISHED = ("skipped", "partly", "failed")
@@ -123,16 +123,17 @@ def _unit(step: Step) -> dict[str, Any]:
 # --- the line -------------------------------------------------------------------------
 
 
-def line(steps: Sequence[Done], error: str = "") -> str:
+def line(
+    steps: Sequence[Done], error: str = "", lost: Sequence[Loss] | None = ()
+) -> str:
     """Summarize results: finished and unfinished units, reasons, and lost keys.
 
-    Reasons that ``error`` contains are not repeated.
+    Reasons that ``error`` contains are not repeated. ``lost`` are losses apart from
+    steps; None: they are unknown.
     """
-    texts = [
-        text
-        for group in _groups(steps)
-        for text in (_finished(group), *_unfinished(group, error), *_lost(group))
-    ]
+    groups = _groups(steps)
+    texts = [x for some in groups for x in (_finished(some), *_unfinished(some, error))]
+    texts += _lost([step for some in groups for step in some], lost)
     return "; ".join([*texts, *_unfinished(steps, error, ("not needed",))])
 
 
@@ -161,13 +162,21 @@ def _finished_units(step: Done) -> int:
     return (step.total or 1) if step.status == "done" else 0
 
 
-def _lost(steps: Sequence[Done]) -> Iterator[str]:
-    if not any(s.loses for s in steps):
+def _lost(steps: Sequence[Done], lost: Sequence[Loss] | None) -> Iterator[str]:
+    losing = [s for s in steps if s.loses]
+    if not (losing or lost):
         return
-    lost = f"lost {plural(sum(s.lost or 0 for s in steps), 'key')}"
-    unknown = [s for s in steps if s.lost is None]
-    which = names_text([w for s in unknown for w in s.workers]) or "some steps"
-    yield f"{lost}, unknown for {which}" if unknown else lost
+    own, others = sum(s.lost or 0 for s in losing), sum(x.keys for x in lost or ())
+    text = f"lost {plural(own + others, 'key')}"
+    if lost:
+        text += f", {others:,} of them" if own else ""
+        text += f" with {workers_text([x.worker for x in lost])}, which ended meanwhile"
+    if unknown := [s for s in losing if s.lost is None]:
+        which = names_text([w for s in unknown for w in s.workers]) or "some steps"
+        text += f", unknown for {which}"
+    elif lost is None:
+        text += " as far as known"
+    yield text
 
 
 def _unfinished(

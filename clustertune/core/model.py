@@ -404,6 +404,7 @@ class Outcome:
     details: str = ""  # how it was done
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
+    unchanged: bool = False  # nothing was changed, or all was undone
     measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 

@@ -55,6 +55,9 @@ class Report(Results):
         Process memory of each worker that was trimmed or restarted.
     workers
         Memory of all workers before and after the call.
+    lost
+        Keys lost with workers that ended during the call, and that nothing computes
+        again, besides those of ``steps``; None: unknown.
     error
         Why the call failed; empty if it did not.
     notes

@@ -89,6 +89,14 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Keys that were lost with a worker that ended meanwhile, apart from steps."""
+
+    worker: str | int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
     """Findings, steps, layouts and workers of one call: see ``Report``."""
 
@@ -107,6 +115,7 @@ class Results:
     notes: tuple[str, ...] = ()
     memory: tuple[WorkerMemory, ...] = ()
     workers: tuple[WorkerState, ...] = ()
+    lost: tuple[Loss, ...] | None = ()
 
     @property
     def changed(self) -> bool:

@@ -193,7 +193,7 @@ def headlines(results: Results) -> list[str]:
 def verdict(results: Results) -> tuple[str, str]:
     """Return a word, and what the call did and left, as one sentence."""
     if results.error:
-        account = counts.line(results.steps, results.error)
+        account = counts.line(results.steps, results.error, results.lost)
         return "Failed", "; ".join(filter(None, [results.error, account]))
     if results.status == "planned":
         planned = [s.summary for s in results.steps if s.status == "planned"]
@@ -203,7 +203,8 @@ def verdict(results: Results) -> tuple[str, str]:
         return "Plan", f"{text}; {_problems_text(results)}"
     # the moved bytes stand for the moved keys
     counted = [s for s in results.steps if (s.verb, s.status) != ("moved", "done")]
-    parts = (counts.line(counted), _effect(results), _problems_text(results))
+    account = counts.line(counted, lost=results.lost)
+    parts = (account, _effect(results), _problems_text(results))
     return _word(results), "; ".join(filter(None, parts))
 
 

@@ -203,7 +203,9 @@ def _outcome(
     status = "partly" if result.not_done else "done"
     reason = result.not_done
     if result.not_done and result.unchanged:
-        status, reason = "skipped", f"{error}, and undone" if error else reason
+        # a worker that ended by itself has lost keys
+        status = "failed" if result.lost else "skipped"
+        reason = f"{error}, and undone" if error else reason
     return Outcome(
         step=step,
         status=status,
@@ -213,6 +215,7 @@ def _outcome(
         details=result.details,
         count=result.count,
         lost=result.lost,
+        unchanged=result.unchanged,
         measured=result.measured,
     )
 
@@ -283,12 +286,14 @@ class RunningCall:
             if place := await asyncio.shield(self.cluster.rescue()):
                 text += place
                 _add_place(ours, place)
+            self.journal.note_losses(self.cluster.lost)
             self.journal.stop()
             report = await self._conclude("failed", facts, text)
             _attach(ours, report)
             if ours is error:
                 raise
             raise ours from error
+        self.journal.note_losses(self.cluster.lost)
         return await self._conclude(status(self.call.dry_run), facts)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -331,7 +336,7 @@ def _add_place(error: BaseException, place: str) -> None:
 
 def _attach(error: BaseException, report: Report) -> None:
     """Add the report to an error, and a line of what was finished and undone."""
-    account = counts.line(report.steps, report.error)
+    account = counts.line(report.steps, report.error, report.lost)
     if isinstance(error, ClustertuneError):
         error.report = report
         error.args = (f"{error}; {account}",) if account else error.args

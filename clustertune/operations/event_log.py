@@ -62,7 +62,8 @@ async def log_call(
         "reason": change_reason(),
         "before": summarize(*looks[0]) if looks else None,
         "after": summarize(*looks[-1]) if looks else None,
-        "lost": sum(o.lost or 0 for o in journal.outcomes),
+        "lost": sum(o.lost or 0 for o in journal.outcomes)
+        + sum(x.keys for x in journal.losses or ()),
         "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
         "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
     }

@@ -279,10 +279,11 @@ class Hold(ClientContext):
     async def _give_back(self) -> None:
         # also if the answer to the request never arrived
         try:
-            there = await give_back(self.client, "release", token=self._name)
+            answer = await give_back(self.client, "release", token=self._name)
         except (ClustertuneError, asyncio.TimeoutError) as error:
             _report(f"the hold could not be given back: {printable(repr(error))}")
         else:
+            there = answer["held"]
             if self._confirmed and not there:
                 self._observed.unheld += monotonic() - self._confirmed
             if self._held and not there:

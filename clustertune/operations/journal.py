@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from clustertune.core import counts
@@ -19,7 +19,13 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.report import Report
-from clustertune.core.results import Done, LayoutSummary, WorkerMemory, WorkerState
+from clustertune.core.results import (
+    Done,
+    LayoutSummary,
+    Loss,
+    WorkerMemory,
+    WorkerState,
+)
 from clustertune.planner import forecast, layouts
 from clustertune.planner.memory import process_limit
 
@@ -33,6 +39,7 @@ class Journal:
     findings: list[tuple[Finding, ...]] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    losses: tuple[Loss, ...] | None = ()  # apart from outcomes; None: unknown
 
     def add(self, view: View, found: tuple[Finding, ...]) -> None:
         """Record a view and its findings."""
@@ -76,6 +83,23 @@ class Journal:
                     for worker, nbytes in zip(workers, held, strict=True):
                         found[worker.id] += int(nbytes)
         return found
+
+    def note_losses(self, lost: Mapping[str, int] | None) -> None:
+        """Record keys that were lost with workers that ended, by their address.
+
+        If a step was about such a worker, it has failed.
+        """
+        if lost is None:
+            self.losses = None
+            return
+        ids = {w.address: w.id for view in self.views for w in view.now.workers}
+        rest = dict(lost)
+        for i, o in enumerate(self.outcomes):
+            args, skipped = o.step.args, o.status == "skipped"
+            if skipped and isinstance(args, Restart) and args.address in rest:
+                keys = rest.pop(args.address) + (o.lost or 0)
+                self.outcomes[i] = replace(o, status="failed", lost=keys)
+        self.losses = tuple(Loss(worker=ids.get(a, a), keys=n) for a, n in rest.items())
 
     def stop(self) -> None:
         """Record the steps of the last plan that had not begun when the call ended."""
@@ -124,6 +148,7 @@ class Journal:
             forecast=forecast.peaks(views[-1]) if views else {},
             memory=memory_of(views, self.outcomes),
             workers=states_of(views),
+            lost=self.losses,
             # running tasks matter only to steps that are planned, or were not done
             notes=tuple(dict.fromkeys(notes)) if skipped or status == "planned" else (),
         )

@@ -161,13 +161,15 @@ def _skipped(procedure: Procedure, plan: Plan) -> list[Outcome]:
 async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -> None:
     """Carry out batches of steps one after the other.
 
-    A step that changed nothing, such as the restart of a busy worker, does not stop the
-    others. After a step that failed or was done in part, no other begins.
+    A step that changed nothing, such as the restart of a worker that is busy or that
+    ended by itself, does not stop the others. After a step that failed or was done in
+    part, no other begins.
     """
     before = len(journal.outcomes)
     for number, (_, batch) in enumerate(groupby(plan.steps, _batch)):
         steps = tuple(batch)
-        if any(o.status in ("partly", "failed") for o in journal.outcomes[before:]):
+        new = [o for o in journal.outcomes[before:] if not o.unchanged]
+        if any(o.status in ("partly", "failed") for o in new):
             reason = "not begun, because an earlier step was not completed"
             journal.outcomes += [
                 Outcome(step=s, status="skipped", reason=reason) for s in steps
@@ -200,7 +202,7 @@ def _status(journal: Journal, dry_run: bool) -> str:
     left = {o.status for o in journal.outcomes} - {"not needed"}
     if not left:
         return "fine"
-    return "done" if left == {"done"} else "left"
+    return "done" if left == {"done"} and not journal.losses else "left"
 
 
 def _reasons(plan: Plan, unchanged: str) -> str:

@@ -651,11 +651,11 @@ def test_keys_that_others_lose_meanwhile(at_once: int) -> None:
         report = await restarting
         await wait(computed)
         assert {f.key in s.tasks for f in values} == {False}
-        assert sum(step.lost or 0 for step in report.steps) == len(values)
+        assert [step.lost for step in report.steps] == [0] * at_once
+        assert [(x.worker, x.keys) for x in report.lost] == [(2, len(values))]
         assert report.status == "left"
-        done = counts.line(report.steps)
-        assert "lost 10 keys with worker 2, which ended meanwhile" in done
-        assert done.endswith("; lost 10 keys")
+        done = counts.line(report.steps, lost=report.lost)
+        assert done.endswith("; lost 10 keys with worker 2, which ended meanwhile")
 
     test()
 

@@ -846,14 +846,14 @@ def test_findings_as_text() -> None:
 
 
 def test_a_worker_that_was_killed_is_counted_once() -> None:
-    """The reason of a skipped restart does not repeat the number of lost keys."""
+    """The reason of a failed restart does not repeat the number of lost keys."""
     restart = replace(STEP, action="restart", args=restart_of(0))
     reason = "it went away"
-    outcome = Outcome(step=restart, status="skipped", reason=reason, lost=6, count=0)
+    outcome = Outcome(step=restart, status="failed", reason=reason, lost=6, count=0)
     report = Report(status="left", seconds=1.0, steps=(carried_out(outcome),))
     line = headlines(report)[0]
     assert line.startswith(
-        "Not ready: restarted 0 of 1 worker; skipped 0: it went away; lost 6 keys; "
+        "Not ready: restarted 0 of 1 worker; failed 0: it went away; lost 6 keys; "
     )
 
 

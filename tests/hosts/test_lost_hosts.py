@@ -18,10 +18,12 @@ from tests.hosts.clusters import (
     assert_intact,
     assert_settled,
     load,
+    scatter,
     sent,
     unplugged,
     when,
 )
+from tests.processes import workers_of
 
 
 @pytest.fixture
@@ -35,6 +37,25 @@ def client(cluster: Cluster) -> Iterator[Client]:
 def prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
     options = {"progress": False, "timeout": "100 s", "rechunk": False} | options
     return clustertune.prepare(client, X, y, estimator="xgboost", **options)
+
+
+class KillOnce:
+    """A progress function that kills a host when a text has these words."""
+
+    def __init__(self, cluster: Cluster, host: str, *words: str) -> None:
+        self.cluster, self.host, self.words = cluster, host, words
+        self.killed = False
+
+    def __call__(self, text: str, fraction: float) -> None:
+        if not self.killed and all(word in text for word in self.words):
+            self.killed = True
+            self.cluster.lab[self.host].kill()
+
+
+def lost(report: Any) -> int:
+    """Return the keys that the call has lost."""
+    lost = sum(step.lost or 0 for step in report.steps)
+    return lost + sum(x.keys for x in report.lost)
 
 
 # --- prepare --------------------------------------------------------------------------
@@ -56,6 +77,61 @@ def test_a_target_dies(cluster: Cluster, client: Client, rechunk: Any) -> None:
     share = len(X.chunks[0]) // 3
     assert cluster.partitions(client, X) == dict.fromkeys(("h1", "h2", "h3"), share)
     assert_intact(client, X, y)
+
+
+def test_prepare_names_lost_scattered_keys(cluster: Cluster, client: Client) -> None:
+    X, y = load(client, workers=cluster.on(client, "h1"))
+    kept = scatter(client, *cluster.on(client, "h3"))
+    for name in ("h1", "h2", "h3"):
+        cluster.lab[name].rate("50mbit")
+    with when(sent(cluster.lab, 2 * MIB, "h1"), cluster.lab["h3"].kill):
+        X, y = p = prepare(client, X, y)
+    (name,) = {w.worker for w in p.report.lost}
+    assert_intact(client, X, y)
+    assert (
+        f"lost {len(kept)} keys with worker {name}, which ended meanwhile"
+        in " ".join(str(p.report).split())
+    )
+
+
+# --- restarts -------------------------------------------------------------------------
+
+
+def test_a_host_dies_between_two_restarts(cluster: Cluster, client: Client) -> None:
+    """Scattered keys that it alone had are counted as lost."""
+    X, y = load(client, workers=cluster.on(client, "h1", "h2"))
+    kept = scatter(client, *cluster.on(client, "h3"))
+    kill = KillOnce(cluster, "h3", "restart")
+    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="60 s")
+    assert kill.killed
+    assert lost(report) == len(kept)
+    assert_intact(client, X, y)
+
+
+def test_a_host_dies_while_its_process_starts(cluster: Cluster, client: Client) -> None:
+    """The other workers are restarted; the loss is counted."""
+    X, y = load(client, workers=cluster.on(client, "h1", "h3"))
+    kept = scatter(client, *cluster.on(client, "h2"), n=2)
+    (worker,) = cluster.on(client, "h2")
+    nanny = workers_of(client)[worker]["nanny"]
+    kill = KillOnce(cluster, "h2", nanny, "starting its next")
+    report = clustertune.restart_workers(client, X, y, progress=kill, timeout="60 s")
+    assert kill.killed
+    assert lost(report) == len(kept)
+    assert_intact(client, X, y)
+
+
+def test_a_host_dies_in_a_merge(cluster: Cluster) -> None:
+    client = cluster.start(h1=2, h2=2, h3=2)
+    X, y = load(client, workers=cluster.on(client, "h1", "h2"))
+    kept = scatter(client, cluster.on(client, "h3")[0])
+    kill = KillOnce(cluster, "h3", "resize")
+    report = clustertune.merge_workers(client, X, y, progress=kill, timeout="60 s")
+    assert kill.killed
+    assert lost(report) == len(kept)
+    assert_intact(client, X, y)
+    assert_settled(client)
+    cluster.stop()
 
 
 # --- workers that leave ---------------------------------------------------------------

@@ -101,10 +101,10 @@ def test_a_worker_that_ends_does_not_stop_the_others(local_cluster: Any) -> None
     restarting.join(120)
     report = restarting.result
     assert isinstance(report, Report), report
-    assert [s.status for s in report.steps] == ["skipped", "done"], str(report)
+    assert [s.status for s in report.steps] == ["failed", "done"], str(report)
     line = counts.line(report.steps)
     begin = (
-        f"restarted 1 of 2 workers; skipped {workers[address]['name']}: it "
+        f"restarted 1 of 2 workers; failed {workers[address]['name']}: it "
         "ended during the wait for its tasks"
     )
     assert line.startswith(begin)
@@ -119,6 +119,7 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     client, data, gate, tasks = start(local_cluster, busy=0)
     workers = workers_of(client)
     first, other = workers
+    other_name = workers[other]["name"]
     (kept,) = client.scatter([b"x"], workers=[other], hash=False)
     del data  # only this value is lost with the other worker
     wait(kept)
@@ -131,8 +132,10 @@ def test_a_busy_worker_while_another_one_ends(local_cluster: Any) -> None:
     restarting.join(120)
     report = restarting.result
     assert isinstance(report, Report), report
-    assert [(s.status, s.lost) for s in report.steps] == [("skipped", 1)], str(report)
-    assert counts.line(report.steps).endswith("lost 1 key")
+    assert [(s.status, s.lost) for s in report.steps] == [("skipped", 0)], str(report)
+    assert [(x.worker, x.keys) for x in report.lost or ()] == [(other_name, 1)]
+    line = counts.line(report.steps, lost=report.lost)
+    assert line.endswith(f"lost 1 key with worker {other_name}, which ended meanwhile")
     assert client.run(os.getpid)[first] == pids[first]
     gate.set()
     wait(tasks)

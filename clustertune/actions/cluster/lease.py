@@ -86,6 +86,9 @@ class Lease:
         self.remaining = remaining
         self.token = ""
         self.opened = False  # whether the scheduler plugin is installed
+        #: keys that workers lost during the lease, by address, without those of jobs;
+        #: None: unknown
+        self.lost: dict[str, int] | None = {}
 
     @asynccontextmanager
     async def held(self, label: str, notify: Notify) -> AsyncIterator[None]:
@@ -95,7 +98,7 @@ class Lease:
         time limit.
         """
         # with our own token the lease can be given back before the answer arrives
-        self.token = uuid4().hex
+        self.token, self.lost = uuid4().hex, None
         try:
             await self._acquire(label, notify)
             async with self._refreshed():
@@ -128,7 +131,8 @@ class Lease:
         if not self.opened or self.client.status in ("closed", "closing"):
             return  # the lease ends with the client
         try:
-            await give_back(self.client, "release", token=self.token)
+            answer = await give_back(self.client, "release", token=self.token)
+            self.lost = dict(answer["lost"]) if answer["held"] else None
         except ConnectionLostError as error:
             # the request is repeated, or the scheduler is gone
             logger.info("clustertune could not release its lease yet: %r", error)

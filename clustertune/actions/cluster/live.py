@@ -274,6 +274,11 @@ class LiveCluster(WorkerActions, DataActions):
         if self.goal.n_workers == "adaptive":
             await self.put_bounds_back()
 
+    @property
+    def lost(self) -> Mapping[str, int] | None:
+        """Keys lost with workers that ended meanwhile, by address; None: unknown."""
+        return self._lease.lost
+
     def forget(self) -> None:
         """Send no more requests, because the scheduler and the lease have ended."""
         self._lease.opened = False

@@ -61,7 +61,7 @@ class StepResult:
             return ", ".join(shown) or "nothing"
         if self.report is None:
             return ""
-        done = counts.line(self.report.steps)
+        done = counts.line(self.report.steps, lost=self.report.lost)
         return planned_of(self.report) or done or "nothing to do"
 
     @property

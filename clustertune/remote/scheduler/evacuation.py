@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from distributed.core import Status
@@ -34,7 +34,6 @@ class HeldKeys:
         self.ended: set[str] = set()  # other workers that ended and lost such keys
         self.ended_with_it = 0  # keys that only its own processes had
         self.removals: list[tuple[str, set[Any], set[Any]]] = []  # of other workers
-        self.lost_with_others = 0  # keys that it never held
 
     def __len__(self) -> int:
         return len(self.away) + len(self.copied)
@@ -81,12 +80,6 @@ class HeldKeys:
         if any(ours):
             self.removals.append((address, *ours))
         return computed - ours[0], scattered - ours[1]
-
-    def note_others(self, address: str, keys: Iterable[Any]) -> None:
-        """Count lost keys of no restart that are not recomputed."""
-        if gone := sum(is_gone(self.scheduler, key) for key in keys):
-            self.lost_with_others += gone
-            self.ended.add(address)
 
     def count_lost(self) -> int:
         """Count the lost keys.

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.scheduler.state import is_gone
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -40,6 +43,9 @@ class Jobs:
         self.manager = manager
         self.kept: dict[str, Job] = {}
         self.last_event: dict[str, Any] = {}  # of a worker that is being removed
+        #: keys that no restart counts, by the address of a removed worker
+        self.lost_keys: dict[str, set[Any]] = {}
+        self.counting = False  # during a lease
 
     # --- start ------------------------------------------------------------------------
 
@@ -109,6 +115,22 @@ class Jobs:
 
     # --- lost keys --------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Forget the jobs of the last lease, and count lost keys for the next one."""
+        self.kept.clear()
+        self.lost_keys, self.counting = {}, True
+
+    async def end(self) -> list[tuple[str, int]]:
+        """Count the keys that workers lost during the lease, by address.
+
+        Keys that a restart counts, or that are recomputed, do not count.
+        """
+        lost, self.lost_keys, self.counting = self.lost_keys, {}, False
+        found: Counter[str] = Counter()
+        async for address, key in in_turns((a, k) for a in lost for k in lost[a]):
+            found[address] += is_gone(self.scheduler, key)
+        return list((+found).items())
+
     def note_event(self, topic: str, message: Any) -> None:
         """Keep Dask's event about a removed worker until :meth:`worker_removed`.
 
@@ -129,16 +151,15 @@ class Jobs:
         if (event.get("worker"), event.get("stimulus_id")) != (worker, stimulus_id):
             logger.error("clustertune cannot count the keys lost with %s", worker)
             return set(), set()
-        restarts = [
-            job.work
-            for job in self.kept.values()
-            if isinstance(job.work, WorkerRestart) and not job.task.done()
-        ]
+        running = [job.work for job in self.kept.values() if not job.task.done()]
         computed = event["lost-computed-tasks"]
         scattered = event["lost-scattered-tasks"]
         lost = computed, scattered
-        for work in restarts:
-            computed, scattered = work.held.worker_removed(worker, computed, scattered)
-        if restarts:
-            restarts[0].held.note_others(worker, computed | scattered)
+        for work in running:
+            if isinstance(work, WorkerRestart):
+                found = work.held.worker_removed(worker, computed, scattered)
+                computed, scattered = found
+        # a restart without data counts its keys before
+        if self.counting and not any(isinstance(work, DataDrop) for work in running):
+            self.lost_keys.setdefault(worker, set()).update(computed, scattered)
         return lost

@@ -49,7 +49,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, audit
 
 NAME = "clustertune"
-PROTOCOL = 20  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 21  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -216,6 +216,7 @@ class ClustertunePlugin(SchedulerPlugin):
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""
         self.jobs.stop()
+        self.jobs.counting = False
         self.bindings.end_all()
 
     def valid_workers_downscaling(
@@ -276,22 +277,28 @@ class ClustertunePlugin(SchedulerPlugin):
                 self.fits.begin(token, owner, **fit)
             self.owners.note(owner)
         else:
-            self.jobs.kept.clear()
+            self.jobs.begin()
             self.lease.grant(owner, label, token)
         return {"token": token}
 
-    def release(self, token: str) -> bool:
-        """End the lease or the hold of this token; return whether it was a hold.
+    async def release(self, token: str) -> dict[str, Any]:
+        """End the lease or the hold of this token.
 
         A lease with this token is refused if it is requested later. The end of a hold
         ends a run.
+
+        Returns ``held``, whether it had not ended before, and ``lost``: pairs of the
+        address of a worker that ended during the lease, and the number of its keys that
+        are lost and that no job has counted.
         """
         self.fits.end(token)
         if self.holds.end(token):
             self.runs.end("hold", measured(self.scheduler))
-            return True
+            return {"held": True, "lost": []}
+        held = self.lease.is_held(token)
+        lost = await self.jobs.end() if held else []
         self.lease.release(token)
-        return False
+        return {"held": held, "lost": lost}
 
     # --- requests about keys, workers and clients -------------------------------------
 

@@ -183,7 +183,7 @@ class WorkerRestart:
         old = self.old_process
         if old is None or self._keeps_keys(old) or not self._is_registered(old):
             return not self.touched
-        return self.lost == self.held.lost_with_others
+        return not self.lost
 
     # --- the steps --------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class WorkerRestart:
         return "; ".join(filter(None, [problem, left]))
 
     def _count(self) -> None:
-        self.lost = self.held.count_lost() + self.held.lost_with_others
+        self.lost = self.held.count_lost()
         self.recomputed = self.held.count_recomputed()
 
     async def _run(self, worker: Any) -> str:

@@ -349,8 +349,9 @@ class ScheduleRunner:
             job = plugin.jobs.kept[name]
             problem = await job.task
         finally:
-            plugin.release(token)
+            lost = (await plugin.release(token))["lost"]
         turn |= job.work.state() | {"seconds": monotonic() - began}
+        turn["lost"] += sum(n for _, n in lost)
         return turn | {"problem": problem}
 
     # --- results ----------------------------------------------------------------------

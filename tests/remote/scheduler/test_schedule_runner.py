@@ -77,10 +77,10 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
     plugin.acquire(c.id, "training", "h", hold=True)
     await waits(it, "held")
     assert it.waits["label"] == "training"
-    assert plugin.release("h")
+    assert (await plugin.release("h"))["held"]
     plugin.acquire(c.id, "prepare", "t")
     await soon(lambda: it.waits.get("label") == "prepare")
-    plugin.release("t")
+    await plugin.release("t")
     await waits(it, "room")
     assert "worker 0: it has no nanny" in it.waits["text"]
     assert plugin.schedules.cancel(it.name)["state"] == "cancelled"
