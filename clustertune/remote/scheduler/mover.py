@@ -44,9 +44,12 @@ REST = 10  # least time between two runs, in times of the last run
 EPOCH = 20.0  # seconds in which copies start while the default manager is paused
 DRAIN = 5.0  # further seconds in which copies may arrive
 MAX_KEYS = 2000  # in flight
+MIN_BYTES = 32 * 2**20  # in flight, to all workers, also over slow links
 MAX_BYTES = 512 * 2**20  # in flight, to all workers
+AHEAD = 5.0  # seconds that the bytes in flight need over the measured links
 STALL_TIMEOUT = 30.0  # seconds without progress after which the mover gives up keys
-SLOWEST = 5e6  # bytes per second: keys in flight get this much more time
+PROGRESS = 2**20  # bytes that arrive on a host: more than its heartbeats are
+MAX_TIMES = 4  # bytes on a host that count as progress, in times of those in flight
 END_INTERVAL = 0.1  # seconds between two looks whether a move has to end
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
 
@@ -169,6 +172,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.parking = parking
         self.requested: dict[Any, Transfer] = {}
         self.inbound: Counter[str] = Counter()  # bytes in flight, by target
+        self.received: Counter[str] = Counter()  # by target, since keys arrived there
+        self.seen: dict[str, float] = {}  # last heartbeat of each target
         self.in_flight = 0  # bytes, to all targets
         self.unmanaged: dict[str, int] = {}  # bytes, by target, at the first look
         self.memory: dict[str, tuple[int, int]] = {}  # by target, in this cycle
@@ -178,7 +183,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.nbytes = 0  # transferred bytes
         self.stopped = False  # True: copies in flight arrive, no more are sent
         self.sending = True
-        self.last_progress = monotonic()
+        self.began = self.last_progress = monotonic()
 
     def state(self) -> dict[str, Any]:
         """The progress, and what was given up and why; plain types."""
@@ -218,6 +223,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self.alone_now = self.alone.popleft()
                 sending = self._send_alone(*self.alone_now)
                 self.sender = asyncio.ensure_future(sending)
+        self._read_received()
         self._give_up_if_stuck()
 
     def requeue(self) -> None:
@@ -249,6 +255,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             if transfer.travels:
                 transfer.travels = False
                 self.nbytes += ts.nbytes
+                self.received[transfer.target] = 0
                 self.last_progress = monotonic()
             others = self._surplus(ts, target)
             if not others:
@@ -267,7 +274,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         room = min(KEYS_PER_CYCLE, MAX_KEYS - len(self.requested))
         unread = self.waiting - len(self.alone) - (self.sender is not None)
         for _ in range(min(unread, room)):
-            if self.in_flight >= MAX_BYTES:
+            if self.in_flight >= self._most_in_flight():
                 break
             key, address = next(self.unread, None) or self.queued.popleft()
             if key in self.requested:  # the caller named it twice
@@ -310,8 +317,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             )
 
     def _has_room(self, target: Any, nbytes: int) -> bool:
-        """Whether a key fits; only a single key may exceed ``MAX_BYTES``."""
-        if self.in_flight and self.in_flight + nbytes > MAX_BYTES:
+        """Whether a key fits; only a single key may exceed the bytes in flight."""
+        if self.in_flight and self.in_flight + nbytes > self._most_in_flight():
             return False
         address = target.address
         most = self.process_limits.get(address, 0)
@@ -342,9 +349,37 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.left[reason] += 1
         self.last_progress = monotonic()
 
+    def _most_in_flight(self) -> float:
+        """Return how many bytes may be in flight over links as fast as measured."""
+        rate = self.nbytes / max(CYCLE, monotonic() - self.began)
+        return min(MAX_BYTES, max(MIN_BYTES, AHEAD * rate))
+
+    def _read_received(self) -> None:
+        """Count bytes that arrive on the hosts of targets as progress.
+
+        A large key needs long over a slow link. Other traffic on the host is not
+        progress, so only some times the bytes in flight count.
+        """
+        arriving, workers = Counter(self.inbound), self.manager.scheduler.workers
+        if self.sender is not None:
+            key, address = self.alone_now
+            ts: Any = self.manager.scheduler.tasks.get(key)
+            arriving[address] += 0 if ts is None else ts.nbytes
+        for address, nbytes in arriving.items():
+            worker = workers.get(address)
+            if worker is None or not nbytes:
+                continue
+            before = self.seen.get(address, worker.last_seen)
+            self.seen[address] = worker.last_seen
+            rate = worker.metrics.get("host_net_io", {}).get("read_bps", 0)
+            former = self.received[address]
+            self.received[address] += int(rate * (worker.last_seen - before))
+            progress = self.received[address] // PROGRESS - former // PROGRESS
+            if progress and former < MAX_TIMES * nbytes:
+                self.last_progress = monotonic()
+
     def _give_up_if_stuck(self) -> None:
-        idle = monotonic() - self.last_progress
-        if not self.open or idle < STALL_TIMEOUT + self.in_flight / SLOWEST:
+        if not self.open or monotonic() - self.last_progress < STALL_TIMEOUT:
             return
         for key, transfer in list(self.requested.items()):
             late = "did not arrive" if transfer.travels else "old copy is in use"

@@ -337,6 +337,30 @@ async def test_a_move_that_cannot_go_on_is_given_up(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_bytes_of_a_large_key_are_progress(c, s, *workers):
+    """A slow transfer goes on while bytes arrive, and heartbeats are no such bytes."""
+    (key,) = [f.key for f in await load(c, [workers[0].address], n=1, size=2**20)]
+    target = s.workers[workers[1].address]
+
+    def is_given_up(read_bps: float, n_heartbeats: int) -> bool:
+        policy = MovePolicy([(key, target.address)], {})
+        list(policy_steps(s, policy))  # its request is not carried out here
+        for _ in range(n_heartbeats):
+            target.metrics["host_net_io"] = {"read_bps": read_bps}
+            target.last_seen += 1.0
+            policy.last_progress -= 2 * mover.STALL_TIMEOUT
+            list(policy_steps(s, policy))
+        return not policy.requested
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "metrics", dict(target.metrics))
+        assert not is_given_up(2**20, 10)
+        assert is_given_up(5_000, 1)
+        assert is_given_up(0, 1)
+        assert is_given_up(2**20, 100)  # other traffic of the host
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_waiting_for_the_lock_is_no_fault(c, s, *workers):
     """A move that waits long for a rebalance still moves its keys."""
     data = await load(c, [workers[0].address], n=3)
