@@ -332,9 +332,10 @@ class _Work:
         if prepared.group is not None:
             named |= {"qid": None, "group": prepared.group}
         options = dict(self.options)
-        if options.get("workers") is not None:
-            gone = self.losses[-1].gone
-            options["workers"] = [w for w in options["workers"] if w not in gone]
+        # ids, because a restarted worker has another address
+        workers = self.attempts[0].named_workers
+        if workers is not None:
+            options["workers"] = list(workers - self.losses[-1].gone)
         with (
             calling.assigned(calling.former_placement, self.placement),
             calling.assigned(calling.one_per_host, self.per_host),

@@ -170,6 +170,11 @@ class Prepared(ClientContext):
         return tuple(w.address for w in workers if w.id in there)
 
     @property
+    def named_workers(self) -> frozenset[str | int] | None:
+        """The ids of the workers that the caller named; None: all."""
+        return self._call.goal.workers
+
+    @property
     def plan(self) -> tuple[Plan, ...]:
         return tuple(p for p in self._journal.plans if p.steps or p.refused)
 

@@ -23,6 +23,7 @@ from distributed import Client
 
 from clustertune.core.model import Notify
 from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
@@ -41,6 +42,8 @@ RETRY = 1.0  # seconds between two tries to reach a scheduler that is gone
 GRACE = 5.0
 NOTICE = 1.0  # seconds in which the scheduler notices what a library has noticed
 FREE = 3.0  # seconds in which training tasks end after they were cancelled
+#: seconds in which a worker that leaves ends; until then the others wait for it
+LEAVE = 30.0
 REASON = 35.0  # seconds until it is known whether a worker returns
 ANSWER = 5.0  # seconds for an answer of a worker
 UNKNOWN = "reason unknown, Dask recorded none"
@@ -226,7 +229,10 @@ class FitWatch:
         except ClustertuneError as error:
             text = printable(str(error), longest=500)
         else:
-            text = report.status if report.status not in ("done", "fine") else ""
+            failed = report.status not in ("done", "fine")
+            text = (
+                printable("; ".join(headlines(report)), longest=500) if failed else ""
+            )
         if text:
             names = names_text(workers)
             logger.warning("workers %s could not be freed: %s", names, text)
@@ -311,9 +317,12 @@ class FitWatch:
 
         A library ends its tasks soon after their peers are gone, or never.
         """
-        end = monotonic() + FREE
+        latest, end = monotonic() + LEAVE, monotonic() + FREE
+        leaving = {x["address"] for x in self.state["lost"] if x["how"] == "leaving"}
         while True:
             workers, running = await monitor.running_workers(self.client)
+            if not leaving.isdisjoint(workers):
+                end = min(latest, monotonic() + FREE)
             answers = await ship.on_workers(
                 self.client,
                 training_tasks,
