@@ -43,7 +43,7 @@ from clustertune.errors import CapacityError, FunctionError, NoWorkersError
 from clustertune.training import joblib_backend
 from tests.processes import until
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "search-parameters.md"
 (EXAMPLE,) = re.findall(
     r"<!-- joblib: search -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL
 )
