@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,23 +26,12 @@ from clustertune.cli.options import (
 from clustertune.cli.running import carry_out, text_or_json
 from clustertune.core.model import Severity
 from clustertune.core.wording import plural, printable
-from clustertune.operations.playbooks import PlaybookError
+from clustertune.operations.playbooks import PlaybookError, available, content, find
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from clustertune.operations.playbooks.results import PlaybookResult
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Print a line for each mistake in a playbook; other errors are wrong usage."""
-    with usage_errors(ValueError):
-        try:
-            yield
-        except PlaybookError as error:
-            click.echo(str(error), err=True)
-            sys.exit(2)
 
 
 @command(
@@ -75,9 +62,7 @@ def run(
     listing: bool,
     show: bool,
     lint: bool,
-    estimator: str | None,
-    fail_on: Severity | None,
-    consent: Consent,
+    **options: Any,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
 
@@ -88,54 +73,54 @@ def run(
     """
     if listing + show + lint > 1:
         raise click.UsageError("--list, --show and --lint exclude each other")
-    if listing:
-        _list(form)
-    elif playbook is None:
-        raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
-    elif show:
-        _show(playbook)
-    elif lint:
-        _lint(playbook, form)
-    else:
-        _run(target, playbook, estimator, form, fail_on, consent)
+    with usage_errors(ValueError):
+        if listing:
+            _list(form)
+        elif playbook is None:
+            raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
+        elif show:
+            lines = content(find(playbook)).decode(errors="replace").splitlines()
+            click.echo("\n".join(map(printable, lines)))
+        elif lint:
+            _lint(playbook, form)
+        else:
+            _run(target, playbook, form, **options)
 
 
 def _run(
     target: Target,
-    playbook: str,
-    estimator: str | None,
+    name: str,
     form: str,
+    estimator: str | None,
     fail_on: Severity | None,
     consent: Consent,
 ) -> None:
     from clustertune.operations.playbooks import reading, running
 
-    with _usage_errors():
-        read = reading.read(playbook)
-        running.refuse_without_data(read)
+    try:
+        playbook = reading.read(name)
+    except PlaybookError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    running.refuse_without_data(playbook)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
-        own = running.PlaybookRun(
-            client=client, playbook=read, estimator=estimator, **how
-        )
-        return (await own.run()).with_commands(target.words)
-
-    if read.acts:
-        consent.refuse_without_terminal()
-    else:
-        consent = replace(consent, yes=True)  # checks need no consent
+        making: Any = running.run_playbook(client, name, estimator=estimator, **how)
+        done: PlaybookResult = await making
+        return done.with_commands(target.words)
 
     def acts(plan: PlaybookResult) -> bool:
         return any(s.status == "planned" for s in plan.steps)
 
+    if any(step.do for step in playbook.steps):
+        consent.refuse_without_terminal()
+    else:
+        consent = replace(consent, yes=True)  # checks need no consent
     sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
 
 
 def _list(form: str) -> None:
-    from clustertune.operations.playbooks import available
-
-    with _usage_errors():
-        found = [_described(n, path) for n, path in available().items()]
+    found = [_described(name, path) for name, path in available().items()]
     rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
     headers = ["playbook", "what it does", "file"]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, 60, None])
@@ -153,20 +138,17 @@ def _described(name: str, path: Path) -> dict[str, str]:
     return {"name": name, "text": text, "file": printable(str(path))}
 
 
-def _show(playbook: str) -> None:
-    from clustertune.operations.playbooks import reading
-
-    with _usage_errors():
-        click.echo(reading.text_of(playbook), nl=False)
-
-
 def _lint(playbook: str, form: str) -> None:
     """Print all problems of a playbook, and exit with 1 if there is one."""
     from clustertune.operations.playbooks import reading
 
-    found = reading.problems(playbook)
-    text = "\n".join(
-        [*found, f"{printable(playbook)}: {plural(len(found), 'problem')}"]
-    )
+    found: list[str] = []
+    try:
+        path = find(playbook)
+        reading.load(content(path), printable(str(path)))
+    except ValueError as error:  # a PlaybookError has a line for each mistake
+        found = str(error).splitlines()
+    summary = f"{printable(playbook)}: {plural(len(found), 'problem')}"
+    text = "\n".join([*found, summary])
     click.echo(text_or_json(text, form, {"file": playbook, "problems": found}))
     sys.exit(PROBLEMS if found else 0)

@@ -78,13 +78,8 @@ class Goal:
     trimmed: frozenset[str | int] = frozenset()  # ids, in this call
     release_inputs: bool = False  # release old partitions one by one
     training_eval_sets: tuple[str, ...] = ()  # eval sets that are the training data
-    permitted: frozenset[str] = frozenset()  # permitted actions; empty: all
     #: worker id of each partition in an earlier placement, by layout, to be restored
     placement: Mapping[str, tuple[str | int | None, ...]] = field(default_factory=dict)
-
-    def allows(self, action: str) -> bool:
-        """Whether this call permits an action."""
-        return not self.permitted or action in self.permitted
 
     def may_restart(self, ids: Collection[str | int]) -> bool:
         """Whether this call can still restart one of these workers."""

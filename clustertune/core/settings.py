@@ -8,8 +8,7 @@ configuration, so ``dask config list`` shows them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,7 +17,7 @@ import dask
 import yaml
 
 from clustertune.core import arguments
-from clustertune.core.wording import printable
+from clustertune.core.wording import near, printable
 
 
 def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -40,7 +39,7 @@ def refuse_names(path: str, known: Mapping[str, Any]) -> None:
         if name.replace("-", "_") not in known:
             raise ValueError(
                 f"{path} has no setting {name!r}; it has {', '.join(known)}"
-                f"{_near(name, known)}"
+                f"{near(name, known)}"
             )
 
 
@@ -68,7 +67,7 @@ def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> 
     raise ValueError(
         f"the environment variable {printable(variable, longest=100)} sets nothing: "
         "names are DASK_CLUSTERTUNE__ and a setting, with __ between its parts"
-        f"{_near(variable.upper(), names)}. Correct or unset it; settings here are "
+        f"{near(variable.upper(), names)}. Correct or unset it; settings here are "
         f"{', '.join(level) or 'none'}"
     )
 
@@ -91,11 +90,6 @@ def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool
             yield from _paths(value, below)
         else:
             yield below, True
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def fractions() -> dict[str, float]:

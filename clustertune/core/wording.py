@@ -10,8 +10,9 @@ Anyone who can start a worker can choose its name. So unprintable characters of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
+from difflib import get_close_matches
 from typing import Any
 
 _MAX_NAME_LENGTH = 60
@@ -109,6 +110,12 @@ def names_text(names: Sequence[str | int], *, most: int = 3) -> str:
     if len(names) > most:
         return f"{', '.join(shown)} and {len(names) - most:,} more"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return the most similar known word, like `` (did you mean memory?)``, or ""."""
+    found = get_close_matches(word[:_MAX_NAME_LENGTH], list(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def workers_text(ids: Sequence[str | int]) -> str:

@@ -130,10 +130,6 @@ def have_one_scheduler(*clients: Client) -> bool:
 # --- context of a task ----------------------------------------------------------------
 
 
-#: the phases to which calls of ``prepare`` are limited; empty: all phases
-permitted_phases: ContextVar[frozenset[str]] = ContextVar(
-    "permitted_phases", default=frozenset()
-)
 #: whether ``prepare`` places the data on one worker of each host, if possible
 one_per_host: ContextVar[bool] = ContextVar("one_per_host", default=False)
 #: an earlier placement that ``prepare`` restores, see ``Goal.placement``

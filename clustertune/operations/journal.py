@@ -120,8 +120,7 @@ class Journal:
         # rows that could not be counted are not known to be even or paired
         view = self.views[-1]
         unknown = any(not (x.loaded and x.aligned) for x in view.layouts)
-        # a call that is limited to some steps need not load the data
-        unknown = unknown and view.loads_data and not view.goal.permitted
+        unknown = unknown and view.loads_data
         if last.steps or last.refused or unknown:
             return "left"
         return "done" if self.outcomes else "fine"
@@ -129,15 +128,13 @@ class Journal:
     def report(self, status: str, seconds: float, error: str = "") -> Report:
         """Return the report of the call so far."""
         views, found = self.views, self.findings
-        # a call that is limited to some steps does not prepare for a workload
-        whole = views and not views[0].goal.permitted
         notes = (note for plan in self.plans for note in plan.notes)
         skipped = any(o.status == "skipped" for o in self.outcomes)
         return Report(
             status=status,
             seconds=seconds,
             call=self.call,
-            workload=views[0].goal.workload.name if whole else "",
+            workload=views[0].goal.workload.name if views else "",
             error=error,
             found=found[0] if found else (),
             left=found[-1] if found else (),

@@ -32,7 +32,6 @@ from clustertune.operations.call import (
     execute,
     former_placement,
     one_per_host,
-    permitted_phases,
 )
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import Prepared
@@ -78,7 +77,7 @@ async def tune(
             last = number == MAX_ROUNDS or stalled == MAX_STALLED_ROUNDS
             if last or not plan.steps:
                 # rows that would train with wrong labels must not be returned
-                _refuse_unfixed(found, view)
+                _refuse(found)
             if last or dry_run or not plan.steps:
                 break
             begun = len(journal.outcomes)
@@ -136,17 +135,6 @@ def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
         o.status in ("partly", "skipped", "not needed") and not o.nbytes
         for o in outcomes
     )
-
-
-def _refuse_unfixed(findings: Iterable[Finding], view: View) -> None:
-    """Raise for critical findings that this call could have fixed, and did not.
-
-    A playbook limits a call to some phases. It leaves findings that later phases fix to
-    later calls: data is loaded before it is rechunked.
-    """
-    order = planner.PHASES
-    last = max((order.index(name) for name in view.goal.permitted), default=len(order))
-    _refuse(f for f in findings if f.fixed_by not in order[last + 1 :])
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
@@ -353,7 +341,6 @@ def prepare(
         tolerance=fractions["tolerance"],
         memory_fraction=fractions["memory_fraction"],
         raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
-        permitted=permitted_phases.get(),
         one_per_host=one_per_host.get(),
         placement=former_placement.get(),
     )

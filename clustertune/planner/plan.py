@@ -52,8 +52,6 @@ def make_plan(
     refused: list[Refusal] = []
     last = ""
     for name in PHASES:
-        if not view.goal.allows(name):
-            continue
         steps: list[Step] = []
         proposed = actions[name].propose(findings, view)
         for step, refusal in guards.sort_out(proposed, view):
@@ -65,7 +63,7 @@ def make_plan(
         if steps:
             break
     needs = _needs(view)
-    if last == "trim" and view.goal.allows("restart"):
+    if last == "trim":
         needs = (known_after_trim(actions["restart"].propose(findings, view)), *needs)
     return Plan(
         phase=last,

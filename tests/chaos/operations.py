@@ -17,7 +17,6 @@ from distributed import Client
 
 import clustertune
 from clustertune import training
-from clustertune.operations.call import assigned, permitted_phases
 from tests.chaos.data import GROUP, Data
 
 TIMEOUT = 60.0  # seconds for each call
@@ -104,11 +103,6 @@ def _prepare(client: Client, data: Data, options: Any, notify: Notify) -> Result
         collections=tuple(found)[:3],
         separated=sum(x.separated or 0 for x in after),
     )
-
-
-def _rebalance(client: Client, data: Data, options: Any, notify: Notify) -> Result:
-    with assigned(permitted_phases, frozenset(("rebalance",))):
-        return _prepare(client, data, options, notify)
 
 
 def _groups(data: Data) -> Any:
@@ -243,7 +237,6 @@ OPERATIONS: Mapping[str, Callable[[Client, Data, Any, Notify], Result]] = {
     "prepare": _prepare,
     "prepare and hold": _prepare_and_hold,
     "rechunk": _prepare,
-    "rebalance": _rebalance,
     "restart": _restart,
     "resize": _resize,
     "scale": _scale,

@@ -248,15 +248,9 @@ def _goal(rng: Random, n_workers: int, data: Layout, profile: Any) -> dict[str, 
         "tolerance": maybe(0.3, 0.0, 0.3, 1.0),
         "memory_fraction": maybe(0.2, 0.1, 1.0),
         "raise_on_low_memory": maybe(0.1, True),
-        "permitted": maybe(
-            0.1, {"rebalance"}, {"load"}, {"rechunk", "rebalance"}, {"restart"}
-        ),
         "goal_workers": maybe(0.15, range(max(1, n_workers - 1))),
     }
-    wanted = {k: v for k, v in wanted.items() if v is not None}
-    if "permitted" in wanted:
-        wanted["permitted"] = frozenset(wanted["permitted"])
-    return wanted
+    return {k: v for k, v in wanted.items() if v is not None}
 
 
 def _arrival(rng: Random) -> Callable[[int, int], Any]:

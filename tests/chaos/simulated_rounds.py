@@ -136,8 +136,7 @@ def _violations(
         return
     yield from _broken_promises(cluster, journal)
     for f in journal.findings[-1]:
-        fixable = f.fixed_by and cluster.goal.allows(f.fixed_by)
-        if f.severity is Severity.critical and fixable:
+        if f.severity is Severity.critical and f.fixed_by:
             yield f"{outcome}, but {f.check} remains: {f.message}"
 
 
@@ -170,11 +169,10 @@ def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
     # faults after the last look are not in the report
     for text in verification.problems(first, last):
         foreseen = not ("bytes" in text and injected & UNFORESEEN)
-        # pairs may stay separated if only some steps were requested
-        if foreseen and not ("separated" in text and last.goal.permitted):
+        if foreseen:
             yield text
     for x in last.layouts:
-        if not (x.loaded and x.aligned) or last.goal.permitted:
+        if not (x.loaded and x.aligned):
             continue
         apart = int(layouts.separated(x, len(last.now.workers)).sum())
         if apart:

@@ -126,7 +126,7 @@ def _playbook_words() -> list[str]:
     known = [
         *("version", "name", "description", "steps", "limits", "on_failure"),
         *("check", "do", "when", "at_least", "holds", "with", "settle"),
-        *(key for readers in reading.ACTIONS.values() for key in readers),
+        *(key for known in reading.ACTIONS.values() for key in known),
     ]
     return [
         *known,

@@ -388,31 +388,6 @@ def test_boundaries_that_differ_are_cut_alike() -> None:
     assert cluster.calls == ["recut 2", "move 1"]
 
 
-def test_a_part_of_the_work() -> None:
-    """With permitted phases, other problems are left and no error.
-
-    All phases in turn have the same result as one call.
-    """
-    lazy = [replace(m, holders=None, loaded=False) for m in differing().collections]
-    data = replace(differing(), collections=tuple(lazy))
-    cluster = MemoryCluster(view(workers(2), [data], permitted=frozenset({"load"})))
-    journal = run(cluster)
-    assert cluster.calls == ["load"]
-    assert "misaligned_partitions" in {f.check for f in journal.findings[-1]}
-    assert journal.status(dry_run=False) == "done"
-    assert journal.report("done", 1.0).workload == ""
-    # if only a later phase is permitted, training would use wrong labels
-    cluster.goal = replace(cluster.goal, permitted=frozenset({"rebalance"}))
-    cluster.calls.clear()
-    with pytest.raises(AlignmentError):
-        run(cluster)
-    assert cluster.calls == []
-    cluster.goal = replace(cluster.goal, permitted=frozenset({"rechunk"}))
-    run(cluster)
-    assert cluster.calls == ["recut 2"]
-    assert cluster.contents["y"] == cluster.contents["X"]
-
-
 def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> None:
     """The error has the remedy, and keeps the findings."""
     seen = view(workers(2), [differing()], rechunk=False)

@@ -121,7 +121,7 @@ class LiveCluster(WorkerActions, DataActions):
         An adaptive cluster starts workers for tasks, so this call requests the first.
         """
         cluster = self.client.cluster
-        if not self.goal.allows("scale") or managers.obstacle(cluster, 1) is not None:
+        if managers.obstacle(cluster, 1) is not None:
             return False
         bounds = await managers.bounds(cluster)
         adaptive = isinstance(bounds, tuple) and bounds[1] >= 1

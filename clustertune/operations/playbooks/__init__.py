@@ -1,11 +1,11 @@
 """Playbooks: steps for a cluster, read from a YAML file and carried out in order.
 
-This module finds the shipped playbooks and the user's own. A shell completes their
-names with it, so it does not import distributed.
+This module finds and reads the files: the shipped playbooks and the user's own.
 """
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +13,10 @@ import dask
 
 from clustertune import checks
 from clustertune.core import settings
+from clustertune.core.wording import near, printable
+
+MAX_BYTES = 64 * 1024
+SUFFIXES = (".yaml", ".yml")
 
 
 class PlaybookError(ValueError):
@@ -26,26 +30,16 @@ def available() -> Mapping[str, Path]:
     """
     settings.refuse_unknown(checks.all_settings())
     own = dask.config.get("clustertune.playbooks", None)
-    folders = [_shipped()] if own is None else [_shipped(), _own_folder(own)]
-    found: dict[str, Path] = {}
-    for folder in folders:
-        try:
-            files = list(folder.iterdir())
-        except OSError as error:
-            raise ValueError(f"playbooks cannot be listed: {error}") from error
-        found |= {p.stem: p for p in files if p.suffix in (".yaml", ".yml")}
-    return dict(sorted(found.items()))
-
-
-def _own_folder(name: object) -> Path:
     try:
-        if isinstance(name, str) and (folder := Path(name).expanduser()).is_dir():
-            return folder
-    except (OSError, RuntimeError):  # the name is too long, or has an unknown user
-        pass
-    raise ValueError(
-        f"clustertune.playbooks={name!r} in Dask's configuration must be a folder"
-    )
+        folders = [_shipped(), *([] if own is None else [Path(own).expanduser()])]
+        files = [file for folder in folders for file in folder.iterdir()]
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"clustertune.playbooks={own!r} in Dask's configuration must be a folder "
+            f"that can be read: {error}"
+        ) from error
+    found = {file.stem: file for file in files if file.suffix in SUFFIXES}
+    return dict(sorted(found.items()))
 
 
 def _shipped() -> Path:
@@ -53,3 +47,31 @@ def _shipped() -> Path:
     package = Path(__file__).parents[2]
     inside = package / "playbooks"
     return inside if inside.is_dir() else package.parent / "playbooks"
+
+
+def find(which: str | Path) -> Path:
+    """Return a file: by its path, which has a folder or a suffix, or by its name."""
+    text = str(which)
+    if isinstance(which, Path) or "/" in text or text.endswith(SUFFIXES):
+        return Path(which)
+    known = available()
+    if text not in known:
+        raise ValueError(
+            f"unknown playbook {printable(repr(text), longest=60)}"
+            f"{near(text, known)}; choose from {', '.join(known)}, or give the path of "
+            "a file"
+        )
+    return known[text]
+
+
+def content(path: Path) -> bytes:
+    """Read at most one byte more than the limit, and only from a regular file."""
+    try:
+        found = path.expanduser()
+        if stat.S_ISREG(found.stat().st_mode):  # a pipe may never end
+            with found.open("rb") as file:
+                return file.read(MAX_BYTES + 1)
+        reason = "it is not a regular file"
+    except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
+        reason = getattr(error, "strerror", None) or str(error)
+    raise ValueError(f"the playbook {printable(str(path))} cannot be read: {reason}")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import Any
 
-from tabulate import tabulate
-
-from clustertune.core import counts, report
+from clustertune.core import counts, report, sections, tables
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
-from clustertune.core.wording import plural, printable, seconds_text
+from clustertune.core.tables import Cell, Section, Table
+from clustertune.core.wording import plural, seconds_text
+from clustertune.operations.playbooks.reading import Step
 from clustertune.operations.prepared import Prepared
 
 SCHEMA_VERSION = 1
@@ -27,66 +26,38 @@ class StepResult:
 
     Attributes
     ----------
-    step, line
-        The step in words; file and line.
+    step
+        It prints in words; ``step.line`` has file and line.
     status
         ``checked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
         run), ``skipped`` (the condition is not met, or unknown), ``refused`` (nothing
         was changed), ``left`` (done in part), ``failed``, or ``not begun`` (an earlier
         step failed).
-    checks, found
-        Names of the checks that ran; findings of the checks, or of the condition.
     report
-        The report of the action.
+        The report of the check or of the action.
     """
 
-    step: str
-    line: str
+    step: Step
     status: str
-    seconds: float = 0.0
     reason: str = ""
-    checks: tuple[str, ...] = ()
-    found: tuple[Finding, ...] = ()
+    seconds: float = 0.0
     report: Report | None = None
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """The findings of a step with ``check``."""
+        return self.report.found if self.report and self.status == "checked" else ()
 
     @property
     def outcome(self) -> str:
         """The result in one line."""
-        if self.reason:
-            return self.reason
         if self.status == "checked":
             number = Counter(str(f.severity) for f in self.found)
-            order = ("critical", "warning", "unknown", "info")
-            shown = [f"{number[s]} {s}" for s in order if number[s]]
-            return ", ".join(shown) or "nothing"
-        if self.report is None:
-            return ""
+            return ", ".join(f"{n} {name}" for name, n in number.items()) or "nothing"
+        if self.reason or self.report is None:
+            return self.reason
         done = counts.line(self.report.steps, lost=self.report.lost)
         return planned_of(self.report) or done or "nothing to do"
-
-    @property
-    def as_report(self) -> Report:
-        """The findings as a report, which knows their forms."""
-        return Report(status=self.status, seconds=self.seconds, found=self.found)
-
-    def with_commands(self, cluster: str) -> StepResult:
-        """Return the step with command lines in its remedies."""
-        found = report.with_commands(self.as_report, cluster).found
-        own = self.report and report.with_commands(self.report, cluster)
-        return replace(self, found=found, report=own)
-
-    def plain(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "step": self.step,
-            "line": self.line,
-            "status": self.status,
-            "seconds": self.seconds,
-            "reason": self.reason,
-            "checks": self.checks,
-            "found": json.loads(self.as_report.to_json())["found"],
-            "report": self.report and json.loads(self.report.to_json()),
-        }
 
 
 def planned_of(report: Report) -> str:
@@ -104,11 +75,11 @@ class PlaybookResult:
         Name of the playbook; duration; whether the call changed nothing.
     steps : tuple of StepResult
         In order.
-    X, y, sample_weight, qid, base_margin, init_score, eval_set
-        The given collections in their final form.
+    X, y
+        The given collections in their final form; None after ``release``.
     prepared : Prepared or None
-        The last result of ``prepare``, if a step called it. It has ``fit_kwargs`` and
-        ``verify()``.
+        The last result of ``prepare``, if a step called it. It has the companions,
+        ``fit_kwargs`` and ``verify()``.
     """
 
     playbook: str
@@ -117,11 +88,6 @@ class PlaybookResult:
     dry_run: bool = False
     X: Any = field(default=None, repr=False, compare=False)
     y: Any = field(default=None, repr=False, compare=False)
-    sample_weight: Any = field(default=None, repr=False, compare=False)
-    qid: Any = field(default=None, repr=False, compare=False)
-    base_margin: Any = field(default=None, repr=False, compare=False)
-    init_score: Any = field(default=None, repr=False, compare=False)
-    eval_set: Any = field(default=None, repr=False, compare=False)
     prepared: Prepared | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -133,18 +99,17 @@ class PlaybookResult:
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """For each check, the findings of the last step that ran it."""
-        latest = {
-            name: tuple(f for f in step.found if f.check == name)
-            for step in self.steps
-            if step.status == "checked"
-            for name in step.checks
-        }
-        return tuple(f for found in latest.values() for f in found)
+        """The findings of the last step with ``check``."""
+        checked = [s.found for s in self.steps if s.status == "checked"]
+        return checked[-1] if checked else ()
 
     def with_commands(self, cluster: str) -> PlaybookResult:
         """Return the result with command lines in its remedies."""
-        return replace(self, steps=tuple(s.with_commands(cluster) for s in self.steps))
+        steps = (
+            replace(s, report=s.report and report.with_commands(s.report, cluster))
+            for s in self.steps
+        )
+        return replace(self, steps=tuple(steps))
 
     def exit_status(self, fail_on: Severity | None = Severity.critical) -> int:
         """Return an exit code: 0, 1 (findings), 4 (refused), or 5 (failed, partly).
@@ -160,54 +125,49 @@ class PlaybookResult:
         return int(any(f.severity >= fail_on for f in self.found))
 
     def __str__(self) -> str:
-        paragraphs = [self._headline(), self._table(maxcolwidths=[4, 9, 40, 60])]
-        for i, step in enumerate(self.steps):
-            shown = [f for f in step.found if f.severity is not Severity.info]
-            if step.status == "checked" and shown:
-                title = f"Found by steps[{i}], {printable(step.step)}"
-                paragraphs.append(report.findings_text(title, shown))
-        return "\n\n".join(paragraphs)
+        return tables.to_text(self._sections())
 
     def __repr__(self) -> str:
-        return f"<PlaybookResult: {printable(self.playbook)}; {self.status}>"
+        return f"<PlaybookResult: {self._headline()}>"
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>{escape(self._headline())}</p>", self._table(tablefmt="html")]
-        for i, step in enumerate(self.steps):
-            inner = "" if step.report is None else step.report._repr_html_()
-            if step.status == "checked" and step.found:
-                inner = report.findings_html("Findings", step.found)
-            if inner:
-                title = escape(f"steps[{i}]: {printable(step.step)}")
-                parts.append(f"<details><summary>{title}</summary>{inner}</details>")
-        return '<div class="clustertune">' + "".join(parts) + "</div>"
+        return tables.to_html(self._sections())
 
     def to_json(self) -> str:
         """Return all but the collections as JSON, with ``schema_version``."""
-        return json.dumps(
+        steps = [
             {
-                "schema_version": SCHEMA_VERSION,
-                "playbook": self.playbook,
-                "status": self.status,
-                "dry_run": self.dry_run,
-                "seconds": self.seconds,
-                "steps": [step.plain() for step in self.steps],
+                "step": str(s.step),
+                "line": s.step.line,
+                "status": s.status,
+                "reason": s.reason,
+                "seconds": s.seconds,
+                "report": s.report and json.loads(s.report.to_json()),
             }
-        )
+            for s in self.steps
+        ]
+        plain = {"schema_version": SCHEMA_VERSION, "playbook": self.playbook}
+        plain |= {"status": self.status, "dry_run": self.dry_run}
+        return json.dumps(plain | {"seconds": self.seconds, "steps": steps})
 
     def _headline(self) -> str:
         number = Counter(step.status for step in self.steps)
         shown = ", ".join(f"{n} {status}" for status, n in number.items())
         kind = "would be carried out as follows" if self.dry_run else self.status
-        return printable(
-            f"{self.playbook}: {kind}; {plural(len(self.steps), 'step')} ({shown}), "
-            f"{seconds_text(self.seconds)}"
+        steps = plural(len(self.steps), "step")
+        return (
+            f"{self.playbook}: {kind}; {steps} ({shown}), {seconds_text(self.seconds)}"
         )
 
-    def _table(self, **style: Any) -> str:
-        rows = [
-            (f"[{i}]", s.status, printable(s.step), printable(s.outcome))
+    def _sections(self) -> list[Section]:
+        rows = tuple(
+            (Cell(f"[{i}]"), Cell(s.status), Cell(str(s.step)), Cell(s.outcome))
             for i, s in enumerate(self.steps)
+        )
+        found = [
+            sections.of_findings(f"Found by steps[{i}], {s.step}", shown)
+            for i, s in enumerate(self.steps)
+            if (shown := [f for f in s.found if f.severity is not Severity.info])
         ]
-        headers = ("", "status", "step", "what came of it")
-        return tabulate(rows, headers=headers, disable_numparse=True, **style)
+        table = Table(("", "status", "step", "result"), rows)
+        return [Section(self._headline(), (table,)), *found]

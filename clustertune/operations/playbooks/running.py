@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,27 +24,15 @@ from clustertune.core.model import Finding, Goal, Notify, Severity, Snapshot, Vi
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted, is_refused
 from clustertune.core.wording import plural, printable, seconds_text
-from clustertune.errors import (
-    REFUSALS,
-    ClustertuneError,
-    ConnectionLostError,
-    RefusedError,
-)
+from clustertune.errors import REFUSALS, ClustertuneError, RefusedError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations import release, workers
-from clustertune.operations.call import assigned, check_client, permitted_phases
-from clustertune.operations.check import CheckRequest, diagnose
+from clustertune.operations.call import check_client
+from clustertune.operations.check import check
 from clustertune.operations.playbooks import reading
-from clustertune.operations.playbooks.reading import (
-    GIVEN,
-    NAMED,
-    ON_DATA,
-    Limits,
-    Playbook,
-    Step,
-)
+from clustertune.operations.playbooks.reading import NAMED, Limits, Playbook, Step
 from clustertune.operations.playbooks.results import (
     BAD,
     PlaybookResult,
@@ -57,20 +45,17 @@ from clustertune.planner.machines import shared_hosts
 
 logger = logging.getLogger("clustertune")
 
-READ_TIMEOUT = 60.0  # seconds for reading the state of the cluster
 INTERVAL = 2.0  # seconds between two looks at a condition that must last
-#: public calls by action, besides ``prepare`` and ``release_data``
+#: public calls by action
 CALLS: Mapping[str, Any] = {
     "merge": workers.merge_workers,
+    "prepare": prepare,
+    "release": release.release_data,
     "resize": workers.resize_workers,
     "restart": workers.restart_workers,
     "scale": workers.scale,
     "trim": workers.trim_memory,
 }
-
-_LOST = "the cluster is lost"
-_ENDS = {"failed": "failed", "refused": "was refused", "left": "was done in part"}
-_UNDONE = ("skipped", "partly", "failed", "refused")  # statuses of steps of an action
 
 Id = str | int
 
@@ -81,14 +66,10 @@ def run_playbook(
     X: Any = None,
     y: Any = None,
     *,
-    sample_weight: Any = None,
-    qid: Any = None,
-    base_margin: Any = None,
-    init_score: Any = None,
-    eval_set: Any = None,
     estimator: object = None,
     dry_run: bool = False,
     progress: bool | Notify | None = None,
+    **companions: Any,
 ) -> Any:
     """Carry out a playbook: run checks, and act on their findings.
 
@@ -98,19 +79,21 @@ def run_playbook(
         As for :func:`clustertune.prepare`.
     playbook
         The name of a playbook (``"before-training"``), or the path of a file.
-    X, y, sample_weight, qid, base_margin, init_score, eval_set
-        The data of the fit, as for :func:`clustertune.prepare`. The actions
-        ``load``, ``rechunk``, ``rebalance`` and ``release`` act on it.
+    X, y
+        The data of the fit, on which the actions ``prepare`` and ``release`` act.
     estimator
         The model, as for :func:`clustertune.prepare`.
     dry_run
         Change nothing; check each condition once, and plan each step.
+    **companions
+        ``sample_weight``, ``qid``, ``group``, ``base_margin``, ``init_score`` and
+        ``eval_set``, as for :func:`clustertune.prepare`.
 
     Returns
     -------
     PlaybookResult
-        Findings and report of each step, also of failed ones, and the final collections
-        as ``.X``, ``.y`` and so on (None after ``release``).
+        Findings and report of each step, also of failed ones, the final collections
+        as ``.X`` and ``.y``, and the last result of ``prepare`` as ``.prepared``.
 
     Raises
     ------
@@ -127,19 +110,15 @@ def run_playbook(
     ...     client, "before-training", X, y)
     >>> model.fit(result.X, result.y)                              # doctest: +SKIP
     """
-    data = {
-        "X": X,
-        "y": y,
-        "sample_weight": sample_weight,
-        "qid": qid,
-        "base_margin": base_margin,
-        "init_score": init_score,
-        "eval_set": eval_set,
-    }
+    data = {"X": X, "y": y, **companions}
     check_client(client, inputs.gather(**data, optional=True))
+    libraries.choose(estimator)
+    read = reading.read(playbook)
+    if X is None:
+        refuse_without_data(read)
     run = PlaybookRun(
         client=client,
-        playbook=reading.read(playbook),
+        playbook=read,
         data=data,
         estimator=estimator,
         dry_run=arguments.flag("dry_run", dry_run),
@@ -150,12 +129,12 @@ def run_playbook(
 
 def refuse_without_data(playbook: Playbook) -> None:
     """Raise a ValueError for a playbook that needs data."""
-    needed = [s.do for s in playbook.steps if s.do in ON_DATA or s.options.get("keep")]
+    needed = [s.do for s in playbook.steps if s.do == "prepare" or "keep" in s.options]
     if needed:
+        name = printable(playbook.name)
         raise ValueError(
-            f"{printable(playbook.name)} is to {', '.join(dict.fromkeys(needed))}, and "
-            "no data is given: call clustertune.run_playbook(client, "
-            f'"{printable(playbook.name)}", X, y) in Python'
+            f"{name} is to {', '.join(needed)}, and no data is given: call "
+            f'clustertune.run_playbook(client, "{name}", X, y) in Python'
         )
 
 
@@ -169,204 +148,157 @@ class PlaybookRun:
     client: Client
     playbook: Playbook
     #: arguments of ``prepare``; each ``prepare`` replaces the collections
-    data: dict[str, Any] = field(default_factory=lambda: {"X": None})
+    data: dict[str, Any]
     estimator: object = None
     dry_run: bool = False
     progress: bool | Notify | None = None
-    _prepared: Prepared | None = None
-    _unplannable: bool = False  # a dry run planned a step that changes the data
-
-    def __post_init__(self) -> None:
-        self._profile = libraries.choose(self.estimator)
-        if not self._has_data:
-            refuse_without_data(self.playbook)
-        self._shown = Progress(self.progress)
-
-    @property
-    def _has_data(self) -> bool:
-        return self.data.get("X") is not None
+    prepared: Prepared | None = None
 
     async def run(self) -> PlaybookResult:
         """Carry out all steps."""
-        start = monotonic()
-        results: list[StepResult] = []
-        stopped = ""
+        start, results, stopped = monotonic(), [], ""
+        shown = Progress(self.progress)
+        stops = self.playbook.on_failure == "stop" and not self.dry_run
         for i, step in enumerate(self.playbook.steps):
             if stopped:
-                results.append(_result(step, "not begun", reason=stopped))
+                results.append(
+                    StepResult(step=step, status="not begun", reason=stopped)
+                )
                 continue
+            if results and results[-1].status in ("done", "left"):
+                shown.notify("letting the cluster settle", None)
+                await asyncio.sleep(self.playbook.limits.settle)
             logger.info("%s: %s", printable(self.playbook.name), step)
             begun = monotonic()
-            result = replace(await self._step(step), seconds=monotonic() - begun)
-            results.append(result)
-            # a lost cluster ends every run; other failures end no dry run
-            stops = self.playbook.on_failure == "stop" and not self.dry_run
-            if result.status in BAD and (stops or result.reason.startswith(_LOST)):
-                stopped = f"steps[{i}] {_ENDS[result.status]}"
-            elif result.status in ("done", "left") and step.do:
-                await self._settle(i)
-        self._shown.finish([])
+            result = await self._step(step, shown.notify)
+            results.append(replace(result, seconds=monotonic() - begun))
+            if result.status in BAD and stops:
+                stopped = f"steps[{i}] ended as {result.status}"
+        shown.finish([])
         return PlaybookResult(
             playbook=self.playbook.name,
             seconds=monotonic() - start,
             steps=tuple(results),
             dry_run=self.dry_run,
-            prepared=self._prepared,
-            **self.data,
+            X=self.data.get("X"),
+            y=self.data.get("y"),
+            prepared=self.prepared,
         )
 
-    async def _settle(self, i: int) -> None:
-        seconds = self.playbook.limits.settle
-        if i + 1 < len(self.playbook.steps) and seconds:
-            self._shown.notify(f"letting the cluster settle, {seconds_text(seconds)}")
-            await asyncio.sleep(seconds)
-
-    async def _step(self, step: Step) -> StepResult:
+    async def _step(self, step: Step, notify: Notify) -> StepResult:
         try:
-            return await (self._check(step) if step.check else self._do(step))
-        except ConnectionLostError as error:
-            return _result(step, "failed", reason=f"{_LOST}: {error}")
+            if step.check:
+                names = {
+                    n for word in step.check for n in reading.matching_checks(word)
+                }
+                report = await self._check()
+                found = tuple(f for f in report.found if f.check in names)
+                report = replace(report, found=found)
+                return StepResult(step=step, status="checked", report=report)
+            return await self._do(step, notify)
         except ClustertuneError as error:
             refused = isinstance(error, REFUSALS) and not acted(error.report)
-            status = "refused" if refused else "failed"
-            return _result(step, status, reason=str(error), report=error.report)
+            return StepResult(
+                step=step,
+                status="refused" if refused else "failed",
+                reason=str(error),
+                report=error.report,
+            )
+        except (TypeError, ValueError) as error:  # such as an unknown worker
+            return StepResult(step=step, status="failed", reason=str(error))
 
-    async def _check(self, step: Step) -> StepResult:
-        names = {n for word in step.check for n in reading.matching_checks(word)}
-        found = tuple(f for f in await self._findings() if f.check in names)
-        return _result(step, "checked", checks=tuple(sorted(names)), found=found)
+    async def _check(self) -> Report:
+        checking: Any = check(self.client, **self.data, estimator=self.estimator)
+        report: Report = await checking
+        return report
 
-    async def _do(self, step: Step) -> StepResult:
-        needs_data = step.do in ON_DATA or step.do == "release"
-        if needs_data and not self._has_data:
-            if step.do == "release" and not step.options.get("keep"):
-                return _result(step, "skipped", reason="there is no data to release")
-            reason = "an earlier step released the data"
-            return _result(step, "refused", reason=reason)
-        if step.do in ON_DATA and self._unplannable:
-            reason = "this can be planned once the steps before it are done"
-            return _result(step, "planned", reason=reason)
-        named, condition, found = await self._condition(step)
-        if not named:
-            return _result(step, "skipped", reason=condition, found=found)
-        try:
-            report = await self._act(step, named)
-        except ClustertuneError:
-            raise
-        except (TypeError, ValueError) as error:  # an unknown worker
-            return _result(step, "failed", reason=str(error), found=found)
-        status = status_of(report, in_part=step.do in ON_DATA)
-        self._unplannable |= status == "planned" and step.do in ON_DATA
+    async def _do(self, step: Step, notify: Notify) -> StepResult:
+        if step.do in ("prepare", "release") and self.data.get("X") is None:
+            if step.do == "prepare":
+                raise RefusedError("an earlier step released the data")
+            return StepResult(step=step, status="skipped", reason="no data is given")
+        names, condition = await self._condition(step, notify)
+        if not names:
+            return StepResult(step=step, status="skipped", reason=condition)
+        report = await self._act(step, names)
+        status = status_of(report, in_part=step.do == "prepare")
         reason = failure_of(report) if status in BAD else ""
         if status == "planned" and condition:
             reason = f"{condition}: {planned_of(report)}"
-        return _result(step, status, reason=reason, found=found, report=report)
-
-    # --- conditions -------------------------------------------------------------------
-
-    async def _findings(self) -> tuple[Finding, ...]:
-        request = CheckRequest(
-            client=self.client,
-            given=inputs.gather(**self.data, optional=True),
-            goal=Goal(workload=self._profile),
-            workers=None,
-            timeout=READ_TIMEOUT,
-        )
-        return (await diagnose(request)).found
+        return StepResult(step=step, status=status, reason=reason, report=report)
 
     async def _condition(
-        self, step: Step
-    ) -> tuple[frozenset[Id | None], str, tuple[Finding, ...]]:
-        """Evaluate a condition: its subjects, a reason, and its findings.
+        self, step: Step, notify: Notify
+    ) -> tuple[frozenset[Id | None], str]:
+        """Evaluate a condition: its subjects, and a text.
 
-        Without subjects, the step is skipped for this reason. ``holds`` keeps the
-        subjects that the condition always names.
+        Without subjects, the step is skipped, and the text is the reason. ``holds``
+        keeps the subjects that the condition always names.
         """
         if not step.when:
-            return frozenset((None,)), "", ()
-        found = tuple(f for f in await self._findings() if f.check == step.when)
+            return frozenset((None,)), ""
+        found = (await self._check()).found
         names = subjects(step, found)
         if not names:
-            unknown = [f.message for f in found if f.severity is Severity.unknown]
-            level = f"{step.when} is below {step.at_least}"
-            return names, f"unknown: {unknown[0]}" if unknown else level, found
+            own = [f for f in found if f.check == step.when]
+            unknown = [f.message for f in own if f.severity is Severity.unknown]
+            below = f"{step.when} is below {step.at_least}"
+            return names, f"unknown: {unknown[0]}" if unknown else below
         if step.holds and self.dry_run:
-            return names, f"if it holds for {seconds_text(step.holds)}", found
+            return names, f"if it holds for {seconds_text(step.holds)}"
         start = monotonic()
         while names and (left := start + step.holds - monotonic()) > 0:
-            done = 1 - left / step.holds
-            self._shown.notify(f"waiting whether {step.when} lasts", done)
+            notify(f"waiting whether {step.when} lasts", 1 - left / step.holds)
             await asyncio.sleep(min(INTERVAL, left))
-            names &= subjects(step, await self._findings())
+            names &= subjects(step, (await self._check()).found)
         lasted = f"not for {seconds_text(step.holds)}"
-        return names, f"{step.when} was {step.at_least}, but {lasted}", found
-
-    # --- actions ----------------------------------------------------------------------
+        return names, "" if names else f"{step.when} was {step.at_least}, but {lasted}"
 
     async def _act(self, step: Step, names: frozenset[Id | None]) -> Report:
-        options: dict[str, Any] = dict(step.options)
-        if options.get("workers") == NAMED:
-            options["workers"] = await self._workers(step, names)
-        if step.do in ("restart", "resize", "merge"):
-            snapshot = await self._snapshot()
-            view = View(snapshots=(snapshot,), goal=Goal(workload=self._profile))
-            ids = ids_of(options.get("workers"), view)
-            limits = self.playbook.limits
-            if step.do == "merge":
-                refuse_fewer(limits, snapshot, ids)
-            options["max_unavailable"] = max_unavailable(limits, snapshot, ids)
+        """Make the public call of a step."""
+        options = dict(step.options)
+        if step.do in ("restart", "resize", "merge", "trim"):
+            await self._choose_workers(step, names, options)
+        collections: list[Any] = []
+        if step.do == "prepare":
+            options |= {**self.data, "estimator": self.estimator}
+        elif step.do == "release":
+            given = inputs.gather(**self.data)
+            collections = [x.collection for x in given]
+            if "keep" in options:
+                options["keep"], collections = collections, []
         options |= {"dry_run": self.dry_run, "progress": self.progress}
-        if step.do in ON_DATA:
-            return await self._prepare(step.do, options)
-        if step.do == "release":
-            return await self._release(options)
-        report: Report = await CALLS[step.do](self.client, **options)
+        done = await CALLS[step.do](self.client, *collections, **options)
+        if step.do == "prepare":
+            if not self.dry_run:
+                self.prepared = done
+                self.data = {name: getattr(done, name) for name in self.data}
+            done = done.report
+        elif collections and not self.dry_run:
+            self.data, self.prepared = {}, None
+        report: Report = done
         return report
 
-    async def _prepare(self, phase: str, options: dict[str, Any]) -> Report:
-        if phase == "load":
-            options["persist"] = True
-        with assigned(permitted_phases, frozenset((phase,))):
-            call: Any = prepare
-            done: Prepared = await call(
-                self.client, **self.data, estimator=self.estimator, **options
-            )
-        if not self.dry_run:
-            self._prepared = done
-            self.data = {name: getattr(done, name) for name in self.data}
-        return done.report
-
-    async def _release(self, options: dict[str, Any]) -> Report:
-        given = inputs.gather(**self.data)
-        collections = [x.collection for x in given]
-        keeps = options.pop("keep", None) == GIVEN
-        if keeps:
-            call: Any = release.release_data(self.client, keep=collections, **options)
-        else:
-            call = release.release_data(self.client, *collections, **options)
-        report: Report = await call
-        if not keeps and not self.dry_run:
-            self.data, self._prepared = dict.fromkeys(self.data), None
-        return report
-
-    async def _workers(self, step: Step, names: frozenset[Id | None]) -> list[Id]:
-        """The named workers of the cluster. An empty list would mean all workers."""
-        known = {w.id for w in (await self._snapshot()).workers}
-        found = [id for id in names if id is not None and id in known]
-        if not found:
-            raise RefusedError(
-                f"{step.when} names no worker of the cluster; nothing was touched"
-            )
-        return sorted(found, key=str)
-
-    async def _snapshot(self) -> Snapshot:
+    async def _choose_workers(
+        self, step: Step, names: frozenset[Id | None], options: dict[str, Any]
+    ) -> None:
+        """Replace ``named`` by the workers of the condition, and apply the limits."""
         await monitor.install_plugin(self.client, await monitor.identify(self.client))
         snapshot, _ = await monitor.look(self.client, [])
-        return snapshot
-
-
-def _result(step: Step, status: str, **fields: Any) -> StepResult:
-    return StepResult(step=str(step), line=step.line, status=status, **fields)
+        if options.get("workers") == NAMED:
+            options["workers"] = [w.id for w in snapshot.workers if w.id in names]
+            if not options["workers"]:  # an empty list would mean all workers
+                raise RefusedError(f"{step.when} names no worker of the cluster")
+        if step.do != "trim":
+            view = View(
+                snapshots=(snapshot,), goal=Goal(workload=libraries.choose(None))
+            )
+            options["max_unavailable"] = max_unavailable(
+                self.playbook.limits,
+                snapshot,
+                ids_of(options.get("workers"), view),
+                merges=step.do == "merge",
+            )
 
 
 # --- decisions (pure) -----------------------------------------------------------------
@@ -378,10 +310,13 @@ def subjects(step: Step, found: Iterable[Finding]) -> frozenset[Id | None]:
     return frozenset(x for f in own for x in f.subject or (None,))
 
 
-def max_unavailable(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> int:
+def max_unavailable(
+    limits: Limits, snapshot: Snapshot, ids: Collection[Id], *, merges: bool = False
+) -> int:
     """How many of these workers may be away at the same time.
 
-    Raise RefusedError if one of them away leaves fewer than ``minimum_workers``.
+    Raise RefusedError if fewer than ``minimum_workers`` would remain: without one
+    worker that is away, or without the workers that a merge retires.
     """
     wanted = limits.disrupted_workers
     if not isinstance(wanted, int):
@@ -389,25 +324,14 @@ def max_unavailable(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> 
     running = [w for w in snapshot.workers if w.running]
     if not any(w.id in ids for w in running):
         return max(1, wanted)  # all running workers stay
-    spare = len(running) - limits.minimum_workers
-    if spare < 1:
-        raise RefusedError(
-            f"limits.minimum_workers={limits.minimum_workers} and "
-            f"{plural(len(running), 'worker')} run: none may be away; nothing was "
-            "touched"
-        )
-    return min(max(1, wanted), spare)
-
-
-def refuse_fewer(limits: Limits, snapshot: Snapshot, ids: Collection[Id]) -> None:
-    """Refuse a merge of these workers if too few would remain."""
-    retired = sum(len(group) - 1 for group in shared_hosts(snapshot, ids))
-    left = sum(w.is_counted for w in snapshot.workers) - retired
-    if retired and left < limits.minimum_workers:
+    groups = shared_hosts(snapshot, ids) if merges else ()
+    away = max(1, sum(len(group) - 1 for group in groups))
+    if len(running) - away < limits.minimum_workers:
         raise RefusedError(
             f"limits.minimum_workers={limits.minimum_workers}, and "
-            f"{plural(left, 'worker')} would remain; nothing was touched"
+            f"{plural(len(running) - away, 'worker')} would remain; nothing was touched"
         )
+    return min(max(1, wanted), len(running) - limits.minimum_workers)
 
 
 def status_of(report: Report, *, in_part: bool) -> str:
@@ -424,6 +348,6 @@ def status_of(report: Report, *, in_part: bool) -> str:
 
 def failure_of(report: Report) -> str:
     """Why an action did not do all of its steps."""
-    undone = [s for s in report.steps if s.status in _UNDONE]
-    texts = [f"{s.summary}: {s.reason}" for s in undone if s.reason]
+    undone = ("skipped", "partly", "failed", "refused")
+    texts = [f"{s.summary}: {s.reason}" for s in report.steps if s.status in undone]
     return report.error or "; ".join(texts[:3])

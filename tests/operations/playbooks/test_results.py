@@ -20,6 +20,9 @@ from clustertune.operations.playbooks.running import (
 )
 from tests.builders import view, worker
 
+STEP = Step(line="f:2", do="trim")
+LOOK = Step(line="f:1", check=("a",))
+
 
 def finding(check: str, severity: Severity, *subject: Any) -> Finding:
     return Finding(check=check, severity=severity, message="why", subject=subject)
@@ -64,14 +67,14 @@ def test_max_unavailable(limits: Any, ids: Any, found: int | None) -> None:
     workers = [worker(0), worker(1), worker(2), worker(3, status="paused")]
     bounds, now = Limits(**limits), view(workers).now
     if found is None:
-        with pytest.raises(RefusedError, match="3 workers run: none may be away"):
+        with pytest.raises(RefusedError, match="workers would remain"):
             max_unavailable(bounds, now, ids)
     else:
         assert max_unavailable(bounds, now, ids) == found
 
 
 def result(*statuses: str, **what: Any) -> PlaybookResult:
-    steps = tuple(StepResult(step=s, line="f:1", status=s) for s in statuses)
+    steps = tuple(StepResult(step=STEP, status=s) for s in statuses)
     return PlaybookResult(playbook="p", seconds=1, steps=steps, **what)
 
 
@@ -101,9 +104,8 @@ def test_last_findings_count() -> None:
 
     def looked(severity: Severity | None) -> StepResult:
         found = () if severity is None else (finding("a", severity),)
-        return StepResult(
-            step="check a", line="f:1", status="checked", checks=("a",), found=found
-        )
+        report = Report(status="checked", seconds=0.0, found=found)
+        return StepResult(step=LOOK, status="checked", report=report)
 
     def code(*steps: StepResult, **options: Any) -> int:
         return PlaybookResult(playbook="p", seconds=1, steps=steps).exit_status(
@@ -116,16 +118,15 @@ def test_last_findings_count() -> None:
     assert code(bad, mild) == 0
     assert code(mild, fail_on=Severity.warning) == 1
     assert code(bad, fail_on=None) == 0
-    assert code(bad, StepResult(step="trim", line="f:2", status="planned")) == 0
+    assert code(bad, StepResult(step=STEP, status="planned")) == 0
 
 
 def test_results_are_escaped() -> None:
     """Untrusted text is harmless on a terminal and on a page."""
     odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
-    step = StepResult(
-        step="check a", line="f:1", status="checked", checks=("a",), found=(odd,)
-    )
-    failed = StepResult(step="trim", line="f:2", status="failed", reason="\x1b<b>")
+    report = Report(status="checked", seconds=0.0, found=(odd,))
+    step = StepResult(step=LOOK, status="checked", report=report)
+    failed = StepResult(step=STEP, status="failed", reason="\x1b<b>")
     shown = PlaybookResult(playbook="<i>", seconds=1, steps=(step, failed))
     assert "\x1b" not in str(shown)
     assert "1 critical" in str(shown)
@@ -135,8 +136,8 @@ def test_results_are_escaped() -> None:
     data = json.loads(shown.to_json())
     assert data["schema_version"] == 1
     assert data["status"] == "failed"
-    assert data["steps"][0]["found"][0]["check"] == "a"
-    assert repr(shown) == "<PlaybookResult: <i>; failed>"
+    assert data["steps"][0]["report"]["found"][0]["check"] == "a"
+    assert repr(shown).startswith("<PlaybookResult: <i>: failed; 2 steps")
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,6 @@ async def test_before_and_after_training(
     assert [step.status for step in plan.steps] == [
         "skipped",
         "planned",
-        "planned",
-        "planned",
         "checked",
     ]
     assert plan.exit_status() == 0
@@ -56,8 +54,7 @@ async def test_before_and_after_training(
         c, quick("before-training", tmp_path), X, y, estimator="xgboost"
     )
     assert done.status == "done", str(done)
-    assert done.steps[1].report.steps[0].action == "load"
-    assert done.steps[2].report.steps[0].action == "rechunk"
+    assert [s.action for s in done.steps[1].report.steps][:2] == ["load", "rechunk"]
     assert done.X.chunks[0] == done.y.chunks[0]
     # before anything else copies partitions: of two copies Dask may delete either
     assert (await done.prepared.verify()).status == "fine"
@@ -184,7 +181,7 @@ async def test_a_condition_of_data(
     file = tmp_path / "p.yaml"
     file.write_text(
         HEAD
-        + "steps: [{when: empty_workers, at_least: info, holds: 0.5s, do: rebalance}]"
+        + "steps: [{when: empty_workers, at_least: info, holds: 0.5s, do: prepare}]"
     )
     X = c.persist(da.ones((80, 2), chunks=(10, 2)), workers=[a.address])
     await wait(X)
@@ -203,7 +200,7 @@ steps:
   - do: trim
     with: {workers: [divine]}
   - do: release
-  - do: rebalance
+  - do: prepare
   - check: memory
 """
 
@@ -218,7 +215,7 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     done = await clustertune.run_playbook(c, file, X)
     assert [step.status for step in done.steps] == ["refused", *["not begun"] * 5]
     assert "no nanny" in done.steps[0].reason
-    assert done.steps[1].reason == "steps[0] was refused"
+    assert done.steps[1].reason == "steps[0] ended as refused"
     assert done.exit_status() == 4
     file.write_text(f"{HEAD}{FAILING}on_failure: continue\nlimits: {{settle: 0}}\n")
     done = await clustertune.run_playbook(c, file, X)
@@ -237,18 +234,18 @@ async def test_failures(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
 async def test_a_client_that_is_closed(c: Any, s: Any, a: Any, b: Any) -> None:
     """The step fails, and no other step begins."""
     read = reading.read("between-runs")
-    job = PlaybookRun(client=c, playbook=read, progress=False)
+    job = PlaybookRun(client=c, playbook=read, data={}, progress=False)
     await c.close()
     done = await asyncio.wait_for(job.run(), 20)
     assert done.steps[0].status == "failed"
-    assert done.steps[0].reason.startswith("the cluster is lost: ")
+    assert "closed" in done.steps[0].reason
     assert {step.status for step in done.steps[1:]} == {"not begun"}
 
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     """Wrong arguments raise errors before any step."""
-    with pytest.raises(ValueError, match="is to load, rechunk, rebalance, and no"):
+    with pytest.raises(ValueError, match="is to prepare, and no data is given"):
         await clustertune.run_playbook(c, "before-training")
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.run_playbook(c, "observe", y=da.ones(3))
