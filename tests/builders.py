@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from clustertune.core.model import (
-    ClientFacts,
     CollectionInfo,
     Details,
     Goal,
@@ -98,16 +97,11 @@ def details(**overrides: Any) -> Details:
 
 
 def survey(**overrides: Any) -> Survey:
-    """Build the scheduler's answer to a diagnosis: one client and no tasks."""
+    """Build the scheduler's answer to a diagnosis: no tasks."""
     built = Survey(
         client="Client-me",
         worker_ttl=300.0,
         loop_delay=0.02,
-        queued=0,
-        unrunnable=0,
-        actors=0,
-        clients=(ClientFacts(id="Client-me", keys=10, heartbeat_age=1.0),),
-        published=(),
         prefixes=(),
         complete=True,
         packages={"client": {"dask": "2026.8.0"}, "scheduler": {"dask": "2026.8.0"}},
@@ -116,15 +110,10 @@ def survey(**overrides: Any) -> Survey:
 
 
 def prefix(name: str, **overrides: Any) -> TaskPrefix:
-    """Build the counts of a task prefix; no task has run."""
+    """Build the counts of a task prefix; no result is in memory."""
     built = TaskPrefix(
         name=name,
-        memory=0,
-        waiting=0,
-        processing=0,
-        erred=0,
-        finished=0,
-        seconds=0.0,
+        keys=0,
         nbytes=0,
     )
     return replace(built, **overrides)

@@ -211,7 +211,6 @@ async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
         "TaskState": task,
         "ClientState": s.clients[c.id],
         "TaskPrefix": task.prefix,
-        "TaskGroup": task.group,
         "active_memory_manager": active_memory_manager,
         "memory manager": s.extensions["amm"],
         "work stealing": s.extensions["stealing"],

@@ -51,7 +51,7 @@ _GAINS = {
     "companions",
     "column_chunks": "every partition has all columns",
     "missing_classes": "every worker has every class",
-    "split_groups": "every group is whole, on one worker",
+    "query_groups": "every group is whole, on one worker",
 }
 
 

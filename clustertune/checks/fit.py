@@ -1,18 +1,16 @@
-"""Checks of the coming fit: its memory, its workload and its eval sets."""
+"""Checks of the coming fit: its memory and its workload."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from clustertune.core.findings import Literal, info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
-from clustertune.core.wording import bytes_text, names_text, plural, verb, workers_text
-from clustertune.planner import forecast, grouping, layouts, remedies
+from clustertune.core.wording import bytes_text, plural, verb, workers_text
+from clustertune.planner import forecast, grouping, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
-from clustertune.planner.machines import by_host, host_memory, unknown_findings
+from clustertune.planner.machines import unknown_findings
 from clustertune.planner.memory import limit
 
 # --- memory ---------------------------------------------------------------------------
@@ -82,38 +80,6 @@ def _evidence(view: View, worst: Need) -> dict[str, Scalar]:
         "needed_workers": enough if isinstance(enough, int) else None,
         "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
     }
-
-
-def one_machine(view: View) -> Iterator[Finding]:
-    """Find data that fits the memory of one host, so a fit needs no cluster.
-
-    One process without Dask has no overhead of tasks and transfers, so it may be
-    faster. The check estimates memory as ``fit_memory`` does, and does not estimate the
-    time.
-
-    Remedy: Load the data into one process (``X.compute()``, or pandas) and call the
-    library's own ``fit`` there. Stay with the cluster if the data will grow, or if
-    other work needs it there.
-    """
-    wanted = forecast.demand(view)
-    if not view.layouts or isinstance(wanted, Unknown):
-        return
-    needed = sum(wanted) + view.goal.workload.base_bytes
-    hosts = by_host(view.eligible_workers).items()
-    found = [(host_memory(workers), name) for name, workers in hosts]
-    known = [(n, name) for n, name in found if not isinstance(n, Unknown)]
-    memory, host = max(known, default=(0, ""))
-    if not known or needed > view.goal.memory_fraction * memory:
-        return
-    single = len(view.layouts[0].collections) == 1
-    code = "X = X.compute()" if single else "X, y = dask.compute(X, y)"
-    yield info(
-        message=f"the data and its copies need about {bytes_text(needed)} and fit "
-        f"host {names_text([host])} with {bytes_text(memory)}; one process without "
-        "Dask may be faster",
-        evidence={"needed_bytes": round(needed), "memory_bytes": memory},
-        remedy=f"To compare, run `{code}` on such a host, and fit there without Dask.",
-    )
 
 
 # --- workload -------------------------------------------------------------------------
@@ -198,89 +164,3 @@ def _other_than_given(layout: Layout, view: View) -> Finding:
         f"`{remedies.prepare(view, rechunk=given or 1)}`; then at most "
         f"{plural(given or 0, 'worker')} will train.",
     )
-
-
-# --- eval sets ------------------------------------------------------------------------
-
-
-def missing_eval_rows(view: View) -> Iterator[Finding]:
-    """Find workers without rows of an eval set with categories, which XGBoost needs.
-
-    On such a worker XGBoost raises ``A worker cannot have empty input when a dataframe
-    with categorical features is used``. The others report a failed connection.
-
-    Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
-    estimator=model)``, which gives every worker some rows. If the eval set has fewer
-    rows than there are workers, use more rows.
-    """
-    if not view.goal.workload.eval_everywhere:
-        return
-    for layout in view.layouts[1:]:
-        listed = any("category" in m.types for m in layout.collections)
-        if listed and layout.loaded and layout.aligned:
-            yield from _without_evals(layout, view)
-
-
-def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
-    workers = view.now.workers
-    held, may = layouts.home_workers(layout, len(workers)), layouts.weights(view) > 0
-    filled = np.zeros(len(workers), dtype=bool)
-    filled[held[(layout.rows > 0) & (held >= 0)]] = True
-    empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())
-    if not empty:
-        return
-    n_workers, rows = int(may.sum()), int(layout.rows.sum())
-    fixed_by, remedy = view.goal.cutting_action, remedies.cut(view)
-    if (layout.rows > 0).sum() >= n_workers:
-        fixed_by, remedy = "rebalance", remedies.run(remedies.prepare(view))
-    if rows < n_workers:
-        fixed_by = ""
-        remedy = f"Use an eval set of at least {n_workers:,} rows."
-    yield warning(
-        message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
-        f"{layout.label}, which has categories, so {view.goal.workload.title} fails "
-        "there",
-        subject=layout.labels,
-        evidence={"empty_workers": len(empty), "workers": n_workers},
-        remedy=remedy,
-        fixed_by=fixed_by,
-    )
-
-
-def unreplicated_eval_sets(view: View) -> Iterator[Finding]:
-    """Find eval sets of which a library needs all rows on every worker.
-
-    Each LightGBM worker scores its own rows of an eval set, and decides by that score
-    when to stop. If workers stop at different rounds, or have no rows, the fit hangs or
-    fails. ``prepare`` does not copy an eval set that is the training data. It refuses
-    such a set if the estimator sets early stopping, but cannot see the callbacks of
-    ``fit``.
-
-    Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
-    estimator=model)``. It copies each eval set to every worker, and returns
-    ``.eval_set`` and ``.fit_kwargs``.
-    """
-    if not view.goal.workload.eval_copies or not view.layouts:
-        return
-    for name in view.goal.training_eval_sets:
-        yield info(
-            message=f"{name} is the training data, and each worker scores its own "
-            f"rows, so {view.goal.workload.title} returns the score of one worker, and "
-            "with early stopping the fit would hang",
-            subject=(name,),
-            remedy="Fit without the callback early_stopping, or leave the training "
-            "data out of eval_set=. For a score of all rows use `model.predict(X)`.",
-        )
-    training = view.layouts[0]
-    for layout in view.layouts[1:]:
-        known = all(x.loaded and x.aligned for x in (training, layout))
-        if known and not layouts.are_in_place(layout, view):
-            yield warning(
-                message=f"{layout.label} is not completely on every worker, so "
-                f"{view.goal.workload.title} would hang with early stopping",
-                subject=layout.labels,
-                remedy=remedies.run(
-                    remedies.prepare(view), ", which copies it to every worker"
-                ),
-                fixed_by="replicate",
-            )

@@ -264,41 +264,35 @@ def _other_order(
 # --- query groups ---------------------------------------------------------------------
 
 
-def group_order(view: View) -> Iterator[Finding]:
-    """Find groups that come back after another group, and rows without a group.
+def query_groups(view: View) -> Iterator[Finding]:
+    """Find query groups that a ranking would split, or that fit on no worker.
 
-    LightGBM's ranker takes the sizes of groups of neighbouring rows, so it would rank
-    the parts of such a group separately. So would XGBoost's with
-    ``allow_group_split=True``; without it that ranker sorts the rows itself. Rows
-    without a group (NaN, NA or masked) cannot be ranked.
+    A ranking needs all rows of a group on one worker, and LightGBM's ranker needs them
+    together in one partition. Otherwise it ranks the parts of a group separately,
+    without an error. XGBoost's ranker sorts the rows itself, unless
+    ``allow_group_split=True`` is set. Rows without a group (NaN, NA or masked) cannot
+    be ranked. The check reads ``qid``, so it runs only with ``deep=True``, or if the
+    workload ranks.
 
     Remedy: Sort the rows by group before you take X, y and qid of their frame: ``frame
     = frame.sort_values("qid")``. For Arrays run ``order =
     numpy.argsort(qid.compute(), kind="stable"); X, y, qid = X[order], y[order],
-    qid[order]``.
+    qid[order]``. Then ``clustertune.prepare(client, X, y, qid=qid, estimator=ranker)``
+    cuts the data where groups end. For a group that is too large, use workers with more
+    memory, or leave out rows of the group.
     """
+    whole = view.goal.workload.whole_groups
     for layout in view.layouts:
         yield from _without_group(layout, view)
         groups = grouping.of(layout)
-        if groups is not None and not groups.together:
+        if groups is None:
+            yield from () if whole else _split_groups(layout, view)
+        elif not groups.together:
             yield _out_of_order(layout, groups, view)
-
-
-def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
-    return Finding(
-        severity=Severity.critical
-        if view.goal.workload.whole_groups
-        else Severity.info,
-        message=f"groups in {groups.label} come back after another group"
-        + (
-            f"; {view.goal.workload.title} would split them"
-            if view.goal.workload.whole_groups
-            else ""
-        ),
-        subject=layout.labels,
-        evidence={"together": groups.together},
-        remedy=remedies.sort_rows(layout, groups.label),
-    )
+        elif whole:
+            yield from _cut_through(layout, groups, view)
+        if groups is not None and whole:
+            yield from _too_large(layout, groups, view)
 
 
 def _without_group(layout: Layout, view: View) -> Iterator[Finding]:
@@ -326,51 +320,37 @@ def _count(collection: CollectionInfo, name: str) -> int:
     return sum(int(partition.get(name, 0)) for partition in partitions)
 
 
-def split_groups(view: View) -> Iterator[Finding]:
-    """Find groups that are split over several partitions, or come back after another.
-
-    A library ranks the halves of a split group separately. With a group on two workers
-    XGBoost raises an error, or with ``allow_group_split`` trains on halves. The check
-    reads ``qid``, so it runs only with ``deep=True``, or if the workload ranks.
-
-    Remedy: Run ``X, y, qid = clustertune.prepare(client, X, y, qid=qid,
-    estimator=ranker)``, which cuts the data where groups end. By hand sort by group
-    before loading, for example with ``frame.set_index("qid")``.
-    """
-    if view.goal.workload.whole_groups:
-        for layout in view.layouts:
-            yield from _cut_through(layout, view)
-        return
-    ranker = remedies.prepare(view, model="ranker")
-    for layout in view.layouts:
-        for collection in filter(_is_qid, layout.collections):
-            cut = _boundaries_within(collection)
-            unsorted = _count(collection, "scattered")
-            if cut:
-                text = f"{plural(cut, 'group')} in two partitions"
-                remedy: str = remedies.run(ranker, ", with your ranking estimator")
-                yield _split(collection, text, {"groups": cut}, remedy)
-            if unsorted:
-                text = f"groups that come back in {plural(unsorted, 'partition')}"
-                remedy = remedies.sort_rows(layout, collection.label)
-                yield _split(collection, text, {"partitions": unsorted}, remedy)
+def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
+    workload = view.goal.workload
+    splits = f"; {workload.title} would split them" if workload.whole_groups else ""
+    return Finding(
+        severity=Severity.critical if splits else Severity.info,
+        message=f"groups in {groups.label} come back after another group{splits}",
+        subject=layout.labels,
+        evidence={"together": groups.together},
+        remedy=remedies.sort_rows(layout, groups.label),
+    )
 
 
-def _cut_through(layout: Layout, view: View) -> Iterator[Finding]:
-    """Find partitions that end within a group; ``group_order`` comes first."""
-    groups = grouping.of(layout)
-    if groups is None or not groups.together:
-        return
-    count = len(grouping.cut(layout, groups))
-    if count:
-        yield critical(
-            message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
-            "partition ends within it",
-            subject=layout.labels,
-            evidence={"groups": count},
-            remedy=remedies.cut(view, ", which cuts the data where groups end"),
-            fixed_by=view.goal.cutting_action,
-        )
+def _split_groups(layout: Layout, view: View) -> Iterator[Finding]:
+    """Find split groups by the ends of partitions, for a workload that may not rank."""
+    for collection in filter(_is_qid, layout.collections):
+        cut, unsorted = _boundaries_within(collection), _count(collection, "scattered")
+        if cut:
+            ranker = remedies.prepare(view, model="ranker")
+            yield _split(
+                collection,
+                f"{plural(cut, 'group')} in two partitions",
+                {"groups": cut},
+                remedies.run(ranker, ", with your ranking estimator"),
+            )
+        if unsorted:
+            yield _split(
+                collection,
+                f"groups that come back in {plural(unsorted, 'partition')}",
+                {"partitions": unsorted},
+                remedies.sort_rows(layout, collection.label),
+            )
 
 
 def _boundaries_within(collection: CollectionInfo) -> int:
@@ -391,25 +371,33 @@ def _split(
     )
 
 
-def large_groups(view: View) -> Iterator[Finding]:
-    """Find query groups for which no worker has enough memory.
+def _cut_through(
+    layout: Layout, groups: grouping.Groups, view: View
+) -> Iterator[Finding]:
+    """Find partitions that end within a group."""
+    count = len(grouping.cut(layout, groups))
+    if count:
+        yield critical(
+            message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
+            "partition ends within it",
+            subject=layout.labels,
+            evidence={"groups": count},
+            remedy=remedies.cut(view, ", which cuts the data where groups end"),
+            fixed_by=view.goal.cutting_action,
+        )
 
-    All rows of a group must be on one worker, however many workers there are.
 
-    Remedy: Use workers with more memory, with ``clustertune.resize_workers(client,
-    memory_limit="16 GiB")``. Or make the data smaller, for example with ``X =
-    X.astype("float32")``. Or leave out rows of that group.
-    """
+def _too_large(
+    layout: Layout, groups: grouping.Groups, view: View
+) -> Iterator[Finding]:
+    """Find groups for which no worker has enough memory."""
     rooms = free_memory(view)[weights(view) > 0]
-    for layout in view.layouts if view.goal.workload.whole_groups else ():
-        groups = grouping.of(layout)
-        if groups is None or not layout.loaded or not len(rooms):
-            continue
-        rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
-        sizes = np.bincount(rows, groups.counts)
-        nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
-        if nbytes <= rooms.max():
-            continue
+    if not layout.loaded or not len(rooms):
+        return
+    rows = np.unique(groups.values, return_inverse=True)[1].reshape(-1)
+    sizes = np.bincount(rows, groups.counts)
+    nbytes = sizes.max() * layout.nbytes / max(1, groups.counts.sum())
+    if nbytes > rooms.max():
         name = printable(str(groups.values[rows == sizes.argmax()][0]), longest=40)
         yield critical(
             message=f"the group {name} of {groups.label} has {int(sizes.max()):,} rows "

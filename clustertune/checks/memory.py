@@ -140,15 +140,25 @@ def _unknown_thresholds(view: View) -> Iterator[Finding]:
     yield from unknown_findings("terminate threshold", terminate)
 
 
-def memory_settings(view: View) -> Iterator[Finding]:
-    """Find workers whose memory thresholds are in the wrong order, or have no limit.
+def memory_settings(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
+    """Find memory limits and thresholds that cannot protect a worker or its host.
 
     With ``spill`` above ``pause`` a worker pauses before it has written a key, and
-    stays paused. Without a memory limit no threshold acts.
+    stays paused. Without a limit, or with all thresholds off, nothing acts before the
+    host runs out of memory. Each worker sees only its own limit. If the limits of a
+    host's workers exceed its memory, the kernel may kill a process before any worker
+    has reached a threshold. Dask reads the limit of the innermost cgroup only.
 
     Remedy: Leave ``distributed.worker.memory`` at Dask's 0.60, 0.70, 0.80 and 0.95. Set
     it where the workers are started: the client's configuration does not reach running
-    workers.
+    workers. For limits run ``clustertune.resize_workers(client, memory_limit="8 GiB")``
+    with at most the host's memory divided by its number of workers. Or start the
+    workers of a host with one command and ``--memory-limit auto``.
+
+    Parameters
+    ----------
+    tolerance
+        Fraction of the host's memory by which the limits may exceed it.
     """
     wrong: dict[str, list[str | int]] = {}
     for worker in view.now.workers:
@@ -164,24 +174,51 @@ def memory_settings(view: View) -> Iterator[Finding]:
             remedy="Remove the settings of `distributed.worker.memory` where the "
             "workers are started. Dask's defaults are 0.60, 0.70, 0.80 and 0.95.",
         )
-    free = [w for w in view.now.workers if not w.memory_limit and not w.parking]
-    if free:
-        share = remedies.host_share(free)
-        fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
-        if not isinstance(share, Unknown):
-            fix = remedies.resize(view, free, memory_limit=share)
-        yield info(
-            message=f"{plural(len(free), 'worker has', 'workers have')} no memory "
-            "limit, so they neither spill nor pause before the host runs out of memory",
-            subject=tuple(w.id for w in free),
-            remedy=fix.python,
-            command=fix.command,
-        )
+    if free := [w for w in view.now.workers if not w.memory_limit and not w.parking]:
+        yield _no_limit(view, free)
+    for host, workers in by_host(view.now.workers).items():
+        memory = host_memory(workers)
+        limits = sum(w.memory_limit for w in workers)
+        if not isinstance(memory, Unknown) and limits > (1 + tolerance) * memory:
+            yield _limits_exceed(view, host, workers, memory)
+
+
+def _no_limit(view: View, workers: Sequence[WorkerSnapshot]) -> Finding:
+    share = remedies.host_share(workers)
+    fix = remedies.Fix("Start these workers with `--memory-limit auto`.")
+    if not isinstance(share, Unknown):
+        fix = remedies.resize(view, workers, memory_limit=share)
+    return info(
+        message=f"{plural(len(workers), 'worker has', 'workers have')} no memory "
+        "limit, so they neither spill nor pause before the host runs out of memory",
+        subject=tuple(w.id for w in workers),
+        remedy=fix.python,
+        command=fix.command,
+    )
+
+
+def _limits_exceed(
+    view: View, host: str, workers: Sequence[WorkerSnapshot], memory: int
+) -> Finding:
+    limits, share = sum(w.memory_limit for w in workers), memory / len(workers)
+    larger = [w for w in workers if w.memory_limit > share]
+    fix = remedies.resize(view, larger, memory_limit=share)
+    return warning(
+        message=f"limits of {plural(len(workers), 'worker')} on host "
+        f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
+        f"only {bytes_text(memory)} together, so the kernel may kill one of them",
+        subject=tuple(w.id for w in workers),
+        evidence={"limits_bytes": limits, "memory_bytes": memory},
+        remedy=fix.python,
+        command=fix.command,
+    )
 
 
 def _disorder(thresholds: Thresholds) -> Iterator[str]:
     """Neighbours in the wrong order, among the thresholds that are on and known."""
     values = {name: getattr(thresholds, name) for name in THRESHOLDS}
+    if not any(values.values()):
+        yield "all are off, so the worker grows until the host runs out of memory"
     on = [(name, x) for name, x in values.items() if isinstance(x, float | int)]
     for (low, a), (high, b) in pairwise(on):
         if a > b:
@@ -189,41 +226,6 @@ def _disorder(thresholds: Thresholds) -> Iterator[str]:
     for name, value in on:
         if not 0 < value <= 1:
             yield f"{name} is {value:.0%} of the limit"
-
-
-def memory_limits(view: View, *, tolerance: float = 0.02) -> Iterator[Finding]:
-    """Find hosts whose workers may use more memory together than the host has.
-
-    Each worker acts on its own limit and does not see the others. So the kernel may
-    kill a process before any worker has reached a threshold. Dask reads the limit of
-    the innermost cgroup only.
-
-    Remedy: Run ``clustertune.resize_workers(client, memory_limit="8 GiB")`` with at
-    most the host's memory divided by its number of workers. Or start the workers of a
-    host with one command and ``--memory-limit auto``.
-
-    Parameters
-    ----------
-    tolerance
-        Fraction of the host's memory by which the limits may exceed it.
-    """
-    for host, workers in by_host(view.now.workers).items():
-        memory = host_memory(workers)
-        limits = sum(w.memory_limit for w in workers)
-        if isinstance(memory, Unknown) or limits <= (1 + tolerance) * memory:
-            continue
-        share = memory / len(workers)
-        larger = [w for w in workers if w.memory_limit > share]
-        fix = remedies.resize(view, larger, memory_limit=share)
-        yield warning(
-            message=f"limits of {plural(len(workers), 'worker')} on host "
-            f"{names_text([host])} add up to {bytes_text(limits)}, but they can use "
-            f"only {bytes_text(memory)} together, so the kernel may kill one of them",
-            subject=tuple(w.id for w in workers),
-            evidence={"limits_bytes": limits, "memory_bytes": memory},
-            remedy=fix.python,
-            command=fix.command,
-        )
 
 
 # --- unmanaged memory -----------------------------------------------------------------
@@ -492,7 +494,7 @@ def unrelated_keys(
     other = sum(w.managed + w.spilled for w in view.now.workers) - given
     if other <= info_fraction * limits:
         return
-    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.memory else 0)[:3]
+    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.keys else 0)[:3]
     kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
     yield Finding(
         severity=Severity.warning

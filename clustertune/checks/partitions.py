@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.findings import critical, info, unknown, warning
+from clustertune.core.findings import critical, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -17,7 +17,6 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.wording import (
-    are,
     bytes_text,
     names_text,
     plural,
@@ -379,31 +378,3 @@ def large_partitions(
                 remedy=remedies.cut(view, ", which cuts large partitions"),
                 fixed_by=view.goal.cutting_action,
             )
-
-
-# --- partitions that cannot be recomputed ---------------------------------------------
-
-
-def scattered_data(view: View) -> Iterator[Finding]:
-    """Find given data that Dask cannot recompute.
-
-    Dask cannot recompute partitions that the client scattered, or sent inside a graph.
-    If their worker dies they are lost, with all data made of them (distributed#3149).
-    ``prepare`` keeps them safe while it moves them.
-
-    Remedy: Let the workers load the data from storage, with
-    ``dask.dataframe.read_parquet``, ``dask.array.from_zarr`` and similar functions.
-    """
-    found = [m for m in view.collections if m.scattered]
-    if found:
-        partitions = sum(m.scattered for m in found)
-        labels = [m.label for m in found]
-        yield info(
-            message=f"{plural(partitions, 'partition')} of {names_text(labels)} "
-            f"{are(range(partitions))} lost if a worker dies, since Dask cannot "
-            "recompute data that the client sent",
-            subject=tuple(labels),
-            evidence={"partitions": partitions},
-            remedy="Let the workers load the data from storage, for example with "
-            "`dask.dataframe.read_parquet(path)` or `dask.array.from_zarr(path)`.",
-        )

@@ -1,4 +1,4 @@
-"""Checks of which workers hold the rows, pairs and replicas of the data."""
+"""Checks of which workers hold rows, pairs, replicas and eval sets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (
+    are_in_place,
     held_bytes_by_worker,
+    home_workers,
     partition_bytes,
     replicated,
     separated,
     shares,
+    weights,
 )
 from clustertune.planner.suitability import attainable, enough_for, units
 
@@ -243,4 +246,89 @@ def surplus_replicas(view: View) -> Iterator[Finding]:
                 evidence={"replicated": count, "partitions": total},
                 remedy=_prepare(view),
                 fixed_by="rebalance",
+            )
+
+
+# --- eval sets ------------------------------------------------------------------------
+
+
+def eval_sets(view: View) -> Iterator[Finding]:
+    """Find eval sets of which some workers lack the rows that the library needs.
+
+    Each XGBoost worker scores its rows of an eval set. A worker without rows has no
+    value of a custom metric, so the score of all workers is NaN (xgboost#9795). With
+    categories it raises ``A worker cannot have empty input when a dataframe with
+    categorical features is used``. A LightGBM worker needs all rows, since it stops by
+    the score of the rows that it holds. If workers stop at different rounds, or have no
+    rows, the fit hangs or fails. ``prepare`` does not copy an eval set that is the
+    training data. It refuses such a set if the estimator sets early stopping, but
+    cannot see the callbacks of ``fit``.
+
+    Remedy: Run ``clustertune.prepare(client, X, y, eval_set=[(X_valid, y_valid)],
+    estimator=model)``. It gives every worker some rows, or for LightGBM all rows, and
+    returns ``.eval_set`` and ``.fit_kwargs``. If an eval set has fewer rows than there
+    are workers, use more rows.
+    """
+    if not view.layouts:
+        return
+    if view.goal.workload.eval_everywhere:
+        for layout in view.layouts[1:]:
+            if layout.loaded and layout.aligned:
+                yield from _without_evals(layout, view)
+    if view.goal.workload.eval_copies:
+        yield from _without_copies(view)
+
+
+def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
+    workers = view.now.workers
+    held, may = home_workers(layout, len(workers)), weights(view) > 0
+    filled = np.zeros(len(workers), dtype=bool)
+    filled[held[(layout.rows > 0) & (held >= 0)]] = True
+    empty = tuple(workers[i].id for i in np.flatnonzero(may & ~filled).tolist())
+    if not empty:
+        return
+    n_workers, rows = int(may.sum()), int(layout.rows.sum())
+    fixed_by, remedy = view.goal.cutting_action, remedies.cut(view)
+    if (layout.rows > 0).sum() >= n_workers:
+        fixed_by, remedy = "rebalance", _prepare(view)
+    if rows < n_workers:
+        fixed_by = ""
+        remedy = f"Use an eval set of at least {n_workers:,} rows."
+    categories = any("category" in m.types for m in layout.collections)
+    harm = ", so a custom metric has no value there, and its score is NaN"
+    if categories:
+        harm = f", which has categories, so {view.goal.workload.title} fails there"
+    yield Finding(
+        severity=Severity.warning if categories else Severity.info,
+        message=f"{workers_text(empty)} {verb(empty, 'has')} no rows of "
+        f"{layout.label}{harm}",
+        subject=layout.labels,
+        evidence={"empty_workers": len(empty), "workers": n_workers},
+        remedy=remedy,
+        fixed_by=fixed_by,
+    )
+
+
+def _without_copies(view: View) -> Iterator[Finding]:
+    for name in view.goal.training_eval_sets:
+        yield info(
+            message=f"{name} is the training data, and each worker scores its own "
+            f"rows, so {view.goal.workload.title} returns the score of one worker, and "
+            "with early stopping the fit would hang",
+            subject=(name,),
+            remedy="Fit without the callback early_stopping, or leave the training "
+            "data out of eval_set=. For a score of all rows use `model.predict(X)`.",
+        )
+    training = view.layouts[0]
+    for layout in view.layouts[1:]:
+        known = all(x.loaded and x.aligned for x in (training, layout))
+        if known and not are_in_place(layout, view):
+            yield warning(
+                message=f"{layout.label} is not completely on every worker, so "
+                f"{view.goal.workload.title} would hang with early stopping",
+                subject=layout.labels,
+                remedy=remedies.run(
+                    remedies.prepare(view), ", which copies it to every worker"
+                ),
+                fixed_by="replicate",
             )

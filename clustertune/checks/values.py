@@ -235,46 +235,24 @@ def _encode(
     )
 
 
-def mixed_dtypes(view: View) -> Iterator[Finding]:
-    """Find frames in which a few columns of wide numbers widen all others.
-
-    Training libraries make one array of all columns of a partition. One column of int64
-    or float64 among columns of float32 makes that array float64, which needs twice the
-    memory during the fit.
-
-    Remedy: Run ``X = X.astype("float32")``, or cast only those columns: ``X =
-    X.astype({"column": "float32"})``.
-    """
-    for collection in view.collections:
-        wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
-        count = sum(n for _, n, _ in wide)
-        narrow, _ = collection.types.get("float32", (0, ""))
-        if collection.kind == "dataframe" and 0 < count < narrow:
-            dtype, _, column = wide[0]
-            yield info(
-                message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
-                f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
-                f"{dtype}), so one array of all columns is float64 and needs twice the "
-                "memory",
-                subject=(collection.label,),
-                evidence={"float32_columns": narrow, "wider_columns": count},
-                remedy=f"Run `{remedies.to_float32(collection)}`.",
-            )
-
-
 def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
-    """Find features with wider numbers than the training library keeps.
+    """Find features with wider numbers than the training needs.
 
     XGBoost keeps features as float32. Partitions of float64 need twice the memory on
-    the workers and twice the time to move, and the model is the same.
+    the workers and twice the time to move, and the model is the same. Libraries also
+    make one array of all columns of a partition. One column of int64 or float64 among
+    columns of float32 makes that array float64, which needs twice the memory.
 
-    Remedy: Run ``X = X.astype("float32")`` before you prepare X.
+    Remedy: Run ``X = X.astype("float32")`` before you prepare X. Or cast only the wide
+    columns: ``X = X.astype({"column": "float32"})``.
 
     Parameters
     ----------
     min_bytes
         Bytes of features above which the check reports them.
     """
+    for collection in view.collections:
+        yield from _mixed(collection)
     kept = view.goal.workload.feature_bytes
     if kept is None or not view.layouts:
         return
@@ -291,4 +269,22 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
             subject=(X.label,),
             evidence={"itemsize": X.itemsize, "kept_itemsize": kept, "bytes": saved},
             remedy=f"Run `{remedies.to_float32(X)}`.",
+        )
+
+
+def _mixed(collection: CollectionInfo) -> Iterator[Finding]:
+    """Report a frame in which a few columns of wide numbers widen all others."""
+    wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
+    count = sum(n for _, n, _ in wide)
+    narrow, _ = collection.types.get("float32", (0, ""))
+    if collection.kind == "dataframe" and 0 < count < narrow:
+        dtype, _, column = wide[0]
+        yield info(
+            message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
+            f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
+            f"{dtype}), so one array of all columns is float64 and needs twice the "
+            "memory",
+            subject=(collection.label,),
+            evidence={"float32_columns": narrow, "wider_columns": count},
+            remedy=f"Run `{remedies.to_float32(collection)}`.",
         )

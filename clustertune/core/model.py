@@ -21,7 +21,6 @@ from clustertune.core.profiles import Profile as Profile
 from clustertune.core.snapshots import COPIED as COPIED
 from clustertune.core.snapshots import PARTS as PARTS
 from clustertune.core.snapshots import Bools as Bools
-from clustertune.core.snapshots import ClientFacts as ClientFacts
 from clustertune.core.snapshots import CollectionInfo as CollectionInfo
 from clustertune.core.snapshots import Contents as Contents
 from clustertune.core.snapshots import Details as Details
@@ -34,7 +33,6 @@ from clustertune.core.snapshots import Layout as Layout
 from clustertune.core.snapshots import LeaseHolder as LeaseHolder
 from clustertune.core.snapshots import OtherVersions as OtherVersions
 from clustertune.core.snapshots import ParkingSpace as ParkingSpace
-from clustertune.core.snapshots import PublishedDataset as PublishedDataset
 from clustertune.core.snapshots import Run as Run
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey

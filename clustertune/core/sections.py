@@ -46,7 +46,7 @@ MAX_STEPS = 8  # in one line
 MAX_LINES = 6  # of headlines
 
 #: checks about the request itself
-ABOUT_REQUEST = ("missing_estimator", "one_machine")
+ABOUT_REQUEST = ("missing_estimator",)
 #: calls that are about data and training, so that all findings are relevant
 ABOUT_TRAINING = ("", "check", "prepare", "fit")
 #: actions whose steps are rows of a table of workers

@@ -173,16 +173,7 @@ class WorkerSnapshot:
         return self.facts if isinstance(self.facts, Unknown) else self.facts.thresholds
 
 
-# --- scheduler and clients ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientFacts:
-    """A client of the scheduler."""
-
-    id: str
-    keys: int  # keys that it wants
-    heartbeat_age: float  # seconds since its last heartbeat
+# --- scheduler ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,27 +186,12 @@ class LeaseHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDataset:
-    """A published data set."""
-
-    name: str
-    keys: int
-    missing: int  # keys that are neither in memory nor being computed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrefix:
     """Tasks whose names differ only by hashes and numbers."""
 
     name: str
-    memory: int  # tasks in memory
-    waiting: int  # tasks that wait, are queued, or have no worker
-    processing: int
-    erred: int
-    finished: int  # finished tasks so far
-    seconds: float  # total seconds of the finished tasks
-    nbytes: int  # approximate bytes of results in memory
-    inputs: int = 0  # approximate bytes of the inputs of tasks to come
+    keys: int  # results in memory
+    nbytes: int  # approximate bytes of these results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,14 +243,10 @@ class Survey:
     client: str  # id of the asking client
     worker_ttl: float | None  # seconds of silence after which a worker is removed
     loop_delay: float  # seconds between two ticks of the scheduler's event loop
-    queued: int  # tasks that wait for any worker
-    unrunnable: int  # tasks that no running worker may run
-    unmet_restrictions: tuple[UnmetRestriction, ...] = ()  # their restrictions
-    actors: int
-    clients: tuple[ClientFacts, ...]
-    published: tuple[PublishedDataset, ...]
+    #: restrictions of tasks that no worker meets
+    unmet_restrictions: tuple[UnmetRestriction, ...] = ()
     prefixes: tuple[TaskPrefix, ...]
-    complete: bool  # False: some clients, names or prefixes were not read
+    complete: bool  # False: some prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 
 

@@ -15,14 +15,12 @@ import numpy as np
 from distributed import Client
 
 from clustertune.core.model import (
-    ClientFacts,
     Details,
     HeldData,
     Key,
     KeyGroup,
     LeaseHolder,
     ParkingSpace,
-    PublishedDataset,
     Run,
     Snapshot,
     Survey,
@@ -116,17 +114,12 @@ def _read_rows(
 
 
 def _read_survey(answer: Mapping[str, Any]) -> Survey:
-    same = ("worker_ttl", "loop_delay", "queued", "unrunnable", "actors", "complete")
-    client = ("id", "keys", "heartbeat_age")
-    dataset = ("name", "keys", "missing")
-    counts = ("memory", "waiting", "processing", "erred", "finished")
-    prefix = ("name", *counts, "seconds", "nbytes", "inputs")
+    same = ("worker_ttl", "loop_delay", "complete")
+    prefix = ("name", "keys", "nbytes")
     return Survey(
         **{name: answer[name] for name in same},
         client=answer["me"],
         unmet_restrictions=read_unmet(answer["unmet"]),
-        clients=_read_rows(ClientFacts, client, answer["clients"]),
-        published=_read_rows(PublishedDataset, dataset, answer["published"]),
         prefixes=_read_rows(TaskPrefix, prefix, answer["prefixes"]),
         packages={
             "client": probe.installed(PACKAGES),

@@ -1,8 +1,8 @@
 """``recommend_size``: compute the cluster that a fit needs, before it exists.
 
 ``decide`` is pure. Its inputs are the size of the data, the profile of the library, and
-one host. It uses the rules of the checks ``fit_memory``, ``thread_count`` and
-``one_machine``, and keeps managed memory below Dask's spill target.
+one host. It uses the rules of the checks ``fit_memory`` and ``thread_count``, and keeps
+managed memory below Dask's spill target.
 """
 
 from __future__ import annotations

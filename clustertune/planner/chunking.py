@@ -34,8 +34,8 @@ from clustertune.planner.placement import AIM
 
 #: checks whose findings require other partitions
 PARTITIONS = {
+    "eval_sets",
     "large_partitions",
-    "missing_eval_rows",
     "too_few_partitions",
     "too_many_partitions",
 }

@@ -51,10 +51,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "who_has", "who_wants", "worker_restrictions",
     ),
     "ClientState": ("client_key", "last_seen", "wants_what"),
-    "TaskPrefix": (
-        "all_durations", "groups", "name", "nbytes_total", "state_counts", "states",
-    ),
-    "TaskGroup": ("dependencies", "nbytes_total", "states"),
+    "TaskPrefix": ("name", "nbytes_total", "states"),
     "active_memory_manager": (
         "ActiveMemoryManagerExtension", "ActiveMemoryManagerPolicy", "ReduceReplicas",
         "Suggestion",

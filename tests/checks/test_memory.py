@@ -7,7 +7,6 @@ import pytest
 from clustertune.checks.memory import (
     child_processes,
     memory_growth,
-    memory_limits,
     memory_pressure,
     memory_settings,
     overcounted_memory,
@@ -181,6 +180,10 @@ def test_silent_where_they_act_in_order(thresholds):
         ({"pause": 0.97}, "pause (97%) is above terminate (95%)"),
         ({"spill": None, "target": 0.9}, "target (90%) is above pause (80%)"),
         ({"terminate": 1.2}, "terminate is 120% of the limit"),
+        (
+            dict.fromkeys(("target", "spill", "pause", "terminate")),
+            "all are off, so the worker grows until the host runs out of memory",
+        ),
     ],
 )
 def test_another_order(thresholds, text):
@@ -198,24 +201,23 @@ def test_no_limit():
     assert "1 worker has no memory limit" in finding.message
 
 
-# --- memory_limits --------------------------------------------------------------------
+# --- memory_settings: limits of a host ------------------------------------------------
 
 
 def find_memory_limits(n, **options):
-    return list(memory_limits(view([worker(i, **options) for i in range(n)])))
+    return list(memory_settings(view([worker(i, **options) for i in range(n)])))
 
 
 def test_silent_where_they_fit():
-    """The limits fit the memory, or limit or memory are unknown."""
+    """The limits fit the memory, or the memory is unknown."""
     assert find_memory_limits(4, host_memory=16 * GIB) == []
-    assert find_memory_limits(4, host_memory=8 * GIB, memory_limit=0) == []
     assert find_memory_limits(4, facts=Unknown("no answer")) == []
 
 
 def test_hosts_are_summed_each_for_itself():
     """Four workers on two hosts."""
     some = [worker(i, host=f"10.0.0.{i % 2}", host_memory=8 * GIB) for i in range(4)]
-    assert list(memory_limits(view(some))) == []
+    assert list(memory_settings(view(some))) == []
 
 
 def test_more_than_there_is():
@@ -453,9 +455,9 @@ def test_silent_where_others_take_little():
 def test_other_keys():
     """The finding names the largest kinds in memory."""
     kinds = (
-        prefix("old", memory=5, nbytes=GIB),
-        prefix("gone", memory=0, nbytes=9 * GIB),
-        prefix("small", memory=1, nbytes=10),
+        prefix("old", keys=5, nbytes=GIB),
+        prefix("gone", keys=0, nbytes=9 * GIB),
+        prefix("small", keys=1, nbytes=10),
     )
     (finding,) = find_unrelated_keys(GIB // 2, *kinds)
     assert finding.severity is Severity.info

@@ -10,7 +10,6 @@ from clustertune.checks.partitions import (
     large_partitions,
     misaligned_partitions,
     no_rows,
-    scattered_data,
     too_few_partitions,
     too_many_partitions,
 )
@@ -567,19 +566,3 @@ def test_sizes_that_are_not_known_are_unknown():
         "the size of the partitions of the training data is unknown: X is not loaded, "
         "so its size is unknown"
     )
-
-
-# --- scattered_data -------------------------------------------------------------------
-
-
-def test_silent_where_data_has_a_recipe():
-    """Data of any kind that can be computed again."""
-    assert list(scattered_data(view((), [layout([10], [0])]))) == []
-
-
-def test_without_a_recipe():
-    """The finding counts the keys of all collections."""
-    (finding,) = scattered_data(view((), [layout([10, 10], [0, 1], scattered=2)]))
-    assert finding.severity is Severity.info
-    assert finding.subject == ("X", "y")
-    assert "4 partitions of X and y are lost if a worker dies" in finding.message

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clustertune.checks.placement import (
     empty_workers,
+    eval_sets,
     separated_pairs,
     surplus_replicas,
     uneven_rows,
@@ -280,3 +283,107 @@ def test_copies_are_counted_by_partition():
     (finding,) = surplus_replicas(view(layouts=[given]))
     assert finding.severity is Severity.info
     assert finding.evidence == {"replicated": 2, "partitions": 3}
+
+
+# --- eval_sets ------------------------------------------------------------------------
+
+
+CATEGORIES = {"category": (1, "c")}
+
+
+def find_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
+    """Return findings for an eval set and training data on two workers."""
+    training = layout([10, 10], [0, 1])
+    evals = layout(rows, homes, ("eval_set[0].X", "eval_set[0].y"))
+    first, *others = (replace(m, types=types) for m in evals.collections)
+    evals = replace(evals, collections=(first, *others))
+    seen = view([worker("a"), worker("b")], [training, evals])
+    workload = replace(seen.goal.workload, eval_everywhere=everywhere)
+    return list(eval_sets(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_all_have_rows():
+    """All workers have rows, or the library does not need them."""
+    assert find_eval_rows([5, 5], [0, 1]) == []
+    assert find_eval_rows([10], [0], everywhere=False) == []
+
+
+def test_a_worker_without_rows():
+    """Partitions move if enough of them have rows; otherwise they are cut."""
+    (finding,) = find_eval_rows([5, 5], [0, 0])
+    assert finding.message.startswith("worker b has no rows of training data, ")
+    assert finding.subject == ("eval_set[0].X", "eval_set[0].y")
+    assert finding.fixed_by == "rebalance"
+    assert find_eval_rows([10, 0], [0, 1])[0].fixed_by == "rechunk"
+    assert find_eval_rows([1], [0])[0].fixed_by == ""
+    assert finding.severity is Severity.warning
+
+
+def test_a_custom_metric_needs_rows_too():
+    """Without categories only a custom metric is lost, which is information."""
+    (finding,) = find_eval_rows([10], [0], types={"float64": (3, "a")})
+    assert finding.severity is Severity.info
+    assert finding.message == (
+        "worker b has no rows of training data, so a custom metric has no value "
+        "there, and its score is NaN"
+    )
+    assert finding.fixed_by == "rechunk"
+
+
+# --- eval_sets: all rows --------------------------------------------------------------
+
+
+TRAINING = layout([10] * 4, [0, 1, 0, 1])
+
+
+def find_unshared_evals(rows, homes, *, needed=True, copied=True, training=TRAINING):
+    valid = layout(rows, homes, ("Xv", "yv"), label="eval_set[0]")
+    if copied:
+        collections = [
+            replace(m, keys=tuple((f"copied-{m.label}", i) for _, i in m.keys))
+            for m in valid.collections
+        ]
+        valid = replace(valid, collections=tuple(collections))
+    seen = view((), [training, valid])
+    workload = replace(seen.goal.workload, eval_copies=needed)
+    return list(eval_sets(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_where_every_worker_has_all():
+    """Each worker has all eval rows in its first partition."""
+    assert find_unshared_evals([7, 7, 0, 0], [0, 1, 0, 1]) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"needed": False}, id="the library scores on all workers"),
+        pytest.param({"training": layout([10], None)}, id="not loaded"),
+    ],
+)
+def test_silent_where_it_does_not_matter(how):
+    """The library does not need whole eval sets, or the data is not loaded."""
+    assert find_unshared_evals([5, 5], [0, 1], **how) == []
+    assert list(eval_sets(view())) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "homes", "copied"),
+    [
+        pytest.param([5, 5], [0, 1], False, id="shared out"),
+        pytest.param([7, 7], [0, 1], True, id="fewer partitions"),
+        pytest.param([7, 0, 7, 0], [0, 1, 0, 1], True, id="twice on one worker"),
+        pytest.param([7, 6, 0, 0], [0, 1, 0, 1], True, id="unlike rows"),
+        pytest.param(
+            [7, 7, 0, 0], [0, 1, 1, 1], True, id="an empty partition elsewhere"
+        ),
+        pytest.param([7, 7, 0, 0], [0, 1, 0, 1], False, id="other rows, as it was cut"),
+    ],
+)
+def test_workers_without_all_of_it(rows, homes, copied):
+    """In any layout, the remedy replicates the eval set."""
+    (finding,) = find_unshared_evals(rows, homes, copied=copied)
+    assert finding.severity is Severity.warning
+    assert finding.subject == ("Xv", "yv")
+    assert finding.message.startswith("eval_set[0] is not completely on every worker")
+    assert finding.fixed_by == "replicate"

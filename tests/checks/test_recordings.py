@@ -18,12 +18,9 @@ import pytest
 
 from clustertune import checks
 from clustertune.core.model import (
-    ClientFacts,
     Finding,
-    PublishedDataset,
     Run,
     Severity,
-    TaskPrefix,
     ThreadPool,
     Unknown,
     UnmetRestriction,
@@ -219,11 +216,6 @@ def grown(view: View) -> View:
     return replace(view, runs=past)
 
 
-def prefix(name: str, **changes: Any) -> TaskPrefix:
-    zero = dict.fromkeys(("memory", "waiting", "processing", "erred", "finished"), 0)
-    return TaskPrefix(**{"name": name, **zero, "seconds": 0.0, "nbytes": 0, **changes})
-
-
 BLAS = (ThreadPool(api="blas", library="libopenblas", threads=64),)
 
 # (what, in which cluster, change, check, least severity, part of the remedy)
@@ -243,7 +235,7 @@ FAULTS = [
     ("target above spill", "stock", thresholds(target=0.75), "memory_settings", 2, "0.60"),
     ("pause above kill", "stock", thresholds(pause=0.99), "memory_settings", 2, "0.95"),
     ("no limit", "stock", every(memory_limit=0), "memory_settings", 1, "memory_limit="),
-    ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_limits", 2, 'memory_limit="'),
+    ("limits too high", "stock", facts(host_memory=2 * GIB), "memory_settings", 2, 'memory_limit="'),
     ("spills to memory", "stock", details(disk="tmpfs"), "spill_space", 1, "--local-directory"),
     ("spills to a network", "stock", details(disk="nfs4"), "spill_space", 1, "--local-directory"),
     ("disk full", "stock", details(disk_free=10**6), "spill_space", 2, "--local-directory"),
@@ -258,22 +250,16 @@ FAULTS = [
     ("scheduler blocked", "stock", survey(loop_delay=3.0), "blocked_event_loops", 2, "fewer"),
     ("ends soon", "stock", details(expires=0.0), "worker_lifetime", 2, "--lifetime"),
     ("abandoned", "stock", window(60, executing=0, cancelled=1), "abandoned_tasks", 2, "restart"),
-    ("one works", "stock", window(60, executing=1, processing=1), "single_busy_worker", 1, "prepare"),
     ("unlike threads", "stock", worker(nthreads=2), "heterogeneous_workers", 1, "nthreads=1"),
     ("may scale", "adaptive", now(adaptive=(1, math.inf)), "adaptive_scaling", 1, "clustertune.hold("),
-    ("short tasks", "stock", survey(prefixes=(prefix("f", finished=10**6, seconds=500.0),)), "short_tasks", 2, "rechunk"),
-    ("large result", "stock", survey(prefixes=(prefix("finalize-hlgfinalizecompute", memory=1, nbytes=9 * GIB),)), "large_results", 2, "persist()"),
     ("other release", "stock", survey(packages={"client": {"numpy": "1.0"}, "scheduler": {}}), "software_versions", 2, "one environment"),
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, 'PipInstall(["no-such"])'),
-    ("other client", "stock", survey(clients=(ClientFacts(id="x", keys=3, heartbeat_age=0.0),)), "other_clients", 1, "Ask their owners"),
-    ("lost data set", "stock", survey(published=(PublishedDataset(name="X", keys=3, missing=3),)), "lost_datasets", 2, "unpublish_dataset"),
     ("worker gone", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "unrunnable_tasks", 3, "Submit them again"),
     ("no GPU", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=3),)), "unrunnable_tasks", 2, "--resources"),
-    ("actor", "stock", survey(actors=1), "actors", 1, "del"),
     ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unrelated_keys", 1, "del"),
-    ("scattered", "after_a_fit", collection("X", scattered=8), "scattered_data", 1, "read_parquet"),
-    ("embedded", "after_a_fit", collection("X", embedded=GIB), "data_in_graph", 1, "scatter"),
+    ("scattered", "after_a_fit", collection("X", scattered=8), "data_from_client", 1, "read_parquet"),
+    ("embedded", "after_a_fit", collection("X", embedded=GIB), "data_from_client", 1, "scatter"),
     ("all on one", "after_a_fit", placed_on(lambda i: i * 0), "uneven_rows", 2, "prepare"),
     ("one is empty", "after_a_fit", placed_on(lambda i: i * 0), "empty_workers", 2, "prepare"),
     ("pairs apart", "after_a_fit", collection("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
@@ -282,7 +268,7 @@ FAULTS = [
     ("tiny partitions", "after_a_fit", partitions([10] * 2000), "too_many_partitions", 1, "prepare"),
     ("blocks of columns", "after_a_fit", collection("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
     ("text", "after_a_fit", collection("X", types={"object": (1, "city")}), "non_numeric_columns", 2, "Make numbers"),
-    ("one wide column", "after_a_fit", collection("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "mixed_dtypes", 1, "float32"),
+    ("one wide column", "after_a_fit", collection("X", kind="dataframe", types={"float32": (9, "a"), "int64": (1, "id")}), "wide_dtypes", 1, "float32"),
     ("copies", "after_a_fit", replicated, "surplus_replicas", 1, "prepare"),
     ("workers not there", "stock", goal(n_workers=9), "missing_workers", 2, "clustertune.scale(client, 9)"),
     ("no answer", "stock", every(facts=Unknown("no answer")), "memory_pressure", 0, ""),

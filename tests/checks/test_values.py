@@ -7,7 +7,6 @@ import pytest
 from clustertune.checks.values import (
     differing_categories,
     differing_columns,
-    mixed_dtypes,
     non_numeric_columns,
     nonfinite_values,
     wide_dtypes,
@@ -139,12 +138,12 @@ def test_categories():
     assert finding.severity is Severity.info
 
 
-# --- mixed_dtypes ---------------------------------------------------------------------
+# --- wide_dtypes: one wide column -----------------------------------------------------
 
 
 def find_mixed_numbers(kind="dataframe", **types):
     data = layout([10], [0], ("X",), kind=kind, types=types)
-    return list(mixed_dtypes(view((), [data])))
+    return list(wide_dtypes(view((), [data])))
 
 
 def test_silent_where_all_are_alike():

@@ -176,14 +176,14 @@ def test_the_first_line_is_the_answer() -> None:
 
 def test_a_report_is_short() -> None:
     """All is well with three workers: at most 20 lines, and the rest on request."""
-    some = [worker(i) for i in range(3)]
+    some = [worker(i, nanny=None) for i in range(3)]
     for data in (layout([10] * 6, [0] * 6), layout([10] * 6, [0, 1, 2] * 2)):
         report = report_of(*some, data=data)
         assert len(str(report).splitlines()) <= 24
-        assert "one_machine" in str(report)
-        assert "one process without Dask" not in str(report)
-        assert "one process without Dask" in " ".join(report.details.split())
-        assert "one process without Dask" in report._repr_html_()
+        assert "no_nanny" in str(report)
+        assert "has no nanny" not in str(report)
+        assert "no nanny, which would" in " ".join(report.details.split())
+        assert "no nanny, which would" in report._repr_html_()
 
 
 @pytest.mark.parametrize("rows", [[20, 20, 20], [20, 40, 0]])
@@ -235,7 +235,7 @@ def test_known_bytes_are_no_unknown_bytes() -> None:
 def test_each_finding_is_shown_once() -> None:
     """Fixed problems, remaining problems and information have their own sections."""
     found = [finding(Severity.warning, f"problem {i}", f"check{i}") for i in range(3)]
-    hint = finding(Severity.info, "a hint", "one_machine")
+    hint = finding(Severity.info, "a hint", "missing_estimator")
     new = finding(Severity.critical, "a new problem", "new")
     report = Report(
         status="left",
@@ -312,7 +312,7 @@ def test_no_remedy_is_the_same_call(status: str) -> None:
 
 def test_at_most_six_lines() -> None:
     """The head of a report has at most six lines."""
-    hint = finding(Severity.info, "one machine would do", "one_machine")
+    hint = finding(Severity.info, "one machine would do", "missing_estimator")
     bad = finding(Severity.critical, "bad")
     done = tuple(
         carried_out(Outcome(step=STEP, status="partly", seconds=1.0, nbytes=1))

@@ -29,7 +29,7 @@ def test_limits_of_hosts(cluster: Cluster, limits: None) -> None:
         h1={"n": 2, "memory": "500MiB"}, h2={"threads": 3}, h3={"memory": "2GiB"}
     )
     X, y = load(client)
-    (memory,) = messages(client, "memory_limits", X, y)
+    (memory,) = messages(client, "memory_settings", X, y)
     assert "10.77.0.11" in memory
     assert "10.77.0.12" not in memory
     assert any("10.77.0.12" in m for m in messages(client, "thread_count", X, y))
@@ -42,7 +42,7 @@ def test_limits_of_hosts(cluster: Cluster, limits: None) -> None:
     assert report.status == "done", str(report)
     assert limits_of(client) == [280] * 4
     assert set(client.nthreads().values()) == {1}
-    assert messages(client, "memory_limits", X, y) == []
+    assert messages(client, "memory_settings", X, y) == []
     assert_intact(client, X, y)
     assert_settled(client)
     cluster.stop()

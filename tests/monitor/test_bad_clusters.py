@@ -281,7 +281,7 @@ async def test_hostile_names(c: Any, s: Any) -> None:
         reports = (running, paused)
         texts = [*map(str, reports), *map(str, watched.events), repr(watched)]
         found = {f.check for r in reports for f in r.found}
-        assert {"paused_workers", "other_clients", "heterogeneous_workers"} <= found
+        assert {"paused_workers", "heterogeneous_workers"} <= found
         for text in texts:
             assert all(x.isprintable() or x == "\n" for x in text), text
         for report in reports:

@@ -36,8 +36,6 @@ KINDS: Mapping[str, Any] = {
         model.ThreadPool,
         model.Survey,
         model.UnmetRestriction,
-        model.ClientFacts,
-        model.PublishedDataset,
         model.TaskPrefix,
         model.Run,
         model.Unknown,

@@ -188,7 +188,7 @@ def test_one_float_type(client: Any) -> None:
     dX = placed(client, cut(frame, 20_000, 20_000), (A, B))
     dy = placed(client, cut(frame["a"], 20_000, 20_000), (A, B))
     found = clustertune.check(client, dX, dy, estimator=lgb.DaskLGBMRegressor).found
-    (finding,) = [f for f in found if f.check == "mixed_dtypes"]
+    (finding,) = [f for f in found if f.check == "wide_dtypes"]
     names = {"X": dX}
     exec(finding.remedy.split("`")[1], names)
     p = clustertune.prepare(client, names["X"], dy, estimator=lgb.DaskLGBMRegressor)

@@ -185,7 +185,7 @@ def test_the_ranker_sorts_rows_itself(client: Any) -> None:
     given = frame[list("abcd")], frame["y"], frame["qid"]
     model = dxgb.DaskXGBRanker(**OPTIONS)
     p = clustertune.prepare(client, *given[:2], qid=given[2], estimator=model)
-    assert "group_order" not in {f.check for f in p.report.found}
+    assert "query_groups" not in {f.check for f in p.report.found}
     assert p.estimator_params == {}
     assert np.array_equal(p.X.compute().to_numpy(), X)
     by = np.argsort(qid, kind="stable")

@@ -1,13 +1,12 @@
 """Reports about keys, tasks, clients and workers, from the scheduler's state.
 
 Reports about given keys or workers take time that grows with those keys or workers. The
-survey for a diagnosis reads the scheduler's own counts: its time grows with workers,
-clients, names and task prefixes, of which it reads a bounded number, not with keys.
+survey for a diagnosis reads the scheduler's own counts: its time grows with workers and
+task prefixes, of which it reads a bounded number, not with keys.
 """
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +18,10 @@ from distributed.core import Status
 
 from clustertune.remote.keys import KeyRange, in_turns, unpack
 from clustertune.remote.scheduler.bindings import unmet_of_keys, unmet_summary
-from clustertune.remote.scheduler.published import shared_names
-from clustertune.remote.scheduler.state import COMING, WAITING, is_gone, memory_of
+from clustertune.remote.scheduler.state import is_gone, memory_of
 from clustertune.remote.worker.probe import installed
 
-MOST = 5000  # clients, names and prefixes that are read
-MAX_KEYS = 10_000  # of a published data set that are looked up
-MAX_GROUPS = 20  # of a prefix whose inputs are looked up
+MOST = 5000  # task prefixes that are read
 MAX_PREFIXES = 5  # of the tasks of a worker
 
 
@@ -174,69 +170,29 @@ async def running_tasks(
     return found
 
 
-# --- all clients, names and prefixes --------------------------------------------------
+# --- all task prefixes ----------------------------------------------------------------
 
 
 async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[str, Any]:
-    """Clients, published names, task prefixes and queues; plain types."""
-    datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
-    tables = (scheduler.clients, datasets, scheduler.task_prefixes)
+    """Task prefixes, and restrictions that no worker meets; plain types."""
     return {
         "me": owner,
         "worker_ttl": scheduler.worker_ttl,
         "loop_delay": scheduler._tick_interval_observed,
-        "queued": len(scheduler.queued),
-        "unrunnable": len(scheduler.unrunnable),
         "unmet": await unmet_summary(scheduler),
-        "actors": sum(len(ws.actors) for ws in scheduler.workers.values()),
-        "clients": _clients(scheduler),
-        "published": await _published(scheduler, datasets),
         "prefixes": await _prefixes(scheduler),
-        "complete": all(len(table) <= MOST for table in tables),
+        "complete": len(scheduler.task_prefixes) <= MOST,
         "packages": installed(packages),
     }
 
 
-def _clients(scheduler: Any) -> list[list[Any]]:
-    """Id, number of keys and seconds of silence of each client that is a process."""
-    now, names = time(), shared_names(scheduler)
-    return [
-        [str(name), len(cs.wants_what), max(0.0, now - cs.last_seen)]
-        for name, cs in islice(scheduler.clients.items(), MOST)
-        if name not in names
-    ]
-
-
-async def _published(scheduler: Any, datasets: Any) -> list[list[Any]]:
-    """Name, number of keys and of lost keys of each published data set."""
-    found = []
-    for name, entry in list(islice(datasets.items(), MOST)):
-        keys = entry["keys"]
-        missing = sum(is_gone(scheduler, key) for key in islice(keys, MAX_KEYS))
-        found.append([str(name), len(keys), missing])
-        await asyncio.sleep(0)
-    return found
-
-
 async def _prefixes(scheduler: Any) -> list[list[Any]]:
-    found = []
+    """Name, number of keys in memory, and their bytes, of each task prefix."""
     prefixes = list(islice(scheduler.task_prefixes.values(), MOST))
-    async for tp in in_turns(prefixes):
-        states, durations = tp.states, tp.all_durations
-        found.append(
-            [
-                str(tp.name),
-                states["memory"],
-                sum(states.get(state, 0) for state in WAITING),
-                states["processing"],
-                states["erred"],
-                tp.state_counts["memory"],
-                durations.get("compute", 0.0),
-                _held(tp),
-                _inputs(tp),
-            ]
-        )
-    return found
+    return [
+        [str(tp.name), tp.states["memory"], _held(tp)]
+        async for tp in in_turns(prefixes)
+    ]
 
 
 def _held(prefix: Any) -> int:
@@ -244,19 +200,3 @@ def _held(prefix: Any) -> int:
     there, gone = prefix.states["memory"], prefix.states["released"]
     held: int = prefix.nbytes_total * there // max(1, there + gone)
     return held
-
-
-def _inputs(prefix: Any) -> int:
-    """Bytes of the inputs of tasks that are still to run, by groups of tasks.
-
-    Inputs that are not computed yet count like the others of their group.
-    """
-    groups = islice(prefix.groups, MAX_GROUPS)
-    coming = [g for g in groups if any(g.states[s] for s in COMING)]
-    return sum(_expected(d) for d in {d for g in coming for d in g.dependencies})
-
-
-def _expected(group: Any) -> int:
-    known = group.states["memory"] + group.states["released"]
-    expected: int = group.nbytes_total * sum(group.states.values()) // max(1, known)
-    return expected

@@ -139,7 +139,7 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
     model = lgb.DaskLGBMRegressor(client=client, **OPTIONS)
     p = clustertune.prepare(client, X, y, eval_set=[(X, y)], estimator=model)
     assert p.eval_set[0][0] is p.X
-    assert "unreplicated_eval_sets" in {f.check for f in p.report.left}
+    assert "eval_sets" in {f.check for f in p.report.left}
     model.fit(p.X, p.y, **p.fit_kwargs)
     assert [len(x["l2"]) for x in model.evals_result_.values()] == [3]
     model.set_params(early_stopping_round=2)

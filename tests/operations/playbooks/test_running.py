@@ -77,7 +77,7 @@ async def test_observe(c: Any, s: Any, a: Any, b: Any) -> None:
     X = da.ones((80, 2), chunks=(10, 2))
     seen = await clustertune.run_playbook(c, "observe", X)
     assert seen.status == "fine"
-    assert "one_machine" in {f.check for f in seen.found}  # of the data
+    assert "unloaded_data" in {f.check for f in seen.found}  # of the data
     assert seen.X is X
     assert not s.tasks
 
