@@ -61,14 +61,14 @@ def thread_count(
     """
     over: list[HostCpus] = []
     idle: dict[Severity, list[HostCpus]] = {}
-    for host, workers in by_host(view.now.workers).items():
+    for workers in by_host(view.now.workers).values():
         cpus = host_cpus(workers)
         if isinstance(cpus, Unknown):
             continue
         if cpus.tightest.load > 1 + tolerance:
             over.append(cpus)
         elif math.floor(cpus.usable) - cpus.busy > tolerance * cpus.usable:
-            others = shared_hosts or with_scheduler(host, view.now)
+            others = shared_hosts or with_scheduler(workers, view.now)
             severity = Severity.info if others else Severity.warning
             idle.setdefault(severity, []).append(cpus)
     yield from _too_many_threads(over, view)

@@ -43,6 +43,7 @@ from clustertune.core.snapshots import Unknown as Unknown
 from clustertune.core.snapshots import UnmetRestriction as UnmetRestriction
 from clustertune.core.snapshots import WorkerFacts as WorkerFacts
 from clustertune.core.snapshots import WorkerSnapshot as WorkerSnapshot
+from clustertune.core.snapshots import is_loopback as is_loopback
 from clustertune.core.wording import bytes_text, plural
 
 Notify = Callable[[str, "float | None"], None]

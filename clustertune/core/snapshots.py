@@ -56,9 +56,17 @@ class WorkerFacts:
     affinity: frozenset[int]  # CPUs on which this process may run
     quotas: tuple[tuple[str, float], ...]  # (cgroup, CPUs) of each level with a quota
     host_memory: int  # most bytes that this process can use: RAM or cgroup limit
+    #: (cgroup, bytes) of each level with a memory limit, and ("", bytes) of the RAM
+    memory_limits: tuple[tuple[str, int], ...] = ()
+    machine: str = ""  # the same in containers on one machine; empty: unknown
+    hostname: str = ""
     #: resources, preloads, variables and container, by name; equal in workers that can
     #: replace each other
     setup: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def memory_levels(self) -> tuple[tuple[str, int], ...]:
+        return self.memory_limits or (("", self.host_memory),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +284,22 @@ class Snapshot:
     @cached_property
     def workers_per_host(self) -> Mapping[str, int]:
         return Counter(w.host for w in self.workers)
+
+    @cached_property
+    def workers_per_memory(self) -> Mapping[tuple[str, str], int]:
+        """The workers that share the memory of a cgroup, by its host and name."""
+        known = [(w.host, w.facts) for w in self.workers]
+        return Counter(
+            (host, name)
+            for host, facts in known
+            if isinstance(facts, WorkerFacts)
+            for name, _ in facts.memory_levels
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is valid on its own machine only."""
+    return host in ("::1", "localhost") or host.startswith("127.")
 
 
 # --- the past -------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import managers
-from clustertune.monitor import connection, counting
+from clustertune.monitor import connection, counting, hosts
 from clustertune.remote import keys, ship, versions
 from clustertune.remote.scheduler import plugin
 from clustertune.remote.scheduler import state as scheduler_state
@@ -480,10 +480,12 @@ def read(
     """
     numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
-    return tuple(
-        _worker(address, entry, memory[address], facts[address], found["time"])
-        for address, entry in identity["workers"].items()
-        if address in memory  # a worker may have left between the two calls
+    return hosts.named(
+        [
+            _worker(address, entry, memory[address], facts[address], found["time"])
+            for address, entry in identity["workers"].items()
+            if address in memory  # a worker may have left between the two calls
+        ]
     )
 
 
@@ -565,5 +567,8 @@ def _worker_facts(answer: Mapping[str, Any], terminate: Any) -> WorkerFacts:
         affinity=frozenset(answer["affinity"]),
         quotas=tuple((name, float(cpus)) for name, cpus in answer["quotas"]),
         host_memory=answer["host_memory"],
+        memory_limits=tuple((name, int(n)) for name, n in answer["memory_limits"]),
+        machine=answer["machine"],
+        hostname=answer["hostname"],
         setup=dict(answer["setup"]),
     )

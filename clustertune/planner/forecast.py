@@ -14,7 +14,6 @@ The sum may be at most ``memory_fraction`` of the worker's memory limit.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
@@ -41,6 +40,7 @@ from clustertune.planner.layouts import (
     largest_held,
     weights,
 )
+from clustertune.planner.machines import by_host, host_memory
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes
@@ -372,11 +372,11 @@ def _text(change: Change, view: View) -> str:
 
 def _hosts_have(size: float, view: View) -> bool:
     """Return whether nannies can set this limit and the hosts have the memory."""
-    wanted: Counter[str] = Counter()
-    there: dict[str, int] = {}
-    for w in view.now.workers:
-        if isinstance(w.facts, Unknown) or not w.memory_limit or w.nanny is None:
+    for workers in by_host(view.now.workers).values():
+        memory = host_memory(workers)
+        if isinstance(memory, Unknown) or not all(w.nanny for w in workers):
             return False
-        wanted[w.host] += math.ceil(max(size, w.memory_limit))
-        there[w.host] = max(there.get(w.host, 0), w.facts.host_memory)
-    return all(wanted[host] <= there[host] for host in wanted)
+        limits = [w.memory_limit for w in workers]
+        if not all(limits) or sum(math.ceil(max(size, n)) for n in limits) > memory:
+            return False
+    return True

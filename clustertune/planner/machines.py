@@ -8,6 +8,7 @@ use. A cgroup quota limits the CPU time of all processes in a cgroup and below i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
@@ -22,6 +23,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSize,
     WorkerSnapshot,
+    is_loopback,
 )
 from clustertune.core.wording import names_text, plural, printable, workers_text
 
@@ -89,12 +91,16 @@ def details_of(view: View) -> list[tuple[WorkerSnapshot, Details]]:
     ]
 
 
-def with_scheduler(host: str, snapshot: Snapshot) -> bool:
-    """Return whether the scheduler runs on this host, usually with the client."""
-    if host in ("::1", "localhost") or host.startswith("127."):
-        return True
-    place = snapshot.scheduler.rpartition("://")[2].lstrip("[")
-    return place.startswith((f"{host}:", f"{host}]", f"{host}/"))
+def with_scheduler(workers: Workers, snapshot: Snapshot) -> bool:
+    """Return whether the scheduler runs on their host, usually with the client."""
+    hosts = {_host(w.address) for w in workers}
+    return _host(snapshot.scheduler) in hosts or any(map(is_loopback, hosts))
+
+
+def _host(address: str) -> str:
+    """Return the host of an address like ``tls://[::1]:8786``."""
+    place = address.rpartition("://")[2]
+    return re.split("[]/]|:[0-9]*$", place.lstrip("["))[0]
 
 
 def start_command(
@@ -146,18 +152,22 @@ def host_cpus(workers: Workers) -> HostCpus | Unknown:
         return facts
     cpus = [len(f.affinity) for f in facts]
     threads = [min(w.nthreads, n) for w, n in zip(workers, cpus, strict=True)]
+    quotas = [f.quotas for f in facts]
     return HostCpus(
         workers=workers,
-        usable=_granted(facts, cpus),
-        busy=_granted(facts, threads),
+        usable=min(len(_distinct(facts)), _granted(quotas, cpus)),
+        busy=min(len(_distinct(facts)), _granted(quotas, threads)),
         tightest=max(_limits(workers, facts), key=lambda limit: limit.load),
     )
 
 
 def host_memory(workers: Workers) -> int | Unknown:
-    """Return the maximum bytes that a process on this host can use."""
+    """Return the maximum bytes that these workers can use together."""
     facts = _facts(workers)
-    return facts if isinstance(facts, Unknown) else max(f.host_memory for f in facts)
+    if isinstance(facts, Unknown):
+        return facts
+    limits = [f.memory_levels for f in facts]
+    return int(_granted(limits, [f.host_memory for f in facts]))
 
 
 # --- one worker in place of several ---------------------------------------------------
@@ -270,31 +280,35 @@ def _limits(workers: Workers, facts: Sequence[WorkerFacts]) -> Iterator[CpuLimit
         pairs = zip(workers, facts, strict=True)
         bound = tuple(w for w, f in pairs if f.affinity <= cpus)
         yield CpuLimit(workers=bound, cpus=len(cpus))
-    for members, quota in _quotas(facts):
+    for members, quota in _levels([f.quotas for f in facts]):
         yield CpuLimit(workers=tuple(workers[i] for i in members), cpus=quota)
 
 
-def _quotas(facts: Sequence[WorkerFacts]) -> list[tuple[list[int], float]]:
-    """Return (workers, quota) for each cgroup, inner cgroups first."""
+#: (cgroup, limit) of each level that limits a worker
+Levels = Sequence[tuple[str, float]]
+
+
+def _levels(limits: Sequence[Levels]) -> list[tuple[list[int], float]]:
+    """Return (workers, limit) for each cgroup, inner cgroups first."""
     members: dict[str, list[int]] = {}
-    cpus: dict[str, float] = {}
-    for i, fact in enumerate(facts):
-        for cgroup, quota in fact.quotas:
+    most: dict[str, float] = {}
+    for i, levels in enumerate(limits):
+        for cgroup, limit in levels:
             members.setdefault(cgroup, []).append(i)
-            cpus[cgroup] = min(quota, cpus.get(cgroup, math.inf))
+            most[cgroup] = min(limit, most.get(cgroup, math.inf))
     inner_first = sorted(members, key=lambda c: len(members[c]))
-    return [(members[c], cpus[c]) for c in inner_first]
+    return [(members[c], most[c]) for c in inner_first]
 
 
-def _granted(facts: Sequence[WorkerFacts], wanted: Sequence[float]) -> float:
-    """Return how many of the wanted CPUs quotas and affinity allow."""
-    group = list(range(len(facts)))  # group of each worker
-    granted = {i: float(n) for i, n in enumerate(wanted)}  # CPUs of each group
-    for members, quota in _quotas(facts):
+def _granted(limits: Sequence[Levels], wanted: Sequence[float]) -> float:
+    """Return how much of the wanted CPUs or memory the limits of cgroups allow."""
+    group = list(range(len(limits)))  # group of each worker
+    granted = {i: float(n) for i, n in enumerate(wanted)}  # of each group
+    for members, limit in _levels(limits):
         merged = {group[i] for i in members}
-        granted[min(merged)] = min(quota, sum(granted.pop(g) for g in merged))
+        granted[min(merged)] = min(limit, sum(granted.pop(g) for g in merged))
         group = [min(merged) if g in merged else g for g in group]
-    return min(float(len(_distinct(facts))), sum(granted.values()))
+    return sum(granted.values())
 
 
 def _distinct(facts: Sequence[WorkerFacts]) -> frozenset[int]:

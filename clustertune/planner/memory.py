@@ -127,7 +127,8 @@ def limit(worker: WorkerSnapshot, view: View) -> float | Unknown:
         return float(worker.memory_limit)
     if isinstance(worker.facts, Unknown):
         return worker.facts
-    return worker.facts.host_memory / view.now.workers_per_host[worker.host]
+    sharing, host = view.now.workers_per_memory, worker.host
+    return min(n / sharing[host, name] for name, n in worker.facts.memory_levels)
 
 
 def fixed_bytes(view: View) -> Float64s:

@@ -40,11 +40,12 @@ iptables -A INPUT -m statistic --mode random --probability 0.5 -j DROP
 """
 #: a command on a host sees its limits as the whole machine, as in a container
 _ON_HOST = """hostname "$1"
+mount --bind "$4" /proc/sys/kernel/random/boot_id
 for c in $2; do
     echo $$ > "/sys/fs/cgroup/$c/$3/cgroup.procs"
     mount --bind "/sys/fs/cgroup/$c/$3" "/sys/fs/cgroup/$c"
 done
-shift 3
+shift 4
 exec "$@"
 """
 
@@ -96,6 +97,8 @@ class Host:
         self.namespace = f"{lab.prefix}-{name}"
         self.folder = lab.folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.boot_id = self.folder / "boot_id"
+        self.boot_id.write_text(f"{self.namespace}\n")
         self.processes: list[subprocess.Popen[bytes]] = []
         self.changed = True  # by a fault, and not repaired yet
 
@@ -119,7 +122,7 @@ class Host:
                 [
                     *("nsenter", f"--net={NAMESPACES / self.namespace}"),
                     *("unshare", "--uts", "--mount", "sh", "-c", _ON_HOST, "sh"),
-                    *(f"host-{self.name}", cgroups, self.namespace),
+                    *(f"host-{self.name}", cgroups, self.namespace, self.boot_id),
                     *map(str, command),
                 ],
                 env=os.environ | variables | environment,

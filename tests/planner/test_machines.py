@@ -107,9 +107,28 @@ def test_what_one_worker_does_not_tell_of_its_host_is_unknown():
     assert host_memory(pair) == unknown
 
 
-def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
-    """Workers in smaller cgroups do not make the host smaller."""
-    assert host_memory((worker(0, host_memory=5), worker(1, host_memory=9))) == 9
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        pytest.param([[], []], 20, id="of the machine"),
+        pytest.param([[("a", 5)], []], 20, id="a smaller cgroup"),
+        pytest.param([[("a", 5)], [("b", 7)]], 12, id="two containers"),
+        pytest.param([[("a", 15)], [("b", 17)]], 20, id="large containers"),
+        pytest.param([[("a", 9), ("c", 5)], [("a", 9)]], 9, id="nested cgroups"),
+        pytest.param([[("a", 9)], [("a", 9)]], 9, id="one container"),
+    ],
+)
+def test_workers_share_memory_as_their_cgroups_do(limits, expected):
+    """They have no more together than the machine, and each cgroup, has."""
+    workers = [
+        worker(
+            i,
+            host_memory=min([20, *(n for _, n in levels)]),
+            memory_limits=(("", 20), *levels),
+        )
+        for i, levels in enumerate(limits)
+    ]
+    assert host_memory(tuple(workers)) == expected
 
 
 @pytest.mark.parametrize(
@@ -125,7 +144,8 @@ def test_the_memory_of_a_host_is_the_most_that_a_process_can_have():
 )
 def test_the_schedulers_host_is_recognized(host, scheduler, same):
     """The scheduler's host is loopback, or the host in its address."""
-    assert with_scheduler(host, snapshot([], scheduler=scheduler)) is same
+    workers = (worker(0, host=host),)
+    assert with_scheduler(workers, snapshot([], scheduler=scheduler)) is same
 
 
 ALL = frozenset(range(8))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
+from socket import gethostname
 from time import time
 from typing import Any
 
@@ -45,6 +46,9 @@ def worker_facts(dask_worker: Any) -> dict[str, Any]:
         "affinity": sorted(_affinity()),
         "quotas": list(cpu_quotas()),
         "host_memory": host_memory(),
+        "memory_limits": [("", psutil.virtual_memory().total), *memory_limits()],
+        "machine": machine(),
+        "hostname": gethostname(),
         "setup": _setup(dask_worker),
     }
 
@@ -161,8 +165,8 @@ def available_memory() -> int:
 
 
 def machine() -> str:
-    """An id of this machine until its next boot; empty if unknown."""
-    return _read(Path(BOOT))
+    """An id of this machine until its next boot, also in containers; "": unknown."""
+    return _read(Path(BOOT)).strip()
 
 
 def _affinity() -> set[int]:
