@@ -163,6 +163,25 @@ def fits(
 
 
 @main.command()
+@_state
+@_seed
+@_first
+@_minutes
+@_rounds
+def hosts(
+    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
+) -> None:
+    """Inject faults into hosts and links of a lab; needs root on Linux."""
+    from tests.chaos.hosts import draw, opened
+
+    log = Log(state)
+    which = _chosen_seeds(log, seed, first, rounds, minutes)
+    with opened() as player:
+        play_all(_printing(lambda n: player.play(draw(n))), log, which)
+    _finish(log)
+
+
+@main.command()
 @click.option("--rounds", default=50, show_default=True)
 def soak(rounds: int) -> None:
     """Repeat training, a memory leak and a restart."""
