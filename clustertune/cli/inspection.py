@@ -220,7 +220,7 @@ def size(form: str, **options: Any) -> None:
 @cluster_options(manager=True)
 @with_options(
     click.option("--serve", is_flag=True, help="Serve the page from this machine until "
-        "^C. Use it for schedulers without Bokeh, or with another Python."),
+        "^C. Use it for schedulers without Bokeh."),
     click.option("--port", type=click.IntRange(0, 65535), help="With --serve: listen "
         f"on this port; 0 chooses a free one. [default: {PORT}]"),
     click.option("--listen", metavar="ADDRESS", help="With --serve: listen on this "
@@ -263,14 +263,13 @@ async def _serve(
         security=client.security,
         seconds=server.CONNECT,
     )
-    source = server.Source(connect)
     try:
         async with server.serving(
-            source, port=port, address=address, origins=origins
+            connect, port=port, address=address, origins=origins
         ) as url:
             click.echo(f"{url} shows the cluster until ^C")
             await asyncio.Event().wait()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise click.UsageError(
             f"cannot listen on {address}:{port} ({error}); give another --port, or "
             "0 for a free one"

@@ -32,37 +32,24 @@ class DashboardPage:
 
     url: str
 
-    def show(self, height: int = 900) -> Frame:
+    def show(self, height: int = 900) -> Any:
         """Show the live page in a notebook, ``height`` pixels high."""
-        return Frame(self.url, height)
+        from IPython.display import IFrame  # only notebooks have it
+
+        return IFrame(escape(self.url), "100%", height)
 
     def _repr_html_(self) -> str:
         url = escape(self.url)
         return f'<a href="{url}" target="_blank" rel="noopener">clustertune: {url}</a>'
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A page inside a notebook."""
-
-    url: str
-    height: int
-
-    def _repr_html_(self) -> str:
-        return (
-            f'<iframe src="{escape(self.url)}" width="100%" height="{self.height:d}" '
-            'style="border: 0" title="clustertune"></iframe>'
-        )
-
-
 def dashboard_page(client: Client) -> Any:
     """Add the page ``/clustertune`` to the dashboard of a cluster.
 
     The call runs all checks once, as :func:`clustertune.check` does, to learn the
-    thresholds, the CPUs and the findings. The page shows memory, threads and the places
-    of prepared partitions live, and the findings with their age. JupyterLab's Dask
-    extension lists parts of it. A second call adds nothing. The page is read-only, and
-    costs nothing while no browser shows it.
+    thresholds and the findings. The page shows memory and the places of prepared
+    partitions live, and the findings with their age. A second call adds nothing. The
+    page is read-only, and costs nothing while no browser shows it.
 
     Parameters
     ----------

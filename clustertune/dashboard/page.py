@@ -1,4 +1,4 @@
-"""The page: figures and tables in one column, updated from a page state.
+"""The page: figures and texts in one column, updated from a page state.
 
 ``build`` fills a Bokeh document. The server that shows it passes a function that reads
 page states.
@@ -6,25 +6,62 @@ page states.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
-from clustertune.core.wording import plural, rounds_text, seconds_text
+from clustertune.core.tables import (
+    MAX_ROWS,
+    NONE,
+    Cell,
+    Item,
+    Section,
+    Table,
+    table,
+    to_html,
+)
+from clustertune.core.wording import (
+    natural,
+    plural,
+    printable,
+    rounds_text,
+    seconds_text,
+    times_text,
+)
 from clustertune.dashboard import style
-from clustertune.dashboard.figures import Memory, Rows, Timeline
-from clustertune.dashboard.state import State, has_ended, imbalance, total, verdict
+from clustertune.dashboard.figures import EVENTS, Memory, Timeline
+from clustertune.dashboard.state import (
+    MAX_IMBALANCE,
+    Items,
+    State,
+    has_ended,
+    imbalance,
+    in_memory,
+    row_problem,
+    total,
+    verdict,
+)
 
 TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
-MAX_HOSTS = 12  # of more hosts, those with the most threads for a CPU
 MAX_FINDINGS = 50
-SIGNS = {"critical": "&#9650;", "warning": "&#9670;", "info": "&#9679;"}
+MAX_NAME = 40  # characters
+SIGN = "\u25b2"
+NO_ROWS = (
+    "No collections are known here yet. Run `clustertune.prepare`, or "
+    "`clustertune.check` with data, to see their rows."
+)
+RELEASED = (
+    "The collections of the last `prepare` or `check` have been released. Run "
+    "`clustertune.check` with data to see the rows of other ones."
+)
 Read = Callable[[], Awaitable[State]]
 
-STYLE = """<meta name="color-scheme" content="light dark"><style>
+STYLE = """<meta name="color-scheme" content="light dark">
+<meta name="viewport" content="width=device-width"><style>
 :root { color-scheme: light dark }
 html, body { background: #ffffff }
 @media (prefers-color-scheme: dark) {
@@ -33,182 +70,143 @@ html, body { background: #ffffff }
   .navbar li a { color: #e8eaee !important }
 }
 </style>"""
-OWN_TEMPLATE = "{% block preamble %}" + STYLE + "{% endblock %}"
+#: the page of the own server loads nothing from others, whatever text is in it;
+#: BokehJS makes functions from text
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data:; font-src 'self' "
+    "data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' "
+    "'unsafe-eval'; base-uri 'none'; form-action 'none'"
+)
+OWN_TEMPLATE = (
+    "{% block preamble %}<meta http-equiv='Content-Security-Policy' content=\""
+    f'{POLICY}">{STYLE}{{% endblock %}}'
+)
 #: for Dask's dashboard, whose own pages are light only
 DASK_TEMPLATE = (
     '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
 )
 
 
-# --- tables ---------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------
 
 
 class Text:
     """HTML that a function makes of the state."""
 
-    figures: tuple[Any, ...] = ()
-
     def __init__(self, make: Callable[[State], str]) -> None:
         self.make = make
         self.root = style.html()
-        self.roots = (self.root,)
 
     def update(self, state: State) -> None:
         self.root.text = self.make(state)
 
 
-def verdict_line(state: State) -> str:
-    """Return whether a fit can begin, why not, and a summary of the cluster."""
-    level, words = verdict(state)
-    head, colon, rest = words.partition(":")
-    where = style.text(f"{state['scheduler']}: {total(state['workers'])}")
+def headline(state: State) -> str:
+    """Return whether a fit can begin, the reasons, the cluster, and running fits."""
+    word, reasons = verdict(state)
+    where = f"{state['scheduler']}: {total(state['workers'])}"
+    fits = "".join(f"<div>Training: {style.text(rounds_text(f))}</div>"
+                   for f in state["fits"])  # fmt: skip
     return (
-        f'<div class="verdict {level.replace(" ", "-")}"><b>{style.text(head)}</b>'
-        f"{colon}{style.text(rest)}<small>{where}</small></div>"
+        f'<div class="verdict {word.split()[0].strip(",").lower()}"><b>{word}:</b> '
+        f"{style.text(reasons)}<small>{style.text(where)}</small>{fits}</div>"
     )
 
 
-def fits(state: State) -> str:
-    """Return the progress of running fits, one line for each."""
-    lines = [style.text(f"Training: {rounds_text(fit)}") for fit in state["fits"]]
-    return "".join(f"<p>{line}</p>" for line in lines)
+def rows(state: State) -> str:
+    """Return the rows of all layouts, and those of the training data by worker."""
+    layouts = in_memory(state["collections"])
+    if not layouts:
+        nothing = RELEASED if state["collections"] else NO_ROWS
+        return _html("Rows", Item("", nothing))
+    items = [Item(x["label"], _layout_text(x)) for x in layouts]
+    return _html("Rows", *items, _by_worker(layouts[0]))
+
+
+def _layout_text(layout: Mapping[str, Any]) -> str:
+    known = layout["rows"] is not None
+    rows = f"{layout['rows']:,} rows" if known else "unknown rows"
+    fullest = imbalance(layout)
+    marked = [(layout["apart"], "separated pair")]
+    texts = [f"{rows} in {plural(layout['partitions'], 'partition')}"]
+    if fullest is not None:
+        sign = f"{SIGN} " if fullest > MAX_IMBALANCE else ""
+        texts.append(f"{sign}the fullest worker has {times_text(fullest)} its share")
+    texts += [f"{SIGN} {plural(n, noun)}" for n, noun in marked if n]
+    missing = layout["missing"]
+    texts += [f"{SIGN} {plural(missing, 'partition')} not in memory"] * bool(missing)
+    return "; ".join(texts)
+
+
+def _by_worker(layout: Mapping[str, Any]) -> Table:
+    """Return a row for each worker; of many workers, the fullest and emptiest."""
+    shares = sorted(layout["workers"], key=lambda w: natural(w["id"]))
+    if len(shares) > MAX_ROWS:
+        shares.sort(key=lambda w: -w["rows"])
+    most = max([1, *(w["rows"] for w in shares)])
+    return table(
+        [
+            [
+                ("worker", printable(w["id"], longest=MAX_NAME)),
+                ("rows", Cell(f"{w['rows']:,}", (w["rows"] / most,))),
+                ("even share", f"{w['due']:,.0f}"),
+                ("partitions", f"{w['partitions']:,}"),
+                ("problem", f"{SIGN} {row_problem(w)}" if row_problem(w) else NONE),
+            ]
+            for w in shares
+        ]
+    )
 
 
 def findings(state: State) -> str:
     """Return the last findings, their age, and the command that checks again."""
     found = state["findings"]
     if found is None:
-        return (
-            "<h2>Findings</h2><p>No check has run here yet. Run "
-            "<code>clustertune check</code>.</p>"
-        )
+        return _html("Findings", Item("", "No check has run. Run `clustertune check`."))
     age = seconds_text(max(0.0, state["time"] - found["time"]))
-    head = (
-        f"<h2>Findings <span class='soft'>{age} old; check again with "
-        f"<code>{style.text(found['command'])}</code></span></h2>"
-    )
-    if not found["found"]:
-        return f"{head}<p>The checks found no problems.</p>"
-    return head + _findings_table(found["found"], set(state["workers"]["address"]))
+    items = [*_finding_items(found["found"], {w["address"] for w in state["workers"]})]
+    count = "" if items else "The checks found no problems. "
+    again = f"{count}{age} old; check again with `{found['command']}`"
+    return _html("Findings", Item("", again), *items)
 
 
-def _findings_table(
-    found: Sequence[Mapping[str, Any]], addresses: Collection[str]
-) -> str:
-    rows = [
-        (
-            _severity(f["severity"]),
-            style.text(f["check"]),
-            style.text(f["message"], 1000) + _ended(f, addresses),
-            style.text(f["evidence"], 1000),
-            style.with_code(f["remedy"]),
-        )
-        for f in found[:MAX_FINDINGS]
+def _finding_items(found: Items, addresses: set[str]) -> Iterator[Item]:
+    for f in found[:MAX_FINDINGS]:
+        ended = "process has" if len(f["processes"]) == 1 else "processes have"
+        since = f" (the {ended} ended since)" if has_ended(f, addresses) else ""
+        remedy = (f"Remedy: {f['remedy']}",) if f["remedy"] else ()
+        yield Item(f["severity"], f"{f['message']} ({f['check']}){since}", remedy)
+    if len(found) > MAX_FINDINGS:
+        yield Item("", f"and {plural(len(found) - MAX_FINDINGS, 'more finding')}")
+
+
+def events(state: State) -> str:
+    """Return the last events, newest first."""
+    last = state["events"][: -MAX_ROWS - 1 : -1]
+    if not last:
+        return _html("Events", Item("", "clustertune has logged no events here yet."))
+    listed = [
+        [
+            ("time (UTC)", _clock(e["time"], state["time"])),
+            ("", EVENTS[e["kind"]][3]),
+            ("event", printable(e["text"], longest=style.MAX_TEXT)),
+        ]
+        for e in last
     ]
-    head = ("severity", "check", "finding", "evidence", "remedy")
-    more = len(found) - MAX_FINDINGS
-    rest = f"<p class='soft'>and {plural(more, 'more finding')}</p>" if more > 0 else ""
-    return style.table(head, rows, "kkwww") + rest
+    return _html("Events", table(listed))
 
 
-def _ended(finding: Mapping[str, Any], addresses: Collection[str]) -> str:
-    if not has_ended(finding, addresses):
-        return ""
-    ended = "process has" if len(finding["processes"]) == 1 else "processes have"
-    return f" <span class='soft'>(the {ended} ended since)</span>"
+def _clock(when: float, now: float) -> str:
+    """Return a time in UTC, because reader and scheduler may have other time zones."""
+    at, today = (datetime.fromtimestamp(t, timezone.utc) for t in (when, now))
+    return f"{at:%H:%M:%S}" if at.date() == today.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
-def _severity(name: str) -> str:
-    known = name if name in SIGNS else "unknown"
-    return f'<span class="{known}">{SIGNS.get(known, "?")} {style.text(name)}</span>'
-
-
-def hosts(state: State) -> str:
-    """Return the threads of workers and the usable CPUs, by host."""
-    found = state["hosts"]
-    columns = (found[name] for name in ("host", "workers", "threads", "cpus"))
-    rows = sorted(zip(*columns, strict=True), key=_load, reverse=True)
-    if not rows:
-        return ""
-    cells = [
-        (
-            style.text(host, style.MAX_NAME),
-            f"{workers:,}",
-            f"{threads:,}",
-            "unknown" if cpus is None else f"{cpus:.3g}",
-            _threads_per_cpu(threads, cpus),
-        )
-        for host, workers, threads, cpus in rows[:MAX_HOSTS]
-    ]
-    more = len(rows) - MAX_HOSTS
-    rest = f"<p class='soft'>and {plural(more, 'more host')}</p>" if more > 0 else ""
-    head = ("host", "workers", "threads", "usable CPUs", "")
-    title = "<h2>Threads and CPUs of hosts</h2>"
-    return title + style.table(head, cells, " nnn ") + rest
-
-
-def _load(row: tuple[Any, ...]) -> float:
-    _, _, threads, cpus = row
-    return float(threads) / cpus if cpus else 0.0
-
-
-def _threads_per_cpu(threads: int, cpus: float | None) -> str:
-    if cpus is None:
-        return ""
-    if threads > cpus * 1.05:
-        return '<span class="warning">&#9670; more threads than CPUs</span>'
-    if threads < cpus * 0.95:
-        return '<span class="soft">CPUs without a thread</span>'
-    return "one each"
-
-
-def prepared(state: State) -> str:
-    """Return the last change, with the layouts before and after it."""
-    last = state["prepared"]
-    if last is None:
-        return (
-            "<h2>Last change</h2><p class='soft'>clustertune has changed nothing since "
-            "the scheduler started.</p>"
-        )
-    lines = "".join(f"<p>{style.text(line, 1000)}</p>" for line in last["lines"])
-    rows = [*_summaries("before", last["before"]), *_summaries("after", last["after"])]
-    head = (
-        "", "collection", "rows", "partitions", "separated pairs",
-        "fullest, of its share", "empty workers",
-    )  # fmt: skip
-    tables = style.table(head, rows, "k nnnnn") if rows else ""
-    return f"<h2>Last change</h2>{lines}{tables}"
-
-
-def _summaries(when: str, layouts: Iterable[Any]) -> Iterable[tuple[str, ...]]:
-    for x in layouts:
-        fullest = x["imbalance"] or imbalance(x["workers"])
-        empty = sum(r == 0 for r in x["workers"]["rows"])
-        counts = (x["rows"], x["partitions"], x["separated"])
-        yield (
-            when,
-            style.text(x["label"]),
-            *("unknown" if n is None else f"{n:,}" for n in counts),
-            "unknown" if fullest is None else f"{fullest:.2f}",
-            f"{empty:,}",
-        )
+def _html(title: str, *content: Item | Table) -> str:
+    return to_html([Section(title, content)])
 
 
 # --- the page -------------------------------------------------------------------------
-
-PARTS: dict[str, Callable[[], Any]] = {
-    "verdict": lambda: Text(verdict_line),
-    "fits": lambda: Text(fits),
-    "memory": Memory,
-    "rows": Rows,
-    "findings": lambda: Text(findings),
-    "timeline": Timeline,
-    "hosts": lambda: Text(hosts),
-    "prepared": lambda: Text(prepared),
-}
-#: parts of one row are next to each other
-ROWS = (("verdict",), ("fits",), ("memory", "rows"), ("findings",), ("timeline",),
-        ("prepared", "hosts"))  # fmt: skip
 
 # validation takes a large part of an update, and all values come from this package
 _unchecked: Callable[..., Callable[..., None]] = without_property_validation
@@ -216,42 +214,45 @@ _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
 class Page:
-    """Some parts of the page, or all; ``rows`` has names of :data:`PARTS` by row."""
+    """All parts of the page; on narrow screens, they are one below the other."""
 
-    def __init__(self, rows: Sequence[Sequence[str]] = ROWS) -> None:
-        self.parts = {name: PARTS[name]() for row in rows for name in row}
-        children: list[Any] = []
-        for row in rows:
-            columns: list[Any] = [
-                Column(children=list(self.parts[name].roots), **_WIDE) for name in row
-            ]
-            one = len(columns) == 1
-            children.append(
-                columns[0] if one else Row(children=columns, **_WIDE, spacing=28)
-            )
-        self.root = Column(children=children, stylesheets=[style.BACKGROUND], **_WIDE)
+    def __init__(self) -> None:
+        self.memory, self.timeline = Memory(), Timeline()
+        self.texts = [Text(make) for make in (headline, rows, findings, events)]
+        head, held, found, log = (text.root for text in self.texts)
+        columns: list[Any] = [
+            Column(children=list(roots), stylesheets=[_HALF], **_WIDE)
+            for roots in (self.memory.roots, [held], self.timeline.roots, [log])
+        ]
+        pairs = [
+            Row(children=pair, stylesheets=[_WRAP], **_WIDE)
+            for pair in (columns[:2], columns[2:])
+        ]
+        children: list[Any] = [head, pairs[0], found, pairs[1]]
+        self.root = Column(children=children, stylesheets=[style.PAGE], **_WIDE)
 
     @_unchecked
     def update(self, state: State) -> None:
-        for part in self.parts.values():
-            part.update(state)
-
-    def add_to(self, document: Any, title: str = TITLE) -> None:
-        figures = [f for part in self.parts.values() for f in part.figures]
-        if figures:
-            document.js_on_event("document_ready", style.theme(figures))
-        document.add_root(self.root)
-        document.title = title
-        document.template = OWN_TEMPLATE
+        self.memory.update(state)
+        self.timeline.update(state)
+        for text in self.texts:
+            text.update(state)
 
 
-def build(document: Any, read: Read, rows: Sequence[Sequence[str]] = ROWS) -> None:
+_WRAP = ":host { flex-wrap: wrap; gap: 0 28px }"
+_HALF = ":host { flex: 1 1 420px !important; min-width: 0 }"
+
+
+def build(document: Any, read: Read) -> None:
     """Fill a Bokeh document, and update it while a reader looks at it.
 
     ``read`` returns a page state in the event loop of the server.
     """
-    page = Page(rows)
-    page.add_to(document)
+    page = Page()
+    document.add_root(page.root)
+    document.title = TITLE
+    document.template = OWN_TEMPLATE
+    document.theme = style.THEME
 
     async def refresh() -> None:
         page.update(await read())

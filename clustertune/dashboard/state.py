@@ -10,22 +10,18 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
 ``trouble``
     Why the other entries are old or missing, as a sentence, or an empty text.
 ``workers``
-    Columns (:data:`WORKER`), lists with an entry for each worker: ``id``, ``address``,
-    ``host``, ``status`` (Dask's), ``silent`` (time since the last heartbeat),
-    ``threads``, ``limit`` (0: none), ``process``, ``managed``, ``spilled``, and the
-    worker's thresholds ``target``, ``spill``, ``pause``, ``terminate`` in bytes.
-``hosts``
-    Columns (:data:`HOST`): ``host``, ``workers``, ``threads``, ``cpus`` (usable).
+    For each worker ``id``, ``address``, ``host``, ``status`` (Dask's), ``silent`` (time
+    since the last heartbeat), ``threads``, ``limit`` (0: none), ``process``,
+    ``managed``, ``spilled``, and ``thresholds``: target, spill, pause, terminate.
 ``collections``
     For each layout ``label``, ``partitions``, ``rows``, ``apart`` (partitions whose
     companions are on different workers), ``missing`` (partitions in no memory),
-    ``lost`` (rows that nothing computes again), ``counted`` (when), and ``workers``,
-    columns (:data:`SHARE`): ``id``, ``rows``, ``partitions`` and ``due`` (the even
-    share of rows).
+    ``lost`` (rows that nothing computes again), ``counted`` (when), and ``workers``
+    with ``id``, ``rows``, ``partitions`` and ``due`` (the even share of rows).
 ``findings``
     None, or the last findings: ``time``, ``command`` that checks again, and ``found``,
-    each with ``severity``, ``check``, ``message``, ``evidence``, ``remedy`` and
-    ``processes``: addresses of workers. The finding ends with these workers.
+    each with ``severity``, ``check``, ``message``, ``remedy`` and ``processes``:
+    addresses of workers. The finding ends with these workers.
 ``events``
     Oldest first: ``time``, ``kind`` (``did``, ``failed``, ``held`` or ``scheduled``)
     and ``text``.
@@ -33,223 +29,169 @@ seconds, and None means unknown. Its texts come from the cluster and are untrust
     Running fits: ``round``, ``rounds`` (None: unknown), ``metric`` (its name and last
     value as text), ``rate`` (rounds per second) and ``seconds`` since the fit began.
 ``history``
-    Columns: ``time``, and ``process`` and ``managed`` of all workers together.
-``prepared``
-    None, or the last report: ``status``, ``lines`` (text), and ``before`` and
-    ``after``, for each layout ``label``, ``partitions``, ``rows``, ``separated``,
-    ``imbalance`` (rows of the fullest worker over its share) and ``workers``, columns
-    (:data:`SHARE`).
+    Moments: their time, and process and managed memory of all workers together.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time
 from typing import Any
 
-from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import (
+    are,
+    bytes_text,
+    plural,
+    times_text,
+    verb,
+    workers_text,
+)
 
 State = dict[str, Any]
-Columns = dict[str, list[Any]]
+Items = Sequence[Mapping[str, Any]]
 
-THRESHOLDS = ("target", "spill", "pause", "terminate")
-WORKER = (
-    "id", "address", "host", "status", "silent", "threads", "limit", "process",
-    "managed", "spilled", *THRESHOLDS,
-)  # fmt: skip
-HOST = ("host", "workers", "threads", "cpus")
-SHARE = ("id", "rows", "partitions", "due")
-
-#: checks whose conditions the page sees live, so their old findings do not count
-LIVE_CHECKS = frozenset(
-    (
-        "empty_workers", "memory_pressure", "missing_workers", "paused_workers",
-        "separated_pairs", "unresponsive_workers", "uneven_rows",
-    )
-)  # fmt: skip
+#: checks of workers that the page sees itself, so their old findings do not count
+OF_WORKERS = frozenset(
+    ("memory_pressure", "missing_workers", "paused_workers", "unresponsive_workers")
+)
+#: checks of rows, which the page sees itself if it has counted them
+OF_ROWS = frozenset(("empty_workers", "separated_pairs", "uneven_rows"))
 MAX_SILENCE = 15.0  # seconds without a heartbeat; there is one each second
 MAX_IMBALANCE = 1.05  # rows over the even share: the default tolerance of prepare
+MAX_REASONS = 3
 
 
 def make(**parts: Any) -> State:
     """Return a page state; entries that are not given are empty or unknown."""
-    return {
-        "time": time(),
-        "scheduler": "",
-        "trouble": "",
-        "workers": columns(WORKER, ()),
-        "hosts": columns(HOST, ()),
-        "collections": [],
-        "findings": None,
-        "events": [],
-        "fits": [],
-        "history": columns(("time", "process", "managed"), ()),
-        "prepared": None,
-    } | parts
+    lists = ("workers", "collections", "events", "fits", "history")
+    texts = {"scheduler": "", "trouble": ""}
+    empty: State = {name: [] for name in lists} | {"time": time(), "findings": None}
+    return empty | texts | parts
 
 
-def columns(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> Columns:
-    """Return rows as columns by name."""
-    wanted = tuple(names)
-    found = list(zip(*rows, strict=True)) or [()] * len(wanted)
-    return {name: list(values) for name, values in zip(wanted, found, strict=True)}
+def condition(worker: Mapping[str, Any]) -> str:
+    """Return the problem of a worker in a few words, or an empty text."""
+    status, silent = str(worker["status"]).replace("_", " "), worker["silent"]
+    words = [] if status == "running" else [status]
+    words += [f"silent for {silent:.0f} s"] if silent >= MAX_SILENCE else []
+    return ", ".join(words)
 
 
-def of_identity(identity: Mapping[str, Any], now: float) -> State:
-    """Return the page state of a scheduler that runs no code of clustertune.
-
-    ``identity`` is the scheduler's ``identity(n_workers=-1)``. ``now`` is the time by
-    the scheduler's clock, in epoch seconds.
-    """
-    entries = sorted(
-        identity["workers"].items(),
-        key=lambda item: (len(str(item[1]["name"])), str(item[1]["name"])),
-    )
-    workers = columns(WORKER, (_worker_row(a, entry, now) for a, entry in entries))
-    threads: Counter[str] = Counter()
-    for host, n in zip(workers["host"], workers["threads"], strict=True):
-        threads[host] += n
-    counts = Counter(workers["host"])
-    return make(
-        time=now,
-        scheduler=identity["address"],
-        workers=workers,
-        hosts=columns(HOST, ((h, n, threads[h], None) for h, n in counts.items())),
-    )
+def row_problem(share: Mapping[str, Any]) -> str:
+    """Return the problem of a worker's rows in a few words, or an empty text."""
+    rows, due = share["rows"], share["due"]
+    if due and not rows:
+        return "empty"
+    if rows > due * MAX_IMBALANCE:
+        return "too many" if due else "should have none"
+    return ""
 
 
-def _worker_row(address: str, entry: Mapping[str, Any], now: float) -> tuple[Any, ...]:
-    metrics, name = entry["metrics"], entry["name"]
-    spilled = metrics.get("spilled_bytes", {})
-    process = int(metrics.get("memory", 0))
-    managed = int(metrics.get("managed_bytes", 0)) - int(spilled.get("memory", 0))
-    return (
-        name if isinstance(name, str | int) and name != "" else address,
-        address,
-        entry["host"],
-        entry["status"],
-        max(0.0, now - entry["last_seen"]),
-        entry["nthreads"],
-        entry["memory_limit"] or 0,
-        process,
-        min(process, max(0, managed)),
-        int(spilled.get("disk", 0)),
-        *(None for _ in THRESHOLDS),
-    )
+def imbalance(layout: Mapping[str, Any]) -> float | None:
+    """Return the rows of the fullest worker over its even share; 1 is even."""
+    found = [w["rows"] / w["due"] for w in layout["workers"] if w["due"]]
+    return max(found, default=None)
+
+
+def in_memory(layouts: Items) -> list[Mapping[str, Any]]:
+    """Return the layouts that no client has released as a whole."""
+    return [x for x in layouts if not x["missing"] or x["missing"] < x["partitions"]]
+
+
+def has_ended(finding: Mapping[str, Any], addresses: Collection[str]) -> bool:
+    """Return whether all processes of a finding have ended."""
+    processes = finding["processes"]
+    return bool(processes) and not any(p in addresses for p in processes)
 
 
 # --- the verdict ----------------------------------------------------------------------
 
 
-def conditions(workers: Columns) -> list[str]:
-    """Return for each worker its problem in a few words, or an empty text."""
-    found = []
-    for status, silent in zip(workers["status"], workers["silent"], strict=True):
-        words = [] if status == "running" else [str(status).replace("_", " ")]
-        words += [f"silent for {silent:.0f} s"] if silent >= MAX_SILENCE else []
-        found.append(", ".join(words))
-    return found
-
-
-def total(workers: Columns) -> str:
+def total(workers: Items) -> str:
     """Return the cluster in one line."""
-    hosts = len(set(workers["host"]))
-    ids = workers["id"]
-    used, limit = sum(workers["process"]), sum(workers["limit"])
-    memory = f"{bytes_text(used)} of {bytes_text(limit)}" if limit else bytes_text(used)
+    used = bytes_text(sum(w["process"] for w in workers))
+    limit = sum(w["limit"] for w in workers)
+    memory = f"{used} of {bytes_text(limit)}" if limit else used
     return (
-        f"{plural(len(ids), 'worker')} on {plural(hosts, 'host')}, "
-        f"{plural(sum(workers['threads']), 'thread')}, {memory} in use"
+        f"{plural(len(workers), 'worker')} on "
+        f"{plural(len({w['host'] for w in workers}), 'host')}, "
+        f"{plural(sum(w['threads'] for w in workers), 'thread')}, {memory} in use"
     )
 
 
 def verdict(state: State) -> tuple[str, str]:
-    """Return whether a fit can begin, and a sentence with the reasons.
+    """Return whether a fit can begin, and the reasons.
 
-    The first is ``ready``, ``usable`` (a fit would run, but not well), ``not ready`` or
-    ``unknown``.
+    The first is ``Ready``, ``Usable`` (a fit would run, but not well), ``Not ready`` or
+    ``Unknown``.
     """
+    workers, layouts = state["workers"], in_memory(state["collections"])
     if state["trouble"]:
-        return "unknown", f"Unknown: {state['trouble']}"
-    if not state["workers"]["id"]:
-        return "not ready", "Not ready: the cluster has no workers"
+        return "Unknown", state["trouble"]
+    if not workers:
+        return "Not ready", "the cluster has no workers"
     lost = [
         f"{plural(x['missing'], 'partition')} of {x['label']} not in memory"
-        for x in state["collections"]
-        if 0 < x["missing"] < x["partitions"]  # all: no client uses it
+        for x in layouts
+        if x["missing"]
     ]
-    worst = [*_worker_problems(state["workers"]), *lost, *_messages(state, "critical")]
+    worst = [*_worker_problems(workers), *lost, *_messages(state, "critical")]
     if worst:
-        return "not ready", f"Not ready: {_listed(worst)}"
-    bad = [*_memory_problems(state["workers"]), *_row_problems(state["collections"])]
+        return "Not ready", _listed(worst)
+    # problems of rows first: they cost most
+    bad = [*_row_problems(layouts), *_memory_problems(workers)]
     bad += _messages(state, "warning")
     if bad:
-        return "usable", f"Usable, but: {_listed(bad)}"
+        return "Usable, but", _listed(bad)
     if state["findings"] is None:
-        return "ready", "Ready, as far as the page can see: no check has run yet"
-    return "ready", "Ready: no problem is known"
+        return "Ready", "as far as the page can see: no check has run yet"
+    return "Ready", "no problem is known"
 
 
-def _worker_problems(workers: Columns) -> Iterable[str]:
-    ids = workers["id"]
-    paused = [i for i, s in zip(ids, workers["status"], strict=True) if s == "paused"]
+def _worker_problems(workers: Items) -> Iterable[str]:
+    paused = [w["id"] for w in workers if w["status"] == "paused"]
+    silent = [w["id"] for w in workers if w["silent"] >= MAX_SILENCE]
     if paused:
-        yield f"{workers_text(paused)} {'is' if len(paused) == 1 else 'are'} paused"
-    silent = [
-        i for i, s in zip(ids, workers["silent"], strict=True) if s >= MAX_SILENCE
-    ]
+        yield f"{workers_text(paused)} {are(paused)} paused"
     if silent:
         least = f"{MAX_SILENCE:.0f} s or more"
         yield f"{workers_text(silent)} sent no heartbeat for {least}"
-    if paused or silent or any(s == "running" for s in workers["status"]):
-        return
-    yield "no worker is running"
+    if not (paused or silent or any(w["status"] == "running" for w in workers)):
+        yield "no worker is running"
 
 
-def _memory_problems(workers: Columns) -> Iterable[str]:
-    own = zip(workers["id"], workers["process"], workers["spill"], strict=True)
-    full = [id for id, process, spill in own if spill and process >= spill]
+def _memory_problems(workers: Items) -> Iterable[str]:
+    full = [w["id"] for w in workers if w["process"] >= (w["thresholds"][1] or 2**63)]
     if full:
-        verb = "has" if len(full) == 1 else "have"
-        yield f"{workers_text(full)} {verb} more memory than the spill threshold"
+        has = verb(full, "has")
+        yield f"{workers_text(full)} {has} more memory than the spill threshold"
 
 
-def _row_problems(layouts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+def _row_problems(layouts: Items) -> Iterable[str]:
     for layout in layouts:
-        label, apart = layout["label"], layout["apart"]
-        if apart:
-            yield f"{plural(apart, 'separated pair')} of {label}"
-        fullest = imbalance(layout["workers"])
-        if fullest is not None and fullest > MAX_IMBALANCE:
-            yield f"rows of {label} are uneven ({fullest:.3g} times the even share)"
-
-
-def imbalance(share: Columns) -> float | None:
-    """Return the rows of the fullest worker over its even share; 1 is even."""
-    found = [r / d for r, d in zip(share["rows"], share["due"], strict=True) if d]
-    return max(found, default=None)
+        label, shares = layout["label"], layout["workers"]
+        empty = [w["id"] for w in shares if row_problem(w) == "empty"]
+        if empty:
+            yield f"{workers_text(empty)} {verb(empty, 'holds')} no rows of {label}"
+        if layout["apart"]:
+            yield f"{plural(layout['apart'], 'separated pair')} of {label}"
+        fullest = imbalance(layout)
+        if fullest is not None and fullest > MAX_IMBALANCE and not empty:
+            share = f"the fullest worker has {times_text(fullest)} its share"
+            yield f"rows of {label} are uneven: {share}"
 
 
 def _messages(state: State, severity: str) -> list[str]:
     found = state["findings"]["found"] if state["findings"] else ()
-    addresses = frozenset(state["workers"]["address"])
-    return [
-        f["message"]
-        for f in found
-        if f["severity"] == severity
-        and f["check"] not in LIVE_CHECKS
-        and not has_ended(f, addresses)
-    ]
-
-
-def has_ended(finding: Mapping[str, Any], addresses: Collection[str]) -> bool:
-    """Return whether all processes of a finding have ended."""
-    processes = finding.get("processes") or ()
-    return bool(processes) and not any(p in addresses for p in processes)
+    addresses = {w["address"] for w in state["workers"]}
+    live = OF_WORKERS | OF_ROWS if state["collections"] else OF_WORKERS
+    known = [f for f in found if f["severity"] == severity and f["check"] not in live]
+    # without counted rows, findings about rows are first
+    known.sort(key=lambda f: f["check"] not in OF_ROWS)
+    return [f["message"] for f in known if not has_ended(f, addresses)]
 
 
 def _listed(reasons: list[str]) -> str:
-    """Return the first two reasons, and the number of others."""
-    more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-    return "; ".join(reasons[:2]) + more
+    """Return the first reasons, and the number of the others."""
+    more = [f"and {len(reasons) - MAX_REASONS} more"] * (len(reasons) > MAX_REASONS)
+    return "; ".join([*reasons[:MAX_REASONS], *more])

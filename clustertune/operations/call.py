@@ -314,9 +314,7 @@ class RunningCall:
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done
         refused = "" if call.dry_run else error
-        noted = event_log.log_call(
-            call.client, call.name, status, report.seconds, journal, refused
-        )
+        noted = event_log.log_call(call.client, call.name, report, journal, refused)
         await asyncio.shield(noted)
         return report
 

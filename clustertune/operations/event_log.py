@@ -20,6 +20,8 @@ import dask
 from distributed import Client
 
 from clustertune.core.model import Finding, Outcome, Severity, View
+from clustertune.core.report import Report
+from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
 from clustertune.monitor import connection
 from clustertune.operations.journal import Journal
@@ -37,8 +39,7 @@ MAX_TEXT = 500  # characters
 async def log_call(
     client: Client,
     action: str,
-    status: str,
-    seconds: float,
+    report: Report,
     journal: Journal,
     refused: str = "",
 ) -> None:
@@ -54,8 +55,9 @@ async def log_call(
     looks = list(zip(journal.views, journal.findings, strict=False))
     event = {
         "action": action,
-        "status": status if begun else "refused",
-        "seconds": seconds,
+        "status": report.status if begun else "refused",
+        "summary": printable(headlines(report)[0], longest=MAX_TEXT),
+        "seconds": report.seconds,
         "by": user(),
         "pid": os.getpid(),
         "client": client.id,

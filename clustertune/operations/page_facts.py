@@ -1,7 +1,7 @@
 """Facts that a client sends to the scheduler plugin for the dashboard page (pure).
 
 The scheduler itself has memory, threads and holders. Only a client reads thresholds,
-CPUs, rows of partitions and findings; the plugin keeps them with their age.
+rows of partitions and findings; the plugin keeps them with their age.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clustertune.core.model import Finding, Layout, Unknown, View, WorkerSnapshot
-from clustertune.core.wording import bytes_text
-from clustertune.planner import machines
 from clustertune.remote import keys
 from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 
@@ -19,8 +17,6 @@ from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 OF_PROCESSES = frozenset(
     ("blocked_event_loops", "child_processes", "memory_growth", "unmanaged_memory")
 )
-#: names of evidence in bytes
-_SIZES = ("process", "managed", "unmanaged", "spilled", "limit", "memory_limit")
 
 
 def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
@@ -28,12 +24,11 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
 
     Without collections in the view, those of an earlier call stay on the page.
     """
-    now = view.now
-    addresses = {w.id: w.address for w in now.workers}
+    addresses = {w.id: w.address for w in view.now.workers}
     result = of_workers(view)
     result["findings"] = {
-        "time": now.time,
-        "command": f"clustertune check {now.scheduler}",
+        "time": view.now.time,
+        "command": f"clustertune check {view.now.scheduler}",
         "found": [_finding(f, addresses) for f in found],
     }
     known = [x for x in view.layouts if x.loaded and x.aligned]
@@ -46,13 +41,7 @@ def facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
 
 def of_workers(view: View) -> dict[str, Any]:
     """Return the facts of workers only; findings of an earlier call stay."""
-    hosts = machines.by_host([w for w in view.now.workers if not w.parking])
-    cpus = {host: machines.host_cpus(group) for host, group in hosts.items()}
-    known = {host: n.usable for host, n in cpus.items() if not isinstance(n, Unknown)}
-    return {
-        "workers": {w.address: _thresholds(w) for w in view.now.workers},
-        "hosts": known,
-    }
+    return {"workers": {w.address: _thresholds(w) for w in view.now.workers}}
 
 
 def _finding(finding: Finding, addresses: Mapping[Any, str]) -> dict[str, Any]:
@@ -62,23 +51,9 @@ def _finding(finding: Finding, addresses: Mapping[Any, str]) -> dict[str, Any]:
         "severity": str(finding.severity),
         "check": finding.check,
         "message": finding.message,
-        "evidence": ", ".join(
-            f"{name.replace('_', ' ')} {_figure(name, value)}"
-            for name, value in finding.evidence.items()
-        ),
         "remedy": finding.remedy,
         "processes": [addresses[id] for id in processes if id in addresses],
     }
-
-
-def _figure(name: str, value: Any) -> str:
-    """A value of evidence as text, with a unit if its name is that of bytes."""
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if numeric and ("bytes" in name or name in _SIZES):
-        return bytes_text(value)
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if numeric else str(value)
 
 
 def _thresholds(worker: WorkerSnapshot) -> list[int | None]:

@@ -32,6 +32,7 @@ TRAVELLING = (
     "clustertune.remote.",
     "clustertune.dashboard.",
     "clustertune.core.rules",
+    "clustertune.core.tables",
     "clustertune.core.wording",
     "clustertune.training.frameworks",
     "clustertune.training.remote_",

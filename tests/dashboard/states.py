@@ -11,43 +11,47 @@ GIB = 2**30
 
 def of(n: int = 4, *, rows: list[int] | None = None, **parts: Any) -> states.State:
     """Return the state of workers with 4 GiB and prepared rows."""
-    workers = states.columns(
-        states.WORKER,
-        (
-            (
-                f"worker-{i}", f"tcp://10.0.0.{i}:4000", f"10.0.0.{i % 2}", "running",
-                0.5, 2, 4 * GIB, GIB, GIB // 2, 0,
-                *(int(fraction * 4 * GIB) for fraction in (0.6, 0.7, 0.8, 0.95)),
-            )
-            for i in range(n)
-        ),
-    )  # fmt: skip
-    hosts = states.columns(states.HOST, [("10.0.0.0", n, 2 * n, 4.0)] if n else ())
+    workers = [worker(i) for i in range(n)]
     held = [100] * n if rows is None else rows
-    share = {
-        "id": list(workers["id"]),
-        "rows": held,
-        "partitions": [r // 10 for r in held],
-        "due": [sum(held) / max(1, n)] * n,
-    }
+    shares = [
+        {"id": w["id"], "rows": r, "partitions": r // 10, "due": sum(held) / n}
+        for w, r in zip(workers, held, strict=True)
+    ]
     return (
         states.make(
             scheduler="tcp://10.0.0.1:8786",
             workers=workers,
-            hosts=hosts,
-            collections=[layout(share)] if n else [],
+            collections=[layout(shares)] if n else [],
             findings={"time": 0.0, "command": "clustertune check", "found": []},
         )
         | parts
     )
 
 
-def layout(share: states.Columns, **parts: Any) -> dict[str, Any]:
-    data = {"label": "training data", "partitions": sum(share["partitions"])}
-    data |= {"rows": sum(share["rows"]), "apart": 0, "missing": 0, "counted": 0.0}
-    return data | {"workers": share} | parts
+def worker(i: int) -> dict[str, Any]:
+    return {
+        "id": f"worker-{i}",
+        "address": f"tcp://10.0.0.{i}:4000",
+        "host": f"10.0.0.{i % 2}",
+        "status": "running",
+        "silent": 0.5,
+        "threads": 2,
+        "limit": 4 * GIB,
+        "process": GIB,
+        "managed": GIB // 2,
+        "spilled": 0,
+        "thresholds": [int(x * 4 * GIB) for x in (0.6, 0.7, 0.8, 0.95)],
+    }
+
+
+def layout(shares: list[dict[str, Any]], **parts: Any) -> dict[str, Any]:
+    partitions = sum(share["partitions"] for share in shares)
+    data = {"label": "training data", "partitions": partitions}
+    data |= {"rows": sum(share["rows"] for share in shares)}
+    data |= {"apart": 0, "missing": 0, "counted": 0.0}
+    return data | {"workers": shares} | parts
 
 
 def finding(**parts: Any) -> dict[str, Any]:
-    data = {"severity": "warning", "check": "uneven_rows", "message": "rows are uneven"}
-    return data | {"evidence": "", "remedy": "`clustertune check`"} | parts
+    data = {"severity": "warning", "check": "thread_count", "message": "too few"}
+    return data | {"remedy": "`clustertune check`", "processes": []} | parts

@@ -13,10 +13,7 @@ from bokeh.document import Document
 import clustertune.dashboard
 from clustertune.dashboard import page as pages
 from clustertune.dashboard import style
-from clustertune.dashboard.figures import (
-    Memory,
-)
-from clustertune.dashboard.page import PARTS, ROWS, Page
+from clustertune.dashboard.page import MAX_FINDINGS, Page
 from tests.dashboard.states import finding, layout, of
 
 EVIL = "<script>alert(1)</script>"
@@ -40,17 +37,14 @@ DRAWN = [
 @pytest.mark.parametrize("path", DRAWN, ids=lambda p: p.stem)
 def test_it_imports_only_what_schedulers_have(path: Path) -> None:
     """Schedulers without clustertune get these modules."""
-    own = ("clustertune.dashboard", "clustertune.core.wording")
+    own = ("clustertune.dashboard", "clustertune.core.tables")
+    own = (*own, "clustertune.core.wording")
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [getattr(node, "module", None) or node.names[0].name]
             for name in names:
                 standard = name.split(".")[0] in sys.stdlib_module_names
                 assert standard or name.split(".")[0] == "bokeh" or name.startswith(own)
-
-
-def test_every_part_is_on_the_page() -> None:
-    assert {name for row in ROWS for name in row} == set(PARTS)
 
 
 def test_a_running_fit_has_a_line() -> None:
@@ -66,40 +60,78 @@ def test_a_running_fit_has_a_line() -> None:
 
 
 def test_findings_have_an_age_and_a_command() -> None:
-    found = {
-        "time": 100.0,
-        "command": "clustertune check tcp://x",
-        "found": [finding()],
-    }
+    found = {"time": 100.0, "command": "clustertune check x", "found": [finding()]}
     text = pages.findings(of(findings=found) | {"time": 220.0})
     assert "2 min old" in text
-    assert "<code>clustertune check tcp://x</code>" in text
-    assert "<code>clustertune check</code>" in text  # the remedy
-    assert "&#9670; warning" in text  # a shape in addition to the colour
+    assert "<code>clustertune check x</code>" in text
+    assert "Remedy: <code>clustertune check</code>" in text
+    assert "<strong>warning</strong> too few (thread_count)" in text
 
 
-def test_threads_and_cpus() -> None:
-    text = pages.hosts(of(4))
-    assert "more threads than CPUs" in text
-    unknown = of(4)
-    unknown["hosts"]["cpus"] = [None]
-    assert "unknown" in pages.hosts(unknown)
+def test_of_many_findings_the_first_are_listed() -> None:
+    found = {"time": 0.0, "command": "c", "found": [finding()] * (MAX_FINDINGS + 7)}
+    text = pages.findings(of(findings=found))
+    assert text.count("too few") == MAX_FINDINGS
+    assert "and 7 more findings" in text
 
 
-def test_before_and_after() -> None:
-    share = of()["collections"][0]["workers"]
-    told = {"label": "training data", "partitions": 40, "rows": 400, "separated": 7}
-    told |= {"imbalance": 2.1, "workers": share}
-    last = {"status": "done", "lines": ["moved it"], "before": [told], "after": [told]}
-    text = pages.prepared(of(prepared=last))
-    assert "moved it" in text
-    assert text.count("2.10") == 2
+def test_findings_end_with_their_processes() -> None:
+    gone = finding(message="leaks", processes=["tcp://10.0.0.0:9"])
+    found = {"time": 0.0, "command": "c", "found": [gone]}
+    text = pages.findings(of(findings=found))
+    assert "leaks (thread_count) (the process has ended since)" in text
+
+
+def test_rows_of_each_worker() -> None:
+    """Empty and overfull workers have a sign and a word."""
+    state = of(rows=[100, 300, 0, 0])
+    state["collections"][0]["apart"] = 2
+    text = pages.rows(state)
+    assert "400 rows in 40 partitions" in text
+    assert "&#9650; the fullest worker has 3 times its share" in html(text)
+    assert "&#9650; 2 separated pairs" in html(text)
+    assert html(text).count("&#9650; empty") == 2
+    assert html(text).count("&#9650; too many") == 1
+    assert "width:33%" in text  # the bar of the first worker
+    assert "width:100%" in text
+
+
+def html(text: str) -> str:
+    return text.replace("\u25b2", "&#9650;")
+
+
+def test_rows_of_many_workers() -> None:
+    """The table has the fullest and the emptiest workers."""
+    rows = [100] * 40
+    rows[7], rows[30] = 900, 0
+    text = pages.rows(of(40, rows=rows))
+    assert "28 more" in text
+    assert "worker-7<" in text
+    assert text.index("worker-7<") < text.index("more") < text.index("worker-30<")
+
+
+def test_no_collections_and_released_collections() -> None:
+    assert "No collections are known" in pages.rows(of(collections=[]))
+    shares = of(1)["collections"][0]["workers"]
+    released = layout(shares, missing=10)
+    assert "have been released" in pages.rows(of(1, collections=[released]))
+
+
+def test_events_have_a_day_unless_it_is_today() -> None:
+    """The newest is first; the words are those of the legend."""
+    events = [
+        {"time": 1e6, "kind": "did", "text": "prepare: it"},
+        {"time": 1e6 + 86400, "kind": "scheduled", "text": "a restart"},
+    ]
+    text = pages.events(of(events=events, time=1e6))
+    first, second = text.index("1970-01-13 13:46"), text.index(">13:46:40<")
+    assert first < text.index("scheduled") < second < text.index("done")
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 100])
 def test_the_page_draws_any_number_of_workers(n: int) -> None:
     page, document = Page(), Document()
-    page.add_to(document)
+    document.add_root(page.root)
     page.update(of(n))
     page.update(of(max(0, n - 1)))  # one worker has left
     document.validate()
@@ -108,18 +140,15 @@ def test_the_page_draws_any_number_of_workers(n: int) -> None:
 
 def hostile() -> Any:
     state = of(4, scheduler=EVIL)
-    for name in ("id", "host", "address", "status"):
-        state["workers"][name] = [EVIL] * 4
-    state["hosts"]["host"] = [EVIL]
-    share = state["collections"][0]["workers"] | {"id": [EVIL] * 4}
-    state["collections"] = [layout(share, label=EVIL, apart=1)]
-    told = {"label": EVIL, "partitions": 1, "rows": 1, "separated": 1, "imbalance": 1.0}
-    told |= {"workers": share}
-    state["prepared"] = {"lines": [EVIL], "before": [told], "after": [told]}
-    found = finding(**dict.fromkeys(finding(), EVIL))
+    for worker in state["workers"]:
+        worker.update(dict.fromkeys(("id", "host", "address", "status"), EVIL))
+    shares = [w | {"id": EVIL} for w in state["collections"][0]["workers"]]
+    state["collections"] = [layout(shares, label=EVIL, apart=1)]
+    found = finding(**dict.fromkeys(("severity", "check", "message", "remedy"), EVIL))
     state["findings"] = {"time": 0.0, "command": EVIL, "found": [found]}
     state["events"] = [{"time": 1.0, "kind": "did", "text": EVIL}]
-    return state
+    fit = {"round": 1, "rounds": None, "metric": EVIL, "rate": None, "seconds": 9}
+    return state | {"fits": [fit]}
 
 
 def test_text_of_the_cluster_is_escaped() -> None:
@@ -129,11 +158,8 @@ def test_text_of_the_cluster_is_escaped() -> None:
     text = shown(page)
     assert "<script" not in text
     assert text.count("&lt;script&gt;") > 10
-    many = Memory()
-    state = of(100)
-    state["workers"]["id"] = [EVIL] * 100
-    many.update(state)
-    assert "<script" not in many.list.text
+    for div in page.root.select({"type": style.Div}):
+        assert div.disable_math  # dollar signs load no library
 
 
 def test_control_characters_do_nothing() -> None:

@@ -15,6 +15,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import Finding, Outcome, Price, Severity, Step
+from clustertune.core.report import Report
 from clustertune.operations import event_log
 from clustertune.operations.journal import Journal
 from tests.builders import layout, view, worker
@@ -25,12 +26,13 @@ async def noted(client: Any) -> list[dict[str, Any]]:
     return [e for _, e in await client.get_events("clustertune") if "by" in e]
 
 
-def trimmed() -> Journal:
-    """Return the journal of a call with one step."""
+def trimmed() -> tuple[Report, Journal]:
+    """Return the report and the journal of a call with one step."""
     price = Price(nbytes=0)
     step = Step(action="trim", summary="trim", price=price)
     done = Outcome(step=step, status="done", seconds=1.0)
-    return Journal(views=[view()], findings=[()], outcomes=[done])
+    journal = Journal(views=[view()], findings=[()], outcomes=[done])
+    return Report(status="done", seconds=1.0), journal
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -46,6 +48,7 @@ async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
     await clustertune.prepare(c, X)
     (event,) = await noted(c)
     assert (event["action"], event["status"]) == ("prepare", "done")
+    assert event["summary"].startswith("Ready: moved")
     assert event["by"] == event_log.user()
     assert (event["pid"], event["client"]) == (os.getpid(), c.id)
     assert event["reason"] == "ticket 7\\x1b[2J"
@@ -75,7 +78,7 @@ async def test_a_scheduler_that_does_not_answer(
         caplog.text
     )
     await c.close()
-    await event_log.log_call(c, "trim", "done", 1.0, trimmed())
+    await event_log.log_call(c, "trim", *trimmed())
 
 
 @gen_cluster(client=True)
@@ -90,7 +93,7 @@ async def test_a_scheduler_that_ends_meanwhile(
 
     s.handlers["log_event"] = ends
     with caplog.at_level(logging.INFO, "clustertune"):
-        await event_log.log_call(c, "trim", "done", 1.0, trimmed())
+        await event_log.log_call(c, "trim", *trimmed())
     found = [r.levelname for r in caplog.records if "event log" in r.message]
     assert found == ["INFO"]
     assert c.status == "running"

@@ -33,11 +33,6 @@ def test_what_is_not_known_is_none(blind) -> None:
     assert list(told["workers"].values()) == [[None] * 4]
 
 
-def test_cpus_of_hosts_that_are_known() -> None:
-    workers = [worker(0, host="a"), worker(1, host="b", facts=Unknown("silent"))]
-    assert page_facts.facts(view(workers), [])["hosts"] == {"a": 1.0}
-
-
 def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
     assert "collections" not in page_facts.facts(view(), [])
     (told,) = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])[
@@ -54,18 +49,6 @@ def test_too_many_keys_are_not_sent(monkeypatch) -> None:
     monkeypatch.setattr(page_facts, "MOST_KEYS", 3)
     many = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])
     assert many["collections"] == []
-
-
-def test_evidence_has_units() -> None:
-    found = Finding(
-        severity=Severity.warning,
-        message="m",
-        evidence={"process": GIB, "spare_bytes": 512, "rows": 12000, "ratio": 1.23456},
-    )
-    (told,) = page_facts.facts(view(), [found])["findings"]["found"]
-    text = "process 1.0 GiB, spare bytes 512 B, rows 12,000, ratio 1.235"
-    assert told["evidence"] == text
-    assert told["severity"] == "warning"
 
 
 def test_findings_of_processes_say_of_which() -> None:

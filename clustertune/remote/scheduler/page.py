@@ -1,21 +1,20 @@
 """The state of the dashboard page, made only while readers ask for it.
 
-Memory, threads and the holders of prepared keys are current. Thresholds, CPUs, rows of
-partitions and findings come from a client's last message, with their age. The structure
-is described in :mod:`clustertune.dashboard.state`, which the scheduler cannot import.
+Memory, threads, events and the holders of prepared keys are current. Thresholds, rows
+of partitions and findings come from a client's last message, with their age. The
+structure is described in :mod:`clustertune.dashboard.state`, which the scheduler cannot
+import.
 
-Any client may log events of topic ``clustertune``. An event that is not built like
-clustertune's own is skipped. Its texts stay untrusted: the page escapes them.
+Any client may log events of topic ``clustertune``. Values of a wrong type are left out.
+Texts stay untrusted: the page escapes them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
@@ -29,17 +28,15 @@ from clustertune.remote.scheduler.state import (
     training_workers,
 )
 
-logger = logging.getLogger("distributed.clustertune")
-
 MAX_FINDINGS = 200
 MAX_EVENTS = 100
 COUNT_INTERVAL = 10.0  # seconds between two counts of holders
 MAX_AGE = 0.5  # seconds for which readers get the same state
 THRESHOLDS = ("target", "spill", "pause", "terminate")
-FAILED = ("problem", "error")
 MOST_KEYS = 200_000  # of collections whose holders are counted
 MAX_TEXT = 2000  # characters of one text
-MAX_NUMBER = 2.0**63  # numbers
+#: results of operations, restarts and schedules that are failures
+FAILURES = ("failed", "left", "lost", "partly", "refused")
 
 
 class PageData:
@@ -55,14 +52,12 @@ class PageData:
         self.counting: asyncio.Task[Any] | None = None
         self.latest: dict[str, Any] = {}
         self.made_at = 0.0  # monotonic time
-        self.report = ""
-        self.prepared: dict[str, Any] | None = None
 
     def keep(self, facts: Mapping[str, Any]) -> None:
         """Replace earlier facts by those of a client; absent entries stay.
 
-        The entries are ``workers`` (thresholds by address), ``hosts`` (CPUs by host),
-        ``collections`` and ``findings``.
+        The entries are ``workers`` (thresholds by address), ``collections`` and
+        ``findings``.
         """
         kept = dict(facts)
         if "collections" in kept:
@@ -90,43 +85,29 @@ class PageData:
         return self.latest
 
     def _make(self) -> dict[str, Any]:
-        workers, now = _shown(self.scheduler), time()
-        history = self.plugin.runs.totals
+        now, known = time(), self.facts.get("workers", {})
         return {
             "time": now,
             "scheduler": self.scheduler.address,
             "trouble": "",
-            "workers": _workers(workers, self.facts.get("workers", {}), now),
-            "hosts": _hosts(workers, self.facts.get("hosts", {})),
+            "workers": [_worker(ws, known, now) for ws in _shown(self.scheduler)],
             "collections": self.counted,
             "findings": self.facts.get("findings"),
             "events": self._events(),
             "fits": self.plugin.fits.listed(),
-            "history": _columns(("time", "process", "managed"), history),
-            "prepared": self._last_report(),
+            "history": list(self.plugin.runs.totals),
         }
-
-    # --- events -----------------------------------------------------------------------
 
     def _events(self) -> list[dict[str, Any]]:
         logged = _event_rows(self.scheduler.get_events(TOPIC))
-        held = [
-            {"time": h["since"], "kind": "held", "text": f"held for {h['label']}"}
-            for h in self.plugin.holds.active()
-        ]
-        holder = self.plugin.lease.holder()
-        if holder is not None:
-            text = f"{holder['label']} is being carried out"
-            held.append({"time": holder["since"], "kind": "held", "text": text})
+        held = [(h["since"], f"held for {h['label']}") for h in self._holders()]
+        holds = [{"time": at, "kind": "held", "text": text} for at, text in held]
         waiting = _scheduled(self.plugin.schedules.listed())
-        return sorted([*logged, *held, *waiting], key=lambda e: e["time"])
+        return sorted([*logged, *holds, *waiting], key=lambda e: e["time"])
 
-    def _last_report(self) -> dict[str, Any] | None:
-        """Before and after of the kept report; read once."""
-        text = self.plugin.report
-        if text and text is not self.report:
-            self.report, self.prepared = text, _readable(text)
-        return self.prepared
+    def _holders(self) -> list[Mapping[str, Any]]:
+        holder = self.plugin.lease.holder()
+        return [*self.plugin.holds.active(), *([] if holder is None else [holder])]
 
     # --- holders ----------------------------------------------------------------------
 
@@ -144,8 +125,8 @@ class PageData:
                 "names": layout.get("names", [layout["label"]]),
                 "rows": counted["rows"],
                 "lost": counted["lost"],
-                "workers": counted["workers"]["id"],
-                "held": counted["workers"]["rows"],
+                "workers": [w["id"] for w in counted["workers"]],
+                "held": [w["rows"] for w in counted["workers"]],
                 "parked": counted["parked"],
             }
             for layout, counted in await self._count()
@@ -215,12 +196,15 @@ async def _count(
         "lost": lost,
         "parked": parked,
         "counted": time(),
-        "workers": {
-            "id": [id_of(ws) for ws in workers],
-            "rows": [held_rows[ws] for ws in workers],
-            "partitions": [held_partitions[ws] for ws in workers],
-            "due": [every * claim / all_claims for claim in claims],
-        },
+        "workers": [
+            {
+                "id": id_of(ws),
+                "rows": held_rows[ws],
+                "partitions": held_partitions[ws],
+                "due": every * claim / all_claims,
+            }
+            for ws, claim in zip(workers, claims, strict=True)
+        ],
     }
 
 
@@ -249,50 +233,25 @@ def _shown(scheduler: Any) -> list[Any]:
     return sorted(training_workers(scheduler), key=lambda ws: by_name(ws.name))
 
 
-def _workers(
-    workers: Sequence[Any], known: Mapping[str, Any], now: float
-) -> dict[str, Any]:
-    """Columns of all workers, with the known thresholds."""
-    memory = [ws.memory for ws in workers]
-    unknown = (None,) * len(THRESHOLDS)
-    own = [known.get(ws.address, unknown) for ws in workers]
+def _worker(ws: Any, known: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """A worker, with its thresholds if they are known."""
+    memory = ws.memory
     return {
-        "id": [id_of(ws) for ws in workers],
-        "address": [ws.address for ws in workers],
-        "host": [ws.host for ws in workers],
-        "status": [ws.status.name for ws in workers],
-        "silent": [max(0.0, now - ws.last_seen) for ws in workers],
-        "threads": [ws.nthreads for ws in workers],
-        "limit": [ws.memory_limit or 0 for ws in workers],
-        "process": [m.process for m in memory],
-        "managed": [m.managed for m in memory],
-        "spilled": [m.spilled for m in memory],
-    } | {name: [four[i] for four in own] for i, name in enumerate(THRESHOLDS)}
+        "id": id_of(ws),
+        "address": ws.address,
+        "host": ws.host,
+        "status": ws.status.name,
+        "silent": max(0.0, now - ws.last_seen),
+        "threads": ws.nthreads,
+        "limit": ws.memory_limit or 0,
+        "process": memory.process,
+        "managed": memory.managed,
+        "spilled": memory.spilled,
+        "thresholds": known.get(ws.address, [None] * len(THRESHOLDS)),
+    }
 
 
-def _hosts(workers: Iterable[Any], cpus: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, list[int]] = {}
-    for ws in workers:
-        of_host = found.setdefault(ws.host, [0, 0])
-        of_host[0] += 1
-        of_host[1] += ws.nthreads
-    rows = [(host, *counts, cpus.get(host)) for host, counts in found.items()]
-    return _columns(("host", "workers", "threads", "cpus"), rows)
-
-
-def _columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
-    found = list(zip(*rows, strict=True)) or [()] * len(names)
-    return {name: list(values) for name, values in zip(names, found, strict=True)}
-
-
-def _event_rows(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
-    """Logged events as text; an event with state began is shown when it ends."""
-    latest = deque(well_formed(logged), maxlen=MAX_EVENTS)
-    return [
-        {"time": at, "kind": _kind(event), "text": _words(event)}
-        for at, event in latest
-        if event.get("state") != "began"
-    ]
+# --- events ---------------------------------------------------------------------------
 
 
 def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -308,152 +267,47 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
         yield {"time": at, "kind": "scheduled", "text": text[:MAX_TEXT]}
 
 
+def _event_rows(logged: Iterable[tuple[float, Any]]) -> list[dict[str, Any]]:
+    """Logged events as text; an event with state began is shown when it ends."""
+    rows: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+    for at, event in logged:
+        if type(event) is not dict:
+            continue
+        fields = {k: v for k, v in event.items() if type(k) is str and _is_plain(v)}
+        if type(fields.get("action")) is str and fields.get("state") != "began":
+            rows.append({"time": at, "kind": _kind(fields), "text": _text(fields)})
+    return list(rows)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a text with content, or a number but 0 and NaN."""
+    if type(value) is str:
+        return value != ""
+    return type(value) in (int, float) and 0 < abs(value) < 2**63
+
+
 def _kind(event: Mapping[str, Any]) -> str:
-    failed = event.get("action") == "failed" or any(event.get(n) for n in FAILED)
-    return "failed" if failed else "did"
+    ends = {event.get(name) for name in ("action", "state", "status")}
+    broken = event.get("error") or (event.get("problem") and "ended" in ends)
+    return "failed" if broken or not ends.isdisjoint(FAILURES) else "did"
 
 
-def _words(event: Mapping[str, Any]) -> str:
-    """An event as text: its action, then its fields in their order."""
-    texts = [
-        _FIELD_TEXTS[name](value) if name in _FIELD_TEXTS else f"{name} {value}"
-        for name, value in event.items()
-        if name not in _HIDDEN_FIELDS and value
-    ]
-    texts += [step["summary"] for step in event.get("steps") or ()]
+def _text(event: Mapping[str, Any]) -> str:
+    """An event as text: its action, then its summary, or its fields in their order."""
     action = event["action"]
     if action == "schedule":  # each change of its state is an event
         action = f"schedule {event.get('state')}"
-    return f"{action}: {', '.join(texts)}"[:MAX_TEXT]
+    fields = [_field(name, event[name]) for name in event if name not in _HIDDEN]
+    text = str(event.get("summary") or ", ".join(fields))
+    return f"{action}: {text}"[:MAX_TEXT]
 
 
-_HIDDEN_FIELDS = (
-    "action", "state", "steps", "client", "time", "pid", "more_steps", "doing",
-    "direct",
-)  # fmt: skip
+def _field(name: str, value: Any) -> str:
+    if name in ("status", "outcome", "problem", "error"):
+        return str(value)
+    if name in ("nbytes", "seconds") and type(value) is not str and value > 0:
+        return bytes_text(value) if name == "nbytes" else seconds_text(value)
+    return f"{name} {value}"[:MAX_TEXT]
 
 
-#: other fields are shown with their names
-_FIELD_TEXTS: Mapping[str, Callable[[Any], str]] = {
-    "keys": lambda n: f"{n} keys",
-    "nbytes": bytes_text,
-    "seconds": seconds_text,
-    "lost": lambda n: f"{n} lost",
-    "again": lambda n: f"{n} computed again",
-    "address": lambda text: f"back as {text}",
-    "status": str,
-    "outcome": str,
-    "detour": lambda why: f"keys moved through other workers, because {why}",
-    "problem": str,
-    "error": str,
-}
-
-
-def _readable(text: str) -> dict[str, Any] | None:
-    """The shown part of a report, or None if this release cannot read it."""
-    try:
-        return _prepared(json.loads(text))
-    # any client may send any text
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        logger.warning("clustertune cannot show the last report: %r", error)
-        return None
-
-
-def _prepared(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The shown part of a report, which some release of clustertune has made."""
-    done = [s for s in report["steps"] if s["status"] in ("done", "partly")]
-    lines = [f"{s['status']}: {s['summary']}" for s in done]
-    lines += [report["error"]] if report["error"] else []
-    return {
-        "status": report["status"],
-        "lines": [line[:MAX_TEXT] for line in lines] or [report["status"]],
-        "before": [summary(x) for x in report["before"]],
-        "after": [summary(x) for x in report["after"]],
-    }
-
-
-def summary(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """A layout of a report, with the due share of each worker."""
-    shares = sorted(layout["workers"], key=lambda w: by_name(w["worker"]))
-    due = [w["rows"] / w["share"] if w["share"] else 0.0 for w in shares]
-    # workers without rows that should have some share the remaining rows
-    empty = [i for i, w in enumerate(shares) if not w["rows"]]
-    rest = (layout["rows"] or 0) - sum(due)
-    for i in empty if rest >= 1 else ():
-        due[i] = rest / len(empty)
-    named = ("label", "partitions", "rows", "separated", "imbalance")
-    return {name: layout[name] for name in named} | {
-        "workers": {
-            "id": [w["worker"] for w in shares],
-            "rows": [w["rows"] for w in shares],
-            "partitions": [w["partitions"] for w in shares],
-            "due": due,
-        }
-    }
-
-
-def well_formed(
-    logged: Iterable[tuple[Any, Any]],
-) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The time and the fields of each well-formed event; long texts are cut.
-
-    Fields that clustertune logs have the type that it gives them. Other fields are
-    texts or numbers; the rest is left out.
-    """
-    for at, event in logged:
-        if type(event) is dict and _is_well_formed(event):
-            yield float(at), {k: _cut(v) for k, v in event.items() if _is_field(k, v)}
-
-
-def _is_well_formed(event: Mapping[Any, Any]) -> bool:
-    return _is_name(event.get("action")) and all(
-        event[name] is None or is_right(event[name])
-        for name, is_right in FIELDS.items()
-        if name in event
-    )
-
-
-def _is_field(name: Any, value: Any) -> bool:
-    if type(name) is not str or len(name) > MAX_TEXT:
-        return False
-    return name in FIELDS or _is_text(value) or _is_number(value)
-
-
-def _cut(value: Any) -> Any:
-    return value[:MAX_TEXT] if type(value) is str else value
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_name(value: Any) -> bool:
-    return _is_text(value) and 0 < len(value) <= 100
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -MAX_NUMBER < value < MAX_NUMBER  # so no NaN
-
-
-def _are_steps(value: Any) -> bool:
-    return type(value) in (list, tuple) and all(
-        type(step) is dict and _is_text(step.get("summary")) for step in value
-    )
-
-
-#: fields of clustertune's own events that the page reads
-FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "action": _is_name,
-    "state": _is_name,
-    "steps": _are_steps,
-    "keys": _is_number,
-    "nbytes": _is_number,
-    "seconds": _is_number,
-    "lost": _is_number,
-    "again": _is_number,
-    "address": _is_text,
-    "status": _is_text,
-    "outcome": _is_text,
-    "problem": _is_text,
-    "error": _is_text,
-}
+_HIDDEN = ("action", "state", "client", "time", "pid", "doing", "direct")

@@ -12,12 +12,13 @@ from distributed import wait
 from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import state as states
-from clustertune.dashboard.figures import Timeline
+from clustertune.dashboard.page import events
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
 from clustertune.remote.scheduler import page
 from clustertune.remote.scheduler.plugin import NAME
 from clustertune.remote.scheduler.state import PARKING_PREFIX
+from tests.dashboard.states import worker
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -55,13 +56,8 @@ async def test_it_has_what_the_components_read(c, s, a, b):
     showing = await opened(c, s)
     state = await looked(c)
     assert set(state) == set(states.make())
-    assert tuple(state["workers"]) == states.WORKER
-    assert tuple(state["hosts"]) == states.HOST
-    assert page.THRESHOLDS == states.THRESHOLDS
-    assert state["workers"]["id"] == [0, 1]
-    assert state["hosts"] == {
-        "host": ["127.0.0.1"], "workers": [2], "threads": [2], "cpus": [None],
-    }  # fmt: skip
+    assert set(state["workers"][0]) == set(worker(0))
+    assert [w["id"] for w in state["workers"]] == [0, 1]
     assert showing.counting is None
 
 
@@ -75,9 +71,10 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
     await soon(lambda: showing.counted)
     showing.made_at = 0.0
     (layout,) = (await looked(c))["collections"]
-    assert layout["workers"] == {
-        "id": [0, 1], "rows": [10, 20], "partitions": [1, 1], "due": [15.0, 15.0],
-    }  # fmt: skip
+    assert layout["workers"] == [
+        {"id": 0, "rows": 10, "partitions": 1, "due": 15.0},
+        {"id": 1, "rows": 20, "partitions": 1, "due": 15.0},
+    ]
     assert (layout["apart"], layout["missing"]) == (1, 0)
     kept[1].release()
     await soon(lambda: ("X", 1) not in s.tasks)
@@ -136,13 +133,13 @@ async def test_readers_at_the_same_time_share_a_state(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_thresholds_and_cpus_are_those_handed_over(c, s, a, b):
+async def test_thresholds_are_those_of_a_client(c, s, a, b):
     await opened(c, s)
-    facts = {"workers": {a.address: [1, 2, 3, None]}, "hosts": {"127.0.0.1": 4.0}}
+    facts = {"workers": {a.address: [1, 2, 3, None]}}
     await monitor.ask(c, "store", facts=facts)
     state = await looked(c)
-    assert state["workers"]["pause"] == [3, None]  # b has not reported any
-    assert state["hosts"]["cpus"] == [4.0]
+    thresholds = [w["thresholds"] for w in state["workers"]]
+    assert thresholds == [[1, 2, 3, None], [None] * 4]  # b has not reported any
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -161,11 +158,10 @@ async def test_events_and_holds(c, s, a, b):
     """The page has events of Dask's log and present holds, in the order of time."""
     await opened(c, s)
     s.log_event(NAME, {"action": "restart", "worker": "w", "state": "began"})
-    way = {"direct": True, "detour": "y"}
-    way_text = "keys moved through other workers, because y"
-    ended = way | {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0}
+    ended = {"worker": "w", "keys": 4, "nbytes": 3 * 2**20, "lost": 0, "state": "ended"}
+    s.log_event(NAME, {"action": "restart", "direct": True} | ended)
     s.log_event(NAME, {"action": "restart"} | ended | {"problem": "late"})
-    s.log_event(NAME, {"action": "trim", "steps": [{"summary": "gave back"}]})
+    s.log_event(NAME, {"action": "trim", "summary": "Done: it", "status": "done"})
     hold = {"owner": c.id, "label": "a fit", "token": "h", "hold": True}
     await monitor.ask(c, "acquire", **hold)
     terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
@@ -176,8 +172,9 @@ async def test_events_and_holds(c, s, a, b):
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
-        ("failed", f"restart: {way_text}, worker w, 4 keys, 3.0 MiB, late"),
-        ("did", "trim: gave back"),
+        ("did", "restart: worker w, keys 4, 3.0 MiB"),
+        ("failed", "restart: worker w, keys 4, 3.0 MiB, late"),
+        ("did", "trim: Done: it"),
         ("held", "held for a fit"),
         ("did", f"schedule made: id {name}, owner me"),
         ("scheduled", "restart between runs if needed, by me: waiting (held)"),
@@ -185,68 +182,57 @@ async def test_events_and_holds(c, s, a, b):
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True, None],
+    ("event", "kind"),
+    [
+        ({"state": "not needed", "problem": "no worker needs a restart"}, "did"),
+        ({"state": "done", "problem": "the remaining workers are gone"}, "did"),
+        ({"state": "interrupted", "problem": "tasks came"}, "did"),
+        ({"state": "failed", "problem": "it did not return"}, "failed"),
+        ({"state": "refused", "problem": "no such worker"}, "failed"),
+        ({"status": "left"}, "failed"),
+        ({"status": "fine"}, "did"),
+        ({"action": "failed", "error": "KeyError()"}, "failed"),
+    ],
 )
-def test_fields_that_are_not_ours(value: Any) -> None:
+def test_only_failures_are_failed(event: dict[str, str], kind: str) -> None:
+    (row,) = page._event_rows([(1.0, {"action": "schedule"} | event)])
+    assert row["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "many", pytest.param(10**5000, id="huge"), float("inf"), float("nan"), True,
+        None, [], ["x"], {"a": 1}, np.ones(3), {1: 2}, b"x",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["{keys}", "nbytes", "seconds", "problem", "state"])
+def test_fields_that_are_not_ours(name: str, value: Any) -> None:
     """Texts and numbers are limited, other values left out; nothing raises."""
-    (event,) = page._event_rows([(1.0, {"action": "move", "{keys}": value})])
+    (event,) = page._event_rows([(1.0, {"action": "move", name: value})])
     assert event["text"].startswith("move: ")
-    assert ("many" in event["text"]) == (value == "many")
+    assert ("many" in event["text"]) == (type(value) is str and name != "state")
     assert len(event["text"]) <= page.MAX_TEXT
 
 
-MALFORMED: list[Any] = [
-    5, None, "text", [], {}, {"action": 5}, {"action": ""}, {"action": None},
-    {"action": ["x"]}, {"action": "a" * 10**6},
-    {"action": "x", "steps": 5}, {"action": "x", "steps": "text"},
-    {"action": "x", "steps": [5]}, {"action": "x", "steps": [{"summary": 5}]},
-    {"action": "x", "steps": [{}]}, {"action": "x", "state": {}},
-    {"action": "x", "nbytes": "many"}, {"action": "x", "seconds": float("nan")},
-    {"action": "x", "keys": True}, {"action": "x", "keys": 10**5000},
-    {"action": "x", "lost": float("inf")}, {"action": "x", "problem": {"a": 1}},
-    {"action": "x", "error": np.ones(3)}, {"action": "x", "status": 1},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("event", MALFORMED, ids=range(len(MALFORMED)))
-def test_a_malformed_event_is_skipped(event: Any) -> None:
-    good = {"action": "trim", 7: "x", "y" * 10**6: 1, "array": np.ones(3)}
-    logged = [(1.0, event), (2.0, good | {"reason": None})]
-    assert page._event_rows(logged) == [{"time": 2.0, "kind": "did", "text": "trim: "}]
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_no_client_breaks_the_page(c, s, a, b):
-    """Wrong events and reports are left out; the others are shown."""
-    await opened(c, s)
-    await c.log_event(NAME, {"action": "x", "steps": 5})
-    for event in (*MALFORMED, {"action": "<b>", "steps": [{"summary": "s"}]}):
-        s.log_event(NAME, event)
-    await monitor.ask(c, "store", report='{"steps": 5}')
-    state = await looked(c)
-    assert [e["text"] for e in state["events"]] == ["<b>: s"]
-    assert state["prepared"] is None
-    timeline = Timeline()
-    timeline.update(state | {"history": {"time": [0], "process": [1], "managed": [1]}})
-    assert "&lt;b&gt;: s" in timeline.list.text
-    assert "<b>" not in timeline.list.text
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_the_last_report_is_before_and_after(c, s, a, b):
-    await opened(c, s)
-    shares = [
-        {"worker": 0, "rows": 30, "partitions": 3, "nbytes": 1, "share": 2.0},
-        {"worker": 1, "rows": 0, "partitions": 0, "nbytes": 0, "share": 0.0},
+@pytest.mark.parametrize(
+    "event",
+    [5, None, "text", [], {}, {"action": 5}, {"action": ""}, {"action": ["x"]}],
+    ids=repr,
+)
+def test_an_event_without_an_action_is_skipped(event: Any) -> None:
+    good = {"action": "trim", 7: "x", "array": np.ones(3), "reason": None}
+    assert page._event_rows([(1.0, event), (2.0, good)]) == [
+        {"time": 2.0, "kind": "did", "text": "trim: "}
     ]
-    layout = {"label": "training data", "partitions": 3, "rows": 30, "separated": 0}
-    layout |= {"imbalance": 2.0, "workers": shares}
-    steps = [{"status": "done", "summary": "moved"}, {"status": "refused"}]
-    report = {"status": "done", "error": "", "steps": steps}
-    report |= {"before": [layout], "after": []}
-    await monitor.ask(c, "store", report=json.dumps(report))
-    last = (await looked(c))["prepared"]
-    assert last["lines"] == ["done: moved"]
-    # the worker without rows should have had what is left of them
-    assert last["before"][0]["workers"]["due"] == [15.0, 15.0]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_long_texts_are_cut(c, s, a, b):
+    await opened(c, s)
+    s.log_event(NAME, {"action": "a" * 10**6, "y" * 10**6: 1, "summary": "x" * 10**6})
+    s.log_event(NAME, {"action": "<b>", "summary": "s"})
+    state = await looked(c)
+    assert [len(e["text"]) for e in state["events"]] == [page.MAX_TEXT, 6]
+    assert "&lt;b&gt;: s" in events(state)
+    assert "<b>" not in events(state)
