@@ -71,7 +71,6 @@ async def measure(n):
                 a: [int(f * 16 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
                 for a in scheduler.workers
             },
-            "hosts": {ws.host: 64.0 for ws in scheduler.workers.values()},
             "collections": [
                 {
                     "label": "training data",
@@ -85,7 +84,7 @@ async def measure(n):
         }
         page_data.keep(facts)
         page, document, events, protocol = Page(), Document(), [], Protocol()
-        page.add_to(document)
+        document.add_root(page.root)
         document.on_change(events.append)
         making = drawing = sending = sent = 0.0
         for update in range(UPDATES + 2):
@@ -94,7 +93,7 @@ async def measure(n):
             change(scheduler, some, 1.0 if update < 2 else 1 / heartbeat_interval(n))
             plugin.runs.totals.append((float(update), n * GIB, n * GIB // 2))
             begin = process_time()
-            page_data.made = 0.0
+            page_data.made_at = 0.0
             state = page_data.look()
             made = process_time()
             page.update(state)

@@ -50,7 +50,7 @@ async def make() -> None:
         await picture(tab, "before")
         X, y = await clustertune.prepare(client, X, y, estimator="xgboost")
         await clustertune.check(client, X, y, estimator="xgboost")
-        await tab.shows("done: move")
+        await tab.shows("prepare: Ready")
         await picture(tab, "after")
 
 

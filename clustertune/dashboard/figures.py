@@ -81,6 +81,8 @@ class Memory:
         tooltips += [(name, f"@{name}{{0.[0] ib}}") for name in names]
         self.chart.add_tools(HoverTool(tooltips=tooltips, renderers=bars))
         self.chart.ygrid.visible = False
+        # a new ticker for each update would cost more than all else
+        self.chart.yaxis.ticker = FixedTicker(ticks=list(range(MAX_BARS)))
         style.bytes_axis(self.chart.xaxis)
 
     def update(self, state: State) -> None:
@@ -103,7 +105,6 @@ class Memory:
         self.chart.x_range.end = max([1, *widest, *ends]) * 1.03
 
     def _label(self, labels: list[str]) -> None:
-        self.chart.yaxis.ticker = FixedTicker(ticks=list(range(len(labels))))
         self.chart.yaxis.major_label_overrides = dict(enumerate(labels))
         self.chart.y_range.start = len(labels) - 0.4
         self.chart.y_range.end = -0.6

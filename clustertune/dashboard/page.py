@@ -140,9 +140,12 @@ def _layout_text(layout: Mapping[str, Any]) -> str:
 
 def _by_worker(layout: Mapping[str, Any]) -> Table:
     """Return a row for each worker; of many workers, the fullest and emptiest."""
-    shares = sorted(layout["workers"], key=lambda w: natural(w["id"]))
+    shares, title = sorted(layout["workers"], key=lambda w: -w["rows"]), ""
     if len(shares) > MAX_ROWS:
-        shares.sort(key=lambda w: -w["rows"])
+        title = f"The fullest and the emptiest of {len(shares):,} workers:"
+        shares = [*shares[: MAX_ROWS // 2], *shares[-MAX_ROWS // 2 :]]
+    else:
+        shares.sort(key=lambda w: natural(w["id"]))
     most = max([1, *(w["rows"] for w in shares)])
     return table(
         [
@@ -154,7 +157,8 @@ def _by_worker(layout: Mapping[str, Any]) -> Table:
                 ("problem", f"{SIGN} {row_problem(w)}" if row_problem(w) else NONE),
             ]
             for w in shares
-        ]
+        ],
+        title,
     )
 
 
