@@ -133,7 +133,7 @@ def serving(read):
 
 
 async def laid_out(tab, width):
-    """Wait until no text or figure is beside the page, or covers another."""
+    """Wait until no text or figure is outside the page, or covers another."""
     end = monotonic() + 60
     while wrong := misplaced(width, *await tab.page.evaluate(_BOXES)):
         assert monotonic() < end, wrong
@@ -141,7 +141,7 @@ async def laid_out(tab, width):
 
 
 def misplaced(width, boxes, wide):
-    """Return texts and figures that are beside the page, or that cover others."""
+    """Return texts and figures that are outside the page, or that cover others."""
     found = [name for name, left, _, right, _ in boxes if left < 0 or right > width]
     found += ["the page"] if wide > width else []
     for (one, *a), (other, *b) in combinations(boxes, 2):
