@@ -2,22 +2,15 @@
 
 The arrays that all fits share are replicated on every worker in advance, if they fit in
 memory. So is the function that runs fits, so that it is not sent with each fit.
-
-The block measures each fit in its worker, and compares the total with the time that
-threads of the client's machine would need. It assumes that a fit takes as long on
-another machine, and that estimators release Python's lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -26,33 +19,18 @@ from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.core import arguments
-from clustertune.core.wording import (
-    bytes_text,
-    plural,
-    printable,
-    seconds_text,
-    workers_text,
-)
+from clustertune.core.wording import bytes_text, plural, workers_text
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
-from clustertune.remote.worker import probe
 from clustertune.training import remote_fits
-from clustertune.training.remote_fits import Call
 
-ANSWER_TIMEOUT = 30.0  # seconds in which a worker answers
 #: Bytes that a thread copies for a fit, as a multiple of all data: rows to train on,
 #: rows to score on, and conversions. Measured with joblib 1.6, cv=4 and one thread per
 #: worker: the process had 2.2 times the data.
 COPIED = 1.2
-#: Fraction of the cluster's seconds below which this machine is called faster. The
-#: seconds of this machine are an estimate, and its fits may disturb each other.
-CLEARLY_FASTER = 0.8
-NOTABLE = 1.0  # seconds from which a remark is worthwhile
-
-logger = logging.getLogger("clustertune")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,207 +40,28 @@ class WorkerCapacity:
     address: str
     id: str | int
     host: str
-    machine: str  # its identity; empty if unknown
     threads: int
     limit: int  # bytes; 0 means none
     used: int  # bytes of the process
 
 
-@dataclass(frozen=True, slots=True)
-class ClientMachine:
-    """The machine of the client."""
-
-    machine: str  # its identity; empty if unknown
-    cpus: int  # usable
-    free: int  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """All fits of one function."""
-
-    name: str
-    fits: int
-    workers: int  # that ran them
-    median: float  # seconds of a fit
-    longest: float  # seconds of a fit
-    spent: float  # seconds of all fits
-    seconds: float  # that the caller waited
-    widest: int  # largest number of fits in one call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Backend:
-    """Sizes, times and advice of a block of :func:`joblib_backend`; printable.
-
-    It can be read during and after the block. Values about fits cover finished calls of
-    joblib.
+    """Numbers of a block of :func:`joblib_backend`, during and after it.
 
     Attributes
     ----------
     nbytes
         Bytes of the data, of which each worker has a copy.
-    copying
-        Seconds for copying the data to the workers.
+    threads
+        Number of concurrent fits when the block began.
+    fits
+        Number of finished fits.
     """
 
     nbytes: int
-    copying: float
-    _workers: tuple[WorkerCapacity, ...] = field(repr=False)
-    _client: ClientMachine = field(repr=False)
-    _nested: bool = field(repr=False)  # fits may wait for tasks that they made
-    _calls: list[Call] = field(repr=False)
-
-    @property
-    def threads(self) -> int:
-        """Number of concurrent fits when the block began."""
-        return sum(worker.threads for worker in self._workers)
-
-    @property
-    def works(self) -> tuple[Work, ...]:
-        """Fits by the name of their function, with seconds of fits and calls."""
-        found: dict[str, list[Call]] = {}
-        for call in self._calls:
-            if call.ended is not None and call.fits:
-                found.setdefault(call.fits[0][0], []).append(call)
-        return tuple(_work(name, calls) for name, calls in found.items())
-
-    @property
-    def fits(self) -> int:
-        """Number of finished fits."""
-        return sum(work.fits for work in self.works)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the caller waited for fits, without the copying."""
-        return math.fsum(work.seconds for work in self.works)
-
-    @property
-    def busy(self) -> float | None:
-        """Fraction of the workers' thread time that fits used.
-
-        None if nothing was fitted, or with ``nested=True``.
-        """
-        available = self.threads * self.seconds
-        if self._nested or not available:
-            return None
-        return math.fsum(work.spent for work in self.works) / available
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Advice: general before any fit, measured afterwards."""
-        works = self.works
-        if not works:
-            return tuple(filter(None, [self._general_advice()]))
-        found: list[str] = []
-        if self.copying > max(self.seconds, NOTABLE):
-            found.append(
-                f"copying {bytes_text(self.nbytes)} to "
-                f"{plural(len(self._workers), 'worker')} took "
-                f"{seconds_text(self.copying)}, longer than all fits there "
-                f"({seconds_text(self.seconds)}). Fits in this process need no copies"
-            )
-        if not self._nested:  # seconds of nested fits include waiting for other fits
-            found += filter(None, map(self._measured_advice, works))
-        return tuple(found)
-
-    def __str__(self) -> str:
-        return "\n".join([*self._lines(), *self.remarks])
-
-    def _general_advice(self) -> str | None:
-        """Advise to compare with one process if all workers share a machine."""
-        machines = {worker.machine for worker in self._workers}
-        if len(machines) > 1 or "" in machines:
-            return None
-        where = "this machine" if machines == {self._client.machine} else "one machine"
-        return (
-            f"all workers are on {where}, with {plural(self.threads, 'thread')}. A "
-            "process there that fits without Dask copies no data to workers (joblib."
-            'parallel_config(backend="threading")). The end of the block reports the '
-            "measured times"
-        )
-
-    def _measured_advice(self, work: Work) -> str | None:
-        if work.spent < work.seconds:
-            lost = (work.seconds * self.threads - work.spent) / work.fits
-            return (
-                f"{self._times(work)}, because each fit had an overhead of "
-                f"{seconds_text(lost)} of a thread. One after the other in this "
-                "process, without joblib_backend, they would have ended sooner"
-            )
-        threads, seconds = self._on_client(work)
-        if seconds < CLEARLY_FASTER * work.seconds:
-            return (
-                f"{self._times(work)}; {plural(threads, 'thread')} of this machine "
-                f"would take about {seconds_text(seconds)} if estimators release "
-                "Python's lock, as forests do: joblib.parallel_config("
-                f'backend="threading", n_jobs={threads})'
-            )
-        if work.widest < self.threads and work.seconds > NOTABLE:
-            return (
-                f"{work.name}: at most {plural(work.widest, 'fit')} in a call, for "
-                f"{plural(self.threads, 'thread')}. With nested=True the cluster also "
-                "runs the fits inside ensembles as tasks"
-            )
-        return None
-
-    def _on_client(self, work: Work) -> tuple[int, float]:
-        """Return threads and seconds on the client, infinite without memory."""
-        copy = COPIED * self.nbytes
-        fitting = int(self._client.free / copy) if copy else work.widest
-        threads = min(self._client.cpus, fitting, work.widest)
-        if threads < 1:
-            return 0, math.inf
-        return threads, max(work.spent / threads, work.longest)
-
-    def _times(self, work: Work) -> str:
-        return (
-            f"{plural(work.fits, 'fit')} of {work.name}, {seconds_text(work.median)} "
-            f"each, took {seconds_text(work.spent)} in total, and "
-            f"{seconds_text(work.seconds)} on {plural(self.threads, 'thread')} of the "
-            "cluster"
-        )
-
-    def _lines(self) -> Iterator[str]:
-        workers, works = plural(len(self._workers), "worker"), self.works
-        seconds = seconds_text(self.copying)
-        yield f"{bytes_text(self.nbytes)} copied to {workers} in {seconds}"
-        for work in works:
-            yield (
-                f"{self._times(work)}; at most {seconds_text(work.longest)}, on "
-                f"{plural(work.workers, 'worker')}"
-            )
-        if self.busy is not None:
-            yield f"threads of workers were fitting {self.busy:.0%} of that time"
-        elif works:
-            yield "unknown how busy threads were: with nested=True, fits wait for fits"
-        else:
-            yield "nothing was fitted on the cluster"
-        own = (
-            f"this machine has {plural(self._client.cpus, 'CPU')} and "
-            f"{bytes_text(self._client.free)} free"
-        )
-        machines = [worker.machine for worker in self._workers]
-        if not self._client.machine or "" in machines:
-            yield f"{own}; which workers run on it is unknown"
-        else:
-            shared = machines.count(self._client.machine)
-            yield f"{own}; {shared} of {workers} run on it"
-
-
-def _work(name: str, calls: Sequence[Call]) -> Work:
-    fits = [fit for call in calls for fit in call.fits]
-    spent = [seconds for _, seconds, _ in fits]
-    return Work(
-        name=printable(name, longest=60),
-        fits=len(fits),
-        workers=len({worker for *_, worker in fits}),
-        median=median(spent),
-        longest=max(spent),
-        spent=math.fsum(spent),
-        seconds=sum(call.ended - call.begun for call in calls if call.ended),
-        widest=max(len(call.fits) for call in calls),
-    )
+    threads: int
+    fits: int = 0
 
 
 @contextmanager
@@ -303,7 +102,7 @@ def joblib_backend(
     Yields
     ------
     Backend
-        Sizes, times and advice, during and after the block.
+        The bytes of a copy, and the numbers of threads and fits.
 
     Raises
     ------
@@ -347,35 +146,21 @@ def joblib_backend(
     problem = memory_problem(workers, nbytes, fraction)
     if problem is not None:
         raise CapacityError(problem)
-    here = ClientMachine(probe.machine(), probe.usable_cpus(), probe.available_memory())
     sharing = _tasks_per_machine(workers)
     runner = ship.function(remote_fits.fit_runner(sharing, threads, nested))
-    calls: list[Call] = []
+    backend = Backend(nbytes=nbytes, threads=sum(w.threads for w in workers))
+
+    def count(fits: int) -> None:
+        backend.fits += fits
+
     prefix = f"joblib-{uuid4().hex}"
     with (
         joblib_parallel.limited_threads(client, sharing, threads),
-        joblib_parallel.replicated(client, prefix, [runner, *arrays]) as copied,
+        joblib_parallel.replicated(client, prefix, [runner, *arrays]) as replicas,
     ):
-        replicas, copying = copied
-        backend = Backend(
-            nbytes=nbytes,
-            copying=copying,
-            _workers=tuple(workers),
-            _client=here,
-            _nested=nested,
-            _calls=calls,
-        )
-        _log(backend, logging.INFO)
-        parallel = joblib_parallel.WorkerBackend(replicas, calls)
+        parallel = joblib_parallel.WorkerBackend(replicas, count)
         with joblib.parallel_config(parallel):
             yield backend
-    if backend.fits:
-        _log(backend, logging.WARNING)
-
-
-def _log(backend: Backend, level: int) -> None:
-    for remark in backend.remarks:
-        logger.log(level, "%s", remark)
 
 
 def _check_arrays(client: Client, arrays: tuple[Any, ...]) -> None:
@@ -410,18 +195,14 @@ def _wait_for_workers(client: Client, n_workers: Any, seconds: float) -> None:
 
 async def _workers(client: Client) -> list[WorkerCapacity]:
     entries, running = await monitor.running_workers(client)
-    machines = await ship.on_workers(
-        client, probe.machine, running, timeout=ANSWER_TIMEOUT
-    )
-    return [_capacity(a, entries[a], machines[a]) for a in running]
+    return [_capacity(a, entries[a]) for a in running]
 
 
-def _capacity(address: str, entry: Mapping[str, Any], machine: Any) -> WorkerCapacity:
+def _capacity(address: str, entry: Mapping[str, Any]) -> WorkerCapacity:
     return WorkerCapacity(
         address=address,
         id=monitor.worker_id(address, entry),
         host=str(entry["host"]),
-        machine=machine if isinstance(machine, str) else "",  # no answer
         threads=int(entry["nthreads"]),
         limit=int(entry["memory_limit"] or 0),
         used=int(entry["metrics"].get("memory", 0)),

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -40,7 +39,6 @@ from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas as copies
 from clustertune.training import remote_fits
-from clustertune.training.remote_fits import Call
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
@@ -54,20 +52,20 @@ logger = logging.getLogger("clustertune")
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Send batches of fits to the first replica, the ``remote_fits.fit_runner``.
 
-    The other replicas are the shared arrays. Each call of joblib is added to ``calls``
-    with its fits.
+    The other replicas are the shared arrays. ``count_fits`` gets the number of fits of
+    each finished batch.
     """
 
     supports_retrieve_callback = True
     default_n_jobs = -1
     MAX_IDEAL_BATCH_DURATION = 1.0  # seconds, as in joblib's own backend for Dask
 
-    def __init__(self, replicas: Replicas, calls: list[Call]):
+    def __init__(self, replicas: Replicas, count_fits: Callable[[int], None]):
         super().__init__()
         self.client: Any = replicas.client
         self.loop: Any = self.client.loop
         self.replicas = replicas
-        self.calls = calls
+        self.count_fits = count_fits
         self._names = (f"{replicas.prefix}-call-{i}" for i in count())
         #: by ``id`` the values of this call, with a future after the second use
         self._used: dict[int, tuple[Any, Future[Any] | None]] = {}
@@ -82,12 +80,8 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self.parallel = parallel
         return self.effective_n_jobs(n_jobs)
 
-    def start_call(self) -> None:
-        self.calls.append(Call(begun=perf_counter()))
-
     def stop_call(self) -> None:
         self._used.clear()
-        self.calls[-1].ended = perf_counter()
 
     def submit(
         self, func: Any, callback: Callable[[Any], None]
@@ -105,8 +99,8 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     def retrieve_result_callback(self, out: Any) -> list[Any]:
         if isinstance(out, BaseException):
             raise out
-        self.calls[-1].fits.extend(fit for _, fit in out)
-        return [result for result, _ in out]
+        self.count_fits(len(out))
+        return list(out)
 
     async def _fit(
         self,
@@ -306,16 +300,15 @@ class Replicas:
 @contextmanager
 def replicated(
     client: Client, prefix: str, arrays: Sequence[Any]
-) -> Iterator[tuple[Replicas, float]]:
-    """Replicate objects on all workers; yield them and the seconds it took."""
+) -> Iterator[Replicas]:
+    """Replicate objects on all workers and yield them."""
     replicas = Replicas(client, prefix, arrays)
     try:
-        start = perf_counter()
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
         sync(client, ship.on_scheduler, client, copies.keep, **keep)
         replicas.send()
-        yield replicas, perf_counter() - start
+        yield replicas
     finally:
         replicas.release()
         if client.status == "running":

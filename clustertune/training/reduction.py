@@ -39,7 +39,7 @@ from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.training import reduction_plan, remote_sums
-from clustertune.training.reduction_plan import Argument, Plan, Reduce, SumRequest
+from clustertune.training.reduction_plan import Plan, Reduce, SumRequest
 
 WATCH_INTERVAL = 2.0  # seconds between two checks for lost workers
 #: seconds after which the results of a call are released if no other call follows
@@ -53,155 +53,87 @@ MAX_SIZES = 100  # functions whose results' sizes are remembered
 _PAD = np.zeros(1, dtype=np.uint8)
 
 
-class MapReduce:
-    """Sum a function of many items on the workers; see :meth:`__call__`."""
+def map_reduce(
+    client: Client,
+    func: Callable[..., Any],
+    items: Any,
+    *,
+    broadcast: Sequence[Any] = (),
+    reduce: Reduce | None = None,
+) -> Any:
+    """Sum ``func(item, *broadcast)`` over all items, on the workers.
 
-    def __call__(
-        self,
-        client: Client,
-        func: Callable[..., Any],
-        items: Any,
-        *,
-        broadcast: Sequence[Any] = (),
-        reduce: Reduce | None = None,
-    ) -> Any:
-        """Sum ``func(item, *broadcast)`` over all items, on the workers.
+    One task per thread adds up its share of the items. The workers join the
+    results, first those of the same worker, and the client receives one, or at most
+    four small ones. The order of additions depends on the items and their holders
+    only, so the same layout gives the same bits. No data stays on the cluster.
 
-        One task per thread adds up its share of the items. The workers join the
-        results, first those of the same worker, and the client receives one, or at most
-        four small ones. The order of additions depends on the items and their holders
-        only, so the same layout gives the same bits. No data stays on the cluster.
+    Parameters
+    ----------
+    client
+        A connected client; an asynchronous one returns an awaitable.
+    func
+        Function of an item and the broadcast arguments. It must change neither.
+    items
+        A sequence (list, tuple, range, rows of a NumPy array); a list of futures; a
+        Dask Array, DataFrame or Series, whose partitions are the items; or a tuple
+        of row-aligned collections such as ``(X, y)``. Then
+        ``func(X_i, y_i, *broadcast)`` runs on the holder of the partition.
+        Collections that are not in memory are loaded for the call.
+    broadcast
+        Further arguments, the same for all items. Futures stand for their results.
+    reduce
+        Function that combines two results instead of adding them: ``max``,
+        ``np.maximum``. It must be associative and must not change its arguments.
 
-        Parameters
-        ----------
-        client
-            A connected client; an asynchronous one returns an awaitable.
-        func
-            Function of an item and the broadcast arguments. It must change neither.
-        items
-            A sequence (list, tuple, range, rows of a NumPy array); a list of futures; a
-            Dask Array, DataFrame or Series, whose partitions are the items; or a tuple
-            of row-aligned collections such as ``(X, y)``. Then
-            ``func(X_i, y_i, *broadcast)`` runs on the holder of the partition.
-            Collections that are not in memory are loaded for the call.
-        broadcast
-            Further arguments, the same for all items. Futures stand for their results.
-        reduce
-            Function that combines two results instead of adding them: ``max``,
-            ``np.maximum``. It must be associative and must not change its arguments.
+    Returns
+    -------
+    object
+        The sum of the results: a number or an array, or dicts, lists, tuples and
+        named tuples of them. Booleans are counted.
 
-        Returns
-        -------
-        object
-            The sum of the results: a number or an array, or dicts, lists, tuples and
-            named tuples of them. Booleans are counted.
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has a wrong type or value, or cannot be sent to workers.
+    FunctionError
+        ``func`` failed for an item, or its result does not fit the others. Waiting
+        tasks are cancelled.
+    AlignmentError
+        The collections are not row-aligned, or have several column blocks.
+    IncompleteError
+        Items were lost with a worker and cannot be recomputed.
+    NoWorkersError, ConnectionLostError, VersionMismatchError
+        The cluster has no worker, is gone, or cannot run code of this client.
 
-        Raises
-        ------
-        TypeError, ValueError
-            An argument has a wrong type or value, or cannot be sent to workers.
-        FunctionError
-            ``func`` failed for an item, or its result does not fit the others. Waiting
-            tasks are cancelled.
-        AlignmentError
-            The collections are not row-aligned, or have several column blocks.
-        IncompleteError
-            Items were lost with a worker and cannot be recomputed.
-        NoWorkersError, ConnectionLostError, VersionMismatchError
-            The cluster has no worker, is gone, or cannot run code of this client.
-
-        Examples
-        --------
-        >>> w = w - step * map_reduce(client, gradient, (X, y),
-        ...                           broadcast=(w,))           # doctest: +SKIP
-        """
-        request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
-        for remark in request.remarks:
-            warnings.warn(remark, stacklevel=2)
-        return sync(client, _run, request)
-
-    def plan(
-        self,
-        client: Client,
-        func: Callable[..., Any],
-        items: Any,
-        *,
-        broadcast: Sequence[Any] = (),
-        reduce: Reduce | None = None,
-    ) -> Any:
-        """Return the plan of a call with these arguments, without running it.
-
-        Collections that are not in memory are not loaded; the plan spreads them evenly.
-
-        Returns
-        -------
-        Plan
-            The tasks and their workers, printable; awaitable for an asynchronous
-            client.
-
-        Raises
-        ------
-        TypeError, ValueError, AlignmentError, NoWorkersError
-            As for the call.
-        """
-        request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
-        return sync(client, _plan, request)
-
-
-map_reduce = MapReduce()
+    Examples
+    --------
+    >>> w = w - step * map_reduce(client, gradient, (X, y),
+    ...                           broadcast=(w,))           # doctest: +SKIP
+    """
+    request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
+    for remark in request.remarks:
+        warnings.warn(remark, stacklevel=2)
+    return sync(client, _run, request)
 
 
 # --- the plan -------------------------------------------------------------------------
 
 
-async def _plan(request: SumRequest) -> Plan:
-    columns = [list(request.futures)] if request.futures else []
-    for collection in request.collections:
-        keys, futures = metadata.partitions(collection)
-        # a lazy collection has no holders yet, so its partitions are spread evenly
-        columns.append(futures or [None] * len(keys))
-    return await _planned(request, columns)
-
-
 async def _planned(request: SumRequest, columns: Sequence[Sequence[Any]]) -> Plan:
-    parts = [
-        [f.key for f in item if f is not None] for item in zip(*columns, strict=True)
-    ]
-    (names, threads), items = await asyncio.gather(
+    parts = [[f.key for f in item] for item in zip(*columns, strict=True)]
+    threads, items = await asyncio.gather(
         _workers(request.client), monitor.held_bytes(request.client, parts)
     )
-    remarks = list(request.remarks)
     if columns:
         batches = reduction_plan.group_by_holder(items, threads)
-        remarks += reduction_plan.skew_remarks(batches, items)
     else:
         batches = reduction_plan.spread_items(len(request.values), threads)
-    return Plan(
-        batches=batches,
-        joins=reduction_plan.join_tree(batches),
-        arguments=tuple(_arguments(request, len(batches))),
-        workers=names,
-        threads=threads,
-        remarks=tuple(remarks),
-    )
+    return Plan(batches, reduction_plan.join_tree(batches), frozenset(threads))
 
 
-def _arguments(request: SumRequest, n_tasks: int) -> Iterator[Argument]:
-    values: dict[str, Any] = {"func": request.function}
-    values |= {f"broadcast[{i}]": value for i, value in enumerate(request.broadcast)}
-    for name, value in values.items():
-        if isinstance(value, Future):
-            yield Argument(name, None, separate=False)
-        else:
-            size = len(value) if name == "func" else sizeof(value)
-            separate = reduction_plan.is_separate(size, n_tasks)
-            yield Argument(name, size, separate=separate)
-
-
-async def _workers(
-    client: Client,
-) -> tuple[dict[str, str | int], dict[str, int]]:
-    """Return names and threads of usable workers by address, ordered by name."""
+async def _workers(client: Client) -> dict[str, int]:
+    """Return threads of usable workers by address, ordered by name."""
     entries, running = await monitor.running_workers(client)
     if not running:
         scheduler: Any = client.scheduler
@@ -213,8 +145,7 @@ async def _workers(
     names = {a: monitor.worker_id(a, entries[a]) for a in running}
     # 2 before 10, for numbers and for texts
     ordered = sorted(running, key=lambda a: (len(str(names[a])), str(names[a])))
-    threads = {a: int(entries[a]["nthreads"]) for a in ordered}
-    return {a: names[a] for a in ordered}, threads
+    return {a: int(entries[a]["nthreads"]) for a in ordered}
 
 
 # --- execution ------------------------------------------------------------------------
@@ -347,7 +278,7 @@ async def _results(
     try:
         while not (await asyncio.wait({gathering}, timeout=WATCH_INTERVAL))[0]:
             workers = (await monitor.identify(client))["workers"]
-            if not plan.workers.keys() <= workers.keys():
+            if not plan.workers <= workers.keys():
                 await ship.on_scheduler(client, remote_sums.free_stuck, name=name)
         return await gathering
     finally:
@@ -368,10 +299,8 @@ def _graph(
     """
     graph = graphs.Graph(loose=True)
     function, *broadcast = (
-        _argument(graph, (f"broadcast-{name}", i), argument, value)
-        for i, (argument, value) in enumerate(
-            zip(plan.arguments, (request.function, *request.broadcast), strict=True)
-        )
+        _argument(graph, (f"broadcast-{name}", i), value, len(plan.batches))
+        for i, value in enumerate((request.function, *request.broadcast))
     )
     run, join = _tasks(remote_sums.sum_batch), _tasks(remote_sums.join_sums)
     keys: list[Key] = []
@@ -403,11 +332,11 @@ def _graph(
 _tasks = cache(ship.Tasks)  # pickling a function takes longer than a small sum
 
 
-def _argument(graph: graphs.Graph, key: Key, argument: Argument, value: Any) -> Any:
+def _argument(graph: graphs.Graph, key: Key, value: Any, n_tasks: int) -> Any:
     """Return the argument as it appears in tasks."""
-    if argument.nbytes is None:
+    if isinstance(value, Future):
         return TaskRef(value.key)
-    if argument.separate:
+    if reduction_plan.is_separate(sizeof(value), n_tasks):
         graph.tasks[key] = Task(key, list, [_PAD, value])
         return Task(None, operator.getitem, TaskRef(key), 1)
     # copying an array aligns it

@@ -22,14 +22,13 @@ from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.collections import inputs
-from clustertune.core.wording import bytes_text, plural, workers_text
+from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import AlignmentError
 from clustertune.operations.call import check_client, have_one_scheduler
 
 LARGE_ITEMS = 10_000_000  # bytes of items from which Dask advises to scatter them
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 JOIN_WIDTH = 4  # results of workers that one task joins
-MAX_SKEW = 1.5  # ratio of the fullest thread's load to the mean that needs no remark
 
 Reduce = Callable[[Any, Any], Any]
 
@@ -65,27 +64,12 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument that all tasks need."""
-
-    name: str  # as in the call, ``broadcast[0]``
-    nbytes: int | None  # of one copy; None for a future
-    separate: bool  # sent as a separate task instead of with each batch
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Tasks of :func:`clustertune.training.map_reduce`; the last makes the result."""
 
     batches: tuple[Batch, ...]
     joins: tuple[Join, ...]
-    arguments: tuple[Argument, ...]
-    workers: Mapping[str, str | int]  # names by address
-    threads: Mapping[str, int]  # by address
-    remarks: tuple[str, ...] = ()  # advice for the caller
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
+    workers: frozenset[str]  # addresses
 
 
 # --- arguments ------------------------------------------------------------------------
@@ -349,56 +333,3 @@ def is_separate(nbytes: int, n_tasks: int) -> bool:
     scheduler sends the argument once for each task.
     """
     return (n_tasks - 1) * nbytes > MAX_REPEATED
-
-
-# --- text -----------------------------------------------------------------------------
-
-
-def skew_remarks(
-    batches: Sequence[Batch], items: Sequence[Mapping[str, int]]
-) -> list[str]:
-    """Advise to prepare the data if some threads have far more work than others."""
-    loads = [sum(max(1, _size(items[i])) for i in b.items) for b in batches]
-    mean = sum(loads) / len(loads)
-    if max(loads) <= MAX_SKEW * mean:
-        return []
-    remark = (
-        f"the fullest thread has {max(loads) / mean:.2g} times the mean work, and all "
-        "other threads wait for it; clustertune.prepare balances the partitions"
-    )
-    return [remark]
-
-
-def _lines(plan: Plan) -> list[str]:
-    n_items = sum(len(batch.items) for batch in plan.batches)
-    counts = sorted({len(batch.items) for batch in plan.batches})
-    each = " or ".join(f"{n:,}" for n in sorted({counts[0], counts[-1]}))
-    working = {batch.worker for batch in plan.batches}
-    used = [plan.workers[w] for w in plan.workers if w in working]
-    tasks = plural(len(plan.batches), "task")
-    first = f"{plural(n_items, 'item')} in {tasks} ({each} in each)"
-    lines = [f"{first} on {workers_text(used)}"]
-    idle = sum(plan.threads.values()) - len(plan.batches)
-    if idle > 0:
-        total = plural(sum(plan.threads.values()), "thread")
-        lines.append(f"{idle:,} of {total} have no task")
-    lines += [_argument_text(x, len(plan.batches)) for x in plan.arguments]
-    if plan.joins:
-        lines.append(
-            f"workers join results in {plural(len(plan.joins), 'task')}, first those "
-            "of the same worker; the client receives one result, or makes the last "
-            "join if results are known to be small"
-        )
-    return lines + list(plan.remarks)
-
-
-def _argument_text(argument: Argument, n_tasks: int) -> str:
-    if argument.nbytes is None:
-        return f"{argument.name} is on the cluster"
-    size, total = (bytes_text(n) for n in (argument.nbytes, argument.nbytes * n_tasks))
-    if argument.separate:
-        return (
-            f"{argument.name} ({size}) is sent to each worker once; with each task it "
-            f"would be {total}"
-        )
-    return f"{argument.name} ({size}) is sent with each task, {total} in total"

@@ -1,4 +1,4 @@
-"""Tasks of ``joblib_backend``: run and time fits with a limited number of threads.
+"""Tasks of ``joblib_backend``: run fits with a limited number of threads.
 
 BLAS pools and the CPU count of joblib belong to a process, so :func:`limit_threads`
 sets them once. LightGBM takes its threads from that count. OpenMP keeps its number of
@@ -13,8 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 from distributed import get_worker
@@ -25,18 +23,7 @@ CPU_COUNT = "LOKY_MAX_CPU_COUNT"  # variable: largest CPU count that joblib repo
 
 #: a function, its positional and its keyword arguments
 Fit = tuple[Callable[..., Any], list[Any], dict[str, Any]]
-#: name of the function, seconds, address of the worker
-TimedFit = tuple[str, float, str]
-Run = Callable[[list[Fit]], list[tuple[Any, TimedFit]]]
-
-
-@dataclass(slots=True)
-class Call:
-    """A call of joblib on the client: begin and end in seconds, and finished fits."""
-
-    begun: float
-    ended: float | None = None
-    fits: list[TimedFit] = field(default_factory=list)
+Run = Callable[[list[Fit]], list[Any]]
 
 
 # --- fits in threads of a worker ------------------------------------------------------
@@ -45,29 +32,19 @@ class Call:
 def fit_runner(
     tasks_per_machine: Mapping[str, int], threads: int | None, nested: bool
 ) -> Run:
-    """Return a function that runs fits and reports the seconds and worker of each.
+    """Return a function that runs fits.
 
     ``threads`` limits native libraries; None means an equal share of the CPUs among
     the concurrent tasks of the machine. With ``nested``, joblib calls inside a fit
     become tasks of the cluster. Otherwise they run in the fit's threads.
     """
 
-    def run(fits: list[Fit]) -> list[tuple[Any, TimedFit]]:
-        worker = get_worker()
-        share = thread_share(worker, tasks_per_machine, threads)
+    def run(fits: list[Fit]) -> list[Any]:
+        share = thread_share(get_worker(), tasks_per_machine, threads)
         with _openmp_threads(share), _inner_joblib(share, nested):
-            return [_timed(fit, worker.address) for fit in fits]
+            return [function(*args, **kwargs) for function, args, kwargs in fits]
 
     return run
-
-
-def _timed(fit: Fit, address: str) -> tuple[Any, TimedFit]:
-    function, args, kwargs = fit
-    start = perf_counter()
-    result = function(*args, **kwargs)
-    seconds = perf_counter() - start
-    name = getattr(function, "__name__", type(function).__name__)
-    return result, (name, seconds, address)
 
 
 @contextmanager

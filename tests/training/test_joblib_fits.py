@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -138,7 +137,7 @@ def pools() -> list[int]:
 
 @pytest.mark.slow
 def test_the_same_models_as_without_dask(
-    local_cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data is sent once; pools and policies are restored, also after errors."""
     X, y = load_digits(return_X_y=True)
@@ -153,19 +152,13 @@ def test_the_same_models_as_without_dask(
         return scatter(data, **options)
 
     monkeypatch.setattr(client, "scatter", counted)
-    with (
-        caplog.at_level(logging.INFO, "clustertune"),
-        joblib_backend(client, X, y, n_workers=2, inner_threads=2) as backend,
-    ):
+    with joblib_backend(client, X, y, n_workers=2, inner_threads=2) as backend:
         assert backend.nbytes == X.nbytes + y.nbytes
-        assert "all workers are on this machine, with 2 threads" in caplog.text
-        assert (backend.fits, backend.busy) == (0, None)
+        assert (backend.fits, backend.threads) == (0, 2)
         assert {len(holders) for holders in client.who_has().values()} == {2}
         found = {cross_validation: cross_validation(X, y)}
         assert max(sent[3:], default=0) < X.nbytes  # without the data and the runner
-        assert [(work.name, work.fits) for work in backend.works] == [
-            ("_fit_and_score", 5)
-        ]
+        assert backend.fits == 5
         found |= {work: work(X, y) for work in WORK}
         assert {n for each in client.run(pools).values() for n in each} == {2}
         assert state(client)[1] == ["KeepReplicas"]
@@ -173,12 +166,8 @@ def test_the_same_models_as_without_dask(
     assert client.run(pools) == threads
     for work, result in found.items():
         assert np.allclose(result, work(X, y), rtol=1e-4, atol=1e-4), work
-    fits = {work.name: work.fits for work in backend.works}
-    # cross-validation, the search without its trees, and the chain
-    assert fits["_fit_and_score"] == 5 + 4 + 2
-    assert 0 < backend.busy <= 1
-    assert f"threads of workers were fitting {backend.busy:.0%}" in str(backend)
-    assert set(backend.remarks) <= set(caplog.messages)
+    # cross-validation, the search without its trees, and the chain come first
+    assert backend.fits >= 5 + 4 + 2
 
     example = {"client": client, "X": X, "y": y}
     exec(EXAMPLE, example)
@@ -358,9 +347,8 @@ def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
     assert set(all_there) == {here}
     assert backend.fits == 1
     assert not nested_tasks(client)
-    with joblib_backend(client, nested=True) as backend:
+    with joblib_backend(client, nested=True):
         Parallel()([delayed(inner)(0)])
-    assert backend.busy is None
     assert nested_tasks(client)
     with pytest.raises(ValueError, match="nested=3 must be True or False"):
         joblib_backend(client, nested=3).__enter__()

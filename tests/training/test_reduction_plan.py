@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clustertune.training import reduction_plan
-from clustertune.training.reduction_plan import JOIN_WIDTH, Argument, Batch, Plan
+from clustertune.training.reduction_plan import JOIN_WIDTH, Batch
 
 WORKERS = st.dictionaries(
     st.sampled_from(["a", "b", "c", "d", "e", "f", "g"]),
@@ -103,40 +102,3 @@ def test_large_arguments_of_many_tasks_are_separate() -> None:
     assert reduction_plan.is_separate(8_000_001, 2)
     assert reduction_plan.is_separate(1_000_000, 10)
     assert not reduction_plan.is_separate(1 << 40, 1)
-
-
-def test_a_plan_as_text() -> None:
-    threads = {"tcp://1": 2, "tcp://2": 2}
-    partitions = [{"tcp://1": 100}, {"tcp://1": 100}, {"tcp://2": 10}]
-    batches = reduction_plan.group_by_holder(partitions, threads)
-    plan = Plan(
-        batches=batches,
-        joins=reduction_plan.join_tree(batches),
-        arguments=(
-            Argument("func", 500, separate=False),
-            Argument("broadcast[0]", 40_000_000, separate=True),
-            Argument("broadcast[1]", None, separate=False),
-        ),
-        workers={"tcp://1": "left", "tcp://2": "ri\x1bght"},
-        threads=threads,
-    )
-    apart = "broadcast[0] (38.1 MiB) is sent to each worker once; with each task it "
-    joined = "workers join results in 2 tasks, first those of the same worker; "
-    assert str(plan).splitlines() == [
-        "3 items in 3 tasks (1 in each) on workers left and ri\\x1bght",
-        "1 of 4 threads have no task",
-        "func (500 B) is sent with each task, 1.5 KiB in total",
-        apart + "would be 114.4 MiB",
-        "broadcast[1] is on the cluster",
-        joined + "the client receives one result, or makes the last join if results "
-        "are known to be small",
-    ]
-
-
-@pytest.mark.parametrize(("sizes", "said"), [((30, 10, 10), 1), ((10, 10, 10), 0)])
-def test_skewed_load_is_remarked(sizes: tuple[int, ...], said: int) -> None:
-    partitions = [{w: n} for w, n in zip("abc", sizes)]
-    batches = reduction_plan.group_by_holder(partitions, dict.fromkeys("abc", 1))
-    found = reduction_plan.skew_remarks(batches, partitions)
-    assert len(found) == said
-    assert all("1.8 times the mean work" in text for text in found)
