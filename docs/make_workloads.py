@@ -42,6 +42,14 @@ results belong to one partition at a time, the multiple is for the partitions th
 `prepare` makes. The forecast in a report is for the partitions that exist; larger ones
 need more.
 
+For the training data of XGBoost's `hist` and of LightGBM the forecast adds up what the
+library allocates, by its source: histograms (columns, bins, and nodes or leaves), bins,
+sketches and samples. It uses the model's `max_depth`, `max_leaves`, `max_bin`,
+`num_leaves` and `histogram_pool_size`. A tree may have fewer nodes, and freed memory
+may stay, so there is a least and a most. A report shows the middle if both are within
+15 %, else a dash, and the check `fit_memory` prints both. On GPUs, and for eval sets,
+the multiple counts.
+
 """
 
 OWN = """

@@ -24,7 +24,9 @@ def fit_memory(view: View) -> Iterator[Finding]:
     ``Invalid worker address`` or ``Socket recv error``. The check multiplies each
     worker's share of the data as the workload's profile says, adds the other memory of
     its process, and compares this with 0.7 (``clustertune.prepare.memory_fraction``) of
-    its limit. It stops ``prepare`` only with ``on_low_memory="raise"``.
+    its limit. For XGBoost's ``hist`` and LightGBM it adds up histograms, bins and
+    sketches by the model's depth, leaves and bins. It stops ``prepare`` only with
+    ``on_low_memory="raise"``.
 
     Remedy: Do one of the things that the finding names, the cheapest first: ``X =
     X.astype("float32")``, a workload that copies less, ``clustertune.release_data`` for
@@ -44,7 +46,29 @@ def fit_memory(view: View) -> Iterator[Finding]:
         return
     if short := forecast.short(needs):
         yield _lacks_memory(view, short)
+    elif uncertain := [need for need in needs if need.may_lack or need.uncertain]:
+        yield _uncertain(uncertain)
     yield from unknown_findings("usable memory", [(w, limit(w, view)) for w in workers])
+
+
+def _uncertain(needs: Sequence[Need]) -> Finding:
+    worst = max(needs, key=lambda need: need.most)
+    takes = (
+        f"the fit takes between {bytes_text(worst.total)} and {bytes_text(worst.most)} "
+        f"on {workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
+        "model allows, and free memory may stay in the process"
+    )
+    if not any(need.may_lack for need in needs):
+        return info(
+            message=f"{takes}; there is enough for both",
+            remedy="Nothing is to do.",
+        )
+    return unknown(
+        message=f"whether the fit has enough memory is unknown: {takes}",
+        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers: "
+        "`clustertune.resize_workers(client, memory_limit=...)`",
+        subject=tuple(need.worker.id for need in needs),
+    )
 
 
 def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:

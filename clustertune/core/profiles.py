@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 #: beginnings of names of types that are no numbers, except "category"
 NOT_NUMBERS = (
@@ -15,6 +16,31 @@ NOT_NUMBERS = (
     *("datetime64", "timedelta64", "timestamp", "duration", "date", "time", "period"),
     *("interval", "complex", "decimal"),
 )
+
+
+class ByteRange(NamedTuple):
+    """The least and the most bytes."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingShare:
+    """The training data of one worker."""
+
+    rows: float
+    all_rows: float  # of all workers
+    columns: int
+    itemsize: int  # bytes of the widest number
+    threads: int
+    workers: int  # that train
+
+
+class FitMemory(Protocol):
+    """Memory of the process during a fit, besides the data and the library."""
+
+    def __call__(self, share: TrainingShare) -> ByteRange: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +58,9 @@ class Profile:
     #: peak memory of the fit on a worker, as a multiple of the bytes of its data (which
     #: are included), by the item size of the numbers, with ``partitions_per_thread``
     memory_multiple: Mapping[int, float]
+    #: memory by the library's source, instead of the multiple of the training data;
+    #: None: it is not known
+    fit_memory: FitMemory | None = None
     #: the share of intermediate results, as a multiple of the bytes of the partitions
     #: in work, one per thread; empty: it does not depend on the partitions
     partition_multiple: Mapping[int, float] = field(default_factory=dict)

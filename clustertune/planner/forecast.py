@@ -6,7 +6,8 @@ The forecast for the process of a worker is the sum of
   has imported the library;
 - Dask's other keys, unless they are released before the fit;
 - a multiple of its share of the given data, or of all eval sets if the library copies
-  them to all workers.
+  them to all workers. For training data of libraries with ``Profile.fit_memory`` it is
+  the data and that memory, between a least and a most.
 
 The sum may be at most ``memory_fraction`` of the worker's memory limit.
 """
@@ -25,12 +26,14 @@ from clustertune.core.findings import Literal
 from clustertune.core.model import (
     CollectionInfo,
     Float64s,
+    Int64s,
     Layout,
     Profile,
     Unknown,
     View,
     WorkerSnapshot,
 )
+from clustertune.core.profiles import ByteRange, TrainingShare
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (
@@ -44,6 +47,8 @@ from clustertune.planner.machines import by_host, host_memory
 from clustertune.planner.memory import limit, other_bytes, unmanaged_bytes
 
 _ROUNDING = 0.5  # bytes
+UNCERTAIN = 0.15  # part of a prediction by which the truth may differ
+MOST_WORKERS = 2**16
 FLOAT32 = 4  # bytes
 
 
@@ -73,8 +78,19 @@ class Need(NamedTuple):
 
     lacking: float  # beyond what the fit may fill
     total: float  # of the process during the fit
-    free: float  # for the worker's share of the data
+    most: float  # that the total may be
+    free: float  # for the data and what the fit makes of it
     worker: WorkerSnapshot
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether the most is beyond what the fit may fill."""
+        return self.lacking + self.most - self.total > _ROUNDING
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the middle may differ too much from the truth."""
+        return self.most - self.total > UNCERTAIN * (self.most + self.total)
 
 
 class Way(NamedTuple):
@@ -91,6 +107,7 @@ def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
     """Return the bytes that a fit takes for all given data, wherever that is."""
     profile = _profile(view, change)
     divided = copied = 0.0
+    bounded = _fit_memory(view, change, 1.0, 1, 1) is not None
     for number, layout in enumerate(view.layouts):
         amount = 0.0
         for collection in layout.collections:
@@ -98,7 +115,8 @@ def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
             if isinstance(size, Unknown):
                 return size
             amount += size
-        amount *= profile.multiple(_itemsize(layout.collections[0], change))
+        if number or not bounded:
+            amount *= profile.multiple(_itemsize(layout.collections[0], change))
         if number and profile.eval_copies:
             copied += amount
         else:
@@ -106,32 +124,54 @@ def demand(view: View, change: Change = NO_CHANGE) -> Demand | Unknown:
     return Demand(divided, copied)
 
 
+def _fit_memory(
+    view: View, change: Change, part: float, threads: int, n_workers: int
+) -> ByteRange | None:
+    """Return the bytes besides the data of a worker with a part of the training data.
+
+    None means that the library's profile has a multiple only, or that the shape of the
+    data is unknown.
+    """
+    profile = _profile(view, change)
+    if profile.fit_memory is None or not view.layouts:
+        return None
+    X = view.layouts[0].collections[0]
+    size, itemsize = _size(X, change), _itemsize(X, change)
+    if isinstance(size, Unknown) or not X.columns or itemsize is None:
+        return None
+    rows = X.rows.sum() if X.rows is not None else size / (X.columns * itemsize)
+    share = TrainingShare(
+        rows=rows * part,
+        all_rows=float(rows),
+        columns=X.columns,
+        itemsize=itemsize,
+        threads=threads,
+        workers=n_workers,
+    )
+    return profile.fit_memory(share)
+
+
 def needs(view: View, change: Change = NO_CHANGE) -> list[Need] | Unknown:
     """Return the need of each worker that may train and whose memory is known."""
     wanted = demand(view, change)
     if isinstance(wanted, Unknown):
         return wanted
-    n_workers = change.n_workers or expected_workers(view)
-    divided = wanted.divided * len(view.eligible_workers) / max(1, n_workers)
-    threads = weights(view).sum()
-    found = []
-    for worker, fixed, free in _free_memory(view, change, wanted):
-        share = divided * worker.nthreads / threads
-        found.append(Need(share - free, share + fixed, free, worker))
-    return found
-
-
-def _free_memory(
-    view: View, change: Change, wanted: Demand
-) -> Iterator[tuple[WorkerSnapshot, float, float]]:
-    """Yield (worker, bytes independent of its share, bytes left for its share)."""
+    n_workers = max(1, change.n_workers or expected_workers(view))
+    relative = len(view.eligible_workers) / n_workers / weights(view).sum()
     base = np.maximum(unmanaged_bytes(view), _profile(view, change).base_bytes)
     fixed = base + wanted.copied + (0 if change.release else _other_keys(view))
+    found = []
     for worker, nbytes in zip(view.now.workers, fixed.tolist(), strict=True):
-        most = limit(worker, view)
-        if view.eligible(worker) and not isinstance(most, Unknown):
-            allowed = max(most, change.memory_limit) * view.goal.memory_fraction
-            yield worker, nbytes, allowed - nbytes
+        available = limit(worker, view)
+        if not view.eligible(worker) or isinstance(available, Unknown):
+            continue
+        part = relative * worker.nthreads
+        extra = _fit_memory(view, change, part, worker.nthreads, n_workers)
+        extra = extra or ByteRange(0, 0)
+        allowed = max(available, change.memory_limit) * view.goal.memory_fraction
+        total, most = (nbytes + wanted.divided * part + n for n in extra)
+        found.append(Need(total - allowed, total, most, allowed - nbytes, worker))
+    return found
 
 
 def short(found: list[Need]) -> list[Need]:
@@ -142,7 +182,8 @@ def short(found: list[Need]) -> list[Need]:
 def peaks(view: View) -> dict[str | int, int]:
     """Predict the process memory of each worker during a fit, by id.
 
-    The prediction uses the present placement. It is empty if data is not loaded.
+    The prediction uses the present placement. It is empty if data is not loaded, and
+    has no worker whose memory may differ by more than ``UNCERTAIN``.
     """
     if not view.layouts or not all(x.loaded for x in view.layouts):
         return {}
@@ -152,16 +193,38 @@ def peaks(view: View) -> dict[str | int, int]:
     training = held_bytes(view.layouts[:1], n_workers)
     divided = view.layouts[:1] if profile.eval_copies else view.layouts
     taken = np.zeros(n_workers)
+    bounds = _held_bounds(view, training)
     for layout in divided:
         size = _itemsize(layout.collections[0], NO_CHANGE)
         of_all, of_partitions = profile.parts(size)
+        if bounds is not None and layout is view.layouts[0]:
+            of_all, of_partitions = 1.0, 0.0
         held = held_bytes((layout,), n_workers)
         processed = np.minimum(held, _processed_bytes(layout, view))
         taken += of_all * held + of_partitions * processed
     trains = training > 0
     base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
     total = base + _other_keys(view) + taken + copied * trains
-    return {w.id: round(n) for w, n in zip(view.now.workers, total, strict=True)}
+    least, most = np.zeros((2, n_workers)) if bounds is None else bounds
+    total += (least + most) / 2
+    known = most - least <= 2 * UNCERTAIN * total
+    workers = zip(view.now.workers, total.tolist(), known.tolist(), strict=True)
+    return {w.id: round(nbytes) for w, nbytes, is_known in workers if is_known}
+
+
+def _held_bounds(view: View, training: Int64s) -> tuple[Float64s, Float64s] | None:
+    """Return the least and the most bytes besides the data, by worker as placed."""
+    trains = training > 0
+    found = [
+        _fit_memory(view, NO_CHANGE, part, worker.nthreads, int(trains.sum()))
+        for worker, part in zip(
+            view.now.workers, (training / max(1, training.sum())).tolist(), strict=True
+        )
+    ]
+    if any(bounds is None for bounds in found):
+        return None
+    least, most = np.array(found, dtype=np.float64).T
+    return least * trains, most * trains
 
 
 def _processed_bytes(layout: Layout, view: View) -> Float64s:
@@ -222,19 +285,25 @@ def workers_needed(view: View, change: Change = NO_CHANGE) -> int | Unknown | No
     """
     if not view.layouts:
         return Unknown("no data is given")
-    wanted = demand(view, change)
-    if isinstance(wanted, Unknown):
-        return wanted
-    found = [(w.nthreads, free) for w, _, free in _free_memory(view, change, wanted)]
+    found = needs(view, replace(change, n_workers=1))
+    if isinstance(found, Unknown):
+        return found
     if not found:
         return Unknown("the memory of no worker is known")
-    if min(free for _, free in found) <= 0:
+    if min(need.free for need in found) <= 0:
         return None
-    total = wanted.divided * len(view.eligible_workers)
-    threads = float(weights(view).sum())
-    # `short` allows the same rounding error
-    counts = [total * n / (threads * (free + _ROUNDING)) for n, free in found]
-    return max(1, math.ceil(max(counts)))
+    few, enough = 0, 1  # the first is too few
+    while short(_known(view, replace(change, n_workers=enough))):
+        few, enough = enough, 2 * enough
+        if enough > MOST_WORKERS:
+            return None
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if short(_known(view, replace(change, n_workers=middle))):
+            few = middle
+        else:
+            enough = middle
+    return enough
 
 
 def wanted_workers(view: View) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import dask.array as da
 import numpy as np
@@ -16,7 +17,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import clustertune
+from clustertune.checks.fit import fit_memory
 from clustertune.core.model import Profile, Unknown, View
+from clustertune.core.profiles import ByteRange, TrainingShare
 from clustertune.core.report import Report
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
@@ -173,13 +176,68 @@ def test_given_partitions_that_were_cut_will_be_gone() -> None:
     assert not run(MemoryCluster(freed)).views[-1].replaced
 
 
+# --- by the source of the library -----------------------------------------------------
+
+
+def between(least: float, most: float) -> Profile:
+    """Return a library whose fit takes these bytes for each row and worker."""
+
+    def fit_memory(share: TrainingShare) -> ByteRange:
+        assert share.columns == 100
+        assert share.all_rows == share.rows * share.workers
+        return ByteRange(least * share.rows, most * share.rows)
+
+    return replace(TRIPLE, fit_memory=fit_memory)
+
+
+def test_memory_by_the_source_replaces_the_multiple() -> None:
+    """The training data is one row of 800 bytes, half of it for each worker."""
+    some = [small(0), small(1)]
+    sets = [data(800), data(40, "eval_set[0]")]
+    seen = view(some, sets, workload=between(10, 12))
+    assert totals(seen) == [100 + 400 + 60 + 5] * 2
+    found = forecast.needs(seen)
+    assert not isinstance(found, Unknown)
+    assert [need.most for need in found] == [100 + 400 + 60 + 6] * 2
+
+
+def test_a_wide_range_is_unknown() -> None:
+    """A prediction has the middle of the range, if it differs by at most 15 %."""
+    some = [small(0)]
+
+    def peak(least: float, most: float) -> int | None:
+        seen = view(some, [data(800)], workload=between(least, most))
+        return forecast.peaks(seen).get(0)
+
+    assert peak(40, 60) == 100 + 800 + 50
+    assert peak(0, 400) is None
+
+
+def test_the_check_prints_a_wide_range() -> None:
+    """It is unknown whether the memory is enough if only the least fits."""
+
+    def found(limit: int) -> tuple[str, str]:
+        some = [small(0, memory_limit=limit)]
+        seen = view(some, [data(800)], workload=between(0, 400))
+        (finding,) = fit_memory(seen)
+        return finding.severity.name, finding.message
+
+    takes = "the fit takes between 900 B and 1.3 KiB on worker 0"
+    assert found(10_000) == ("info", ANY)
+    assert found(10_000)[1].startswith(takes)
+    assert found(1500) == ("unknown", ANY)
+    assert takes in found(1500)[1]
+    assert found(1000)[0] == "warning"
+
+
 # --- ways out -------------------------------------------------------------------------
 
+LEAN = replace(libraries.choose("xgboost"), fit_memory=None)
 FRUGAL = Profile(
     name="t",
     title="T",
     memory_multiple={4: 4.0, 8: 3.0},
-    frugal=libraries.choose("xgboost"),
+    frugal=LEAN,
     frugal_parameters="DaskQuantileDMatrix",
 )
 
@@ -277,7 +335,7 @@ def lacking(draw: Any) -> View:
         FRUGAL,
         base_bytes=draw(st.integers(0, 400 * MIB)),
         eval_copies=draw(st.booleans()),
-        frugal=draw(st.sampled_from([None, libraries.choose("xgboost")])),
+        frugal=draw(st.sampled_from([None, LEAN])),
     )
     # mostly too much: Hypothesis complains about a test that drops many examples
     limits = sum(w.memory_limit for w in some)
@@ -296,7 +354,7 @@ def applied(change: Change, seen: View) -> View:
     layouts, workers = seen.layouts, list(seen.now.workers)
     goal = replace(seen.goal, n_workers=change.n_workers)
     if change.frugal:
-        goal = replace(goal, workload=libraries.choose("xgboost"))
+        goal = replace(goal, workload=LEAN)
     if change.float32:
         layouts = tuple(
             replace(
@@ -418,3 +476,38 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     ids = {address: entry["id"] for address, entry in entries}
     for address, taken in client.run(peak_memory).items():
         assert 0.8 <= predicted[ids[address]] / taken <= MOST
+
+
+def wide(library: str) -> Any:
+    """Return a model whose histograms take most of the memory."""
+    if library == "xgboost":
+        from xgboost.dask import DaskXGBRegressor
+
+        return DaskXGBRegressor(n_estimators=2, max_depth=5)
+    from lightgbm import DaskLGBMRegressor
+
+    return DaskLGBMRegressor(n_estimators=2, num_leaves=63, verbose=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
+    """The data has 46 MiB; histograms have 120 to 240 MiB."""
+    _, client = local_cluster(2)
+    X = da.random.default_rng(1).random((6000, 1000), chunks=(1500, 1000))
+    X, y = client.persist([X, X[:, :5].sum(axis=1)])
+    wait([X, y])
+    prepared = clustertune.prepare(client, X, y, estimator=wide(library))
+    X, y = prepared
+    predicted = prepared.report.forecast
+    assert len(predicted) == 2
+    del prepared
+    client.run(forget_peak)
+    model = wide(library)
+    model.client = client
+    model.fit(X, y)
+    entries = workers_of(client).items()
+    ids = {address: entry["id"] for address, entry in entries}
+    for address, taken in client.run(peak_memory).items():
+        ratio = predicted[ids[address]] / taken
+        assert 1 - forecast.UNCERTAIN <= ratio <= 1 + forecast.UNCERTAIN + MOST - 1.2

@@ -162,6 +162,13 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
+def parameters_of(estimator: Any) -> dict[str, Any]:
+    """Return the parameters of an instance by name; empty for a class."""
+    if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
+        return {}
+    return dict(estimator.get_params(deep=False))
+
+
 def assign(estimator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Set parameters of an estimator without changing a model that it has fitted.
 

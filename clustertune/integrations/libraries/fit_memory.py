@@ -1,0 +1,149 @@
+"""How much memory a fit of boosted trees takes on a worker, by the libraries' source.
+
+A fit makes bins of the numbers first, and then trees. The memory of the first phase is
+free in the second one, but the allocator may keep it. So the least is the larger phase,
+and the most is the sum of both. Columns of numbers are assumed to have at least as many
+different values as bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clustertune.core.profiles import ByteRange, TrainingShare
+
+HISTOGRAM_ENTRY = 16  # bytes: two doubles, the sums of gradients and hessians
+#: rows of all workers per node, with which a tree is assumed to have all its nodes
+ROWS_PER_NODE = 64
+
+
+def phases(first: float, second: float) -> ByteRange:
+    """Return the least and the most bytes of two phases."""
+    return ByteRange(max(first, second), first + second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistMemory:
+    """Memory of XGBoost's ``hist`` on CPUs, as in src/common and src/tree of 3.2.
+
+    - Histograms: one entry (``GradientPairPrecise``) for each bin and each node that
+      is split, all kept until the next tree (``BoundedHistCollection``), and one more
+      for each further thread (``ParallelGHistBuilder``). All classes share them.
+    - The matrix by rows (``GHistIndexMatrix``) and by columns (``ColumnMatrix``): a
+      byte for each number, two above 256 bins.
+    - Gradients and predictions: 16 bytes for each row.
+    - Before that a sketch of each column (``WQuantileSketch``): a queue of 8-byte
+      entries and levels of 16-byte entries. Then each worker gets the summaries of all
+      workers, up to 8 entries for a bin (``HostSketchContainer::AllReduce``).
+    """
+
+    nodes: int  # most that are split in a tree
+    bins: int
+    may_stop: bool  # whether parameters may end a tree early
+
+    def __call__(self, share: TrainingShare) -> ByteRange:
+        rows, columns = share.rows, share.columns
+        bins = min(self.bins, share.all_rows)
+        matrix = 2 * rows * columns * (1 if bins <= 256 else 2) + 16 * rows
+        least = 1 if self.may_stop else min(self.nodes, share.all_rows / ROWS_PER_NODE)
+        most = min(self.nodes, share.all_rows)
+        each = columns * bins * HISTOGRAM_ENTRY
+        sketches = columns * (self._sketch(rows) + self._summaries(share))
+        low = phases(sketches, matrix + each * (max(1, least) + share.threads - 1))
+        high = phases(sketches, matrix + each * (most + share.threads - 1))
+        return ByteRange(low.least, high.most)
+
+    def _sketch(self, rows: float) -> float:
+        """Return the bytes of one column's sketch."""
+        size = _sketch_size(rows, self.bins)
+        full = int(rows / (2 * size))  # times that the queue is full
+        levels = 2 + int(math.log2(full)) if full else 0
+        return size * (16 + (32 + 16 * levels if full else 0))
+
+    def _summaries(self, share: TrainingShare) -> float:
+        """Return the bytes of one column's summaries, of all workers."""
+        own = min(share.rows, 8 * self.bins)
+        merged = min(share.all_rows, 8 * self.bins)
+        return 16 * (own * (1 + share.workers) + 2 * merged)
+
+
+def _sketch_size(rows: float, bins: int) -> float:
+    """Return the entries of a level (``LimitSizeLevel`` in src/common/quantile.h)."""
+    level, size = 0, 0.0
+    while 2**level * size < rows:
+        level += 1
+        size = min(rows, level * 8 * min(bins, rows) + 1)
+    return max(1.0, size)
+
+
+def hist_memory(params: Mapping[str, Any]) -> HistMemory | None:
+    """Return the memory for parameters of an estimator; None: not modelled."""
+    if params.get("device") not in {None, "cpu"} or params.get("booster") == "gblinear":
+        return None
+    depth, leaves = params.get("max_depth"), params.get("max_leaves") or 0
+    depth = 6 if depth is None else depth
+    least = params.get("min_child_weight")
+    ends = bool(params.get("gamma")) or (least is not None and least > 1)
+    nodes = 2 ** min(depth or 64, 64) - 1
+    if leaves:
+        nodes = min(nodes, 2 * leaves - 1)
+    return HistMemory(nodes=nodes, bins=params.get("max_bin") or 256, may_stop=ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMemory:
+    """Memory of LightGBM on CPUs, as in src/treelearner, src/io and src/c_api.cpp.
+
+    - A copy of all partitions in one (``_concat`` in lightgbm/dask.py).
+    - Histograms: one entry (two ``hist_t``) for each bin, for each leaf
+      (``HistogramPool``) or as many as ``histogram_pool_size`` MiB hold. Two more to
+      exchange them (``DataParallelTreeLearner``), and one for each thread.
+    - The bins by columns and by rows (``GetShareStates``): a byte for each number.
+    - Gradients, scores and indices: 40 bytes for each row.
+    - Before that samples for the bins, of up to ``bin_construct_sample_cnt`` rows: a
+      double and an index for each number (``LGBM_DatasetCreateFromMats``).
+    """
+
+    leaves: int
+    bins: int
+    pool: float  # MiB; 0: any
+    samples: int  # rows
+
+    def __call__(self, share: TrainingShare) -> ByteRange:
+        rows, columns = share.rows, share.columns
+        bins = min(self.bins, rows / 3 + 1)  # min_data_in_bin
+        each = columns * bins * HISTOGRAM_ENTRY
+        cached = float(self.leaves)
+        if self.pool > 0:
+            cached = min(cached, max(2, self.pool * 2**20 // each))
+        copied = rows * columns * share.itemsize
+        sampled = 12 * columns * min(rows, self.samples)
+        trees = 2 * rows * columns + 40 * rows + each * (cached + 2 + share.threads)
+        return ByteRange(
+            copied + max(sampled, trees),
+            copied + sampled + trees,
+        )
+
+
+def pool_memory(params: Mapping[str, Any]) -> PoolMemory | None:
+    """Return the memory for parameters of an estimator; None: not modelled."""
+
+    def value(default: Any, *names: str) -> Any:
+        found = [params[name] for name in names if params.get(name) is not None]
+        return found[-1] if found else default
+
+    device = value("cpu", "device", "device_type")
+    quantized = value(False, "use_quantized_grad")
+    bins = value(255, "max_bin", "max_bins")
+    if device != "cpu" or quantized or bins > 255:
+        return None
+    leaves = value(31, "num_leaves", "num_leaf", "max_leaves", "max_leaf_nodes")
+    return PoolMemory(
+        leaves=leaves,
+        bins=bins,
+        pool=value(-1, "histogram_pool_size", "hist_pool_size"),
+        samples=value(200_000, "bin_construct_sample_cnt", "subsample_for_bin"),
+    )
