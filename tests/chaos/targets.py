@@ -1,7 +1,7 @@
-"""The parsers of clustertune, each as a function of bytes.
+"""The parsers of clustertune, each as a function of bytes, and random inputs for them.
 
 A target lists the errors that its parser may raise: callers show them as one line. Any
-other error is a finding.
+other error, more than two seconds of CPU, or more memory than the limit is a finding.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from random import Random
+from time import process_time
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +26,9 @@ import dask
 import numpy as np
 import yaml
 from click.testing import CliRunner
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from clustertune import checks, preload
 from clustertune.cli import main, running
@@ -34,10 +40,10 @@ from clustertune.integrations import libraries
 from clustertune.operations import history
 from clustertune.operations.playbooks import PlaybookError, available, reading
 from clustertune.operations.scheduling import triggers
-from tests.chaos import mutations
-from tests.chaos.mutations import dumped, tree
 
 CORPUS = Path(__file__).parents[1] / "corpus"
+SLOW = 2.0  # seconds of CPU for one input
+MEMORY = 8 * 2**30  # address space of the process in bytes
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,10 @@ class Target:
         Errors that the parser may raise.
     starts
         Valid inputs, from which others are made.
-    draw
-        Makes a random input from valid ones.
-    share
-        Fraction of all inputs.
+    words
+        Words of the format.
+    inputs
+        Makes the strategy that draws random inputs.
     """
 
     name: str
@@ -63,8 +69,7 @@ class Target:
     allowed: tuple[type[BaseException], ...]
     starts: Callable[[], Sequence[bytes]]
     words: Callable[[], Sequence[str]]
-    draw: Callable[[Random, Target], bytes]
-    share: float
+    inputs: Callable[[Target], st.SearchStrategy[bytes]]
 
     @cached_property
     def seeds(self) -> tuple[bytes, ...]:
@@ -76,29 +81,144 @@ class Target:
     def dictionary(self) -> tuple[str, ...]:
         return tuple(self.words())
 
-    def input(self, seed: int) -> bytes:
-        """Make the input of a seed."""
-        return self.draw(Random(f"{self.name} {seed}"), self)
+
+def attempt(target: Target, data: bytes) -> bool:
+    """Read one input; whether it was refused with an allowed error."""
+    begin = process_time()
+    with _limited_memory(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            target.read(data)
+        except target.allowed:
+            return True
+    took = process_time() - begin
+    assert took < SLOW, f"{target.name} took {took:.1f} s for {len(data):,} bytes"
+    return False
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, most)
+
+
+def fuzz(target: Target, inputs: int, *, same: bool) -> None:
+    """Read so many random inputs, the same ones each time or others; raise findings."""
+
+    @hypothesis_settings(
+        max_examples=inputs,
+        derandomize=same,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate]
+        if same
+        else list(Phase),  # a test needs no smallest one
+    )
+    @given(data=target.inputs(target))
+    def read(data: bytes) -> None:
+        attempt(target, data)
+
+    read()
 
 
 # --- how inputs are made --------------------------------------------------------------
 
+#: values and texts that often break programs
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 3.5, -0.0, 1e-320, 1e308, -1e308, 2**31, 2**63),
+    *(10**19, 10**30, 10**320, float("inf"), float("-inf"), float("nan")),
+    *("", " ", "\n", "\0", "\t", "0", "-1", "1e999", "nan", "inf", "-inf", "9" * 400),
+    *("ä", "\u202e", "😀", "\ud800", "\x1b[2J", "<script>", "%s%n", "{}", "{0}", "'"),
+    *("200,000", "1_000", "1e5", "2 GiB", "-5s", "1e30 weeks", "10 minutes", "25%"),
+    *("101%", "%", "nan%", "inf%", "../../etc/passwd", "~root/x", "null", "true"),
+    *("!!python/none", "&a", "*a", "auto", "fit", "named", "given", "array", "float32"),
+    *("O", "V9", "i8,f4", "M8[Y]", "a" * 5000, "[" * 5000),
+    *([], {}, [[]], [None], {"": None}, {"x": {"y": [0]}}),
+)
+DEEPEST = 12  # levels below which nothing is changed
 
-def _as_text(rng: Random, target: Target) -> bytes:
-    start = rng.choice(target.seeds)
-    return mutations.text(rng, start, target.seeds, target.dictionary)
+
+def _deep(depth: int) -> Any:
+    """Return a list in lists."""
+    deep: Any = 0
+    for _ in range(depth):
+        deep = [deep]
+    return deep
 
 
-def _as_tree(rng: Random, target: Target) -> bytes:
-    """Change an input as text, or as the data that it contains."""
-    start = rng.choice(target.seeds)
-    if rng.random() < 0.4:
-        return mutations.text(rng, start, target.seeds, target.dictionary)
-    try:
-        data = parsed(start)
-    except (ValueError, yaml.YAMLError, RecursionError):
-        return mutations.text(rng, start, target.seeds, target.dictionary)
-    return dumped(tree(rng, data, target.dictionary))
+def _values(words: Sequence[str]) -> st.SearchStrategy[Any]:
+    """Draw odd values, words of the format, and nested data of both."""
+    known = st.sampled_from(words)
+    leaves = st.sampled_from(ODD) | known | st.floats() | st.integers() | st.text()
+    nested = st.recursive(
+        leaves,
+        lambda x: st.lists(x, max_size=4) | st.dictionaries(known, x, max_size=5),
+        max_leaves=12,
+    )
+    return nested | st.sampled_from((9, 40, 2000)).map(_deep)
+
+
+@st.composite
+def _texts(draw: Any, target: Target) -> bytes:
+    """Draw an input of which a few places are cut, repeated, or replaced."""
+    data = draw(st.sampled_from(target.seeds))
+    odd = tuple(x for x in ODD if isinstance(x, str))
+    words = st.sampled_from((*target.dictionary, *odd)).map(
+        lambda text: text.encode(errors="surrogatepass")
+    )
+    for _ in range(draw(st.integers(1, 4))):
+        places = st.integers(0, len(data))
+        begin, end = sorted((draw(places), draw(places)))
+        part = data[begin : min(end, begin + 200)]
+        copies = st.sampled_from((b"", part * 2, part * 20, part[::-1]))
+        data = data[:begin] + draw(words | st.binary(max_size=9) | copies) + data[end:]
+    return bytes(data)
+
+
+@st.composite
+def _trees(draw: Any, target: Target) -> bytes:
+    """Draw an input of which a few values are replaced, renamed, or removed."""
+    data = parsed(draw(st.sampled_from(target.starts())))
+    for _ in range(draw(st.integers(1, 4))):
+        path = draw(st.sampled_from(list(_paths(data))))
+        data = _put(draw, data, path, target.dictionary)
+    return dumped(data)
+
+
+def _paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield every place in nested data, as the path of keys to it."""
+    yield path
+    if len(path) > DEEPEST or not isinstance(data, dict | list):
+        return
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        yield from _paths(value, (*path, key))
+
+
+def _put(draw: Any, data: Any, path: tuple[Any, ...], words: Sequence[str]) -> Any:
+    """Return the data with a changed value at a place."""
+    if not path:
+        return draw(_values(words))
+    key, *inner = path
+    how = draw(st.sampled_from(("replace", "remove", "more"))) if not inner else ""
+    if isinstance(data, dict):
+        if how in ("remove", "more"):  # the key gets another name
+            value = {draw(st.sampled_from(words)): data[key]} if how == "more" else {}
+            return {k: v for k, v in data.items() if k != key} | value
+        return {**data, key: _put(draw, data[key], tuple(inner), words)}
+    before, after = data[:key], data[key + 1 :]
+    if how in ("remove", "more"):
+        return before + (2 * [data[key]] if how == "more" else []) + after
+    return [*before, _put(draw, data[key], tuple(inner), words), *after]
+
+
+def _texts_or_trees(target: Target) -> st.SearchStrategy[bytes]:
+    return _texts(target) | _trees(target)
 
 
 @cache
@@ -107,6 +227,14 @@ def parsed(text: bytes) -> Any:
         return json.loads(text)
     except ValueError:
         return yaml.safe_load(text)
+
+
+def dumped(data: Any) -> bytes:
+    """Return data as JSON, with infinity and nan as Python writes them."""
+    try:
+        return json.dumps(data).encode()
+    except (RecursionError, ValueError):
+        return b"[" * 3000
 
 
 # --- playbooks ------------------------------------------------------------------------
@@ -200,7 +328,7 @@ def _report_words() -> list[str]:
 def _read_config(data: bytes) -> None:
     """Read a file of Dask's configuration, or environment variables."""
     try:
-        found = yaml.safe_load(data)
+        found = parsed(data)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError):
         return  # Dask reports it
     if not isinstance(found, dict):
@@ -270,39 +398,33 @@ def _read_arguments(data: bytes) -> None:
         raise AssertionError(result.output[-500:])
 
 
-def _draw_arguments(rng: Random, target: Target) -> bytes:
-    path, command = rng.choice(_commands())
+@st.composite
+def _arguments(draw: Any, target: Target) -> bytes:
+    """Draw a command with some of its options, and other words."""
+    path, command = draw(st.sampled_from(_commands()))
     words = list(path)
+    odd = _values(target.dictionary).map(_argument)
     options = [p for p in command.params if isinstance(p, click.Option)]
-    for option in rng.sample(options, min(len(options), rng.choice((0, 1, 1, 2, 4)))):
-        words.append(rng.choice((*option.opts, *option.secondary_opts)))
-        if not option.is_flag or rng.random() < 0.05:
-            words.append(_value(rng, option.type))
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
-        words.insert(rng.randint(len(path), len(words)), _word(rng, target))
-    if rng.random() < 0.1:
-        rng.shuffle(words)
+    some = st.lists(st.sampled_from(options), max_size=4) if options else st.just([])
+    for option in draw(some):
+        words.append(draw(st.sampled_from((*option.opts, *option.secondary_opts))))
+        if isinstance(option.type, click.Choice):
+            words.append(draw(st.sampled_from([*map(str, option.type.choices), "a"])))
+        elif isinstance(option.type, click.IntRange):
+            words.append(draw(st.integers(-1, 10**30).map(str) | odd))
+        elif not option.is_flag or draw(st.integers(0, 19)) == 0:
+            words.append(draw(odd))
+    more = st.lists(st.sampled_from(target.dictionary) | odd, max_size=2)
+    words += draw(more)
+    if draw(st.integers(0, 9)) == 0:
+        words = draw(st.permutations(words))
     return json.dumps(words).encode()
 
 
-def _value(rng: Random, kind: click.ParamType) -> str:
-    if isinstance(kind, click.Choice) and rng.random() < 0.8:
-        return str(rng.choice(list(kind.choices)))
-    if isinstance(kind, click.IntRange) and rng.random() < 0.6:
-        return str(rng.choice((0, 1, 2, 10, 10**6, 2**31, 2**63, 10**30, -1)))
-    return _text(rng)
-
-
-def _text(rng: Random) -> str:
-    value = mutations.odd(rng)
+def _argument(value: Any) -> str:
+    """Return a value as bytes without a zero byte, in any encoding."""
     text = value if isinstance(value, str) else dumped(value).decode()
-    # arguments are bytes without a zero byte, in any encoding
-    data = text.replace("\0", "").encode(errors="surrogatepass")
-    return os.fsdecode(data)
-
-
-def _word(rng: Random, target: Target) -> str:
-    return rng.choice(target.dictionary) if rng.random() < 0.7 else _text(rng)
+    return os.fsdecode(text.replace("\0", "").encode(errors="surrogatepass"))
 
 
 @cache
@@ -369,14 +491,12 @@ def _histories() -> list[bytes]:
         return [whole, whole.splitlines()[-1]]
 
 
-def _draw_history(rng: Random, target: Target) -> bytes:
+def _lines(target: Target) -> st.SearchStrategy[bytes]:
     """Change the bytes of a history, or the records in it."""
-    if rng.random() < 0.3:
-        return mutations.text(rng, target.seeds[0], target.seeds, target.dictionary)
-    rows = [parsed(line) for line in target.seeds[0].splitlines()]
-    changed = tree(rng, rows, target.dictionary)
-    lines = changed if isinstance(changed, list) else [changed]
-    return b"\n".join(dumped(line) for line in lines)
+    last = target.starts()[-1]
+    record = replace(target, starts=lambda: [last])
+    trees = st.lists(_trees(record), min_size=1, max_size=5).map(b"\n".join)
+    return _texts(target) | trees
 
 
 def _history_words() -> list[str]:
@@ -404,7 +524,7 @@ def _read_argument(data: bytes) -> None:
         values.append(text.split(","))
     for value in values:
         for read in (
-            *(r for readers in reading.ACTIONS.values() for r in readers.values()),
+            *reading.ARGUMENTS.values(),
             arguments.workers_wanted,
             arguments.restarting,
             arguments.part,
@@ -412,28 +532,26 @@ def _read_argument(data: bytes) -> None:
             _tolerant(lambda r=read, v=value: r("given", v), (ValueError,))
 
 
-_NO_WORDS: tuple[str, ...] = ("a", "0", "*")
 TARGETS: Mapping[str, Target] = {
     t.name: t
     for t in (
         Target("playbooks", _read_playbook, (PlaybookError,), _playbooks,
-            _playbook_words, _as_tree, 0.03),
+            _playbook_words, _texts_or_trees),
         Target("reports", _read_report, (ValueError,), _reports, _report_words,
-            _as_tree, 0.2),
-        Target("config", _read_config, (), _configs, _config_words, _as_tree, 0.03),
+            _texts_or_trees),
+        Target("config", _read_config, (), _configs, _config_words, _texts_or_trees),
         Target("arguments", _read_arguments, (), lambda: [b'["check"]'],
-            _command_words, _draw_arguments, 0.03),
-        Target("history", _read_history, (), _histories, _history_words,
-            _draw_history, 0.02),
+            _command_words, _arguments),
+        Target("history", _read_history, (), _histories, _history_words, _lines),
         Target("cron", _read_cron, (ValueError,),
             lambda: [b"0 3 * * *|UTC", b"*/15 2-5 1,15 JAN-DEC MON#1|Europe/Berlin",
                 b"0 0 L * *|", b"30 2 29 2 SUN"],
             lambda: ["*", "/", "-", ",", "#", "L", "W", "MON", "FEB", "60", "UTC"],
-            _as_text, 0.15),
+            _texts),
         Target("values", _read_argument, (),
             lambda: [b"2 GiB", b"10 minutes", b"25%", b'{"A": "b"}', b"[1, 2]", b"0.5",
                 b'"float32"', b"true"],
             lambda: ["GiB", "minutes", "s", "%", "e", "-", ".", "kB", "ns", "days"],
-            _as_text, 0.28),
+            _texts),
     )
 }  # fmt: skip
