@@ -178,15 +178,18 @@ CALLED = {
 
 
 @cache
-def sources() -> Mapping[str, str]:
-    """Return the sources of the package by path."""
+def sources() -> Mapping[str, frozenset[str]]:
+    """Return the words in each module of the package, by path."""
     paths = PACKAGE.rglob("*.py")
-    return {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in paths}
+    return {
+        p.relative_to(PACKAGE).as_posix(): frozenset(re.findall(r"\w+", p.read_text()))
+        for p in paths
+    }
 
 
 def users(name: str) -> list[str]:
     """Return the modules that contain a name."""
-    return [p for p, text in sources().items() if re.search(rf"\b{name}\b", text)]
+    return [p for p, words in sources().items() if name in words]
 
 
 def lacking(thing: Any, what: str, names: Iterable[str]) -> list[str]:

@@ -30,17 +30,9 @@ DANGEROUS = frozenset(
 
 #: where one stands all the same, by file and function, and why that is safe
 JUSTIFIED = {
-    **dict.fromkeys(
-        (
-            (f"{package}__init__.py", "importlib.import_module")
-            for package in (
-                "",
-                "actions/",
-            )
-        ),
-        "modules of the package itself, as they lie in its folder",
-    ),
+    ("__init__.py", "importlib.import_module"): "modules of the package, by a table",
     ("cli/__init__.py", "importlib.import_module"): "modules of commands, by a table",
+    ("operations/callbacks.py", "importlib.import_module"): "of the package itself",
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
     ("collections/metadata.py", "pickle.loads"): "undoes a dumps of the same line",
     ("core/progress.py", "importlib.import_module"): "IPython, only in a notebook",
