@@ -55,7 +55,25 @@ def comment_of_field(
         lines.append(comment[1])
 
 
+def types_of_parameters(
+    _app: Any, _what: str, _name: str, obj: Any, _options: Any, lines: list[str]
+) -> None:
+    """Add the annotations of a signature to the parameters of a docstring."""
+    if "Parameters" not in lines or not callable(obj):
+        return
+    known = inspect.signature(obj).parameters
+    first = lines.index("Parameters") + 2
+    for number, line in enumerate(lines[first:-1], first):
+        if lines[number + 1].startswith("---"):
+            return  # the next section
+        names = [name.lstrip("*") for name in line.split(", ")]
+        if all(name in known for name in names):
+            kind = known[names[0]].annotation
+            lines[number] += f" : {kind}" if isinstance(kind, str) else ""
+
+
 def setup(app: Any) -> None:
-    """Connect the function above to Sphinx."""
-    # before numpydoc, which leaves empty lines where there is no description
+    """Connect the functions above to Sphinx, before numpydoc."""
+    # which leaves empty lines where there is no description
     app.connect("autodoc-process-docstring", comment_of_field, priority=100)
+    app.connect("autodoc-process-docstring", types_of_parameters, priority=100)

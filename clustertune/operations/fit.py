@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from inspect import Parameter
+from time import monotonic
 from typing import Any
 
 from dask.base import unpack_collections
@@ -23,7 +24,7 @@ from clustertune.core import arguments
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report
 from clustertune.core.sections import headlines
-from clustertune.core.wording import plural, printable
+from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import (
     ClustertuneError,
     IncompleteError,
@@ -175,6 +176,8 @@ class _Work:
     per_host: bool = False  # train on one worker of each host
     attempts: list[Prepared] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    lost_at: float = 0.0  # monotonic time of the last loss
+    begins: list[str] = field(default_factory=list)  # how each attempt began
     placement: Mapping[str, Any] = field(default_factory=dict)  # of the first attempt
     digests: dict[Any, str] = field(default_factory=dict)  # of partitions, by key
     notes: list[str] = field(default_factory=list)
@@ -210,6 +213,16 @@ class _Work:
         )
         if not self.placement:
             self.placement = prepared.placement
+        self.begins.append(self._begin(prepared))
+
+    def _begin(self, prepared: Prepared) -> str:
+        """Return where an attempt begins, and after which time since a loss."""
+        rounds = self.checkpoint.rounds if self.checkpoint else 0
+        text = f"resumed from round {rounds:,}" if rounds else "trained from the start"
+        if not self.losses:
+            return text
+        seconds = seconds_text(monotonic() - self.lost_at)
+        return f"{text} after {seconds} on {plural(len(prepared.addresses), 'worker')}"
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None
@@ -299,6 +312,7 @@ class _Work:
         if loss is None:
             raise error
         self.losses.append(loss)
+        self.lost_at = loss.at
         self.checkpoint = loss.checkpoint or self.checkpoint
         if len(self.losses) > self.max_failures:
             raise IncompleteError(f"{loss}. {self._advice()}") from error
@@ -397,12 +411,12 @@ class _Work:
 
     def _account(self, prepared: Prepared) -> list[str]:
         """Return what was lost, and whether the model is as without the losses."""
+        first, *others = self.begins
         if not self.losses:
-            return []
-        rounds = self.checkpoint.rounds if self.checkpoint else 0
-        begun = f"resumed from round {rounds:,}" if rounds else "trained from the start"
-        texts = [str(loss) for loss in self.losses]
-        texts[-1] += f"; {begun}; identical to an uninterrupted fit: "
+            return [first] if self.checkpoint else []
+        pairs = zip(self.losses, others, strict=True)
+        texts = [f"{loss}; {begin}" for loss, begin in pairs]
+        texts[-1] += "; identical to an uninterrupted fit: "
         texts[-1] += self._difference(prepared) or "yes"
         return texts
 

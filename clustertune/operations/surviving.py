@@ -60,6 +60,7 @@ class Loss:
     round: int
     rounds: int | None
     checkpoint: Checkpoint | None
+    at: float  # monotonic time at which the client learned of it
 
     def __str__(self) -> str:
         each = [
@@ -107,6 +108,7 @@ class FitWatch:
         self._notify = notify
         self._keep = keep
         self._kept = 0  # rounds of the checkpoint that was stored
+        self._lost_at = 0.0  # monotonic time at which the client learned of a loss
         self._warned = False  # that a checkpoint was too large
         self._finished = asyncio.Event()  # the library's fit has returned
         self._ending: asyncio.Task[None] | None = None
@@ -153,7 +155,7 @@ class FitWatch:
         if state.get("ended"):  # the scheduler forgot the hold, which is taken again
             await asyncio.sleep(RETRY)
             return
-        self.state = state
+        self._set(state)
         self._show()
         if state["too_large"] and not self._warned:
             self._warned = True
@@ -244,8 +246,13 @@ class FitWatch:
         after = self.state.get("version", -1)
         state = await self._ask("state", after=after, wait=wait)
         if not state.get("ended"):
-            self.state = state
+            self._set(state)
         return self.state
+
+    def _set(self, state: Mapping[str, Any]) -> None:
+        if state["lost"] and not self._lost_at:
+            self._lost_at = monotonic()
+        self.state = state
 
     async def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint that the scheduler has."""
@@ -293,6 +300,7 @@ class FitWatch:
             round=state["round"],
             rounds=state["rounds"],
             checkpoint=checkpoint,
+            at=self._lost_at,
         )
 
     async def _reasons(

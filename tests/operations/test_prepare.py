@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import dask
@@ -17,10 +18,10 @@ from distributed import (
     SpecCluster,
     Worker,
     futures_of,
+    utils_test,
     wait,
 )
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors
@@ -29,6 +30,10 @@ from clustertune.remote import ship
 from tests.builders import verify
 from tests.processes import soon
 
+#: tasks stay on the workers that are named, however busy these are
+gen_cluster = partial(
+    utils_test.gen_cluster, config={"distributed.scheduler.work-stealing": False}
+)
 TWO = [("127.0.0.1", 1)] * 2
 LIMIT = {"memory_limit": "4GiB"}  # their process is that of all tests
 

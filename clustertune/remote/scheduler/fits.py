@@ -52,7 +52,7 @@ class Fit:
         before = self.lost.get(address)
         if before is None or before["how"] != how:
             known = {"worker": self.members.get(address, address), "address": address}
-            self.lost[address] = known | {"how": how, "time": time()}
+            self.lost[address] = known | {"how": how}
             self.change()
 
     @property
