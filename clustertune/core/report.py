@@ -152,6 +152,21 @@ class Report(Results):
         }
 
 
+class FitReport(Report):
+    """The report of a fit, whose pickle is plain text.
+
+    Unpickling a fitted model must not need clustertune.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
+
+    def __deepcopy__(self, memo: Any) -> FitReport:
+        return self  # it is frozen
+
+
 @dataclass(frozen=True, slots=True)
 class _Peak:
     """The forecast of one worker; JSON objects cannot have numbers as keys."""

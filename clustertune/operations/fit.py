@@ -22,7 +22,7 @@ from distributed import Client
 from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report
+from clustertune.core.report import FitReport
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import (
@@ -57,21 +57,6 @@ GIVEN = (
     *("client", "X", "y", "others", "estimator"),
     *("persist", "release_inputs", "dry_run"),
 )
-
-
-class FitReport(Report):
-    """The report of a fit, whose pickle is plain text.
-
-    Unpickling a fitted model must not need clustertune.
-    """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        return str, (str(self),)
-
-    def __deepcopy__(self, memo: Any) -> FitReport:
-        return self  # it is frozen
 
 
 # --- arguments ------------------------------------------------------------------------
