@@ -86,6 +86,10 @@ def needed_elsewhere(status: str, spilled: int, nbytes: int) -> int:
     return 0 if is_parked_first(status, spilled) else nbytes
 
 
+#: of a threshold; a restart that frees less would soon be needed again
+MIN_GAIN = 0.1
+
+
 def restart_reason(
     lines: Mapping[str, int],
     process: int,
@@ -99,13 +103,16 @@ def restart_reason(
 
     A restart helps if the process is above one of the thresholds ``lines`` (bytes, by
     name), or will be after the next run, and a new process with the same keys is below
-    it. ``fresh`` is the memory of a process without keys, ``growth`` that of a run.
+    it by a margin. ``fresh`` is the memory of a process without keys, ``growth`` that
+    of a run.
     """
     text = f"its process has {bytes_text(process)}"
     if growth:
         text += f" and grows by {bytes_text(growth)} in a run"
+    freed = process - fresh - managed
     for name, line in lines.items():
-        if fresh + managed <= line < process + growth:
+        is_cured = fresh + managed <= line < process + growth
+        if is_cured and freed >= MIN_GAIN * line:
             return f"{text}; its {name} threshold is {bytes_text(line)}"
     if paused and process - managed > managed:
         return f"{text}, and it is paused"

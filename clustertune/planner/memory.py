@@ -383,7 +383,9 @@ def no_restart_reason(worker: WorkerSnapshot) -> str:
         return f"{text}, and no threshold of it is known"
     if worker.process <= line:
         return f"{text}, below its threshold of {bytes_text(line)}"
+    freed = max(0, worker.process - worker.managed - (worker.least_memory or 0))
     return (
-        f"{text}, above its threshold of {bytes_text(line)}, but a new process with "
-        f"its {bytes_text(worker.managed)} of data would be, too"
+        f"{text}, above its threshold of {bytes_text(line)}, but with its "
+        f"{bytes_text(worker.managed)} of data a restart would free only "
+        f"{bytes_text(freed)}"
     )

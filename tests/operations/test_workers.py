@@ -193,6 +193,8 @@ LEAST = 200 * 2**20
         # data alone is above the line: it would only come back
         ({"process": FULL, "managed": FULL}, 0, False),
         ({"process": FULL, "managed": FULL - GIB // 2, "least_memory": GIB}, 0, False),
+        # the disk is full, and a new process would be just below the line
+        ({"process": FULL, "managed": FULL - LEAST - GIB // 4}, 0, False),
         # but it would not be paused any more
         ({"process": int(0.9 * 4 * GIB), "managed": FULL - LEAST}, 0, True),
         # its own pause threshold is lower than it was when it was asked

@@ -317,6 +317,7 @@ def _terms(
         "reason": options.reason,
         "idle_for": options.idle_for,
         "if_needed": least if options.if_needed else None,
+        "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
         "workers": None if ids is None else list(ids),
         "collections": [keys.pack(names) for names in layouts],
         # pairs, because ids may be numbers, and msgpack's maps need text

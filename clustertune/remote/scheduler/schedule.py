@@ -39,7 +39,8 @@ class Schedule:
         As ``operations.scheduling.request`` sends them: ``owner``, ``reason``,
         ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as
         possible), ``expires`` (epoch seconds), ``if_needed`` (bytes per run that count
-        as growth, as a fraction of the memory limit; None: restart anyway),
+        as growth, as a fraction of the memory limit; None: restart anyway), ``fresh``
+        (bytes of a process without keys),
         ``workers`` (ids; None: all current workers), ``collections`` (packed keys of
         row-aligned ones), ``lines`` (thresholds by id), ``nannies`` (to which code may
         be sent), ``parking`` (pickled code), ``wait`` and ``timeout`` (seconds, for one

@@ -225,6 +225,7 @@ class ScheduleRunner:
                 memory.managed,
                 paused=ws.status.name == "paused",
                 growth=int(grows.get(id) or 0),
+                fresh=schedule.terms["fresh"],
             )
         return found
 

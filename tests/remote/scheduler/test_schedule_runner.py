@@ -35,6 +35,7 @@ def terms(**others: Any) -> dict[str, Any]:
         "instants": [],
         "expires": time() + 60,
         "if_needed": None,
+        "fresh": 0,
         "workers": None,
         "collections": [],
         "lines": [],
@@ -148,6 +149,12 @@ async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
         ws.memory_limit = 1000
         ws.metrics["memory"] = ws.metrics["managed_bytes"] = 0
     first.metrics["memory"] = 710
+    assert list(due(it)[0]) == [0]
+    # a new process would be above the threshold, too, or hardly below it
+    for fresh in (705, 650):
+        it.terms = it.terms | {"fresh": fresh}
+        assert due(it) == ({}, {})
+    it.terms = it.terms | {"fresh": 200}
     assert list(due(it)[0]) == [0]
     first.metrics["memory"] = 690
     assert due(it) == ({}, {})
