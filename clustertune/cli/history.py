@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -25,10 +24,6 @@ from clustertune.core.report import with_commands
 from clustertune.core.wording import bytes_text, plural, seconds_text, time_text
 
 MAX_SHOWN = 50  # records in the table
-_COLUMNS = (
-    "when", "call", "label", "status", "took", "workers", "rows", "peak", "spilled",
-    "CPUs", "cluster",
-)  # fmt: skip
 
 
 @command(
@@ -96,27 +91,23 @@ def _list(form: str, **selection: Any) -> None:
         return
     if (more := len(found) - MAX_SHOWN) > 0:
         click.echo(f"({plural(more, 'older record')})")
-    shown = found.tail(MAX_SHOWN).assign(share=found.peak / found.limit)
-    rows = [_row(record) for record in shown.itertuples()]
-    click.echo(tabulate(rows, headers=_COLUMNS, disable_numparse=True))
+    columns = _columns(found.tail(MAX_SHOWN))
+    click.echo(tabulate(columns, headers="keys", disable_numparse=True))
 
 
-def _row(record: Any) -> list[str]:
-    import pandas as pd
-
-    def known(value: Any, text: Callable[[Any], str]) -> str:
-        return "" if pd.isna(value) else text(value)
-
-    return [
-        time_text(record.began.timestamp(), unit="minutes"),
-        record.call,
-        record.label,
-        record.status,
-        seconds_text(record.seconds),
-        known(record.workers, str),
-        known(record.rows, "{:,}".format),
-        known(record.share, "{:.0%}".format),
-        known(record.spilled, bytes_text),
-        known(record.busy, "{:.2g}".format),
-        record.cluster,
-    ]
+def _columns(found: Any) -> dict[str, Any]:
+    """Return the columns of the table by header, as text."""
+    texts = {
+        "when": found.began.map(lambda t: time_text(t.timestamp(), unit="minutes")),
+        "call": found.call,
+        "label": found.label,
+        "status": found.status,
+        "took": found.seconds.map(seconds_text),
+        "workers": found.workers.map("{}".format, na_action="ignore"),
+        "rows": found.rows.map("{:,}".format, na_action="ignore"),
+        "peak": (found.peak / found.limit).map("{:.0%}".format, na_action="ignore"),
+        "spilled": found.spilled.map(bytes_text, na_action="ignore"),
+        "CPUs": found.busy.map("{:.2g}".format, na_action="ignore"),
+        "cluster": found.cluster,
+    }
+    return {name: column.astype(object).fillna("") for name, column in texts.items()}

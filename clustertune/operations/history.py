@@ -1,20 +1,19 @@
 """``history``: records of calls, held blocks and fits, in a file of JSON lines.
 
-A thread appends a record after the work. Several processes can share the file, because
-each locks it while it appends a line. A full file becomes ``history.jsonl.old``. Lines
-that cannot be read are skipped and counted.
+A thread appends a record after the work, in one write, so several processes can share
+the file. A full file becomes ``history.jsonl.old``. Lines that cannot be read are
+skipped and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
@@ -41,11 +40,10 @@ SETTINGS = "clustertune.history"
 MAX_SIZE = 16 * 2**20  # bytes of a file
 MAX_TEXT = 500  # characters of an error or a step
 MAX_STEPS = 20
-LOCK_SECONDS = 1.0  # to wait for another process
 MARK = b'{"clustertune": '  # the start of each line
 LARGEST = 2**63  # larger numbers fit no column of a DataFrame
-_KINDS = {"float": "float64", "int | None": "Int64", "float | None": "Float64"}
 LAST = 9e9  # epoch seconds in the year 2255, which pandas can represent
+_KINDS = {"float": "float64", "int | None": "Int64", "float | None": "Float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,47 +76,32 @@ class Record:
     error: str = ""
 
 
-# --- settings -------------------------------------------------------------------------
+# --- settings and the file ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of the history in Dask's configuration."""
-
-    enabled: bool
-    path: str | None  # None: in the user's data folder
-    label: str | None
-
-
-def configured() -> Settings:
-    """Return the settings of the history; raise ValueError if one is wrong."""
+def configured() -> Mapping[str, Any]:
+    """Return ``enabled``, ``path`` and ``label``; raise ValueError if one is wrong."""
     known = settings.defaults()["clustertune"]["history"]
     settings.refuse_names(SETTINGS, known)
-    found = Settings(**{**known, **settings.section(SETTINGS)})
-    arguments.flag(f"{SETTINGS}.enabled", found.enabled)
-    arguments.file(f"{SETTINGS}.path", found.path)
-    if found.label is not None:
-        arguments.text(f"{SETTINGS}.label", found.label)
+    found = {**known, **settings.section(SETTINGS)}
+    arguments.flag(f"{SETTINGS}.enabled", found["enabled"])
+    arguments.file(f"{SETTINGS}.path", found["path"])
+    if found["label"] is not None:
+        arguments.text(f"{SETTINGS}.label", found["label"])
     return found
 
 
 def file_of(path: str | Path | None) -> Path:
     """Return the path of a history; None: in the user's XDG data folder."""
-    base = os.environ.get("XDG_DATA_HOME", "")
+    folder = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    default = Path(folder, "clustertune", "history.jsonl")
     try:
-        if path is not None:
-            return Path(path).expanduser()
-        # the XDG standard calls a relative path invalid
-        data = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
+        return (default if path is None else Path(path)).expanduser()
     except RuntimeError as error:  # some containers have users without a home
         raise ClustertuneError(
             f"the user has no home folder for the history ({error}): set "
             f"{SETTINGS}.path, or {SETTINGS}.enabled to false"
         ) from error
-    return data / "clustertune" / "history.jsonl"
-
-
-# --- the file -------------------------------------------------------------------------
 
 
 def append(record: Record, path: Path) -> None:
@@ -128,7 +111,7 @@ def append(record: Record, path: Path) -> None:
         raise ClustertuneError(f"the record of {record.call!r} could not be read again")
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = _open_locked(path)
+        file = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             size = os.fstat(file).st_size
             if not MARK.startswith(os.pread(file, len(MARK), 0)):
@@ -136,26 +119,23 @@ def append(record: Record, path: Path) -> None:
             if size and os.pread(file, 1, size - 1) != b"\n":
                 line = b"\n" + line  # the writer of the last line was killed
             if os.write(file, line + b"\n") <= len(line):
-                os.ftruncate(file, size)
                 raise OSError("the disk is full")
-            if size > MAX_SIZE:
+            # unless another process has renamed it
+            if size > MAX_SIZE and os.path.samestat(os.fstat(file), path.stat()):
                 path.replace(_old(path))
         finally:
-            os.close(file)  # this also unlocks it
+            os.close(file)
 
 
 def read(path: Path) -> tuple[list[Record], int]:
     """Return the records, oldest first, and the number of unreadable lines."""
-    records: list[Record] = []
-    skipped = 0
+    found: list[Record | None] = []
     for part in (_old(path), path):
         with _explained(part), suppress(FileNotFoundError):
             with os.fdopen(_opened(part, os.O_RDONLY), "rb") as file:
                 lines = file.read(2 * MAX_SIZE).splitlines()
-            found = [_from_line(line) for line in lines if line.strip()]
-            records += [record for record in found if record]
-            skipped += found.count(None)
-    return records, skipped
+            found += [_from_line(line) for line in lines if line.strip()]
+    return [record for record in found if record], found.count(None)
 
 
 def _old(path: Path) -> Path:
@@ -169,25 +149,6 @@ def _opened(path: Path, flags: int) -> int:
         os.close(file)
         raise OSError("it is not a regular file")
     return file
-
-
-def _open_locked(path: Path) -> int:
-    """Open and lock the file, which another process may rename meanwhile."""
-    end = time.monotonic() + LOCK_SECONDS
-    while time.monotonic() < end:
-        file = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), path.stat()):
-                return file
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-        time.sleep(0.01)
-    raise OSError(f"another process has locked it for {LOCK_SECONDS:g} s")
 
 
 @contextmanager
@@ -284,10 +245,10 @@ async def note(make: Callable[[], Record]) -> str:
     """Add a record if the history is enabled; return the problem, or ""."""
     try:
         own = configured()
-        if own.enabled:
+        if own["enabled"]:
             record = make()
-            record = replace(record, label=own.label or record.label)
-            await asyncio.to_thread(append, record, file_of(own.path))
+            record = replace(record, label=own["label"] or record.label)
+            await asyncio.to_thread(append, record, file_of(own["path"]))
     except (ClustertuneError, ValueError) as error:
         return f"not added to the history: {error}"
     except Exception as error:  # the finished work must not fail for its record
@@ -346,7 +307,7 @@ def history(
     import pandas as pd
 
     settings.refuse_unknown(checks.all_settings())
-    default = configured().path
+    default = configured()["path"]
     begin = 0.0 if since is None else _moment(since)
     records, skipped = read(file_of(default if path is None else path))
     rows = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
@@ -21,7 +21,6 @@ from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
 from clustertune.core.wording import (
     bytes_text,
-    names_text,
     plural,
     printable,
     times_text,
@@ -45,10 +44,8 @@ class Dataset:
     rows: int
     columns: int
     nbytes: int  # in memory
-    itemsize: int | None  # bytes of the widest number in a row; None: no numbers
-    joined_bytes: int  # of all numbers in one array of the widest type
+    itemsize: int  # bytes of the widest number in a row
     type: str
-    varied: tuple[str, ...] = ()  # columns without a fixed width, not in nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +114,7 @@ class Sizing:
 
     def _title(self) -> str:
         if self.one_machine:
-            verb = "might be" if self.data.varied else "is"
-            return f"One machine without Dask {verb} enough. Otherwise: {self._shape()}"
+            return f"One machine without Dask is enough. Otherwise: {self._shape()}"
         if not self.enough:
             hosts = plural(self.n_hosts or 0, "such host", "such hosts")
             return f"Too large for {hosts}. Needed: {self._shape()}"
@@ -126,7 +122,7 @@ class Sizing:
 
     def _shape(self) -> str:
         return (
-            f"{_least(self.data)}{plural(self.workers, 'worker')} x "
+            f"{plural(self.workers, 'worker')} x "
             f"{plural(self.threads, 'thread')} x {size_text(self.memory_limit)}, on "
             f"{plural(self.hosts, 'host')} with {plural(self.host_cpus, 'CPU')} and "
             f"{bytes_text(self.host_memory)}"
@@ -151,7 +147,7 @@ def recommend_size(
     *collections
         X, y and others as Dask collections, lazy or persisted; no data is loaded.
     rows, columns
-        Rows, and columns of all data together. With collections only rows, if unknown.
+        Instead of collections: rows, and columns of all data together.
     dtype
         Type of the numbers; float64, or the types of the collections, by default.
     estimator
@@ -187,12 +183,10 @@ def recommend_size(
         cpus=arguments.count("host_cpus", host_cpus) or probe.usable_cpus(),
         memory=arguments.nbytes("host_memory", host_memory) or probe.host_memory(),
     )
-    if collections and columns is not None:
-        raise ValueError(f"columns={columns!r} are given twice; leave columns out")
+    if collections and (rows is not None or columns is not None):
+        raise ValueError("give collections, or rows and columns, and not both")
     return decide(
-        measured(*collections, rows=rows, dtype=dtype)
-        if collections
-        else dense(rows, columns, dtype),
+        measured(collections, dtype) if collections else dense(rows, columns, dtype),
         profile,
         host,
         eval_fraction=arguments.fraction("eval_fraction", eval_fraction, zero=True),
@@ -222,58 +216,43 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
         columns=n_columns,
         nbytes=nbytes,
         itemsize=width,
-        joined_bytes=nbytes,
         type=name if dtype is not None else f"{name}, the default type",
     )
 
 
-def measured(*collections: Any, rows: object, dtype: object) -> Dataset:
+def measured(collections: Sequence[Any], dtype: object) -> Dataset:
     """Return the size of Dask collections by their metadata."""
     from clustertune.collections import inputs, loading, metadata
 
-    n_rows = arguments.count("rows", rows, MOST)
-    number = arguments.number_type("dtype", dtype)
-    widths: list[int] = []  # of the values in a row
-    numbers: list[int] = []  # of them, the numbers
-    varied: list[str] = []
-    for label, x in [(g.label, g.collection) for g in inputs.of_rows(collections)]:
-        found = loading.lengths(x, asynchronous=True)  # runs no tasks
-        known = None if found is None else int(found.sum())
-        if n_rows is not None and known not in (None, n_rows):
-            raise ValueError(f"{label} has {known:,} rows and not {n_rows:,}")
-        n_rows = known if n_rows is None else n_rows
-        of_array = not hasattr(x, "dtypes")
-        n = metadata.n_columns(x) if of_array else 1
-        if n is None or (of_array and type(metadata.meta(x)) is not np.ndarray):
-            varied.append(label)
-            continue
-        types = x.dtypes.items() if x.ndim == 2 and not of_array else [(label, x.dtype)]
-        for name, kind in types:
-            if (width := metadata.value_bytes(kind)) is None:
-                varied.append(str(name))
-            elif metadata.number_bytes(kind) is None:
-                widths += [width] * n
-            else:
-                numbers += [np.dtype(number).itemsize if number else width] * n
-    if not n_rows:
-        raise ValueError(
-            "the rows of the data are unknown by its metadata: give rows=, for example "
-            "rows=len(X)"
+    found: list[Dataset] = []
+    for label, x in ((g.label, g.collection) for g in inputs.of_rows(collections)):
+        rows = loading.lengths(x, asynchronous=True)  # runs no tasks
+        known = metadata.describe(label, x, (), loaded=False, rows=rows)
+        if rows is None or not (known.columns and known.itemsize and known.total_bytes):
+            raise ValueError(
+                f"the bytes of {label} are unknown by its metadata: only tasks can "
+                "count its rows, or values have no fixed width; give rows= and "
+                "columns= of the numbers instead of collections"
+            )
+        found.append(
+            Dataset(
+                rows=int(rows.sum()),
+                columns=known.columns,
+                nbytes=known.total_bytes,
+                itemsize=known.itemsize,
+                type="their types",
+            )
         )
-    if not numbers:
-        unknown = f"; the bytes of {names_text(varied)} are unknown" if varied else ""
-        raise ValueError(
-            f"the data has no column of numbers{unknown}: give rows and columns of "
-            "the numbers made of it instead"
-        )
-    return Dataset(
-        rows=n_rows,
-        columns=len(widths) + len(numbers) + len(varied),
-        nbytes=n_rows * sum(widths + numbers),
-        itemsize=max(numbers),
-        joined_bytes=n_rows * len(numbers) * max(numbers),
-        type=number or "their types",
-        varied=tuple(varied),
+    if len({x.rows for x in found}) > 1:
+        raise ValueError("the collections have different numbers of rows")
+    columns = sum(x.columns for x in found)
+    if arguments.number_type("dtype", dtype):
+        return dense(found[0].rows, columns, dtype)
+    return replace(
+        found[0],
+        columns=columns,
+        nbytes=sum(x.nbytes for x in found),
+        itemsize=max(x.itemsize for x in found),
     )
 
 
@@ -374,7 +353,7 @@ def decide(
     share = fit.data(hosts * shape.workers, shape.threads)
     single = fit.base + fit.multiple * (fit.shared + fit.copied)
     one_machine = single <= memory_fraction * host.memory
-    process = f"one process without Dask would need {_least(data)}{bytes_text(single)}"
+    process = f"one process without Dask would need {bytes_text(single)}"
     if one_machine:
         process += f" of one machine's {bytes_text(host.memory)}; it may be faster"
     else:
@@ -422,7 +401,7 @@ def _fit(
 ) -> Fit:
     evaluated = eval_fraction * data.nbytes
     # a library that joins all columns converts them to the widest type
-    widened = max(1.0, data.joined_bytes / data.nbytes)
+    widened = max(1.0, data.rows * data.columns * data.itemsize / data.nbytes)
     return Fit(
         shared=data.nbytes + (0 if profile.eval_copies else evaluated),
         copied=evaluated if profile.eval_copies else 0,
@@ -450,23 +429,14 @@ def size_text(nbytes: int) -> str:
 # --- the reasons ----------------------------------------------------------------------
 
 
-def _least(data: Dataset) -> str:
-    return "at least " if data.varied else ""
-
-
 def _of_fit(data: Dataset, fit: Fit, profile: Profile) -> Iterator[str]:
     yield (
         f"data: {plural(data.rows, 'row')} of {plural(data.columns, 'column')} of "
-        f"{data.type}, {_least(data)}{bytes_text(data.nbytes)}; with eval sets "
+        f"{data.type}, {bytes_text(data.nbytes)}; with eval sets "
         f"{bytes_text(fit.shared + fit.copied)}"
     )
-    if data.varied:
-        yield (
-            f"unknown: the bytes of {names_text(data.varied)}, which have no fixed "
-            "width and are not included; drop or encode them, or measure a part"
-        )
     kept, given = profile.feature_bytes, data.itemsize
-    if kept is not None and given is not None and given > kept:
+    if kept is not None and given > kept:
         yield (
             f"numbers: {profile.title} keeps {kept} bytes of each, and the widest here "
             f'have {given}; dtype="float32" would make the data smaller'

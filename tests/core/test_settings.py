@@ -187,7 +187,7 @@ def test_a_heading_with_nothing_below(name: str) -> None:
     with dask.config.set({f"clustertune.{name}": None}):
         checks.configured()
         assert checks.setting("memory_growth", "min_fraction") == 0.01
-        assert history.configured().label is None
+        assert history.configured()["label"] is None
     with (
         dask.config.set({f"clustertune.{name}": "x"}),
         pytest.raises(ValueError, match=f"clustertune.{name}='x' must be a mapping"),

@@ -229,7 +229,7 @@ def test_data_that_is_not_persisted() -> None:
 
 def test_columns_that_are_joined() -> None:
     """A library that joins columns converts them to the widest type."""
-    mixed = replace(sizing.dense(10**9, 50, "float32"), joined_bytes=4 * 10**11)
+    mixed = replace(sizing.dense(10**9, 50, "float32"), itemsize=8)
     hosts = [
         decide(
             mixed,
@@ -375,43 +375,31 @@ def test_arrays() -> None:
     X = da.ones((1000, 5), chunks=(100, 5), dtype="float32")
     y = da.ones(1000, chunks=100, dtype="float64")
     found = recommend_size(X, y).data
-    assert (found.rows, found.columns) == (1000, 6)
+    assert (found.rows, found.columns, found.itemsize) == (1000, 6, 8)
     assert found.nbytes == X.nbytes + y.nbytes
-    assert (found.itemsize, found.joined_bytes) == (8, 1000 * 6 * 8)
-    assert found.varied == ()
     assert recommend_size(X, y, dtype="float32").data.nbytes == 1000 * 6 * 4
-    with pytest.raises(ValueError, match=r"X has 1,000 rows and not 999"):
-        recommend_size(X, rows=999)
-    with pytest.raises(ValueError, match="columns=5 are given twice"):
-        recommend_size(X, columns=5)
-
-
-def test_unknown_rows() -> None:
-    """Rows that only tasks could count are asked for, in both orders."""
-    X = da.ones((1000, 5), chunks=(100, 5))
-    unknown = X[X[:, 0] > 0]
-    with pytest.raises(ValueError, match=r"rows of the data are unknown.*give rows="):
-        recommend_size(unknown)
-    assert recommend_size(unknown, rows=500).data.nbytes == 500 * 5 * 8
-    for both in ((X, unknown), (unknown, X)):
-        assert recommend_size(*both).data.nbytes == 1000 * 10 * 8
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        recommend_size(X, y[:500])
+    for both in ({"rows": 999}, {"columns": 5}):
+        with pytest.raises(ValueError, match="rows and columns, and not both"):
+            recommend_size(X, **both)
 
 
 def test_frames() -> None:
-    """Columns without a fixed width are named, and the result is a lower bound."""
-    frame = pd.DataFrame(
-        {"a": np.ones(100, "f4"), "t": pd.Timestamp(0), "s": ["x"] * 100}
-    )
+    """Times have a fixed width, too."""
+    frame = pd.DataFrame({"a": np.ones(100, "f4"), "t": pd.Timestamp(0)})
     found = recommend_size(dd.from_pandas(frame, npartitions=4), estimator="xgboost")
-    assert (found.data.rows, found.data.columns) == (100, 3)
-    assert found.data.nbytes == 100 * (4 + 8)
-    assert (found.data.itemsize, found.data.joined_bytes) == (4, 400)
-    assert found.data.varied == ("s",)
-    assert any(r.startswith("unknown: the bytes of s, ") for r in found.reasons)
-    assert "might be enough" in str(found)
-    assert "at least 1 worker" in repr(found)
-    with pytest.raises(ValueError, match="the bytes of s are unknown"):
-        recommend_size(dd.from_pandas(frame[["s"]], npartitions=4))
+    assert (found.data.rows, found.data.columns) == (100, 2)
+    assert (found.data.nbytes, found.data.itemsize) == (100 * (4 + 8), 4)
+
+
+def test_unknown_bytes() -> None:
+    """Rows that only tasks could count and texts are named, with what to give."""
+    X = da.ones((1000, 5), chunks=(100, 5))
+    text = dd.from_pandas(pd.DataFrame({"s": ["x"] * 100}), npartitions=4)
+    for unknown in (X[X[:, 0] > 0], text):
+        with pytest.raises(ValueError, match=r"bytes of X are unknown.*give rows= and"):
+            recommend_size(unknown)
 
 
 # --- the public function --------------------------------------------------------------
