@@ -31,9 +31,9 @@ code 2.
 | exit code | meaning |
 |---|---|
 | 0 | success |
-| 1 | `check`: a finding has at least the severity of `--fail-on`, or `prepare` would \
-not work; `run`: the last checks found something; `size`: the hosts are not enough;\
- `history --last`: there is no report |
+| 1 | `check`: a finding has at least the severity of `--fail-on`; `run`: the last \
+checks found something; `size`: the hosts are not enough; `history --last`: there is \
+no report |
 | 2 | wrong usage, also an unknown name, worker or id |
 | 3 | the cluster was not reached |
 | 4 | refused, and nothing was changed |

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import click
 
 from clustertune import __version__
+from clustertune.core.wording import near
 
 #: by verb, the module that has the command, and the first line of the command's help
 COMMANDS = {
@@ -99,9 +99,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a name as click does, and suggest the nearest name for a typo."""
-        near = get_close_matches(args[0], COMMANDS, n=1)
-        if near and near[0] != args[0] and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {args[0]!r}; did you mean {near[0]!r}?")
+        similar = near(args[0], COMMANDS)
+        if similar and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{similar}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import math
 import sys
-import textwrap
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
@@ -14,10 +12,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
-from tabulate import tabulate
 
 from clustertune import checks
 from clustertune.cli.options import (
+    PROBLEMS,
     Target,
     cluster_options,
     command,
@@ -37,14 +35,19 @@ from clustertune.cli.running import (
     text_or_json,
     with_usage_errors,
 )
+from clustertune.core import tables
 from clustertune.core.findings import Severity
 from clustertune.core.report import with_commands
-from clustertune.core.wording import plural, printable, rounds_text
+from clustertune.core.tables import Cell, Section, Table
+from clustertune.core.wording import near, plural, printable, rounds_text
 from clustertune.errors import ConnectionLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from distributed import Client
 
+    from clustertune.core.report import Report
     from clustertune.operations.watch import Monitor
 
 FIT_INTERVAL = 10.0  # seconds between two lines about the same fit
@@ -73,17 +76,19 @@ def check(
 ) -> None:
     """Check this cluster for problems that slow down or break training.
 
-    The result also lists versions of all sides, and which features of clustertune work
-    on the cluster. Exit code 1 if `prepare` would not work there. In Python,
-    `clustertune.check(client, X, y)` checks data, too.
+    In Python, `clustertune.check(client, X, y)` checks data, too.
     """
-    from clustertune.cli.features import inspect
+    from clustertune.operations import check as checking
 
-    inspecting = partial(inspect, estimator=estimator)
-    found = run(target, lambda client: with_usage_errors(inspecting(client)))
-    found = replace(found, report=with_commands(found.report, target.words))
-    click.echo(render(found, form))
-    sys.exit(found.exit_code(fail_on))
+    async def make(client: Client) -> Report:
+        making: Any = checking.check(client, estimator=estimator)
+        report: Report = await with_usage_errors(making)
+        return with_commands(report, target.words)
+
+    report = run(target, make)
+    click.echo(render(report, form))
+    bad = fail_on is not None and any(f.severity >= fail_on for f in report.found)
+    sys.exit(PROBLEMS if bad else 0)
 
 
 # --- watch, report, explain -----------------------------------------------------------
@@ -160,18 +165,24 @@ def explain(name: str | None) -> None:
     """Describe a check; without NAME, list all checks by symptom."""
     known = checks.available()
     if name is None:
-        for symptom, names in checks.by_symptom().items():
-            rows = [[n, checks.title(known[n])] for n in names]
-            table = tabulate(rows, tablefmt="plain", maxcolwidths=[None, 70])
-            click.echo(f"{symptom}\n{textwrap.indent(table, '  ')}\n")
+        found = checks.by_symptom().items()
+        sections = [
+            Section(symptom, (Table(("check", "problem"), _rows(names)),))
+            for symptom, names in found
+        ]
+        click.echo(tables.to_text(sections))
         return
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise click.UsageError(
-            f"there is no check {name!r}; {hint}`clustertune explain` lists them"
+            f"there is no check {name!r}{near(name, known)}; `clustertune explain` "
+            "lists them"
         )
     click.echo(checks.page(name))
+
+
+def _rows(names: Iterable[str]) -> tuple[tuple[Cell, Cell], ...]:
+    known = checks.available()
+    return tuple((Cell(name), Cell(checks.title(known[name]))) for name in names)
 
 
 # --- size -----------------------------------------------------------------------------

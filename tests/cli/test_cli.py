@@ -462,38 +462,33 @@ def test_other_errors_are_bugs() -> None:
 
 
 def test_check(cluster: LocalCluster) -> None:
-    """Findings, then features; the exit code tells whether findings are bad."""
+    """The findings; the exit code tells whether they are bad."""
     address = cluster.scheduler_address
     result = run("check", address)
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "no_nanny" in result.stdout
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert any(x.startswith("yes workers (1 running; 1 thread), ") for x in lines)
-    assert any(x.startswith("no restarting workers: no nanny: ") for x in lines)
     assert run("check", "--fail-on", "never", address).exit_code == 0
 
 
 def test_check_as_json(cluster: LocalCluster) -> None:
-    """JSON is alone on stdout: a report, with the address and the features."""
+    """JSON is alone on stdout: a report."""
     address = cluster.scheduler_address
     result = run("check", "-f", "json", "--fail-on", "info", address)
     assert result.exit_code == 1
     data = json.loads(result.stdout)
     assert (data["schema_version"], data["status"]) == (1, "checked")
-    assert data["address"] == address
-    assert "placing data" in {f["subject"] for f in data["features"]}
     again = f"`clustertune check {address}` again"
     assert any(again in finding["remedy"] for finding in data["found"])
     assert clustertune.Report.from_json(result.stdout).status == "checked"
 
 
 def test_check_as_html(cluster: LocalCluster) -> None:
-    """HTML has findings and features."""
+    """HTML has the findings."""
     result = run("check", "--format", "html", cluster.scheduler_address)
     assert result.exit_code == 0
     assert '<div class="clustertune">' in result.stdout
-    assert "<strong>yes</strong> workers (1 running; 1 thread), " in result.stdout
+    assert "no_nanny" in result.stdout
 
 
 def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -502,17 +497,16 @@ def test_check_by_scheduler_file(cluster: LocalCluster, tmp_path: Path) -> None:
     file.write_text(json.dumps({"address": cluster.scheduler_address}))
     result = run("check", "--scheduler-file", str(file))
     assert result.exit_code == 0
-    assert cluster.scheduler_address in result.stdout
+    assert "no_nanny" in result.stdout
 
 
 def test_check_of_a_cluster_without_workers() -> None:
-    """The exit code is 1 for any --fail-on, because prepare would not work."""
+    """It is a critical finding."""
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=0, **options) as empty:
-        result = run("check", "--fail-on", "never", empty.scheduler_address)
+        result = run("check", empty.scheduler_address)
     assert result.exit_code == 1
-    lines = [line.split()[:3] for line in result.stdout.splitlines()]
-    assert ["no", "workers:", "none;"] in lines
+    assert "missing_workers" in result.stdout
 
 
 def test_check_for_an_unknown_estimator(cluster: LocalCluster) -> None:
