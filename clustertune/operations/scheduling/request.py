@@ -8,9 +8,10 @@ never happen. Then the scheduler waits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from inspect import signature
 from time import monotonic
 from typing import Any
 
@@ -181,37 +182,30 @@ class Options:
     timeout: float
 
     @classmethod
-    def of(
-        cls,
-        *,
-        cron: str | None = None,
-        tz: str | None = None,
-        expires: str | float = "12h",
-        reason: object = None,
-        **others: Any,
-    ) -> Options:
-        """Check the arguments; raise TypeError or ValueError for a wrong one.
+    def of(cls, **given: Any) -> Options:
+        """Check arguments of :func:`schedule_restart`; others have their defaults.
 
-        The times of ``cron`` follow when the scheduler's clock is known.
+        Raise TypeError or ValueError for a wrong one. The times of ``cron`` follow when
+        the scheduler's clock is known.
         """
+        known = signature(schedule_restart).parameters.values()
+        found = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY} | given
+        cron, tz = found["cron"], found.pop("tz")
         if cron is None and tz is not None:
             raise TypeError("tz is the time zone of cron: give cron, too")
         zone = triggers.zone(tz)
         if cron is not None:
             triggers.cron_times(cron, zone, 0.0, 0.0)
-        lifetime = arguments.duration("expires", expires)
-        if lifetime > MAX_EXPIRES:
+        for name in ("idle_for", "wait", "timeout"):
+            found[name] = arguments.duration(name, found[name])
+        for name in ("if_needed", "dry_run"):
+            arguments.flag(name, found[name])
+        expires = found.pop("expires")
+        if (lifetime := arguments.duration("expires", expires)) > MAX_EXPIRES:
             raise ValueError(f"expires={expires!r} must be at most a year")
-        return cls(
-            cron=cron,
-            zone=zone,
-            lifetime=lifetime,
-            reason=_reason(reason),
-            **{
-                name: check(name, others.get(name, default))
-                for name, (check, default) in _CHECKS.items()
-            },
-        )
+        found["workers"] = arguments.names("workers", found["workers"])
+        found["reason"] = _reason(found["reason"])
+        return cls(zone=zone, lifetime=lifetime, **found)
 
     def times(self, now: float, expires: float) -> tuple[float, ...]:
         """Return the times of ``cron``; raise ValueError if there are none."""
@@ -227,17 +221,6 @@ class Options:
             f"{time_text(expires, self.zone)}: its next time {first}"
             f"{'' if later else ' later'}; give a longer expires"
         )
-
-
-#: how other arguments are checked, and their defaults
-_CHECKS: Mapping[str, tuple[Callable[[str, Any], Any], Any]] = {
-    "idle_for": (arguments.duration, "30s"),
-    "if_needed": (arguments.flag, False),
-    "workers": (arguments.names, None),
-    "wait": (arguments.duration, "10s"),
-    "dry_run": (arguments.flag, False),
-    "timeout": (arguments.duration, "1 minute"),
-}
 
 
 def _reason(reason: object) -> str | None:
