@@ -241,7 +241,7 @@ def test_version() -> None:
     ("arguments", "text"),
     [
         (["divine"], "No such command"),
-        (["chekc", "a"], "there is no command 'chekc'; did you mean 'check'?"),
+        (["chekc", "a"], "there is no command 'chekc' (did you mean check?)"),
         (["check", "-f", "xml"], "'xml' is not one of"),
         (["check", "--divine"], "No such option"),
         (["check"], "which cluster? give ADDRESS"),
