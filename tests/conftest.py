@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["distributed.utils_test"]
+
+
+def pytest_configure() -> None:
+    """Leave the time limit to pytest: that of ``gen_cluster`` is 30 s.
+
+    It has none in a debugger. A busy machine may need longer.
+    """
+    sys.modules["distributed.utils_test"].is_debugging = lambda: True
 
 
 def pytest_collection_finish() -> None:

@@ -128,6 +128,11 @@ def cluster(
             yield str(file)
 
 
+async def stop_stealing(dask_scheduler: Any) -> None:
+    """Leave tasks on the workers that were chosen for them, on a busy machine too."""
+    await dask_scheduler.extensions["stealing"].stop()
+
+
 async def soon(condition: Callable[[], Any], seconds: float = 20) -> Any:
     """Wait like :func:`until`, without stopping an event loop."""
     end = monotonic() + seconds

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import clustertune
 from tests.acceptance.helpers import clustertune as command
 from tests.acceptance.helpers import holders, keys, load, pids
+from tests.processes import stop_stealing
 
 
 def state(client: Any, X: Any, y: Any) -> Any:
@@ -16,7 +18,9 @@ def state(client: Any, X: Any, y: Any) -> Any:
 
 
 def test_check(local_cluster: Any) -> None:
-    cluster, client = local_cluster(2)
+    # more threads than CPUs
+    cluster, client = local_cluster(2, threads_per_worker=2 * (os.cpu_count() or 1))
+    client.run_on_scheduler(stop_stealing)
     first = min(client.nthreads())
     X, y = load(client, workers=[first], allow_other_workers=True)
     before = state(client, X, y)
@@ -32,5 +36,5 @@ def test_check(local_cluster: Any) -> None:
     # the command has an exit code for scripts
     address = cluster.scheduler_address
     assert command("check", address).returncode == 0
-    assert command("check", address, "--fail-on", "info").returncode == 1
+    assert command("check", address, "--fail-on", "warning").returncode == 1
     assert state(client, X, y) == before

@@ -25,7 +25,7 @@ import clustertune
 from clustertune.cli import main
 from clustertune.operations.playbooks import reading
 from tests.pages import DOCS, PAGES, ROOT, blocks, commands
-from tests.processes import workers_of
+from tests.processes import stop_stealing, workers_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -242,6 +242,7 @@ def given(client: Client) -> dict[str, Any]:
     import xgboost.dask
 
     first = min(workers_of(client))
+    client.run_on_scheduler(stop_stealing)
     rng = da.random.default_rng(0)
     X = rng.random((400, 4), chunks=(100, 4)).astype("f4")
     y = (X[:, 0] > 0.5).astype("i4")

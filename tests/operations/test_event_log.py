@@ -19,6 +19,7 @@ from clustertune.core.report import Report
 from clustertune.operations import event_log
 from clustertune.operations.journal import Journal
 from tests.builders import layout, view, worker
+from tests.processes import stop_stealing
 
 
 async def noted(client: Any) -> list[dict[str, Any]]:
@@ -39,6 +40,7 @@ def trimmed() -> tuple[Report, Journal]:
 async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
     """Each call is one event; a dry run, and a call without work, are none."""
     data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
+    await c.run_on_scheduler(stop_stealing)
     X = c.persist(data, workers=[a.address], allow_other_workers=True)
     await wait(X)
     await clustertune.prepare(c, X, dry_run=True)

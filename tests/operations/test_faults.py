@@ -21,7 +21,7 @@ from distributed import Client, futures_of, wait
 
 import clustertune
 from clustertune.remote.scheduler import mover
-from tests.processes import cluster, process, until, workers_of
+from tests.processes import cluster, process, stop_stealing, until, workers_of
 
 
 def slowly(dask_scheduler: Any) -> None:
@@ -76,6 +76,7 @@ def uneven(local_cluster: Any) -> Iterator[Any]:
     # installs the scheduler plugin
     clustertune.prepare(client, da.ones((30, 1), chunks=1))
     client.run_on_scheduler(slowly)
+    client.run_on_scheduler(stop_stealing)
     X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
     y = X[:, 0] * 2
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
@@ -196,7 +197,7 @@ import dask.array as da
 from distributed import Client, wait
 import clustertune
 from tests.operations.test_faults import moving, slowly
-from tests.processes import until, workers_of
+from tests.processes import stop_stealing, until, workers_of
 import threading
 
 client = Client(scheduler_file=sys.argv[1])
@@ -204,6 +205,7 @@ client.wait_for_workers(2)
 first = next(iter(workers_of(client)))
 clustertune.prepare(client, da.ones((20, 1), chunks=1))
 client.run_on_scheduler(slowly)
+client.run_on_scheduler(stop_stealing)
 X = da.random.default_rng(1).random((20_000, 20), chunks=(100, 20))
 X, y = client.persist([X, X[:, 0] * 2], workers=[first], allow_other_workers=True)
 wait([X, y])

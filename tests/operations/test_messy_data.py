@@ -216,7 +216,7 @@ def test_pipelines(client: Any) -> None:
     pick = FunctionTransformer(lambda d: d[["a", "b"]], validate=False)
     array = FunctionTransformer(as_array, validate=False)
     # few iterations, each of which takes several tasks
-    options = {"solver": "gradient_descent", "fit_intercept": False, "max_iter": 10}
+    options = {"solver": "gradient_descent", "fit_intercept": False, "max_iter": 3}
     for steps, X in (
         ((pick, array), D[["a", "b"]]),
         ((Categorizer(), DummyEncoder(), array), D[["a", "b", "color"]]),

@@ -28,7 +28,7 @@ from clustertune import errors
 from clustertune.monitor import inquiry
 from clustertune.remote import ship
 from tests.builders import verify
-from tests.processes import soon
+from tests.processes import soon, stop_stealing
 
 #: tasks stay on the workers that are named, however busy these are
 gen_cluster = partial(
@@ -42,6 +42,7 @@ async def uneven(c: Any, worker: Any, n: int = 2000) -> tuple[Any, Any]:
     """Return X and y in 20 partitions, all on one worker."""
     X = da.random.default_rng(0).random((n, 4), chunks=(n // 20, 4))
     y = da.arange(n, chunks=n // 20)
+    await c.run_on_scheduler(stop_stealing)
     with dask.annotate(workers=[worker.address], allow_other_workers=True):
         X, y = c.persist([X, y])
     await wait([X, y])

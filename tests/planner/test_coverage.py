@@ -194,7 +194,7 @@ def test_shares_follow_the_claims():
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 def test_always_a_way(data):
     """A row of each class for each worker suffices, for any cut, place and budget."""
     n_workers = data.draw(st.integers(1, 5), label="workers")

@@ -15,6 +15,8 @@ from distributed import Client, LocalCluster
 @contextmanager
 def two_workers(memory_limit: int = 2**31) -> Iterator[Client]:
     with (
+        # on a busy machine, Dask would move tasks from the worker that a test chose
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,
@@ -35,14 +37,8 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def doomed() -> Iterator[Client]:
-    """Workers for a fit that never ends; they are killed, as they would not close.
-
-    Tasks that wait behind that fit stay there: Dask would move some to the idle worker.
-    """
-    with (
-        dask.config.set({"distributed.scheduler.work-stealing": False}),
-        two_workers() as client,
-    ):
+    """Workers for a fit that never ends; they are killed, as they would not close."""
+    with two_workers() as client:
         pids = set(client.run(os.getpid).values())
         yield client
         for pid in pids:

@@ -12,7 +12,7 @@ import pytest
 from distributed import get_worker, wait
 
 import clustertune
-from tests.processes import workers_of
+from tests.processes import stop_stealing, workers_of
 
 ROWS, PARTITIONS = 9000, 9
 
@@ -46,6 +46,7 @@ def received(client: Any) -> int:
 @pytest.fixture
 def uneven(local_cluster: Any, request: Any) -> Any:
     _, client = local_cluster(3)
+    client.run_on_scheduler(stop_stealing)
     first = next(iter(workers_of(client)))
     X, y = data(request.param)
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
