@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "schedule": (
         "clustertune.cli.workers",
-        "List or cancel restarts that wait for a gap between runs.",
+        "Restart workers in a gap between runs; list or cancel such restarts.",
     ),
     "size": (
         "clustertune.cli.inspection",

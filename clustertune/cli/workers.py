@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,26 +55,6 @@ _nthreads = click.option(
     type=click.IntRange(1, arguments.LARGEST),
     help="Set the threads of a worker.",
 )
-
-
-#: options of ``restart`` that schedule it
-_SCHEDULE = (
-    click.option("--between-runs", is_flag=True, help="Schedule the restart: the "
-        "scheduler waits for the next gap between runs, and this command may end."),
-    click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
-        help="Between runs: define a gap as this long without a task."),
-    click.option("--cron", metavar="EXPRESSION", help="Between runs: restart once "
-        'after each of these times, like "0 3 * * *".'),
-    click.option("--tz", metavar="ZONE", help="Between runs: set the time zone of "
-        "--cron, like Europe/Berlin. Default: this machine's."),
-    click.option("--expires", metavar="TIME", default="12h", show_default=True,
-        help="Between runs: give up after this time."),
-)  # fmt: skip
-#: only with ``--between-runs``
-_ONLY_SCHEDULED = ("idle_for", "cron", "tz", "expires")
-_NEVER_SCHEDULED = (
-    "drop_data", "end_tasks", "include_other_clients", "max_unavailable", "timeout",
-)  # fmt: skip
 
 
 def _size(name: str, text: str) -> str:
@@ -145,7 +125,6 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     'clustertune restart --worker 3 --worker 5 --yes --reason "they leak"',
     "clustertune restart --max-unavailable 25% --dry-run",
     "clustertune restart --if-needed --yes",
-    "clustertune restart --between-runs --if-needed --idle-for 1m --yes",
 )
 @cluster_options(manager=True)
 @with_options(
@@ -162,21 +141,10 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     other_clients_option,
     _wait,
     timeout_option("30 minutes"),
-    *_SCHEDULE,
 )  # fmt: skip
 @with_consent
-def restart(
-    target: Target,
-    form: str,
-    consent: Consent,
-    between_runs: bool = False,
-    **options: Any,
-) -> None:
+def restart(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Restart workers one at a time without losing data."""
-    when = _take_schedule(options, between_runs)
-    if between_runs:
-        _schedule_between_runs(target, form, consent, when)
-        return
     if options["drop_data"]:
         text = "--drop-data keeps no data: leave {} out"
         refuse_options(("if_needed", "end_tasks"), text)
@@ -231,42 +199,6 @@ def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
 # --- restarts between runs ------------------------------------------------------------
 
 
-def _take_schedule(options: dict[str, Any], between_runs: bool) -> dict[str, Any]:
-    """Remove the options of a scheduled restart from others, and return them.
-
-    Refuse options that do not go together with ``between_runs``.
-    """
-    when = {name: options.pop(name) for name in _ONLY_SCHEDULED if name in options}
-    if between_runs:
-        text = "{} and --between-runs do not go together"
-        refuse_options(_NEVER_SCHEDULED, text)
-    else:
-        refuse_options(when, "{} is for --between-runs")
-    when |= {"workers": options["workers"], "if_needed": options["if_needed"]}
-    source = click.get_current_context().get_parameter_source("wait")
-    if source is ParameterSource.COMMANDLINE:
-        when["wait"] = options["wait"]
-    return when
-
-
-def _schedule_between_runs(
-    target: Target, form: str, consent: Consent, when: Mapping[str, Any]
-) -> None:
-    """Plan a scheduled restart, ask, and schedule it."""
-    from clustertune.operations.scheduling.request import schedule_restart
-
-    async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
-        with usage_errors(ValueError, TypeError):
-            answer: Any = schedule_restart(client, dry_run=dry_run, **when)
-        made: Schedule = await answer
-        return made
-
-    made = carry_out(target, make, form, consent, lambda _: True, _rendered)
-    if not (consent.dry_run or consent.quiet):
-        line = target.command(f"clustertune schedule cancel {made.id}")
-        click.echo(f"to cancel it: {line}", err=True)
-
-
 def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
     schedules = found if isinstance(found, Sequence) else [found]
     text = "\n".join(map(str, schedules)) or "no restart is scheduled"
@@ -277,13 +209,57 @@ def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
 
 @click.group(
     epilog=examples(
-        "clustertune restart --between-runs --if-needed --yes tcp://10.0.0.5:8786",
+        "clustertune schedule restart --if-needed --yes tcp://10.0.0.5:8786",
         "clustertune schedule list tcp://10.0.0.5:8786",
         "clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786",
     )
 )
 def schedule() -> None:
-    """List or cancel restarts that wait for a gap between runs."""
+    """Restart workers in a gap between runs; list or cancel such restarts."""
+
+
+@schedule.command(
+    "restart",
+    epilog=examples(
+        "clustertune schedule restart --if-needed --idle-for 1m --yes",
+        'clustertune schedule restart --cron "0 3 * * *" --expires 30days --yes',
+    ),
+)
+@cluster_options(manager=True)
+@with_options(
+    format_option,
+    worker_option,
+    click.option("--if-needed", is_flag=True, help="Restart only workers that are above "
+        "a memory threshold then, or would exceed it in the next run."),
+    click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
+        help="Define a gap as this long without a task."),
+    click.option("--cron", metavar="EXPRESSION", help="Restart once after each of "
+        'these times, like "0 3 * * *".'),
+    click.option("--tz", metavar="ZONE", help="Set the time zone of --cron, like "
+        "Europe/Berlin. Default: this machine's."),
+    click.option("--expires", metavar="TIME", default="12h", show_default=True,
+        help="Give up after this time."),
+    click.option("--wait", metavar="TIME", default="10s", show_default=True,
+        help="Wait at most so long for tasks that begin just before a worker's turn."),
+)  # fmt: skip
+@with_consent
+def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
+    """Restart workers in the next gap between runs.
+
+    The scheduler waits for the gap, so this command may end.
+    """
+    from clustertune.operations.scheduling.request import schedule_restart
+
+    async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
+        with usage_errors(ValueError, TypeError):
+            answer: Any = schedule_restart(client, dry_run=dry_run, **options)
+        made: Schedule = await answer
+        return made
+
+    made = carry_out(target, make, form, consent, lambda _: True, _rendered)
+    if not (consent.dry_run or consent.quiet):
+        line = target.command(f"clustertune schedule cancel {made.id}")
+        click.echo(f"to cancel it: {line}", err=True)
 
 
 @schedule.command(

@@ -48,7 +48,7 @@ NO_NANNY = (
 MIB = 2**20
 OTHERS = "include_other_clients=True (--include-other-clients) includes them"
 BETWEEN_RUNS = (
-    "`clustertune restart --between-runs` restarts in the next gap between runs instead"
+    "`clustertune schedule restart` restarts in the next gap between runs instead"
 )
 AFTER_WORK = "do it when that work has ended"
 

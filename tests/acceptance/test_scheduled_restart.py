@@ -40,7 +40,7 @@ def test_scheduled_restart(local_cluster: Any) -> None:
         until(lambda: client.get_events("fit"))
 
         # the command orders the restart, and ends
-        done = command("restart", "--between-runs", "--idle-for", "1s", "-y", address)
+        done = command("schedule", "restart", "--idle-for", "1s", "-y", address)
         assert done.returncode == 0, done.stderr
 
         (schedule,) = clustertune_json("schedule", "list", address)["schedules"]

@@ -183,7 +183,7 @@ def test_a_plan_states_what_it_interrupts() -> None:
         (note,) = plan.notes
         assert note == (
             "worker 1 runs 1 task (dispatched_train), for which the plan waits up to "
-            "60 s on each worker; `clustertune restart --between-runs` restarts in the "
+            "60 s on each worker; `clustertune schedule restart` restarts in the "
             "next gap between runs instead"
         )
         assert note in " ".join(str(plan).split())
@@ -194,7 +194,7 @@ def test_a_plan_states_what_it_interrupts() -> None:
         assert [s.status for s in report.steps] == ["skipped"]
         assert len(report.notes) == 1
         scaled = clustertune.scale(client, 1, dry_run=True)
-        assert all("--between-runs" not in n for n in scaled.notes)
+        assert all("schedule restart" not in n for n in scaled.notes)
         Event("go", client=client).set()
         fit.result()
         with (
@@ -204,7 +204,7 @@ def test_a_plan_states_what_it_interrupts() -> None:
             (note,) = clustertune.restart_workers(client, dry_run=True).notes
             assert note.startswith("nightly fit (client ")
             assert note.endswith(
-                "`clustertune restart --between-runs` restarts in the next gap "
+                "`clustertune schedule restart` restarts in the next gap "
                 "between runs instead"
             )
         assert clustertune.restart_workers(client, dry_run=True).notes == ()

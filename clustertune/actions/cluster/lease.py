@@ -75,7 +75,7 @@ def _instead(label: str) -> str:
     """How to avoid that a restart waits for a fit."""
     if label != "restart":
         return ""
-    return "; `clustertune restart --between-runs` waits for the next gap instead"
+    return "; `clustertune schedule restart` waits for the next gap instead"
 
 
 class Lease:

@@ -200,26 +200,11 @@ def run(*arguments: str) -> Result:
     return result
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("--cron", "0 3 * * *"), "--cron is for --between-runs"),
-        (("--between-runs", "--drop-data"), "--drop-data and --between-runs do not go"),
-        (("--between-runs", "--timeout", "1m"), "--timeout and --between-runs do not"),
-    ],
-)
-def test_options_that_do_not_go_together(arguments: Any, text: str) -> None:
-    """Wrong usage is reported before the command connects."""
-    result = run("restart", *arguments)
-    assert result.exit_code == 2
-    assert text in result.stderr
-
-
 def test_from_the_shell(local_cluster: Any) -> None:
     """Plan, schedule, list and cancel; bad input is one line."""
     cluster, _ = local_cluster(1)
     where = cluster.scheduler_address
-    later = ("restart", "--between-runs")
+    later = ("schedule", "restart")
     bad = run(*later, "--cron", "0 3 * *", "--yes", where)
     assert (bad.exit_code, "five fields" in bad.stderr) == (2, True)
     plan = run(*later, "--dry-run", "-f", "html", where)
