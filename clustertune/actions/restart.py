@@ -41,15 +41,16 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """One step for each worker, if the goal requests restarts.
 
     With ``"auto"``: the workers that a finding names and that need a restart, if
-    nothing runs. No worker is restarted twice.
+    nothing runs. No worker is restarted twice, and none that the request leaves out.
     """
     goal = view.goal
     if goal.restart == "auto":
         if not any(w.busy for w in view.now.workers):
-            ids = memory.warned(findings) - goal.restarted
-            yield from steps_by_need(view, ids, findings)
+            ids = set(filter(goal.includes, memory.warned(findings)))
+            yield from steps_by_need(view, ids - goal.restarted, findings)
     elif goal.restart:
-        yield from steps(view, {w.id for w in view.now.workers} - goal.restarted)
+        ids = {w.id for w in view.now.workers if goal.includes(w.id)}
+        yield from steps(view, ids - goal.restarted)
 
 
 def steps_by_need(

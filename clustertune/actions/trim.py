@@ -23,7 +23,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     idle = not any(w.busy for w in view.now.workers)
     if view.goal.restart == "auto" and idle:
         named = memory.warned(findings, memory.MEMORY)
-        yield from steps(view, named - view.goal.trimmed)
+        included = set(filter(view.goal.includes, named))
+        yield from steps(view, included - view.goal.trimmed)
 
 
 def steps(view: View, ids: Collection[str | int]) -> Iterator[Step]:

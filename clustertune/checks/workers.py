@@ -141,8 +141,8 @@ def _paused(
 def _restarts(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
     """Whether this call will still restart one of these workers."""
     goal = view.goal
-    return bool(goal.restart) and any(
-        w.id not in goal.restarted and (goal.restart is True or restart_reason(w))
+    return any(
+        goal.may_restart([w.id]) and (goal.restart is True or restart_reason(w))
         for w in workers
     )
 

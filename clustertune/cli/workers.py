@@ -229,8 +229,8 @@ def schedule() -> None:
 @with_options(
     format_option,
     worker_option,
-    click.option("--if-needed", is_flag=True, help="Restart only workers that are above "
-        "a memory threshold then, or would exceed it in the next run."),
+    click.option("--if-needed", is_flag=True, help="Restart only workers above a "
+        "memory threshold then, or that would exceed it in the next run."),
     click.option("--idle-for", metavar="TIME", default="30s", show_default=True,
         help="Define a gap as this long without a task."),
     click.option("--cron", metavar="EXPRESSION", help="Restart once after each of "

@@ -80,9 +80,14 @@ class Goal:
     #: worker id of each partition in an earlier placement, by layout, to be restored
     placement: Mapping[str, tuple[str | int | None, ...]] = field(default_factory=dict)
 
+    def includes(self, id: str | int) -> bool:
+        """Whether the request is about this worker."""
+        return self.workers is None or id in self.workers
+
     def may_restart(self, ids: Collection[str | int]) -> bool:
         """Whether this call can still restart one of these workers."""
-        return bool(self.restart) and not self.restarted.issuperset(ids)
+        included = {id for id in ids if self.includes(id)}
+        return bool(self.restart) and not self.restarted.issuperset(included)
 
     @property
     def changes_data(self) -> bool:
@@ -137,8 +142,8 @@ class View:
 
         A worker whose versions forbid code is not eligible.
         """
-        wanted = self.goal.workers is None or worker.id in self.goal.workers
         needed = self.trainers is None or worker.id in self.trainers
+        wanted = self.goal.includes(worker.id)
         return wanted and needed and worker.running and not worker.objection
 
     def longest_lasting(

@@ -229,7 +229,7 @@ def prepare(
         False: only advise. ``"auto"``: only if nothing runs, trim the workers that
         findings about memory name. Then restart workers that are still above a
         threshold, or will be after the next run, one at a time and keeping their data.
-        True: all.
+        True: all. With ``workers``, only these.
         See :func:`clustertune.restart_workers`.
     merge_workers
         First replace the workers of each host by one with all their threads and

@@ -142,6 +142,13 @@ def test_what_findings_propose() -> None:
     assert proposed(trim, advised, named("memory_growth", 1)) == []
     every = view([worker(i, held_data=held_data()) for i in range(3)], restart=True)
     assert len(proposed(restart, every)) == 3
+    some = replace(every, goal=replace(every.goal, workers=frozenset({2})))
+    assert [step.args.id for step in proposed(restart, some)] == [2]
+    some = replace(seen, goal=replace(seen.goal, workers=frozenset({2})))
+    found = named("unmanaged_memory", 1, 2)
+    assert [step.args.id for step in proposed(restart, some, found)] == [2]
+    (step,) = proposed(trim, some, found)
+    assert set(step.args.workers.values()) == {2}
     busy = auto(worker(0, processing=1), worker(1, process=FULL))
     assert proposed(restart, busy, named("memory_growth", 1)) == []
     assert proposed(trim, busy, named("memory_growth", 1)) == []
