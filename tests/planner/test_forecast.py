@@ -490,6 +490,7 @@ def wide(library: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored")
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     """The data has 46 MiB; histograms have 120 to 240 MiB."""

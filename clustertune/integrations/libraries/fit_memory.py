@@ -1,9 +1,9 @@
 """How much memory a fit of boosted trees takes on a worker, by the libraries' source.
 
 A fit makes bins of the numbers first, and then trees. The memory of the first phase is
-free in the second one, but the allocator may keep it. So the least is the larger phase,
-and the most is the sum of both. Columns of numbers are assumed to have at least as many
-different values as bins.
+free in the second one, but the allocator may keep it. So the least is the larger phase.
+The most is the sum of both; a smaller second phase uses half of the free memory again.
+Columns of numbers are assumed to have at least as many different values as bins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ROWS_PER_NODE = 64
 
 def phases(first: float, second: float) -> ByteRange:
     """Return the least and the most bytes of two phases."""
-    return ByteRange(max(first, second), first + second)
+    kept = first if second >= first else first / 2
+    return ByteRange(max(first, second), max(first, second + kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +123,8 @@ class PoolMemory:
         copied = rows * columns * share.itemsize
         sampled = 12 * columns * min(rows, self.samples)
         trees = 2 * rows * columns + 40 * rows + each * (cached + 2 + share.threads)
-        return ByteRange(
-            copied + max(sampled, trees),
-            copied + sampled + trees,
-        )
+        least, most = phases(sampled, trees)
+        return ByteRange(copied + least, copied + most)
 
 
 def pool_memory(params: Mapping[str, Any]) -> PoolMemory | None:

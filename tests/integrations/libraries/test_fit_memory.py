@@ -8,33 +8,54 @@ import pytest
 
 from clustertune.core.profiles import TrainingShare
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.fit_memory import hist_memory, pool_memory
+from clustertune.integrations.libraries.fit_memory import (
+    hist_memory,
+    phases,
+    pool_memory,
+)
 
 SHARE = TrainingShare(
     rows=100_000, all_rows=200_000, columns=4000, itemsize=8, threads=1, workers=2
 )
-MATRIX = 2 * 100_000 * 4000 + 16 * 100_000  # bins by rows and by columns
-NODE = 4000 * 256 * 16  # histogram of XGBoost
 LEAF = 4000 * 255 * 16  # histogram of LightGBM
+
+
+FEW = replace(SHARE, rows=1000, all_rows=20_000, columns=10)
 
 
 @pytest.mark.parametrize(
     ("params", "nodes"),
     [
         ({}, 63),
-        ({"max_depth": 4}, 15),
-        ({"max_depth": 0, "max_leaves": 20}, 39),
-        ({"max_depth": 3, "max_leaves": 20}, 7),
+        ({"max_depth": 7}, 127),
+        ({"max_depth": 0, "max_leaves": 40}, 79),
+        ({"max_depth": 6, "max_leaves": 200}, 63),
     ],
 )
 def test_histograms_of_xgboost(params: dict[str, int], nodes: int) -> None:
     """The trees are larger than the sketches, which may stay."""
     found = hist_memory(params)
     assert found is not None
-    least, most = found(SHARE)
-    assert least == max(MATRIX + nodes * NODE, most - MATRIX - nodes * NODE)
-    more = found(replace(SHARE, threads=3))
-    assert more.most == most + 2 * NODE
+    node, matrix = 10 * 256 * 16, 2 * 1000 * 10 + 16 * 1000
+    assert found(FEW).least == matrix + nodes * node
+    more = found(replace(FEW, threads=3))
+    assert more.most == found(FEW).most + 2 * node
+
+
+def test_sketches_of_xgboost() -> None:
+    """With many rows the sketches are larger: six levels of 12,289 entries."""
+    found = hist_memory({"max_depth": 1})
+    assert found is not None
+    sketch = 12_289 * (8 * 2 + 16 * 2 + 16 * 6)
+    summaries = 16 * (2048 * 3 + 2048 * 2)
+    long = replace(SHARE, rows=600_000, all_rows=1_200_000, columns=100)
+    assert found(long).least == 100 * (sketch + summaries)
+
+
+def test_free_memory_is_used_again() -> None:
+    assert phases(10, 30) == (30, 40)
+    assert phases(30, 20) == (30, 35)
+    assert phases(30, 10) == (30, 30)
 
 
 def test_trees_may_end_early() -> None:
@@ -54,10 +75,12 @@ def test_a_pool_of_lightgbm() -> None:
     limited = pool_memory({"histogram_pool_size": 160, "num_leaves": 64})
     assert found is not None
     assert limited is not None
-    copied, samples = 8 * 100_000 * 4000, 12 * 100_000 * 4000
-    trees = 2 * 100_000 * 4000 + 40 * 100_000 + (31 + 3) * LEAF
-    assert found(SHARE) == (copied + max(samples, trees), copied + samples + trees)
-    assert limited(SHARE).most == found(SHARE).most - (31 - 10) * LEAF
+    wide = replace(SHARE, rows=5000)
+    copied, samples = 8 * 5000 * 4000, 12 * 5000 * 4000
+    trees = 2 * 5000 * 4000 + 40 * 5000 + (31 + 3) * LEAF
+    least, most = phases(samples, trees)
+    assert found(wide) == (copied + least, copied + most)
+    assert limited(wide).least == found(wide).least - (31 - 10) * LEAF
 
 
 def test_what_is_not_modelled() -> None:
