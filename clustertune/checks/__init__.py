@@ -73,6 +73,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         labels.query_groups,
         labels.differing_index,
         values.nonfinite_values,
+        values.unreadable_values,
         values.differing_categories,
         values.differing_columns,
         fit.missing_estimator,

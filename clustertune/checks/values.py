@@ -34,6 +34,25 @@ TEXT = ("object", "string", "str")
 # --- values ---------------------------------------------------------------------------
 
 
+def unreadable_values(view: View) -> Iterator[Finding]:
+    """Find partitions whose values cannot be read, such as damaged files.
+
+    ``deep=True`` reads all partitions. The checks of other collections still run.
+
+    Remedy: Correct the source of the partition, or leave it out of the data.
+    """
+    for layout in view.layouts:
+        for collection in layout.collections:
+            if collection.unreadable:
+                yield critical(
+                    message=f"{collection.label} cannot be read completely, so checks "
+                    f"of its values are missing: {collection.unreadable}",
+                    subject=(collection.label,),
+                    remedy="Correct the source of this partition of "
+                    f"{variable(collection.label)}, and check again.",
+                )
+
+
 def nonfinite_values(view: View) -> Iterator[Finding]:
     """Find missing labels and infinite values.
 

@@ -144,6 +144,7 @@ async def read(
     *,
     approved: Collection[str],
     homes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    failures: dict[str, str] | None = None,
 ) -> dict[str, Contents]:
     """Read the partitions; return the results by label, in order.
 
@@ -158,6 +159,9 @@ async def read(
     homes
         Numbers of partitions by label. One task reads all partitions with the same
         number. Each partition of a label without numbers has its own task.
+    failures
+        Gets the first error of each label that cannot be read, and the others are
+        returned. None: any error is raised.
 
     Raises
     ------
@@ -181,15 +185,21 @@ async def read(
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, graph
     )
-    try:
-        answers = await client.gather(reading, asynchronous=True)
-    # any error that the user's own code raises while partitions are loaded
-    except Exception as error:
-        raise IncompleteError(
-            f"the data could not be read: {printable(repr(error), longest=500)}"
-        ) from error
+    answers = await client.gather(reading, errors="skip", asynchronous=True)
+    for label, bundles in partitions.items():
+        keys = graph.partitions[label]
+        failed = [i for i, key in enumerate(keys) if answers.get(key) is None]
+        if not failed:
+            continue
+        error = await reading[keys[failed[0]]].exception()
+        text = printable(repr(error), longest=500)
+        if failures is None:
+            raise IncompleteError(f"the data could not be read: {text}") from error
+        failures[label] = f"partition {bundles[failed[0]][0]}: {text}"
     found = {}
     for label, bundles in partitions.items():
+        if failures and label in failures:
+            continue
         results = {
             partition: answer
             for key, bundle in zip(graph.partitions[label], bundles, strict=True)
@@ -200,10 +210,19 @@ async def read(
     return found
 
 
-def with_contents(layout: Layout, found: Mapping[str, Contents]) -> Layout:
-    """Return the layout with the contents of its collections."""
+def with_contents(
+    layout: Layout,
+    found: Mapping[str, Contents],
+    failures: Mapping[str, str] = MappingProxyType({}),
+) -> Layout:
+    """Return the layout with the contents of its collections, or why they lack."""
     infos = tuple(
-        replace(m, contents=found.get(m.label, m.contents)) for m in layout.collections
+        replace(
+            m,
+            contents=found.get(m.label, m.contents),
+            unreadable=failures.get(m.label, ""),
+        )
+        for m in layout.collections
     )
     return replace(layout, collections=infos)
 

@@ -374,6 +374,7 @@ class CollectionInfo:
     #: of a frame: number of columns, and name of the first, by type
     types: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     contents: Contents | None = None  # None: not read
+    unreadable: str = ""  # partition and error, if the values could not be read
     made_here: bool = False  # made by this call, which releases its keys
     shared: bool = False  # made by this call, but others hold keys of it, too
 

@@ -159,6 +159,7 @@ async def see(request: CheckRequest) -> View:
 
 async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View:
     """The view with a summary of the values of the data."""
+    failures: dict[str, str] = {}
     found = await contents.read(
         request.client,
         request.given,
@@ -166,6 +167,7 @@ async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View
         contents.of_everything(request.given),
         [w.address for w in view.now.workers],
         approved=monitor.known(request.client).addresses,
+        failures=failures,
     )
-    read = tuple(contents.with_contents(x, found) for x in view.layouts)
+    read = tuple(contents.with_contents(x, found, failures) for x in view.layouts)
     return replace(view, layouts=read)

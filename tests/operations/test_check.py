@@ -16,7 +16,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import Severity
-from clustertune.errors import IncompleteError, TimedOutError
+from clustertune.errors import TimedOutError
 from clustertune.monitor import monitor
 from tests.processes import soon
 
@@ -146,11 +146,16 @@ def _fail(partition):
 
 @gen_cluster(client=True, nthreads=TWO)
 async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
-    """Unreadable data is one error with the reason, which is escaped."""
+    """A damaged partition of X is a finding; the values of y are still checked."""
     X = da.ones((40, 2), chunks=(20, 2)).map_blocks(_fail, meta=np.ones((0, 0)))
-    with pytest.raises(IncompleteError, match="could not be read: ZeroDiv") as caught:
-        await clustertune.check(c, X, deep=True)
-    assert "\x1b" not in str(caught.value)
+    y = da.full(40, np.nan, chunks=20)
+    report = await clustertune.check(c, X, y, deep=True)
+    (finding,) = (f for f in report.found if f.check == "unreadable_values")
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X",)
+    assert "partition 0: ZeroDivisionError" in finding.message
+    assert "\x1b" not in finding.message
+    assert {"nonfinite_values", "unloaded_data"} <= names(report)
 
 
 @gen_cluster(client=True, nthreads=TWO)
