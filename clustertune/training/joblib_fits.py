@@ -97,7 +97,7 @@ def joblib_backend(
         Fraction of its memory limit that a worker may use for present data, the copy,
         and copies of its threads; above 0, up to 1.
     timeout
-        Seconds, or a duration, to wait for workers.
+        Seconds, or a duration, to wait for workers, at the start and if all are lost.
 
     Yields
     ------
@@ -111,8 +111,8 @@ def joblib_backend(
     CapacityError
         A copy does not fit a worker's memory; nothing was sent.
     NoWorkersError, ConnectionLostError, VersionMismatchError
-        Workers did not join in time; the cluster is gone or cannot run code of this
-        client.
+        Workers did not join or come back in time; the cluster is gone or cannot run
+        code of this client.
     FunctionError
         Raised by ``fit``: a fit has ended all workers on which it was tried.
     IncompleteError
@@ -140,7 +140,8 @@ def joblib_backend(
     fraction = arguments.fraction("memory_fraction", memory_fraction)
     threads = arguments.count("inner_threads", inner_threads)
     arguments.flag("nested", nested)
-    _wait_for_workers(client, n_workers, arguments.duration("timeout", timeout))
+    seconds = arguments.duration("timeout", timeout)
+    _wait_for_workers(client, n_workers, seconds)
     workers: list[WorkerCapacity] = sync(client, _workers, client)
     nbytes = sum(sizeof(array) for array in arrays)
     problem = memory_problem(workers, nbytes, fraction)
@@ -156,7 +157,9 @@ def joblib_backend(
     prefix = f"joblib-{uuid4().hex}"
     with (
         joblib_parallel.limited_threads(client, sharing, threads),
-        joblib_parallel.replicated(client, prefix, [runner, *arrays]) as replicas,
+        joblib_parallel.replicated(
+            client, prefix, [runner, *arrays], seconds
+        ) as replicas,
     ):
         parallel = joblib_parallel.WorkerBackend(replicas, count)
         with joblib.parallel_config(parallel):

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -33,8 +34,9 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 from tlz import identity  # type: ignore[import-untyped]
 
 from clustertune.collections import graphs
-from clustertune.core.wording import plural, printable, workers_text
-from clustertune.errors import FunctionError, IncompleteError
+from clustertune.core.wording import plural, printable, seconds_text, workers_text
+from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
+from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas as copies
@@ -44,6 +46,7 @@ LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
 SMALL = 1000  # bytes up to which a value always travels with its task
 LARGE = 2**20  # bytes above which it never does: Dask warns from ten times that
+POLL_INTERVAL = 0.5  # seconds between two looks for a worker
 TRIES = 10  # times that a batch of fits is submitted while its data is lost
 
 logger = logging.getLogger("clustertune")
@@ -256,10 +259,12 @@ class Replicas:
     The scheduler keeps all replicas of keys with the prefix.
     """
 
-    def __init__(self, client: Any, prefix: str, values: Sequence[Any]):
+    def __init__(self, client: Any, prefix: str, values: Sequence[Any], timeout: float):
         self.client = client
         self.prefix = prefix
         self.values = values
+        self.timeout = timeout  # seconds without any worker
+        self.missing_since: float | None = None
         self.futures: list[Future[Any]] = []
         self._index = {id(value): i for i, value in enumerate(values)}
         self._names = (f"{prefix}-{i}" for i in count())
@@ -277,8 +282,15 @@ class Replicas:
             self.futures.append(found[key])
 
     async def send_lost(self) -> None:
-        """Send objects that no worker has to one worker; others copy from there."""
+        """Send objects that no worker has to one worker; others copy from there.
+
+        Raises
+        ------
+        NoWorkersError
+            No worker came back in time. Batches that wait here raise it, too.
+        """
         async with self._sending:
+            await self._wait_for_worker()
             keys = [future.key for future in self.futures]
             holders = await self.client.scheduler.who_has(keys=keys)
             for i, future in enumerate(self.futures):
@@ -292,6 +304,18 @@ class Replicas:
                     found = await asyncio.wait_for(sending, SEND_TIMEOUT)
                     self.futures[i] = found[key]
 
+    async def _wait_for_worker(self) -> None:
+        self.missing_since = self.missing_since or monotonic()
+        while not (await monitor.running_workers(self.client))[1]:
+            if monotonic() - self.missing_since > self.timeout:
+                raise NoWorkersError(
+                    "all workers ended during the fits, and none came back within "
+                    f"{seconds_text(self.timeout)}. Their nannies may have given up; "
+                    "see their logs, start workers and enter the block again"
+                )
+            await asyncio.sleep(POLL_INTERVAL)
+        self.missing_since = None
+
     def release(self) -> None:
         for future in self.futures:
             future.release()
@@ -299,10 +323,10 @@ class Replicas:
 
 @contextmanager
 def replicated(
-    client: Client, prefix: str, arrays: Sequence[Any]
+    client: Client, prefix: str, arrays: Sequence[Any], timeout: float
 ) -> Iterator[Replicas]:
     """Replicate objects on all workers and yield them."""
-    replicas = Replicas(client, prefix, arrays)
+    replicas = Replicas(client, prefix, arrays, timeout)
     try:
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}
