@@ -55,6 +55,8 @@ class Context:
         Rows per batch, as passed to ``run_roles``.
     steps : int or None
         Batches per epoch that every rank of the role has; None without data.
+    state : object
+        What this rank has saved in the earlier attempt; None if nothing.
     """
 
     def __init__(self, worker: Any, connection: Connection, key: str, given: Settings):
@@ -76,6 +78,8 @@ class Context:
         self._synchronous: bool = given["synchronous"]
         self._rows: list[list[int]] = given["rows"]
         self._readers: list[BatchReader] = []
+        saved: bytes | None = given["state"]
+        self.state: Any = None if saved is None else pickle.loads(saved)
 
     @property
     def steps(self) -> int | None:
@@ -168,6 +172,14 @@ class Context:
     def report(self, score: Any) -> None:
         """Send a score, any object that pickles, to the ``scores`` of ``run_roles``."""
         self._connection.send("score", pickle.dumps(score))
+
+    def save(self, state: Any) -> None:
+        """Send a state, any object that pickles, to ``states`` of ``run_roles``.
+
+        The client keeps the last one of each rank. ``run_roles(..., states=...)`` gives
+        it to the next attempt, as :attr:`state`.
+        """
+        self._connection.send("state", pickle.dumps(state))
 
     def log(self, text: object) -> None:
         """Send a line to the client: to ``logs`` of the result of ``run_roles``."""

@@ -183,8 +183,14 @@ class Endpoint:
         self._on_loop(self.changed.set)
 
     def send(self, kind: str, data: bytes) -> None:
-        """Add a score or log line for the client. A full queue drops the oldest."""
+        """Add a score, log line or state for the client.
+
+        A full queue drops the oldest. Only the last state waits.
+        """
         with self.lock:
+            if kind == "state":
+                rest = [line for line in self.lines if line[1] != kind]
+                self.lines = deque(rest, maxlen=MAX_LINES)
             self.dropped += len(self.lines) == MAX_LINES
             self.version += 1
             self.lines.append((self.version, kind, time(), data))
@@ -247,7 +253,8 @@ def run_role(name: str, key: str, pickled: bytes) -> Any:
     The name is that of the endpoint, the key that of this task. Settings are ``role``,
     ``rank``, ``size``, ``spec``, ``target``, ``code`` (the pickled function),
     ``around`` (a pickled context manager), ``environment``, ``batch_size``,
-    ``synchronous``, ``partitions`` (keys) and ``rows`` (per partition, by rank).
+    ``synchronous``, ``partitions`` (keys), ``rows`` (per partition, by rank) and
+    ``state`` (pickled, of the earlier attempt).
     """
     worker: Any = get_worker()
     endpoint = getattr(worker, ENDPOINTS, {}).get(name)

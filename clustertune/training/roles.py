@@ -48,6 +48,7 @@ def run_roles(
     framework: str | None = None,
     target_role: str = "worker",
     batch_size: int | None = None,
+    states: Mapping[str, Sequence[bytes | None]] | None = None,
     timeout: str | float = "5 minutes",
     grace: str | float = "10s",
     progress: bool | Callable[[str, float | None], None] | None = None,
@@ -80,6 +81,9 @@ def run_roles(
         Rows per batch of ``ctx.batches``. The default is one partition.
     timeout
         Seconds, or a duration: first for placing the data, then for all roles to begin.
+    states
+        States that the ranks of an earlier call have saved, ``roles.states``. Each rank
+        gets its own, ``ctx.state``.
     grace
         Seconds, or a duration, in which roles must end after an error, an interruption
         or the end of the ``with`` block.
@@ -111,7 +115,8 @@ def run_roles(
     A function receives ``ctx`` with ``role``, ``rank``, ``size``, ``spec``, ``target``,
     ``threads`` and ``steps``. ``batches(epochs=1, batch_size=None)`` yields rows with
     their labels. ``report(score)`` and ``log(text)`` send to the client. Call
-    ``should_stop()`` often; ``wait(seconds)`` waits for it.
+    ``should_stop()`` often; ``wait(seconds)`` waits for it. ``save(state)`` keeps a
+    state for the next attempt, which finds it in ``state``.
 
     Examples
     --------
@@ -145,6 +150,7 @@ def run_roles(
         members=members,
         data=collections,
         batch_size=arguments.count("batch_size", batch_size),
+        states=states or {},
         lifecycle=lifecycle,
         progress=progress,
     )
@@ -172,6 +178,7 @@ class _Request:
     members: Mapping[str, _Members]  # by role
     data: tuple[Any, ...]  # collections
     batch_size: int | None
+    states: Mapping[str, Sequence[bytes | None]]  # of an earlier attempt, by rank
     lifecycle: Lifecycle
     progress: Any
 
@@ -498,4 +505,5 @@ def _settings(
         "synchronous": framework.synchronous,
         "partitions": state.partitions if has_data else None,
         "rows": by_role(states, lambda s: s.rows)[role],
+        "state": dict(enumerate(request.states.get(role, ()))).get(rank),
     }

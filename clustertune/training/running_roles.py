@@ -69,6 +69,7 @@ class RoleState:
     seen: int = 0  # version of the latest news
     dropped: int = 0  # scores and lines beyond the limit
     result: Any = None
+    saved: bytes | None = None  # pickled, the last state
     over: bool = False  # its task has ended, or it cannot be reached
     forgotten: bool = False  # by its worker
     failure: Failure | None = None
@@ -145,7 +146,7 @@ def failure_cause(states: Sequence[RoleState], grace: float) -> Exception | None
         texts.append(
             "a worker leaves if it exceeds its memory, is killed or retired (see the "
             "logs of worker and nanny). Roles are not started again; call run_roles "
-            "again"
+            "again, with states=roles.states if they save their state"
         )
     texts += [f"after that, {failure.text}" for _, failure in failed[1:3]]
     texts += [_stuck_text(stuck, grace)] * bool(stuck)
@@ -245,6 +246,14 @@ class Roles(ClientContext):
     def logs(self) -> tuple[Line, ...]:
         """Logged lines so far."""
         return tuple(self._lines)
+
+    @property
+    def states(self) -> dict[str, list[bytes | None]]:
+        """By role the last state that each rank has saved, pickled; None: none.
+
+        Pass them to the next attempt: ``run_roles(..., states=roles.states)``.
+        """
+        return by_role(self._states, lambda s: s.saved)
 
     def stop(self) -> Any:
         """Ask all roles to stop: ``ctx.should_stop()`` returns True.
@@ -479,6 +488,9 @@ class Roles(ClientContext):
 
     def _read_news(self, state: RoleState, answer: dict[str, Any]) -> None:
         for kind, time, value in answer["lines"]:
+            if kind == "state":
+                state.saved = bytes(value)
+                continue
             origin: Any = {"role": state.role, "rank": state.rank, "time": time}
             found = pickle.loads(value)  # noqa: S301 (made by the user's function)
             if kind == "score":

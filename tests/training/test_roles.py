@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import re
 import signal
 import threading
@@ -521,6 +522,41 @@ def test_workers_need_no_clustertune(tmp_path: Path) -> None:
         w = example("averaging")["average"](client, X, y, enough=0.97)
         assert ((rows @ w[:3] + w[3] > 0) == labels).mean() > 0.95
         until(lambda: not left_there(client))
+
+
+def count_to_six(ctx: Any) -> list[int]:
+    """Save each step; in the first attempt, rank 0 waits after the third."""
+    first = ctx.state or 0
+    for step in range(first, 6):
+        ctx.save(step + 1)
+        if step == 2 and first == 0 and ctx.rank == 0:
+            until_stopped(ctx)
+    return [ctx.rank, first]
+
+
+@pytest.mark.slow
+def test_another_attempt_continues_from_saved_states(local_cluster: Any) -> None:
+    """The worker of rank 0 is killed; the states of both ranks are known."""
+    _, client = local_cluster(2)
+    roles = run_roles(client, {"worker": (2, count_to_six)})
+    until(lambda: [bool(x) and pickle.loads(x) for x in saved(roles)] == [3, 6])
+    pids = client.run(os.getpid)
+    os.kill(pids[roles.workers["worker"][0]], signal.SIGKILL)
+    with pytest.raises(FunctionError, match=r"worker 0 .* is lost"):
+        roles.result()
+    client.wait_for_workers(2, timeout=300)
+    again = run_roles(client, {"worker": (2, count_to_six)}, states=roles.states)
+    assert again.result() == {"worker": [[0, 3], [1, 6]]}
+    assert [pickle.loads(x) for x in saved(again)[:1]] == [6]
+    assert run_roles(client, {"worker": (1, has_state)}).result() == {"worker": [None]}
+
+
+def saved(roles: Any) -> Any:
+    return roles.states["worker"]
+
+
+def has_state(ctx: Any) -> Any:
+    return ctx.state
 
 
 @pytest.mark.slow
