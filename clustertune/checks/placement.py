@@ -271,12 +271,12 @@ def eval_sets(view: View) -> Iterator[Finding]:
     """
     if not view.layouts:
         return
-    if view.goal.workload.eval_everywhere:
+    if view.goal.workload.eval_copies:
+        yield from _without_copies(view)
+    elif view.goal.workload.eval_everywhere:
         for layout in view.layouts[1:]:
             if layout.loaded and layout.aligned:
                 yield from _without_evals(layout, view)
-    if view.goal.workload.eval_copies:
-        yield from _without_copies(view)
 
 
 def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
@@ -310,22 +310,25 @@ def _without_evals(layout: Layout, view: View) -> Iterator[Finding]:
 
 
 def _without_copies(view: View) -> Iterator[Finding]:
-    for name in view.goal.training_eval_sets:
+    title, means = view.goal.workload.title, view.goal.workload.eval_everywhere
+    for name in () if means else view.goal.training_eval_sets:
         yield info(
             message=f"{name} is the training data, and each worker scores its own "
-            f"rows, so {view.goal.workload.title} returns the score of one worker, and "
+            f"rows, so {title} returns the score of one worker, and "
             "with early stopping the fit would hang",
             subject=(name,),
             remedy="Fit without the callback early_stopping, or leave the training "
             "data out of eval_set=. For a score of all rows use `model.predict(X)`.",
         )
+    harm = f"{title} would hang with early stopping"
+    if means:
+        harm = "a custom metric is the mean of the workers' scores, or NaN"
     training = view.layouts[0]
     for layout in view.layouts[1:]:
         known = all(x.loaded and x.aligned for x in (training, layout))
         if known and not are_in_place(layout, view):
             yield warning(
-                message=f"{layout.label} is not completely on every worker, so "
-                f"{view.goal.workload.title} would hang with early stopping",
+                message=f"{layout.label} is not completely on every worker, so {harm}",
                 subject=layout.labels,
                 remedy=remedies.run(
                     remedies.prepare(view), ", which copies it to every worker"

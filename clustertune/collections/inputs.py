@@ -16,6 +16,7 @@ import numpy as np
 from distributed import Future
 
 from clustertune.collections.conversion import as_collection, group_numbers
+from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
@@ -107,6 +108,13 @@ def gather(
     sizes: dict[str, Any] = {}
     companions = _with_qid("", companions, sizes)
     named = [("X", X), ("y", y)]
+    if isinstance(y, tuple):
+        if len(y) != len(BOUNDS):
+            raise ValueError(
+                f"y is a tuple of {len(y)}; bounds of labels are a pair, "
+                f"y=({', '.join(BOUNDS)})"
+            )
+        named[1:] = zip(BOUNDS, y, strict=True)
     named += [(f"others[{i}]", other) for i, other in enumerate(others)]
     named += [(name, companions.get(name)) for name in COMPANIONS]
     training = [_given(n, c) for n, c in named if c is not None or n == "X"]
@@ -300,8 +308,8 @@ def _how_to_convert(label: str, value: Any) -> str:
 
 
 def companions(inputs: Inputs) -> tuple[str, ...]:
-    """Return the names of the companions, and ``eval_set`` if given."""
-    named = [x for x in inputs.training if x in COMPANIONS]
+    """Return the names of the companions and bounds, and ``eval_set`` if given."""
+    named = [x for x in inputs.training if x in (*BOUNDS, *COMPANIONS)]
     return (*named, *["eval_set"] * bool(inputs.eval_sets))
 
 

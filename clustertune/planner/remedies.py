@@ -14,6 +14,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 
@@ -75,7 +76,11 @@ def prepare_again(labels: Collection[str], *texts: str) -> str:
     ``texts`` are further arguments, as code.
     """
     results = _variables(labels) or list(POSITIONAL[:2])
-    named = [name if name in POSITIONAL else f"{name}={name}" for name in results]
+    bounds = [name for name in results if name in BOUNDS]
+    rest = [name for name in results if name not in BOUNDS]
+    named = [name if name in POSITIONAL else f"{name}={name}" for name in rest]
+    if bounds:
+        named.insert(1, f"({', '.join(bounds)})")
     line = f"clustertune.prepare({', '.join(['client', *named, *texts])})"
     one = f".{results[0]}" if len(results) == 1 else ""
     return f"{', '.join(results)} = {line}{one}"

@@ -21,8 +21,9 @@ from clustertune import errors
 from clustertune.collections import inputs, loading, metadata, requirements
 from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
-from clustertune.integrations.libraries import GENERIC
+from clustertune.integrations.libraries import GENERIC, choose, refuse
 from clustertune.operations import call as entrance
+from clustertune.planner import remedies
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)
@@ -52,6 +53,22 @@ def test_everything_has_the_name_of_its_argument() -> None:
     assert given.collection("init_score") is None
     assert labels(gather(FRAME)) == [("training data", ["X"])]
     assert gather(X).eval_sets == ()
+
+
+def test_bounds_of_labels_have_names() -> None:
+    """A pair instead of y has the names of XGBoost's arguments."""
+    given = gather(X, (Y, Y + 1), sample_weight=Y + 2)
+    bounds = ["label_lower_bound", "label_upper_bound"]
+    assert list(given.training) == ["X", *bounds, "sample_weight"]
+    assert list(inputs.companions(given)) == [*bounds, "sample_weight"]
+    assert remedies.prepare_again(given.training) == (
+        f"X, {', '.join(bounds)}, sample_weight = clustertune.prepare(client, X, "
+        f"({', '.join(bounds)}), sample_weight=sample_weight)"
+    )
+    with pytest.raises(ValueError, match="y is a tuple of 1; bounds of labels"):
+        gather(X, (Y,))
+    with pytest.raises(ValueError, match="LightGBM takes no label_lower_bound="):
+        refuse(choose("lightgbm"), inputs.companions(given))
 
 
 def test_what_is_given_twice_is_one_member() -> None:

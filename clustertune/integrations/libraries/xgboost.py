@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clustertune.core.profiles import NOT_NUMBERS, Profile
+from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
     Attempt,
     Callbacks,
@@ -42,7 +42,7 @@ HIST = Profile(
     eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",
-    takes=("sample_weight", "base_margin", "eval_set"),
+    takes=("sample_weight", "base_margin", *BOUNDS, "eval_set"),
     fit_memory=hist_memory({}),
     source="the source of xgboost 3.2; eval sets measured with 50 dense columns; "
     "a worker with pandas 3.1 and scikit-learn 1.9 after a fit of 1,000 rows: 297 MiB",
@@ -80,7 +80,11 @@ def _makes_quantiles(estimator: object) -> bool:
 
 
 def _for_parameters(profile: Profile, estimator: object) -> Profile:
-    """Return the profile with what its parameters change: memory and categories."""
+    """Return the profile with what parameters change: memory, metric, categories."""
+    metric = parameter(estimator, "eval_metric")
+    metrics = metric if isinstance(metric, list | tuple) else [metric]
+    # XGBoost returns the mean of the workers' values, weighted by no rows
+    profile = replace(profile, eval_copies=any(map(callable, metrics)))
     if profile.fit_memory is not None:
         profile = replace(profile, fit_memory=hist_memory(parameters_of(estimator)))
     if parameter(estimator, "enable_categorical") is not False:
@@ -166,6 +170,9 @@ class XGBoost(Workload):
     One training task runs on every worker that holds data, with as many threads as the
     worker has. It makes a quantile matrix of the worker's partitions. Core ``train``
     with a ``DaskQuantileDMatrix`` works in the same way: use ``estimator="xgboost"``.
+    The score of a custom metric (``eval_metric=`` is a function) is the mean of the
+    workers' scores, so each worker gets all rows of the eval sets. Bounds of labels for
+    ``survival:aft`` are a pair, ``y=(label_lower_bound, label_upper_bound)``.
     """
 
     profile = HIST

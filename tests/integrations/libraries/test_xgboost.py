@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.array as da
+import numpy as np
 import pytest
 import xgboost.dask as dxgb
 
@@ -143,3 +145,40 @@ def test_the_training_data_as_eval_set(client: Any) -> None:
     model.client = client
     model.fit(p.X, p.y, **p.fit_kwargs)
     assert len(model.evals_result_["validation_0"]["rmse"]) == 3
+
+
+def last_label(y_true: Any, y_score: Any) -> float:
+    """A score that no mean of parts equals."""
+    assert len(y_true) == len(y_score)
+    return float(y_true[-1] + 10 * len(y_true))
+
+
+def test_a_custom_metric_sees_all_rows_everywhere(client: Any) -> None:
+    """XGBoost returns the mean of the workers' scores, so each has the same."""
+    X, V = data.features(), data.features(4)[:7].rechunk(-1)
+    model = dxgb.DaskXGBRegressor(n_estimators=2, eval_metric=last_label)
+    labels = da.arange(7, chunks=-1)
+    p = clustertune.prepare(
+        client, X, data.labels(X), eval_set=[(V, labels)], estimator=model
+    )
+    assert not [f for f in p.report.left if f.check == "missing_eval_rows"]
+    model.client = client
+    model.fit(p.X, p.y, **p.fit_kwargs)
+    assert model.evals_result_["validation_0"]["last_label"] == [76.0, 76.0]
+
+
+def test_bounds_of_labels(client: Any) -> None:
+    """They are placed with X; an upper bound may be infinite."""
+    X = data.features()
+    lower = 1 + data.labels(X)
+    upper = da.where(X[:, 1] > 0.5, np.inf, lower).rechunk((200,))
+    p = clustertune.prepare(client, X, (lower, upper), estimator="xgboost")
+    X, lower, upper = p
+    assert X.chunks[0] == lower.chunks[0] == upper.chunks[0]
+    bounds = {"label_lower_bound": lower, "label_upper_bound": upper}
+    assert not [f for f in p.report.left if f.check == "separated_pairs"]
+    matrix = dxgb.DaskDMatrix(client, X, **bounds)
+    found = dxgb.train(client, {"objective": "survival:aft"}, matrix, 2)
+    assert found["booster"].num_boosted_rounds() == 2
+    with pytest.raises(TypeError, match="y is a pair of bounds"):
+        clustertune.fit(client, dxgb.DaskXGBRegressor(), X, (lower, upper))
