@@ -157,7 +157,10 @@ def _cut(graph: Graph, cut: Cut, recut: Rechunk, kind: _Rows) -> None:
             task = Task(None, list, List(*views))
             graph.add(bundle_key, task, recut.workers[owner], LEAVING)
             graph.sent.add(f"{PARTS}-{name}")
-        task = kind.partition(joined, is_sent=bool(sent))
+        # a sent array may begin anywhere in a message, and XGBoost refuses labels of an
+        # eval set that are not aligned; a copy is
+        as_sent = bool(sent) and recut.copies == 1
+        task = kind.partition(joined, as_sent=as_sent)
         graph.add(key, task, recut.workers[target], ARRIVING if sent else STAYING)
         graph.partitions[cut.label].append(key)
 
@@ -180,8 +183,8 @@ class _Rows:
         """Return rows of an old partition."""
         return self.given.take(TaskRef(partition), rows)
 
-    def partition(self, parts: Sequence[Task], *, is_sent: bool) -> Task:
-        """Return a partition of parts; ``is_sent`` if another worker sends some."""
+    def partition(self, parts: Sequence[Task], *, as_sent: bool) -> Task:
+        """Return a partition of parts; a single one ``as_sent`` is not copied."""
         if len(parts) > 1:
             return self.given.join(parts)
-        return parts[0] if is_sent else Task(None, self.copy, *parts)
+        return parts[0] if as_sent else Task(None, self.copy, *parts)
