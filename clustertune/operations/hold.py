@@ -70,6 +70,7 @@ class Measures:
     gone: list[str | int] = field(default_factory=list)  # left during the run
     unheld: float = 0.0  # seconds, at most, for which the hold was lost
     last: Snapshot | None = None
+    _ids: set[str | int] = field(default_factory=set)  # of the last snapshot
 
     @property
     def fullest(self) -> str | int | None:
@@ -82,19 +83,23 @@ class Measures:
         return sum(sum(n) / len(n) for n in self.cpu.values()) if self.cpu else None
 
     def take(self, snapshot: Snapshot) -> list[str]:
-        """Add a snapshot; return the messages about it."""
+        """Add a snapshot; return the messages about it.
+
+        A parking worker only exists during a restart, and no fit runs on it.
+        """
         if snapshot is self.last:
             return []
-        for w in snapshot.workers:
+        workers = [w for w in snapshot.workers if not w.parking]
+        for w in workers:
             self.peaks[w.id] = max(w.process, self.peaks.get(w.id, 0))
             self.limits[w.id] = w.memory_limit
             if self.last is not None:  # the first snapshot shows CPU use before the run
                 self.cpu.setdefault(w.id, []).append(w.cpu)
-        self.spilled = max(self.spilled, sum(w.spilled for w in snapshot.workers))
-        before = {w.id for w in self.last.workers} if self.last is not None else set()
-        went = sorted(before - {w.id for w in snapshot.workers}, key=str)
+        self.spilled = max(self.spilled, sum(w.spilled for w in workers))
+        ids = {w.id for w in workers}
+        went = sorted(self._ids - ids, key=str)
         self.gone += [id for id in went if id not in self.gone]
-        self.last = snapshot
+        self._ids, self.last = ids, snapshot
         return [
             f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
             "it, then prepare and fit again"

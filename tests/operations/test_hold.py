@@ -22,6 +22,8 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import LeaseHeldError
+from clustertune.operations.hold import Measures
+from tests.builders import snapshot, worker
 from tests.processes import soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -45,6 +47,17 @@ async def test_measures(c: Any, s: Any, a: Any, b: Any) -> None:
     assert measures.seconds > 0
     assert str(measures).startswith("held for ")
     assert "at most " in repr(held)
+
+
+def test_parking_workers_are_not_measured() -> None:
+    """A hold may begin during a restart; the parking worker then ends as it should."""
+    measures = Measures()
+    parking = worker("clustertune-parking-1", parking=True, process=9, spilled=9)
+    assert measures.take(snapshot([worker(0, process=1), parking])) == []
+    assert measures.take(snapshot([worker(0, process=2)])) == []
+    assert (measures.peaks, measures.gone, measures.spilled) == ({0: 2}, [], 0)
+    (text,) = measures.take(snapshot([]))
+    assert text.startswith("worker 0 is gone")
 
 
 @gen_cluster(client=True, nthreads=TWO)

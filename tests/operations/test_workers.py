@@ -165,6 +165,20 @@ def test_what_findings_propose() -> None:
     assert proposed(trim, seen) == []
 
 
+def test_named_workers_only() -> None:
+    """A call that names workers restarts and trims no others, also not as a fix."""
+    some = [worker(i, held_data=held_data(), process=FULL) for i in range(3)]
+    every = view(some, restart=True, goal_workers=[0])
+    assert [step.args.id for step in proposed(restart, every)] == [0]
+    needed = view(some, restart="auto", goal_workers=[0])
+    found = (named("unmanaged_memory", 0, 1), named("memory_growth", 1))
+    assert [step.args.id for step in proposed(restart, needed, *found)] == [0]
+    (step,) = proposed(trim, needed, *found)
+    assert set(step.args.workers.values()) == {0}
+    assert needed.goal.may_restart([0, 1])
+    assert not needed.goal.may_restart([1])
+
+
 def test_the_trim_comes_first() -> None:
     """A dry run shows the workers that would be restarted now."""
     held = held_data(nbytes=9)
