@@ -583,6 +583,29 @@ async def test_the_time_of_the_caller_ends(
 
 
 @gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
+async def test_a_frozen_worker(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is named and skipped, and the others restart."""
+    values = await c.scatter(list(range(10)), hash=False)
+    await clustertune.check(c)
+    address = a.worker_address
+    name = s.workers[address].name
+    os.kill(a.pid, signal.SIGSTOP)
+    try:
+        report = await clustertune.restart_workers(c, timeout="10 minutes")
+    finally:
+        os.kill(a.pid, signal.SIGCONT)
+    left = {step.summary.partition(";")[0]: step for step in report.steps}
+    frozen = left.pop(f"restart worker {name}")
+    assert (frozen.status, frozen.lost) == ("skipped", 0)
+    assert "it does not answer" in frozen.reason
+    assert "drop_data=True" in frozen.reason
+    assert [step.status for step in left.values()] == ["done"]
+    assert statuses(s) == {"running"}
+    assert address in s.workers
+    assert await c.gather(values) == list(range(10))
+
+
+@gen_cluster(nthreads=THREE[:2], **NANNIES, **OPTIONS)
 async def test_the_time_of_the_caller_is_the_limit(c: Any, s: Any, *_: Any) -> None:
     """A job may take as long as its call, without another constant."""
     await clustertune.restart_workers(c, workers=[0], timeout="20 minutes")

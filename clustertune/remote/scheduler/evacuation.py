@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed.core import Status
 
+from clustertune.core.rules import is_parked_first
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.nanny import Parking, set_status
 from clustertune.remote.scheduler.state import COMING, free_bytes, is_gone
@@ -123,6 +124,50 @@ class Evacuation:
         self.parking = parking
         self.held = held
 
+    async def targets(
+        self, worker: Any, status: str, staying: Container[Any], seconds: float
+    ) -> list[tuple[Any, str]]:
+        """Return a target for each key: another worker or the parking worker.
+
+        A paused or spilling worker uses the parking worker first, so that it need not
+        read its spilled keys. Other workers use it only if the others lack memory.
+        ``status`` is the worker's own. ``seconds`` limit the start of a parking worker.
+        """
+        why = ""
+        first = is_parked_first(status, worker.memory.spilled)
+        if self.parking.may_open() and first:
+            why = await self._park(worker, seconds)
+        try:
+            return await self.assign(worker, staying)
+        except NotEnoughMemory as error:
+            if not self.parking.may_open():
+                raise
+            why = why or await self._park(worker, seconds)
+            if why:
+                raise Refused(f"{error}; {why}") from error
+        return await self.assign(worker, staying)
+
+    async def away_from_parking(
+        self, process_limits: Mapping[str, int], staying: Container[Any]
+    ) -> list[tuple[Any, str]]:
+        """Return a target below these limits for each key of the parking worker.
+
+        Without room for all of them: no targets. ``staying`` keys cannot be sent.
+        """
+        parked, none = self.parking.worker, Parking(self.scheduler, b"")
+        rest = Evacuation(
+            self.scheduler,
+            parked.address,
+            self.partitions,
+            process_limits,
+            none,
+            self.held,
+        )
+        try:
+            return await rest.assign(parked, staying)
+        except NotEnoughMemory:
+            return []
+
     async def assign(
         self, worker: Any, staying: Container[Any] = ()
     ) -> list[tuple[Any, str]]:
@@ -210,7 +255,7 @@ class Evacuation:
             if address in others
         }
 
-    async def park(self, worker: Any, seconds: float) -> str:
+    async def _park(self, worker: Any, seconds: float) -> str:
         """Open a parking worker and link spilled keys there; return a problem."""
         files = await self.spilled_files(worker)
         on_disk = {key for key, *_ in files}

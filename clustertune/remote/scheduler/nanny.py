@@ -232,6 +232,11 @@ class Parking:
         wanted = {"what": what, **arguments}
         return await call(self.scheduler, address, self.code, wanted, seconds)
 
+    def alone(self, lost: Container[Any] = ()) -> int:
+        """Count the keys that only the parking worker has, except ``lost`` ones."""
+        held = self.worker.has_what if self.is_open() else ()
+        return sum(len(ts.who_has) == 1 and ts.key not in lost for ts in held)
+
     async def close(self, unsendable: str = "", lost: Container[Any] = ()) -> str:
         """Close the parking worker; if it has the only copy of keys, report that.
 
@@ -240,9 +245,7 @@ class Parking:
         """
         if not self.is_open():
             return ""
-        alone = sum(
-            len(ts.who_has) == 1 and ts.key not in lost for ts in self.worker.has_what
-        )
+        alone = self.alone(lost)
         kind = "its former process" if self.nanny else "the parking worker"
         verb = "is" if alone == 1 else "are"
         where = f"{plural(alone, 'key')} {verb} still on {kind} {self.worker.name}"

@@ -17,12 +17,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from time import monotonic, time
 from typing import Any
 
 from distributed.core import Status
 
-from clustertune.core.rules import is_parked_first
 from clustertune.core.wording import plural
 from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
@@ -30,7 +30,6 @@ from clustertune.remote.scheduler.drop import cancel, failed_fits
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
-    NotEnoughMemory,
     Refused,
 )
 from clustertune.remote.scheduler.mover import (
@@ -66,7 +65,6 @@ logger = logging.getLogger("distributed.clustertune")
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
 NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
-
 
 USABLE = (Status.running, Status.paused)
 
@@ -200,8 +198,7 @@ class WorkerRestart:
             problem = await self._run(worker)
         finally:
             self._count()
-            lost = self.unsendable.staying if self.end_tasks else ()
-            left = await self.parking.close(str(self.unsendable), lost)
+            left = await self._end_parking()
             self._count()
         return "; ".join(filter(None, [problem, left]))
 
@@ -214,11 +211,15 @@ class WorkerRestart:
         try:
             self._refuse(worker)
             await self._wait_for_tasks(worker)
+            await self._refuse_silent(worker)
             self.doing = "testing whether its keys can be sent"
             await self._refuse_unsendable(worker)
             self.bound = await bound_to(self.scheduler, self.address)
-            async with self.turn:
-                if not await self._replace(worker):
+            # workers whose tasks are ended start their next processes at once
+            async with nullcontext() if self.end_tasks else self.turn:
+                replaced = await self._replace(worker)
+            if not replaced:
+                async with self.turn:
                     await self._empty(worker)
                     if self.resizing is not None:
                         await self._change_size(worker.nanny)
@@ -282,6 +283,15 @@ class WorkerRestart:
             raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
         if not is_parking(worker.name) and worker.status not in USABLE:
             raise Refused(f"it is {worker.status.name}")
+
+    async def _refuse_silent(self, worker: Any) -> None:
+        """Refuse to wait for the keys of a frozen process."""
+        if not await answers(self.scheduler, worker.address):
+            raise Refused(
+                "it does not answer, so its keys cannot be moved (its last heartbeat "
+                f"was {time() - worker.last_seen:.0f} s ago). Restart it without them, "
+                "with drop_data=True"
+            )
 
     async def _refuse_unsendable(self, worker: Any, keys: Any = None) -> None:
         """Find keys that cannot be sent; a former process keeps such keys."""
@@ -378,7 +388,12 @@ class WorkerRestart:
             self._block_tasks(worker)
             if not self._remaining(worker):
                 break
-            wanted = await self._assign_targets(worker)
+            wanted = await self.evacuation.targets(
+                worker,
+                self.own_status.name,
+                self.unsendable.staying,
+                max(0.0, self.end - monotonic()),
+            )
             parked = self.parking.worker
             parking = () if parked is None else (parked.address,)
             # tasks that will be ended still need their inputs
@@ -429,34 +444,6 @@ class WorkerRestart:
         keys = len(worker.has_what)
         if keys and monotonic() > self.end:
             raise Refused(f"{keys} keys were still there after {self.timeout:.0f} s")
-
-    async def _assign_targets(self, worker: Any) -> list[tuple[Any, str]]:
-        """Return a target for each key: another worker or the parking worker.
-
-        A paused or spilling worker uses the parking worker first, so that it need not
-        read its spilled keys. Other workers use it only if the others lack memory.
-        """
-        why = ""
-        first = is_parked_first(self.own_status.name, worker.memory.spilled)
-        if self.parking.may_open() and first:
-            why = await self._park(worker)
-        try:
-            return await self.evacuation.assign(worker, self.unsendable.staying)
-        except NotEnoughMemory as error:
-            if not self.parking.may_open():
-                raise
-            why = why or await self._park(worker)
-            if why:
-                raise Refused(f"{error}; {why}") from error
-        return await self.evacuation.assign(worker, self.unsendable.staying)
-
-    async def _park(self, worker: Any) -> str:
-        """Open a parking worker and link spilled keys there; return a problem."""
-        self.doing = "opening a parking worker in its nanny"
-        why = await self.evacuation.park(worker, max(0.0, self.end - monotonic()))
-        if not why:
-            self.doing = "moving away its keys"
-        return why
 
     # --- the new process --------------------------------------------------------------
 
@@ -562,6 +549,29 @@ class WorkerRestart:
             if not await self._returns(who, self._undo_end()):
                 break
         return problem
+
+    async def _end_parking(self) -> str:
+        """Close the parking worker; first move keys that only it has elsewhere.
+
+        They go to the new process if they arrived late, or to other workers if the new
+        process did not come. Without room, they stay; the text reports it.
+        """
+        staying = self.unsendable.staying
+        lost = staying if self.end_tasks else ()
+        texts = []
+        if alone := self.parking.alone(lost):
+            back = self.process in self.scheduler.running
+            most = 0 if self.resizing is None else self.resizing.most
+            limits = {self.process.address: most} if back else self.process_limits
+            wanted = await self.evacuation.away_from_parking(limits, staying)
+            policy = MovePolicy(wanted, limits, ())  # the replicas there end with it
+            await move_keys(self.scheduler, policy, self.hold)
+            self.nbytes += policy.nbytes
+            moved = alone - self.parking.alone(lost)
+            if moved and not back:
+                texts = [f"{plural(moved, 'key')} moved to other workers"]
+        texts += [await self.parking.close(str(self.unsendable), lost)]
+        return "; ".join(filter(None, texts))
 
     async def _bring_home(self, address: str) -> str:
         """Move existing keys back; copy the keys that had other replicas."""

@@ -16,6 +16,10 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.cli import main
+from clustertune.remote import ship
+from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.worker import park
 from tests.processes import soon
 
 NANNIES: dict[str, Any] = {
@@ -43,6 +47,7 @@ def fail(*_: Any) -> None:
 
 
 async def data(c: Any) -> tuple[Any, list[Any], float]:
+    await clustertune.check(c)  # the scheduler plugin is there
     X = c.persist(da.random.default_rng(0).random((400, 4), chunks=(20, 4)))
     await wait(X)
     scattered = await c.scatter(list(range(10)), hash=False)
@@ -92,6 +97,38 @@ def test_tasks_end_and_data_stays(direct: bool) -> None:
         assert await c.compute(X.sum()) == total
 
     test()
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_next_processes_start_at_once(c: Any, s: Any, *_: Any) -> None:
+    """A worker does not wait for the restart of another one."""
+    _, scattered, _ = await data(c)
+    async with s.plugins["clustertune"].turn:  # as if another restart had its turn
+        report = await clustertune.restart_workers(c, end_tasks=True)
+    assert report.status == "done", report
+    assert await c.gather(scattered) == list(range(10))
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_keys_that_arrive_late(c: Any, s: Any, *_: Any) -> None:
+    """A former process gets keys until it ends, and they move to its next process."""
+    scattered = await c.scatter(list(range(10)), hash=False)
+    first, second = s.workers
+    work = WorkerRestart(
+        s, ManagerHold(s), first, {}, {second: 0}, 0, 60,
+        parking=ship.pickled(park.act), end_tasks=True,
+    )  # fmt: skip
+
+    async def none_yet(worker: Any) -> None:
+        """No key has arrived when the keys to bring back are listed."""
+
+    work.evacuation.note_kept = none_yet  # type: ignore[method-assign]
+    held = {ts.key for ts in s.workers[first].has_what}
+    assert held
+    assert await work.run() == ""
+    assert not parked(s)
+    assert {ts.key for ts in s.workers[work.new_address].has_what} == held
+    assert await c.gather(scattered) == list(range(10))
 
 
 @gen_cluster(nthreads=TWO, **NANNIES)

@@ -15,7 +15,7 @@ import dask
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Nanny, Worker, WorkerPlugin, wait
+from distributed import Nanny, Status, Worker, WorkerPlugin, wait
 from distributed.utils import offload
 from distributed.utils_test import gen_cluster
 
@@ -187,6 +187,25 @@ async def test_left_and_brought_back(c: Any, s: Any, nanny: Any) -> None:
         assert "bring back 5 keys" in report.steps[0].summary
         assert [ws.name for ws in s.workers.values()] == ["new"]
         assert [int(v[0]) for v in await c.gather(kept)] == list(range(5))
+
+
+@gen_cluster(**ONE | {"nthreads": [("127.0.0.1", 1)] * 2})
+async def test_left_and_moved_to_others(c: Any, s: Any, *nannies: Any) -> None:
+    """Keys of a worker that does not return move to workers that have room by then."""
+    first, other = (nanny.worker_address for nanny in nannies)
+    some = [np.full(10, i) for i in range(5)]
+    kept = await c.scatter(some, hash=False, workers=[first])
+    s.workers[first].status = Status.paused  # its keys are parked first
+    nannies[0].close_gracefully()  # it will not start its worker again
+    work = WorkerRestart(
+        s, ManagerHold(s), first, {}, {other: 0}, 10, 2,
+        parking=ship.pickled(park.act),
+    )  # fmt: skip
+    problem = await work.run()
+    assert "did not come back within 2 s" in problem
+    assert "5 keys moved to other workers" in problem
+    assert list(s.workers) == [other]
+    assert [int(v[0]) for v in await c.gather(kept)] == list(range(5))
 
 
 @gen_cluster(**ONE)
