@@ -32,11 +32,13 @@ from clustertune.core.model import (
     Notify,
     Rechunk,
     Release,
+    Resize,
     Restart,
     Result,
     Snapshot,
     Trim,
     View,
+    WorkerEnd,
     WorkerSnapshot,
 )
 from clustertune.errors import NoWorkersError
@@ -203,20 +205,21 @@ class MemoryCluster:
         ]
         return Result(nbytes=self.moved - before, not_done="; ".join(sorted(set(left))))
 
-    async def restart(self, restart: Restart, notify: Notify) -> Result:
-        self.calls.append(f"restart {restart.id}")
-        if restart.address not in self.workers:
+    async def restart(self, args: WorkerEnd, notify: Notify) -> Result:
+        self.calls.append(f"restart {args.id}")
+        if args.address not in self.workers:
             return Result(nbytes=0, not_done="it is gone")
-        before, old = self.moved, self.workers[restart.address]
+        before, old = self.moved, self.workers[args.address]
         self.workers[old.address] = replace(old, status="closing_gracefully")
-        away = self._drain(restart)
+        away = self._drain(args)
         if self.workers.pop(old.address, None) is None:
             return Result(nbytes=self.moved - before, not_done="it is gone")
-        if not restart.retire:
+        if isinstance(args, Restart):
             new = f"{old.address}'"
             fresh = replace(old, address=new, process=old.managed + _fresh(old))
-            size = restart.size
-            self.workers[new] = fresh if size is None else size.given_to(fresh)
+            if isinstance(args, Resize):
+                fresh = args.size.given_to(fresh)
+            self.workers[new] = fresh
             self._other_bytes[new] = self._other_bytes.pop(old.address, 0)
             self._return_keys(away, old.address, new)
         elif any({old.address} == h for places in self.homes.values() for h in places):
@@ -266,23 +269,23 @@ class MemoryCluster:
         wanted = [addresses[i] for i in targets.tolist()]
         return [{self._running_or_fallback(a)} for a in wanted]
 
-    def _drain(self, restart: Restart) -> list[tuple[CollectionInfo, int]]:
+    def _drain(self, args: WorkerEnd) -> list[tuple[CollectionInfo, int]]:
         """Move partitions that only this worker holds to another worker.
 
         Without another worker they stay with the worker's nanny.
         """
-        others = [a for a, w in self.workers.items() if w.id in restart.process_limits]
+        others = [a for a, w in self.workers.items() if w.id in args.process_limits]
         away = []
         for m in [m for m in self._collections if m.loaded]:
             for i, holders in enumerate(self.homes[m.label]):
-                if holders == {restart.address}:
+                if holders == {args.address}:
                     self._inject_fault()
                 running = (a for a in others if self._runs(a))
-                if holders == {restart.address}:  # still true after the fault
+                if holders == {args.address}:  # still true after the fault
                     away.append((m, i))
-                    self.homes[m.label][i] = {next(running, restart.address)}
+                    self.homes[m.label][i] = {next(running, args.address)}
                     self._add_moved(m, i)
-                holders.discard(restart.address)
+                holders.discard(args.address)
         return away
 
     def _return_keys(

@@ -8,13 +8,13 @@ moment of an interruption all data is in memory, and the next merge goes on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from clustertune.actions import by_port, restart, retire
 from clustertune.core.model import (
     Finding,
-    Restart,
+    Retire,
     Step,
     View,
     WorkerSize,
@@ -83,18 +83,14 @@ def steps(
         One worker cannot replace those of a host; the text has a fix.
     """
     merges = _merges(view, ids)
+    if merges:
+        yield from restart.bring_back(view, wait)
     sizes = [m.size for m in merges]
-    sizes = [size for i, size in enumerate(sizes) if size not in sizes[:i]]
-    for size in sizes:
-        some = {m.kept.id: m for m in merges if m.size == size}
-        for step in restart.steps(view, some.keys(), wait=wait, size=size, most=most):
-            assert isinstance(step.args, Restart)
-            merge = some.get(step.args.id)
-            if merge is None:  # keys of an earlier restart are brought back, once
-                if size == sizes[0]:
-                    yield step
-                continue
-            yield replace(step, action="merge")
+    for size in [size for i, size in enumerate(sizes) if size not in sizes[:i]]:
+        kept = {m.kept.id for m in merges if m.size == size}
+        yield from restart.resizes(
+            view, kept, size, wait=wait, most=most, action="merge"
+        )
     yield from _retirements(merges, view, wait)
 
 
@@ -129,31 +125,30 @@ def _retirements(merges: list[Merge], view: View, wait: float) -> Iterator[Step]
     )
     later = guards.with_workers(view, workers)
     by_id = {w.id: m for m in merges for w in m.others}
-    for step in retire.of(later, frozenset(by_id), wait=wait):
-        assert isinstance(step.args, Restart)
-        merge = by_id.get(step.args.id)
-        if merge is not None:
-            yield _merged(step, merge)
+    for worker, args in restart.ends(later, by_id, wait=wait, leaving=by_id):
+        merge = by_id[worker.id]
+        id = merge.kept.id
+        limits = _limits(merge, args["process_limits"])
+        where = f"worker {id}" if len(limits) == 1 else retire.OTHERS
+        yield Step(
+            action="merge",
+            summary=restart.summary("retire", worker, where),
+            price=restart.price(worker),
+            gain=f"{workers_text([id])} has its threads and its memory limit",
+            args=Retire(
+                **args | {"process_limits": limits}, replaced_by=(id, merge.size)
+            ),
+        )
 
 
-def _merged(step: Step, merge: Merge) -> Step:
-    """Return the retirement, with the kept worker as the target of the keys."""
-    assert isinstance(step.args, Restart)
-    args, id = step.args, merge.kept.id
-    limits = args.process_limits
+def _limits(merge: Merge, limits: Mapping[str | int, int]) -> Mapping[str | int, int]:
+    """Return the limit of the kept worker only, if it has room for all keys."""
+    id = merge.kept.id
     if id in limits:
         needed = sum(w.held_data.nbytes for w in merge.others if w.held_data)
-        kept = merge.size.given_to(merge.kept)
-        if free_below(kept, limits[id]) >= needed:
-            limits = {id: limits[id]}
-    where = f"worker {id}" if len(limits) == 1 else "the other workers"
-    return replace(
-        step,
-        action="merge",
-        summary=step.summary.replace("the other workers", where),
-        gain=f"{workers_text([id])} has its threads and its memory limit",
-        args=replace(args, process_limits=limits, replaced_by=(id, merge.size)),
-    )
+        if free_below(merge.size.given_to(merge.kept), limits[id]) >= needed:
+            return {id: limits[id]}
+    return limits
 
 
 enact = by_port("restart")

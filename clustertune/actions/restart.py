@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from clustertune.actions import by_port
 from clustertune.core.model import (
-    Cluster,
+    BringBack,
     Finding,
     Key,
-    Notify,
     Price,
+    Resize,
     Restart,
-    Result,
-    Snapshot,
     Step,
     Unknown,
     View,
@@ -35,6 +35,7 @@ from clustertune.planner.memory import lower_limit, lowered_limits, process_limi
 
 WAIT = 60.0  # seconds to wait for running tasks
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
+NEW_PROCESS = "its new process"
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -71,11 +72,10 @@ def steps_by_need(
     }
     needed = {id for id, reason in reasons.items() if reason or id in ended}
     for step in steps(view, needed, wait=wait, most=most):
-        assert isinstance(step.args, Restart)
-        id = step.args.id
-        if id in needed - ended:
-            args = replace(step.args, growth=growth[id])
-            step = replace(step, gain=reasons[id], args=args)  # noqa: PLW2901
+        args = step.args
+        if isinstance(args, Restart) and args.id not in ended:
+            args = replace(args, growth=growth[args.id])
+            step = replace(step, gain=reasons[args.id], args=args)  # noqa: PLW2901
         yield step
 
 
@@ -95,46 +95,140 @@ def steps(
     ids: Collection[str | int],
     *,
     wait: float = WAIT,
-    size: WorkerSize | None = None,
     most: float = 1,
     end_tasks: bool = False,
 ) -> Iterator[Step]:
-    """A step for each of these workers; those with the fewest bytes to move go first.
+    """A step for each of these workers, after those of :func:`bring_back`.
 
-    Workers that already have ``size`` are skipped. At most ``most`` workers (a number,
-    or a fraction of all) are away at the same time. Keys that an earlier restart left
-    on a parking worker are brought back first. With ``end_tasks`` all workers restart
-    at the same time, and their tasks end.
+    With ``end_tasks`` all workers restart at the same time, and their tasks end.
     """
-    groups = tuple(m.keys for m in view.collections if m.loaded)
-    limits = {
-        w.id: process_limit(w)
-        for w in view.now.workers
-        # a paused worker may run when another one needs its memory
-        if w.is_counted and not isinstance(w.thresholds, Unknown)
-    }
+    yield from bring_back(view, wait)
+    for worker, args in ends(view, ids, wait=wait, most=most, at_once=end_tasks):
+        yield Step(
+            action="restart",
+            summary=summary("restart", worker, NEW_PROCESS),
+            price=price(worker),
+            gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
+            args=Restart(**args, end_tasks=end_tasks),
+        )
+
+
+def resizes(
+    view: View,
+    ids: Collection[str | int],
+    size: WorkerSize,
+    *,
+    wait: float = WAIT,
+    most: float = 1,
+    action: str = "restart",
+) -> Iterator[Step]:
+    """A step for each of these workers that does not have the size yet."""
+    going = {w.id for w in view.now.workers if w.id in ids and not _has(w, size)}
+    for worker, args in ends(view, going, wait=wait, most=most, size=size):
+        was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
+        limit = lower_limit(worker, size)
+        limits = (0, 0) if limit is None else lowered_limits(worker, limit)
+        yield Step(
+            action=action,
+            summary=f"{summary('resize', worker, NEW_PROCESS)}; to {size}",
+            price=price(worker),
+            gain=f"now {was}",
+            args=Resize(**args, size=size, lowered_limits=limits),
+        )
+
+
+def bring_back(view: View, wait: float) -> Iterator[Step]:
+    """A step for each parking worker with keys that an earlier restart left."""
+    limits = _process_limits(view)
     for worker in view.now.workers:
         if worker.parking and worker.held_data is not None:
-            yield _brought_back(worker, limits, groups, wait, view.now)
+            unique, nbytes = worker.held_data.unique, worker.held_data.nbytes
+            yield Step(
+                action="restart",
+                summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) "
+                f"that an earlier restart left on {workers_text([worker.id])}, and "
+                "close it",
+                price=price(worker),
+                gain="a parking worker is needed during a restart only",
+                args=BringBack(
+                    id=worker.id,
+                    address=worker.address,
+                    process_limits=Others(limits, frozenset((worker.id,))),
+                    wait=wait,
+                    collections=_aligned(view),
+                ),
+            )
+
+
+def ends(
+    view: View,
+    ids: Collection[str | int],
+    *,
+    wait: float,
+    most: float = 1,
+    at_once: bool = False,
+    size: WorkerSize | None = None,
+    leaving: Collection[str | int] = (),
+) -> Iterator[tuple[WorkerSnapshot, dict[str, Any]]]:
+    """The workers, and the fields of :class:`WorkerEnd` for each of them.
+
+    Those with the fewest bytes to move come first. At most ``most`` workers (a number,
+    or a fraction of all) are away at the same time; ``at_once``: all. Each gets a new
+    ``size``. No keys go to ``leaving`` workers.
+    """
+    collections, limits = _aligned(view), _process_limits(view)
     real = [w for w in view.now.workers if not w.parking]
-    going = [w for w in real if w.id in ids and not (size and _has(w, size))]
-    going.sort(key=_needed)
+    going = sorted((w for w in real if w.id in ids), key=_needed)
     resized: dict[str | int, tuple[int, int]] = {}
-    n_away = max(1, len(going)) if end_tasks else at_once(most, len(real))
+    n_away = max(1, len(going)) if at_once else number_away(most, len(real))
     starts = range(0, len(going), n_away)
     for number, batch in enumerate(going[i : i + n_away] for i in starts):
-        away = frozenset(w.id for w in batch)
+        away = frozenset(w.id for w in batch).union(leaving)
         for worker in batch:
             # stuck workers leave one after the other, as far as memory is concerned
-            gone = frozenset((worker.id,)) if end_tasks else away
-            ceilings = Others(limits, gone, resized, number)
-            step = _step(worker, ceilings, groups, batch, wait, view.now)
-            assert isinstance(step.args, Restart)
-            step = replace(step, args=replace(step.args, end_tasks=end_tasks))
-            yield step if size is None else _resized(step, worker, size)
+            gone = frozenset((worker.id,)) if at_once else away
+            yield (
+                worker,
+                {
+                    "id": worker.id,
+                    "address": worker.address,
+                    "process_limits": Others(limits, gone, resized, number),
+                    "wait": wait,
+                    "collections": collections,
+                    "concurrent": tuple(w.address for w in batch if w is not worker),
+                },
+            )
         if size is not None and size.memory_limit is not None:
             limit = size.memory_limit
             resized |= {w.id: (number, process_limit(w, limit)) for w in batch}
+
+
+def _aligned(view: View) -> tuple[tuple[Key, ...], ...]:
+    return tuple(m.keys for m in view.collections if m.loaded)
+
+
+def _process_limits(view: View) -> dict[str | int, int]:
+    """Limits of the workers that accept keys; a paused one may run when it has to."""
+    return {
+        w.id: process_limit(w)
+        for w in view.now.workers
+        if w.is_counted and not isinstance(w.thresholds, Unknown)
+    }
+
+
+def summary(verb: str, worker: WorkerSnapshot, target: str) -> str:
+    """Describe the end of a worker, and the keys that move to the target."""
+    text, data = f"{verb} {workers_text([worker.id])}", worker.held_data
+    if data is None or not data.unique:
+        return text
+    keys = plural(data.unique, "unreplicated key")
+    return f"{text}; {keys} ({bytes_text(data.nbytes)}) move to {target}"
+
+
+def price(worker: WorkerSnapshot) -> Price:
+    """Return the price of moving all unreplicated keys of a worker."""
+    nbytes = None if worker.held_data is None else worker.held_data.nbytes
+    return Price(nbytes=nbytes, peak=nbytes)
 
 
 def _needed(worker: WorkerSnapshot) -> int:
@@ -173,7 +267,7 @@ class Others(Mapping[str | int, int]):
         return len(self._every) - sum(id in self._every for id in self._away)
 
 
-def at_once(most: float, count: int) -> int:
+def number_away(most: float, count: int) -> int:
     """The number of workers that may be away: at least one, and not all."""
     wanted = most if isinstance(most, int) else math.floor(most * count)
     return max(1, min(wanted, count - 1))
@@ -188,82 +282,4 @@ def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
     )
 
 
-def _resized(step: Step, worker: WorkerSnapshot, size: WorkerSize) -> Step:
-    assert isinstance(step.args, Restart)
-    was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
-    limit = lower_limit(worker, size)
-    return replace(
-        step,
-        summary=f"{step.summary.replace('restart', 'resize', 1)}; to {size}",
-        gain=f"now {was}",
-        args=replace(
-            step.args,
-            size=size,
-            lowered_limits=(0, 0) if limit is None else lowered_limits(worker, limit),
-        ),
-    )
-
-
-def _step(
-    worker: WorkerSnapshot,
-    ceilings: Mapping[str | int, int],
-    groups: tuple[tuple[Key, ...], ...],
-    batch: list[WorkerSnapshot],
-    wait: float,
-    now: Snapshot,
-) -> Step:
-    data = worker.held_data
-    nbytes = None if data is None else data.nbytes
-    what = ""
-    if data is not None and data.unique:
-        what = (
-            f"; {plural(data.unique, 'unreplicated key')} "
-            f"({bytes_text(data.nbytes)}) move to its new process"
-        )
-    return Step(
-        action="restart",
-        summary=f"restart {workers_text([worker.id])}{what}",
-        price=Price(
-            nbytes=nbytes,
-            peak=None if data is None else data.nbytes,
-        ),
-        gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
-        args=Restart(
-            id=worker.id,
-            address=worker.address,
-            process_limits=ceilings,
-            wait=wait,
-            collections=groups,
-            concurrent=tuple(w.address for w in batch if w.id != worker.id),
-            parking=True,
-        ),
-    )
-
-
-def _brought_back(
-    worker: WorkerSnapshot,
-    limits: Mapping[str | int, int],
-    groups: tuple[tuple[Key, ...], ...],
-    wait: float,
-    now: Snapshot,
-) -> Step:
-    """Empty and close a parking worker that an earlier restart left."""
-    others = Others(limits, frozenset((worker.id,)))
-    step = _step(worker, others, groups, [worker], wait, now)
-    assert isinstance(step.args, Restart)
-    assert worker.held_data is not None
-    unique, nbytes = worker.held_data.unique, worker.held_data.nbytes
-    return replace(
-        step,
-        summary=f"bring back {plural(unique, 'key')} ({bytes_text(nbytes)}) that an "
-        f"earlier restart left on {workers_text([worker.id])}, and close it",
-        price=replace(step.price, nbytes=nbytes),
-        gain="a parking worker is needed during a restart only",
-        args=replace(step.args, retire=True, parking=False),
-    )
-
-
-async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
-    """Restart the worker."""
-    assert isinstance(step.args, Restart)
-    return await cluster.restart(step.args, notify)
+enact = by_port("restart")

@@ -10,6 +10,7 @@ from typing import Any
 
 from clustertune.core.model import (
     Bounds,
+    BringBack,
     Drop,
     Load,
     Moves,
@@ -17,9 +18,12 @@ from clustertune.core.model import (
     Plan,
     Rechunk,
     Release,
+    Resize,
     Restart,
+    Retire,
     Step,
     Trim,
+    WorkerEnd,
 )
 from clustertune.core.results import Done, Loss
 from clustertune.core.wording import names_text, plural, printable, workers_text
@@ -32,7 +36,6 @@ VERBS = {
     "merge": "merged",
     "rechunk": "rechunked",
     "replicate": "copied to all workers",
-    "restart": "restarted",
     "retire": "removed",
 }
 
@@ -90,7 +93,10 @@ _UNITS: Mapping[type, tuple[str, str, Callable[[Any], int | None]]] = {
     Moves: ("moved", "key", lambda args: args.count),
     Rechunk: ("", "collection", lambda args: len(args.cuts)),
     Release: ("released", "key", lambda _: None),
-    Restart: ("", "worker", lambda _: 1),
+    Restart: ("restarted", "worker", lambda _: 1),
+    Resize: ("resized", "worker", lambda _: 1),
+    Retire: ("", "worker", lambda _: 1),
+    BringBack: ("emptied and closed", "parking worker", lambda _: 1),
     Trim: ("trimmed", "worker", lambda args: len(args.workers)),
 }
 
@@ -110,13 +116,9 @@ def _unit(step: Step) -> dict[str, Any]:
     workers: tuple[str | int, ...] = ()
     if isinstance(args, Drop | Trim):
         workers = tuple(args.workers.values())
-    elif isinstance(args, Restart):
+    elif isinstance(args, WorkerEnd):
         workers = (args.id,)
-        if args.size is not None:
-            unit["verb"] = "resized"
-        elif args.retire and unit["verb"] == "restarted":
-            unit = {"verb": "emptied and closed", "noun": "parking worker"}
-    loses = isinstance(args, Drop | Restart)
+    loses = isinstance(args, Drop | WorkerEnd)
     return {**unit, "total": total(args), "workers": workers, "loses": loses}
 
 

@@ -271,8 +271,8 @@ class WorkerSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """The restart of one worker without loss of its keys."""
+class WorkerEnd:
+    """The end of one worker's process, without loss of its keys."""
 
     id: str | int
     address: str
@@ -280,17 +280,38 @@ class Restart:
     process_limits: Mapping[str | int, int]
     wait: float  # seconds to wait for running tasks
     collections: tuple[tuple[Key, ...], ...] = ()  # row-aligned keys stay together
-    concurrent: tuple[str, ...] = ()  # addresses of workers that restart with it
-    size: WorkerSize | None = None  # None: unchanged
-    #: greatest process memory under a lower limit: with all keys, while they return
-    lowered_limits: tuple[int, int] = (0, 0)  # 0: no limit
-    retire: bool = False  # close the worker instead; its keys stay on the others
+    concurrent: tuple[str, ...] = ()  # addresses of workers that end with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart(WorkerEnd):
+    """Another process follows and gets the keys; the nanny may keep them meanwhile."""
+
     end_tasks: bool = False  # end tasks that still run then, with the former process
-    parking: bool = False  # the nanny may keep the keys meanwhile
     #: restart only while needed, with this growth in bytes per run; None: always
     growth: int | None = None
-    #: the worker that replaces a retired one, and the size that it must have by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize(Restart):
+    """The next process has another size."""
+
+    size: WorkerSize
+    #: greatest process memory under a lower limit: with all keys, while they return
+    lowered_limits: tuple[int, int] = (0, 0)  # 0: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire(WorkerEnd):
+    """The keys stay on the others."""
+
+    #: the worker that replaces it, and the size that it must have by then
     replaced_by: tuple[str | int, WorkerSize] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringBack(WorkerEnd):
+    """A parking worker that an earlier restart left; its keys go to the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,7 +467,7 @@ class Cluster(Protocol):
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Copy, confirm, drop: move every key to its target."""
 
-    async def restart(self, restart: Restart, notify: Notify) -> Result:
+    async def restart(self, args: WorkerEnd, notify: Notify) -> Result:
         """Empty a worker, restart it, and return its keys; or close it."""
 
     async def trim(self, trim: Trim, notify: Notify) -> Result:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from clustertune.core.wording import bytes_text
+from clustertune.core.wording import bytes_text, plural
 
 CYCLE = 0.02  # seconds between two cycles of the mover
 KEYS_PER_CYCLE = 500  # that a cycle requests, and whose arrival it checks: about 5 ms
@@ -38,35 +38,77 @@ def free_bytes(ceiling: int, process: int, keys: int, incoming: int = 0) -> floa
 ParkingSpace = Mapping[str, int] | str
 
 
-def problem(
+#: statuses of workers that can be restarted
+USABLE = ("running", "paused")
+NO_NANNY = (
+    "it has no nanny that could start it again: restart it the way it was started, or "
+    "start it with dask worker --nanny"
+)
+
+
+def restart_refusal(
+    *,
+    nanny: bool = True,
+    status: str = "running",
+    actors: int = 0,
+    needed: int = 0,
+    in_memory: int = 0,
+    free: float | None = math.inf,
+    room: ParkingSpace | None = None,
+) -> str:
+    """Explain why a worker cannot end without loss of its keys; "": it can.
+
+    Parameters
+    ----------
+    nanny
+        Whether a nanny can start the worker again, or the worker need not return.
+    status, actors
+        The worker's own status, and the number of its actors.
+    needed
+        Bytes that other workers have to take at the same time.
+    in_memory
+        Bytes of them that are not spilled; the nanny takes over spill files.
+    free
+        Bytes that other workers have below their thresholds. None: none runs.
+    room
+        What the nanny may fill. None: it may not park keys.
+    """
+    if not nanny:
+        return NO_NANNY
+    if status not in USABLE:
+        return f"it is {status}"
+    if actors:
+        return f"it holds {plural(actors, 'actor')}, which cannot be moved"
+    fits = free is not None and needed <= free
+    return "" if fits else _no_room(needed, in_memory, free, room)
+
+
+def _no_room(
     needed: int, in_memory: int, free: float | None, room: ParkingSpace | None
 ) -> str:
-    """Explain why the keys of a worker have no room during its restart; "": they do.
-
-    Other workers have to take ``needed`` bytes at the same time, and have ``free``
-    bytes below their thresholds (None: no other worker runs). ``in_memory`` bytes are
-    not spilled; the nanny takes over spill files. ``room`` is None if parking is not
-    allowed.
-    """
-    if free is not None and needed <= free:
-        return ""
+    """Explain why a nanny cannot park what the others have no room for; "": it can."""
     others = "no other worker runs"
     if free is not None:
         others = f"the others have room for {bytes_text(free)} below their thresholds"
     if room is None:
-        return f"{others}, and {bytes_text(needed)} of keys need a place"
-    if isinstance(room, str):
         return (
+            f"{others}, and {bytes_text(needed)} of keys need a place: add workers, or "
+            "release data"
+        )
+    if isinstance(room, str):
+        text = (
             f"{others}, {bytes_text(needed)} of keys need a place, and the room in its "
             f"nanny is {room}"
         )
-    if in_memory <= room["memory"] + room["disk"]:
+    elif in_memory <= room["memory"] + room["disk"]:
         return ""
-    return (
-        f"{others}, {bytes_text(in_memory)} of keys need a place, and its nanny may "
-        f"fill {bytes_text(room['memory'])} of memory and {bytes_text(room['disk'])} "
-        "of disk only"
-    )
+    else:
+        text = (
+            f"{others}, {bytes_text(in_memory)} of keys need a place, and its nanny "
+            f"may fill {bytes_text(room['memory'])} of memory and "
+            f"{bytes_text(room['disk'])} of disk only"
+        )
+    return f"{text}: add a worker, save the data first, or discard it with --drop-data"
 
 
 def is_parked_first(status: str, spilled: int) -> bool:

@@ -297,7 +297,7 @@ async def chunk_types(
 async def last_report(client: Client) -> Report | None:
     """Return the report that the plugin keeps; refuse one of another release."""
     await monitor.install_plugin(client, await monitor.identify(client))
-    text = await monitor.ask(client, "last_report")
+    text = await monitor.ask(client, "report")
     try:
         return Report.from_json(text) if text else None
     except ValueError as error:

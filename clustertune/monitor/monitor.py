@@ -60,8 +60,8 @@ NO_VERSIONS = Unknown("the worker did not report its versions")
 #: requests that change nothing: repeated if a connection breaks
 REPEATABLE = frozenset(
     (
-        "holdings", "is_held", "last_report", "look", "look_at_keys",
-        "look_at_workers", "page", "past_runs", "progress", "survey",
+        "holdings", "is_held", "look", "look_at_keys", "look_at_workers", "page",
+        "past_runs", "progress", "report", "survey",
         "worker_changes",
     )
 )  # fmt: skip

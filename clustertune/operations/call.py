@@ -279,7 +279,7 @@ class RunningCall:
             ours = self._explained(error)
             text = error_text(ours)
             await asyncio.shield(self.cluster.put_bounds_back())
-            if place := await asyncio.shield(self.cluster.rescue()):
+            if place := await asyncio.shield(self.cluster.data.rescue()):
                 text += place
                 _add_place(ours, place)
             self.journal.note_losses(self.cluster.lost)

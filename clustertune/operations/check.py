@@ -130,7 +130,7 @@ async def diagnose(request: CheckRequest) -> Report:
     found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page and the metrics
     facts = page_facts.facts(view, found)
-    await monitor.ask(request.client, "store", facts=facts)
+    await monitor.ask(request.client, "report", facts=facts)
     survey = view.now.survey
     return Report(
         status="checked",
@@ -163,7 +163,7 @@ async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View
     found = await contents.read(
         request.client,
         request.given,
-        await cluster.futures(),
+        await cluster.data.futures(),
         contents.of_everything(request.given),
         [w.address for w in view.now.workers],
         approved=monitor.known(request.client).addresses,

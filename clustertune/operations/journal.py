@@ -14,9 +14,9 @@ from clustertune.core.model import (
     Layout,
     Outcome,
     Plan,
-    Restart,
     Trim,
     View,
+    WorkerEnd,
 )
 from clustertune.core.report import Report
 from clustertune.core.results import (
@@ -61,7 +61,7 @@ class Journal:
         args = [o.step.args for o in self.outcomes if o.seconds is not None]
         return replace(
             goal,
-            restarted=goal.restarted | {a.id for a in args if isinstance(a, Restart)},
+            restarted=goal.restarted | {a.id for a in args if isinstance(a, WorkerEnd)},
             trimmed=goal.trimmed.union(
                 *(a.workers.values() for a in args if isinstance(a, Trim))
             ),
@@ -96,7 +96,7 @@ class Journal:
         rest = dict(lost)
         for i, o in enumerate(self.outcomes):
             args, skipped = o.step.args, o.status == "skipped"
-            if skipped and isinstance(args, Restart) and args.address in rest:
+            if skipped and isinstance(args, WorkerEnd) and args.address in rest:
                 keys = rest.pop(args.address) + (o.lost or 0)
                 self.outcomes[i] = replace(o, status="failed", lost=keys)
         self.losses = tuple(Loss(worker=ids.get(a, a), keys=n) for a, n in rest.items())

@@ -104,7 +104,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
     report = await run.finish(work, journal.status, page_facts.facts)
     # the goal with the ids of workers that the call found, and without finished parts
     goal = journal.views[-1].goal
-    done = replace(call, given=cluster.given, goal=goal, look=LookOptions())
+    done = replace(call, given=cluster.data.given, goal=goal, look=LookOptions())
     model = None if isinstance(estimator, str) else estimator
     return Prepared(done, cluster, journal, report, model)
 

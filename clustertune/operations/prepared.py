@@ -80,7 +80,7 @@ class Prepared(ClientContext):
         self._estimator = estimator
         self._inputs = given = call.given
         # group sizes in the current partitions; after a dry run as given
-        made = cluster.group_sizes
+        made = cluster.data.group_sizes
         self._sizes = {x: made.get(given.same[x], n) for x, n in given.sizes.items()}
         self._given = [
             self._sizes.get(label, given.collection(label)) for label in given.training
@@ -123,7 +123,7 @@ class Prepared(ClientContext):
         return suitability.threads_of_task(self._journal.views[-1])
 
     def _rows(self, labels: tuple[str, ...]) -> libraries.Rows:
-        given, sizes = self._inputs, self._cluster.group_sizes
+        given, sizes = self._inputs, self._cluster.data.group_sizes
         named = {x.rpartition(".")[2]: x for x in labels if not x.startswith("others[")}
         found = {name: given.collection(label) for name, label in named.items()}
         qid = named.get("qid")
@@ -224,7 +224,7 @@ class Prepared(ClientContext):
 
     def drop_copies(self) -> None:
         """Release copies of the given data that were made for the time of a fit."""
-        self._cluster.drop_copies()
+        self._cluster.data.drop_copies()
 
     async def lost(self, error: Exception) -> Loss | None:
         """Return what a fit that failed in the block had lost; free its workers."""

@@ -25,9 +25,9 @@ from clustertune.core.model import (
     Notify,
     Outcome,
     Plan,
-    Restart,
     Step,
     View,
+    WorkerEnd,
 )
 from clustertune.core.report import Report
 from clustertune.errors import RefusedError
@@ -191,7 +191,7 @@ async def _act(plan: Plan, cluster: Cluster, journal: Journal, notify: Notify) -
 def _batch(step: Step) -> object:
     """The batch of a step: workers that may be away together; other steps alone."""
     args = step.args
-    if not isinstance(args, Restart) or not args.concurrent:
+    if not isinstance(args, WorkerEnd) or not args.concurrent:
         return id(step)
     return frozenset((args.address, *args.concurrent))
 

@@ -249,7 +249,8 @@ TimedOutError
         named = [w for w in view.now.workers if w.id in ids]
         if reason := managers.resize_obstacle(client.cluster, size, named):
             raise RefusedError(f"refused, and nothing was changed: {reason}")
-        yield from restarting.steps(view, ids, wait=seconds, size=size, most=most)
+        yield from restarting.bring_back(view, seconds)
+        yield from restarting.resizes(view, ids, size, wait=seconds, most=most)
 
     return operate(
         client,

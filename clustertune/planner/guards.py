@@ -16,7 +16,6 @@ from typing import Any
 from clustertune.core import rules
 from clustertune.core.model import (
     Drop,
-    HeldData,
     KeyGroup,
     Load,
     Moves,
@@ -24,11 +23,13 @@ from clustertune.core.model import (
     Rechunk,
     Refusal,
     Release,
+    Resize,
     Restart,
+    Retire,
     Step,
     Unknown,
     View,
-    WorkerSize,
+    WorkerEnd,
     WorkerSnapshot,
 )
 from clustertune.core.wording import (
@@ -41,10 +42,6 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import memory
 
-NO_NANNY = (
-    "it has no nanny that could start it again: restart it the way it was started, or "
-    "start it with dask worker --nanny"
-)
 MIB = 2**20
 OTHERS = "include_other_clients=True (--include-other-clients) includes them"
 BETWEEN_RUNS = (
@@ -70,17 +67,16 @@ def after(step: Step, view: View) -> View:
     A restarted worker runs in a process that has its keys and no leak. The keys of a
     retired worker fill the others.
     """
-    restart = step.args
-    if not isinstance(restart, Restart) or restart.address not in view.now.by_address:
+    args = step.args
+    if not isinstance(args, WorkerEnd) or args.address not in view.now.by_address:
         return view
-    if restart.retire:
-        workers = _received(restart, view)
-    else:
-        workers = tuple(
-            _restarted(w, restart.size) if w.address == restart.address else w
-            for w in view.now.workers
-        )
-    return with_workers(view, workers)
+    if not isinstance(args, Restart):
+        return with_workers(view, _received(args, view))
+    workers = (
+        _restarted(w, args) if w.address == args.address else w
+        for w in view.now.workers
+    )
+    return with_workers(view, tuple(workers))
 
 
 def with_workers(view: View, workers: tuple[WorkerSnapshot, ...]) -> View:
@@ -89,14 +85,14 @@ def with_workers(view: View, workers: tuple[WorkerSnapshot, ...]) -> View:
     return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
-def _received(restart: Restart, view: View) -> tuple[WorkerSnapshot, ...]:
+def _received(args: WorkerEnd, view: View) -> tuple[WorkerSnapshot, ...]:
     """Return the workers after the keys of a retired one have moved to them."""
-    held = view.now.by_address[restart.address].held_data
+    held = view.now.by_address[args.address].held_data
     left = held.nbytes if held else 0
     workers = list(view.now.workers)
     for i, w in enumerate(workers):
-        if left and w.running and w.id in restart.process_limits:
-            free = memory.free_below(w, restart.process_limits[w.id])
+        if left and w.running and w.id in args.process_limits:
+            free = memory.free_below(w, args.process_limits[w.id])
             taken = int(min(left, free))
             left -= taken
             filled = replace(w, process=w.process + taken, counted=w.counted + taken)
@@ -104,9 +100,9 @@ def _received(restart: Restart, view: View) -> tuple[WorkerSnapshot, ...]:
     return tuple(workers)
 
 
-def _restarted(worker: WorkerSnapshot, size: WorkerSize | None) -> WorkerSnapshot:
-    if size is not None:
-        worker = size.given_to(worker)
+def _restarted(worker: WorkerSnapshot, args: Restart) -> WorkerSnapshot:
+    if isinstance(args, Resize):
+        worker = args.size.given_to(worker)
     # the memory of a new process is known only if the worker reported it
     process, data = worker.process, worker.counted + worker.spilled
     if worker.least_memory is not None:
@@ -177,22 +173,21 @@ def memory_is_enough(args: Rechunk, _view: View) -> str | None:
     return args.shortage or None
 
 
-def manager_allows_restarts(args: Restart, view: View) -> str | None:
+def manager_allows_restarts(_args: Restart, view: View) -> str | None:
     """Refuse restarts if the manager replaces a worker that restarts."""
-    return None if args.retire else view.now.can_restart
+    return view.now.can_restart
 
 
 def worker_can_restart(args: Restart, view: View) -> str | None:
     """Refuse to restart a worker without a nanny, or one that must not get code."""
     worker = view.now.by_address.get(args.address)
-    if worker is None or args.retire:
+    if worker is None:
         return None
-    if worker.objection:
-        return worker.objection
-    return NO_NANNY if worker.nanny is None else None
+    refusal = rules.restart_refusal(nanny=worker.nanny is not None)
+    return worker.objection or refusal or None
 
 
-def restart_loses_nothing(args: Restart, view: View) -> str | None:
+def restart_loses_nothing(args: WorkerEnd, view: View) -> str | None:
     """Refuse a restart that would lose keys."""
     worker = view.now.by_address.get(args.address)
     if worker is None:
@@ -200,42 +195,34 @@ def restart_loses_nothing(args: Restart, view: View) -> str | None:
     held = worker.held_data
     if held is None:
         return "its keys are unknown"
-    if held.actors:
-        return f"it holds {plural(held.actors, 'actor')}, which cannot be moved"
-    return _no_space(args, held, worker, view) if held.nbytes else None
-
-
-def _no_space(
-    restart: Restart, held: HeldData, worker: WorkerSnapshot, view: View
-) -> str | None:
-    """Return why the data of a worker fits neither other workers nor its nanny."""
     workers = view.now.by_address
-    batch = [workers[a] for a in restart.concurrent if a in workers]
+    batch = [workers[a] for a in args.concurrent if a in workers]
     needed = held.nbytes + sum(w.held_data.nbytes for w in batch if w.held_data)
-    free = None
+    free = None if held.nbytes else math.inf
     # workers restarted earlier in this plan have other addresses, so ids are compared
     for other in view.now.workers:
-        if other.running and other.id in restart.process_limits:
+        if other.running and other.id in args.process_limits:
             free = (free or 0.0) + memory.free_below(
-                other, restart.process_limits[other.id]
+                other, args.process_limits[other.id]
             )
             if free >= needed:  # looking at all workers for each step takes long
-                return None
-    in_memory = max(0, held.nbytes - worker.spilled)
-    parking: Mapping[str, int] | str | None = None
-    instead = "add workers, or release data"
-    if restart.parking:
-        space = worker.parking_space
-        if isinstance(space, ParkingSpace):
-            parking = asdict(space)
-        else:
-            parking = str(space or "unknown")
-        instead = "add a worker, save the data first, or discard it with --drop-data"
-    why = rules.problem(needed, in_memory, free, parking)
-    return f"{why}: {instead}" if why else None
+                break
+    room: Mapping[str, int] | str | None = None
+    if isinstance(args, Restart):
+        room = str(worker.parking_space or "unknown")
+        if isinstance(worker.parking_space, ParkingSpace):
+            room = asdict(worker.parking_space)
+    refusal = rules.restart_refusal(
+        actors=held.actors,
+        needed=needed,
+        in_memory=max(0, held.nbytes - worker.spilled),
+        free=free,
+        room=room,
+    )
+    return refusal or None
 
 
-def replacement_has_its_size(args: Restart, view: View) -> str | None:
+def replacement_has_its_size(args: Retire, view: View) -> str | None:
     """Refuse to retire a worker whose replacement is not larger yet."""
     if args.replaced_by is None:
         return None
@@ -248,7 +235,7 @@ def replacement_has_its_size(args: Restart, view: View) -> str | None:
     return None
 
 
-def limit_fits_data(args: Restart, view: View) -> str | None:
+def limit_fits_data(args: Resize, view: View) -> str | None:
     """Refuse a memory limit that is too low for a new process and the worker's data.
 
     A worker above its limit spills, pauses, or is killed by its nanny.
@@ -301,7 +288,7 @@ def drop_spares_other_clients(args: Drop, view: View) -> str | None:
     # a parking worker ends and does not come back
     alone = [w.id for w in workers if w.nanny is None and not w.parking]
     if alone:
-        return f"{workers_text(alone)}: {NO_NANNY}"
+        return f"{workers_text(alone)}: {rules.NO_NANNY}"
     if view.now.key_groups is None:
         return "the keys in memory are unknown"
     actors = sum(w.held_data.actors for w in workers if w.held_data)
@@ -321,13 +308,10 @@ def drop_spares_other_clients(args: Drop, view: View) -> str | None:
 GUARDS: Mapping[type, tuple[Callable[[Any, View], str | None], ...]] = {
     Drop: (drop_spares_other_clients,),
     Release: (release_spares_other_clients,),
-    Restart: (
-        manager_allows_restarts,
-        replacement_has_its_size,
-        worker_can_restart,
-        restart_loses_nothing,
-        limit_fits_data,
-    ),
+    Restart: (manager_allows_restarts, worker_can_restart),
+    Retire: (replacement_has_its_size,),
+    WorkerEnd: (restart_loses_nothing,),
+    Resize: (limit_fits_data,),
     Load: (targets_still_run,),  # data has to be loaded somewhere
     Moves: (targets_still_run, partitions_are_in_memory, thresholds_are_known),
     Rechunk: (
@@ -349,9 +333,9 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
     restarts = True
     for step in steps:
         args = step.args
-        if isinstance(args, Restart):
+        if isinstance(args, WorkerEnd):
             waits[args.address] = args.wait
-            restarts &= args.size is None and not args.retire
+            restarts &= type(args) is Restart
         elif isinstance(args, Drop):
             waits |= dict.fromkeys(args.workers, args.wait)
     if not waits:

@@ -265,9 +265,9 @@ def too_little(rooms: Float64s, nbytes: float, each: float) -> str:
 # --- lower memory limits --------------------------------------------------------------
 
 
-def lower_limit(worker: WorkerSnapshot, size: WorkerSize | None) -> int | None:
+def lower_limit(worker: WorkerSnapshot, size: WorkerSize) -> int | None:
     """Return the memory limit that a size gives a worker, if that lowers its limit."""
-    new, old = None if size is None else size.memory_limit, worker.memory_limit
+    new, old = size.memory_limit, worker.memory_limit
     return new if new is not None and (new < old or not old) else None
 
 

@@ -27,6 +27,8 @@ from clustertune.core.model import (
     HeldData,
     ParkingSpace,
     Profile,
+    Resize,
+    Retire,
     Unknown,
     WorkerSize,
 )
@@ -114,7 +116,7 @@ def test_steps() -> None:
     assert (first.args.size.nthreads, first.args.size.memory_limit) == (3, 12 * GIB)
     assert [s.args.id for s in others] == [0, 2]
     for step in others:
-        assert step.args.retire
+        assert isinstance(step.args, Retire)
         assert step.args.process_limits == {1: int(0.7 * 12 * GIB)}
         assert step.action == "merge"
         assert "move to worker 1" in step.summary
@@ -132,7 +134,7 @@ def test_limits_above_the_memory_of_the_host() -> None:
     later = view([replace(some[0], nthreads=2, memory_limit=32 * GIB), some[1]])
     assert guards.replacement_has_its_size(retirement.args, later) is None
     (again,) = merge.steps(later)
-    assert (again.args.id, again.args.retire) == (1, True)
+    assert (again.args.id, type(again.args)) == (1, Retire)
     alone = view([replace(w, nanny=None) for w in some])
     with pytest.raises(RefusedError, match="--memory-limit 32768MiB"):
         list(merge.steps(alone))
@@ -154,8 +156,9 @@ def test_equal_workers() -> None:
         replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
     ]
     steps = list(merge.steps(view(some)))
-    assert [s.args.id for s in steps if not s.args.retire] == [0, 2]
-    assert [s.args.size.nthreads for s in steps if not s.args.retire] == [2, 4]
+    resized = [s.args for s in steps if isinstance(s.args, Resize)]
+    assert [args.id for args in resized] == [0, 2]
+    assert [args.size.nthreads for args in resized] == [2, 4]
     assert list(merge.steps(view(some), {0, 2})) == []
     assert len(list(merge.steps(view(some), {0, 1}))) == 2
 
@@ -165,7 +168,7 @@ def test_an_interrupted_merge() -> None:
     first, second, third = workers(1, 9, 9)
     first = replace(first, nthreads=3, memory_limit=12 * GIB)
     steps = list(merge.steps(view([first, second, third])))
-    assert [(s.args.id, s.args.retire) for s in steps] == [(1, True), (2, True)]
+    assert [(s.args.id, type(s.args)) for s in steps] == [(1, Retire), (2, Retire)]
     assert steps[0].args.process_limits.keys() == {0}
 
 

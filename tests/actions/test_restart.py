@@ -399,7 +399,7 @@ async def test_one_that_is_interrupted_at_its_begin(
     await clustertune.check(c)
     plugin = s.plugins["clustertune"]
     begun, answers = asyncio.Event(), asyncio.Event()
-    begin = plugin.restart_worker
+    begin = plugin.restart_workers
 
     async def late(**arguments: Any) -> str:
         name: str = await begin(**arguments)
@@ -407,7 +407,7 @@ async def test_one_that_is_interrupted_at_its_begin(
         await answers.wait()
         return name
 
-    monkeypatch.setitem(plugin.requests, "restart_worker", late)
+    monkeypatch.setitem(plugin.requests, "restart", late)
     task = c.submit(at_gate, "gate", workers=[a.worker_address])
     await soon(lambda: s.workers[a.worker_address].processing)
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[a.name]))

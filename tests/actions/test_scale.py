@@ -13,7 +13,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import retire
-from clustertune.core.model import HeldData
+from clustertune.core.model import HeldData, Retire
 from clustertune.errors import NoWorkersError, RefusedError
 from tests.builders import view, worker
 from tests.processes import cluster, process, until, workers_of
@@ -29,7 +29,7 @@ def test_who_goes() -> None:
     first, second = retire.steps(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
     assert first.args.process_limits.keys() == {0, 2}
-    assert first.args.retire
+    assert isinstance(first.args, Retire)
     assert first.price.nbytes in (10, 20)
     assert list(retire.steps(view(some), 4)) == []
     assert list(retire.propose((), view(some))) == []

@@ -11,6 +11,7 @@ import pytest
 from clustertune import checks
 from clustertune.actions import registry, restart
 from clustertune.core.model import (
+    BringBack,
     HeldData,
     Layout,
     Move,
@@ -246,7 +247,6 @@ def test_a_worker_alone(room: Any, reason: str | None) -> None:
     seen = view([worker(0, held_data=BURDEN, parking_space=room), *others])
     (step,) = restart.steps(seen, {0})
     assert isinstance(step.args, Restart)
-    assert step.args.parking
     assert "move to its new process" in step.summary
     found = guards.refusal(step, seen)
     if reason is None:
@@ -264,8 +264,7 @@ def test_what_an_earlier_restart_left() -> None:
     seen = view([worker(0, held_data=BURDEN), replace(left, held_data=BURDEN)])
     first, second = restart.steps(seen, {0, name})
     assert first.summary.startswith("bring back 3 keys (2.0 GiB)")
-    assert isinstance(first.args, Restart)
-    assert (first.args.retire, first.args.parking) == (True, False)
+    assert isinstance(first.args, BringBack)
     assert set(first.args.process_limits) == {0}
     assert guards.refusal(first, seen) is None
     assert isinstance(second.args, Restart)

@@ -1,6 +1,6 @@
 """Actions of the live cluster on data: load and rechunk.
 
-Each action replaces the collections that it makes. :class:`DataActions` keeps which
+Each action replaces the collections that it makes. :class:`CallData` keeps which
 collections the call has made, and which keys other clients hold.
 """
 
@@ -29,7 +29,6 @@ from clustertune.collections import (
 )
 from clustertune.core.model import (
     CollectionInfo,
-    Goal,
     Key,
     Layout,
     Load,
@@ -57,32 +56,31 @@ class _Found(NamedTuple):
     embedded: int | None = None  # bytes of data in the graph of lazy data
 
 
-class DataActions:
+class CallData:
     """The collections of a call, and the actions that load or cut them.
 
     ``given`` has the collections after the actions so far. ``group_sizes`` has the
     sizes of groups by label of the collection of group ids.
     """
 
-    def __init__(self, lease: Lease, given: inputs.Inputs, goal: Goal):
+    def __init__(self, lease: Lease, given: inputs.Inputs):
         self.client = lease.client
         self.given = given
-        self.goal = goal
         self._lease = lease
-        self._computing = Computing(lease)
-        self._claims = Claims(lease.client)
+        self.computing = Computing(lease)
+        self.claims = Claims(lease.client)
         self._found: dict[str, _Found] = {}
         self._ours: set[str] = set()  # labels of collections that this call has made
         self._shared: set[str] = set()  # those of them with keys that others hold
         self._lent: set[str] = set()  # labels of the caller's data that was released
         self._left: list[ownership.Release] = []  # of the cut that is running
-        self._values = contents.Values()
+        self.values = contents.Values()
         self._copies: list[Any] = []  # futures of copies for the time of a fit
         self.group_sizes: dict[str, Any] = {}
 
     async def _partitions(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            find = partial(_find, given.collection, self._claims)
+            find = partial(_find, given.collection, self.claims)
             collection, found = await asyncio.to_thread(find)
             if collection is not given.collection:
                 now = {given.label: collection}
@@ -101,7 +99,17 @@ class DataActions:
             embedded=found.embedded,
         )
 
-    def _layouts(self, infos: tuple[CollectionInfo, ...]) -> tuple[Layout, ...]:
+    async def describe(self) -> tuple[list[CollectionInfo], list[Any]]:
+        """Return metadata of the collections, and the futures of loaded ones."""
+        infos: list[CollectionInfo] = []
+        futures: list[Any] = []
+        for x in self.given:
+            found = await self._partitions(x)
+            infos.append(self._collection(x, found))
+            futures += found.futures or ()
+        return infos, futures
+
+    def layouts(self, infos: tuple[CollectionInfo, ...]) -> tuple[Layout, ...]:
         rest = iter(infos)
         return tuple(
             Layout(label=g.label, collections=tuple(next(rest) for _ in g.given))
@@ -131,7 +139,7 @@ class DataActions:
         if load.free_memory is not None:
             labels = [x.label for x in lazy]
             judge = partial(refuse_overfull, labels, load.free_memory)
-        futures = await self._computing.partitions(graph, notify, "loading", judge)
+        futures = await self.computing.partitions(graph, notify, "loading", judge)
         make = partial(loading.collections, lazy, graph, futures)
         made = await asyncio.to_thread(make)
         # a persisted or an earlier prepared collection may have the same keys
@@ -163,7 +171,7 @@ class DataActions:
         await ownership.refuse_shared(self.client, mine, others)
         types = await self._types(old)
         graph = await asyncio.to_thread(cutting.build, recut, given, types)
-        async with self._computing.pinned(graph) as pin:
+        async with self.computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             make = partial(cutting.collections, recut, given, graph, futures)
             now = await asyncio.to_thread(make)
@@ -181,7 +189,7 @@ class DataActions:
 
             self._left = [r for r in releases if r.label in lent]
             self._replace(now)
-            await self._computing.settle(
+            await self.computing.settle(
                 list(futures.values()),
                 notify,
                 "cutting",
@@ -213,7 +221,7 @@ class DataActions:
             deadline=0,
         )
         graph = graphs.copies(targets)
-        futures = await self._computing.partitions(graph, notify, "copying")
+        futures = await self.computing.partitions(graph, notify, "copying")
         made = {
             label: graphs.copied(given[label], [futures[key] for key in keys])
             for label, keys in graph.partitions.items()
@@ -256,7 +264,7 @@ class DataActions:
             home = home_workers(layout, len(view.now.workers)).tolist()
             workers = [view.now.workers[i].address for i in home]
             graph = graphs.constants(info.label, sizes, workers)
-            work = self._computing.partitions(graph, lambda *_: None, "counting")
+            work = self.computing.partitions(graph, lambda *_: None, "counting")
             futures = await work
             first: Any = graph.partitions[info.label][0]
             chunks = (tuple(map(len, sizes)),)

@@ -1,7 +1,7 @@
 """The live cluster: the port through which public calls read and change a cluster.
 
-It opens the cluster, looks, and moves or releases keys. :class:`WorkerActions` and
-:class:`DataActions` have the other actions.
+It opens the cluster, looks, and moves or releases keys. The functions of ``workers``
+and the class :class:`CallData` carry out the other actions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from clustertune.actions.cluster import workers as on_workers
 from clustertune.actions.cluster.computing import POLL
-from clustertune.actions.cluster.data import DataActions
+from clustertune.actions.cluster.data import CallData
 from clustertune.actions.cluster.lease import Lease
-from clustertune.actions.cluster.workers import WorkerActions
 from clustertune.collections import inputs
 from clustertune.core.model import (
+    Bounds,
     CollectionInfo,
+    Drop,
     Goal,
     Key,
+    Load,
     Moves,
     Notify,
+    Rechunk,
     Release,
     Result,
     Snapshot,
+    Trim,
     View,
+    WorkerEnd,
     attach_result,
 )
 from clustertune.core.wording import bytes_text, names_text, plural, printable
@@ -58,8 +64,8 @@ class LookOptions:
     read_spilled: bool = True  # count rows of spilled partitions with tasks
 
 
-class LiveCluster(WorkerActions, DataActions):
-    """The cluster of a client, and the collections of a call.
+class LiveCluster:
+    """The cluster of a client, and the ``data`` of a call.
 
     ``goal`` is the request of the user, ``remaining`` returns the seconds that remain
     for the call, and ``options`` has what each look reads in addition.
@@ -74,10 +80,13 @@ class LiveCluster(WorkerActions, DataActions):
         *,
         options: LookOptions = LookOptions(),
     ):
-        lease = Lease(client, remaining)
-        WorkerActions.__init__(self, lease)
-        DataActions.__init__(self, lease, given, goal)
+        self.client = client
+        self.goal = goal
+        self._lease = Lease(client, remaining)
+        self.data = CallData(self._lease, given)
         self.remaining = remaining
+        self._bounds: on_workers.Former | None = None  # before an action changed them
+        self._packed: tuple[Any, list[Any]] = ((), [])  # keys of the last restart
         self.options = options
         self._looked = False
         self._computes = True  # some worker runs, or may join
@@ -110,7 +119,8 @@ class LiveCluster(WorkerActions, DataActions):
         wanted = None if workers is None else _named(workers, known)
         await monitor.install_plugin(self.client, identity)
         if isinstance(self.goal.n_workers, int):
-            await self.refuse_scale(self.goal.n_workers, identity["workers"])
+            n_workers, there = self.goal.n_workers, identity["workers"]
+            await on_workers.refuse_scale(self.client, n_workers, there)
         self._lease.opened = True
         kept = await self._last_partitions()
         self.goal = replace(self.goal, workers=wanted, previous_shape=kept)
@@ -125,7 +135,7 @@ class LiveCluster(WorkerActions, DataActions):
             return False
         bounds = await managers.bounds(cluster)
         adaptive = isinstance(bounds, tuple) and bounds[1] >= 1
-        if self.goal.n_workers is None and adaptive and tuple(self.given):
+        if self.goal.n_workers is None and adaptive and tuple(self.data.given):
             self.goal = replace(self.goal, n_workers="adaptive")
         return self.goal.n_workers is not None
 
@@ -172,17 +182,13 @@ class LiveCluster(WorkerActions, DataActions):
 
     async def look(self, notify: Notify) -> View:
         """Read cluster and data; wait for submitted tasks first."""
-        collections: list[CollectionInfo] = []
-        futures: list[Any] = []
-        for x in self.given:
-            found = await self._partitions(x)
-            collections.append(self._collection(x, found))
-            futures += found.futures or ()
+        data = self.data
+        collections, futures = await data.describe()
         if not self._looked:
-            await self._claims.refuse_unknown(futures)
-        renew = self._claims.renew if self._claims else None
+            await data.claims.refuse_unknown(futures)
+        renew = data.claims.renew if data.claims else None
         if self._computes:
-            await self._computing.settle(futures, notify, "loading", meanwhile=renew)
+            await data.computing.settle(futures, notify, "loading", meanwhile=renew)
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
@@ -193,16 +199,16 @@ class LiveCluster(WorkerActions, DataActions):
         while self._computes and any(_is_missing_partitions(m) for m in seen):
             # A worker ended. Its keys are recomputed, unless the scheduler has
             # forgotten their tasks.
-            await self._claims.refuse_gone([(f, f) for f in futures])
+            await data.claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
-            await self._computing.settle(futures, notify, "loading")
+            await data.computing.settle(futures, notify, "loading")
             snapshot, seen = await look(self.client, collections)
-        layouts = self._layouts(seen)
+        layouts = data.layouts(seen)
         if self.options.values and self._computes:
-            layouts = await self._values.look(
+            layouts = await data.values.look(
                 self.client,
-                self.given,
-                await self.futures(),
+                data.given,
+                await data.futures(),
                 View(snapshots=(snapshot,), goal=self.goal, layouts=layouts),
                 approved=monitor.known(self.client).addresses,
             )
@@ -220,10 +226,43 @@ class LiveCluster(WorkerActions, DataActions):
 
     # --- act --------------------------------------------------------------------------
 
+    async def load(self, load: Load, notify: Notify) -> Result:
+        """Load lazy collections in one graph, each partition on its worker."""
+        return await self.data.load(load, notify)
+
+    async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
+        """Make new partitions on their workers; release old ones if requested."""
+        return await self.data.rechunk(recut, notify)
+
+    async def scale(self, n_workers: int, notify: Notify) -> Result:
+        """Request workers from the cluster object and wait until they run."""
+        return await on_workers.scale(self._lease, n_workers, notify)
+
+    async def adapt(self, bounds: Bounds, notify: Notify) -> Result:  # noqa: ARG002
+        """Change the bounds of adaptive scaling; keep the previous ones."""
+        result, was = await on_workers.adapt(self.client, bounds)
+        self._bounds = self._bounds or was
+        return result
+
+    async def restart(self, args: WorkerEnd, notify: Notify) -> Result:
+        """Have the scheduler plugin restart a worker; a cancelled restart is undone."""
+        if self._packed[0] is not args.collections:  # once for successive restarts
+            packed = [keys.pack(names) for names in args.collections]
+            self._packed = args.collections, packed
+        return await on_workers.restart(self._lease, args, self._packed[1], notify)
+
+    async def drop(self, drop: Drop, notify: Notify) -> Result:
+        """Restart workers at once; cancelled while it waits, it loses nothing."""
+        return await on_workers.drop(self._lease, drop, notify)
+
+    async def trim(self, trim: Trim, notify: Notify) -> Result:  # noqa: ARG002
+        """Have workers collect garbage and return unused memory to their hosts."""
+        return await on_workers.trim(self.client, trim)
+
     async def move(self, moves: Moves, notify: Notify) -> Result:
         """Have the scheduler plugin move keys; copies in flight always arrive."""
         if moves.copies:
-            return await self.copy(moves, notify)
+            return await self.data.copy(moves, notify)
 
         def show(state: Mapping[str, Any]) -> None:
             done = state["done"] / max(1, state["total"])
@@ -269,8 +308,8 @@ class LiveCluster(WorkerActions, DataActions):
         placed = {"workers": workers, "ceilings": [0] * len(workers), "moves": places}
         await self._lease.ask("move", **placed, deadline=0)
         if self.goal.workload.group_sizes:
-            await self.size_groups(view)
-        self.tell_rows(view)
+            await self.data.size_groups(view)
+        self.data.tell_rows(view)
         if self.goal.n_workers == "adaptive":
             await self.put_bounds_back()
 
@@ -279,13 +318,19 @@ class LiveCluster(WorkerActions, DataActions):
         """Keys lost with workers that ended meanwhile, by address; None: unknown."""
         return self._lease.lost
 
+    async def put_bounds_back(self) -> None:
+        """Restore the bounds of adaptive scaling that :meth:`adapt` has changed."""
+        was, self._bounds = self._bounds, None
+        if was is not None:
+            await on_workers.put_bounds_back(self.client, was)
+
     def forget(self) -> None:
         """Send no more requests, because the scheduler and the lease have ended."""
         self._lease.opened = False
 
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
         """Store the report, and the facts of the dashboard page, on the scheduler."""
-        await self._lease.quietly("store", report=report, facts=facts)
+        await self._lease.quietly("report", text=report, facts=facts)
 
 
 def _moved(state: Mapping[str, Any]) -> Result:

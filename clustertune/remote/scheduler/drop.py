@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed.core import Status
 
+from clustertune.core.rules import NO_NANNY
 from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import Refused
@@ -161,7 +162,7 @@ class DataDrop:
             if not ws.nanny and not is_parking(ws.name)
         ]
         if alone:
-            raise Refused(f"{len(alone)} workers have no nanny, such as {alone[0]}")
+            raise Refused(f"{alone[0]}: {NO_NANNY}")
         if self.stopped:
             raise Refused("stopped")
 

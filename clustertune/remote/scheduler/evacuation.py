@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed.core import Status
 
-from clustertune.core.rules import is_parked_first
+from clustertune.core.rules import is_parked_first, restart_refusal
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.nanny import Parking, set_status
 from clustertune.remote.scheduler.state import COMING, free_bytes, is_gone
@@ -198,7 +198,12 @@ class Evacuation:
             fitting = (h for h in heaps if free_memory[h[0][2]] >= sizes[name])
             order = next(fitting, None)
             if order is None:
-                raise _not_enough_memory(sizes, free_memory)
+                raise NotEnoughMemory(
+                    restart_refusal(
+                        needed=sizes[name],
+                        free=max(free_memory.values(), default=None),
+                    )
+                )
             target = order[0][2]
             away |= {ts.key: target for ts in groups[name]}
             free_memory[target] -= sizes[name]
@@ -284,13 +289,3 @@ class Evacuation:
             and ts in worker.has_what
             and (worker is self.parking.worker or self.copy(ts) is None)
         ]
-
-
-def _not_enough_memory(
-    sizes: Mapping[Any, int], free_memory: Mapping[str, float]
-) -> NotEnoughMemory:
-    free = sum(max(0.0, n) for n in free_memory.values())
-    return NotEnoughMemory(
-        f"the others have no room for its keys: {sum(sizes.values()):,} bytes, "
-        f"{free:,.0f} bytes free below their thresholds"
-    )

@@ -124,15 +124,13 @@ class ClustertunePlugin(SchedulerPlugin):
             "past_runs": partial(settled, scheduler, self.runs),
             "holdings": self.holdings,
             "move": self.move,
-            "restart_worker": self.restart_worker,
-            "restart_without_data": self.restart_without_data,
+            "restart": self.restart_workers,
             "progress": self.progress,
             "release_keys": self.release_keys,
             "pin": self.pin,
             "unpin": self.unpin,
             "schedules": self.schedules.answer,
-            "store": self.store,
-            "last_report": self.last_report,
+            "report": self.keep_report,
             "page": self.page_data.look,
             "worker_changes": self.changes.since,
             "fit": self.fits.answer,
@@ -354,52 +352,27 @@ class ClustertunePlugin(SchedulerPlugin):
         )
         return self.jobs.move(policy, deadline)
 
-    async def restart_worker(
+    async def restart_workers(
         self,
         token: str,
-        address: str,
-        collections: Sequence[Sequence[Any]],
-        workers: Sequence[str],
-        ceilings: Sequence[int],
-        wait: float,
-        timeout: float,
-        retire: bool = False,
-        parking: bytes = b"",
-        resizing: Mapping[str, Any] | None = None,
-        end_tasks: bool = False,
+        collections: Sequence[Sequence[Any]] = (),
+        drop: Mapping[str, Any] | None = None,
+        **terms: Any,
     ) -> str:
-        """Start to restart a worker without losing data; return the job's name.
+        """Start to restart workers; return the job's name.
 
-        ``collections`` are packed keys of row-aligned collections. ``workers`` accept
-        the worker's keys up to ``ceilings``, in bytes of process memory. The other
-        arguments are those of :class:`WorkerRestart`.
+        ``collections`` are packed keys of row-aligned collections, and ``terms`` the
+        other arguments of :class:`WorkerRestart`. With ``drop``, the arguments of
+        :class:`DataDrop`, the workers lose their data.
         """
         self.lease.check(token)
+        if drop is not None:
+            return self.jobs.restart(DataDrop(self.scheduler, **drop))
         places = await Places.of(collections)
         self.lease.check(token)  # it may have ended meanwhile
         work = WorkerRestart(
-            self.scheduler,
-            self.manager,
-            address,
-            places,
-            dict(zip(workers, ceilings, strict=True)),
-            wait,
-            timeout,
-            retire,
-            parking,
-            self.turn,
-            resizing,
-            end_tasks,
+            self.scheduler, self.manager, partitions=places, turn=self.turn, **terms
         )
-        return self.jobs.restart(work)
-
-    def restart_without_data(self, token: str, **terms: Any) -> str:
-        """Start to restart workers without their data; return the job's name.
-
-        ``terms`` are arguments of :class:`DataDrop`.
-        """
-        self.lease.check(token)
-        work = DataDrop(self.scheduler, **terms)
         return self.jobs.restart(work)
 
     async def progress(
@@ -465,20 +438,19 @@ class ClustertunePlugin(SchedulerPlugin):
 
     # --- requests about the report and the page ---------------------------------------
 
-    def store(
-        self, report: str | None = None, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Store a report (JSON), and facts for the page that only clients have."""
+    def keep_report(
+        self, text: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> str:
+        """Keep a report (JSON), and facts for the page that only clients have.
+
+        Returns the last report, or "".
+        """
         if facts is not None:
             self.page_data.keep(facts)
-        if report is None:
-            return
-        if len(report) > MAX_REPORT:
-            raise ValueError(f"a report of {len(report):,} characters is not kept")
-        self.report = report
-
-    def last_report(self) -> str:
-        """Return the last report (JSON), or ""."""
+        if text is not None:
+            if len(text) > MAX_REPORT:
+                raise ValueError(f"a report of {len(text):,} characters is not kept")
+            self.report = text
         return self.report
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from distributed.core import Status
 
+from clustertune.core.rules import USABLE, restart_refusal
 from clustertune.core.wording import plural
 from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
@@ -65,8 +66,6 @@ logger = logging.getLogger("distributed.clustertune")
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
 NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
-
-USABLE = (Status.running, Status.paused)
 
 
 class WorkerRestart:
@@ -277,12 +276,13 @@ class WorkerRestart:
     # --- tasks ------------------------------------------------------------------------
 
     def _refuse(self, worker: Any) -> None:
-        if not worker.nanny and not self.retire:
-            raise Refused("it has no nanny that could start it again")
-        if worker.actors:
-            raise Refused(f"it holds {len(worker.actors)} actors, which cannot move")
-        if not is_parking(worker.name) and worker.status not in USABLE:
-            raise Refused(f"it is {worker.status.name}")
+        why = restart_refusal(
+            nanny=bool(worker.nanny) or self.retire,
+            status="running" if is_parking(worker.name) else worker.status.name,
+            actors=len(worker.actors),
+        )
+        if why:
+            raise Refused(why)
 
     async def _refuse_silent(self, worker: Any) -> None:
         """Refuse to wait for the keys of a frozen process."""
@@ -302,7 +302,7 @@ class WorkerRestart:
 
     def _block_tasks(self, worker: Any) -> None:
         """Stop the assignment of tasks to the worker; save its own status."""
-        if worker.status in USABLE:
+        if worker.status.name in USABLE:
             self.own_status = worker.status
             set_status(self.scheduler, worker, Status.closing_gracefully)
 

@@ -38,7 +38,6 @@ MAX_WAITING = 20
 MAX_ENDED = 20
 MAX_TEXT = 500  # characters of a problem
 MAX_NAMED = 3  # workers in a text
-NO_NANNY = "it has no nanny that could start it again"
 
 
 class ScheduleRunner:
@@ -207,7 +206,10 @@ class ScheduleRunner:
         if schedule.left is None and schedule.terms["if_needed"] is not None:
             reasons = self._needs(schedule, there)
             there = {id: ws for id, ws in there.items() if reasons[id]}
-        refused = {id: NO_NANNY for id, ws in there.items() if not ws.nanny}
+        whether = {
+            id: rules.restart_refusal(nanny=bool(ws.nanny)) for id, ws in there.items()
+        }
+        refused = {id: why for id, why in whether.items() if why}
         return {id: ws for id, ws in there.items() if id not in refused}, refused
 
     def _needs(self, schedule: Schedule, there: Mapping[Any, Any]) -> dict[Any, str]:
@@ -337,14 +339,13 @@ class ScheduleRunner:
             return turn | {"problem": text, "held": True}
         began = monotonic()
         try:
-            name = await plugin.restart_worker(
+            name = await plugin.restart_workers(
                 token,
-                worker.address,
-                terms["collections"],
-                list(ceilings),
-                list(ceilings.values()),
-                terms["wait"],
-                terms["timeout"],
+                address=worker.address,
+                collections=terms["collections"],
+                process_limits=ceilings,
+                wait=terms["wait"],
+                timeout=terms["timeout"],
                 parking=terms["parking"] if may_park else b"",
             )
             job = plugin.jobs.kept[name]

@@ -88,7 +88,7 @@ async def test_lost_keys_and_rows(c: Any, s: Any, a: Any, b: Any) -> None:
         "rows": [10, 20, 30],
         "alike": True,
     }
-    await monitor.ask(c, "store", facts={"collections": [layout]})
+    await monitor.ask(c, "report", facts={"collections": [layout]})
     await s.remove_worker(b.address, stimulus_id="test")
     await soon(lambda: s.tasks["X", 0].who_has)
     answer = await coming(c, s, last)

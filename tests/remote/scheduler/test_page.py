@@ -66,7 +66,7 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
     y, kept_too = await partitions(c, [a, a], "y")
-    await monitor.ask(c, "store", facts=handed(members=[pack(X), pack(y)]))
+    await monitor.ask(c, "report", facts=handed(members=[pack(X), pack(y)]))
     await looked(c)
     await soon(lambda: showing.counted)
     showing.made_at = 0.0
@@ -88,7 +88,7 @@ async def test_rows_on_a_parking_worker(c, s, a, b):
     """They are counted, but not as rows of a worker that trains."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
-    await monitor.ask(c, "store", facts=handed(members=[pack(X)]))
+    await monitor.ask(c, "report", facts=handed(members=[pack(X)]))
     s.workers[b.address].name = f"{PARKING_PREFIX}1"
     (layout,) = await showing.rows_now()
     assert (layout["workers"], layout["held"], layout["parked"]) == ([0], [10], 20)
@@ -120,7 +120,7 @@ async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
     """Without a viewer neither state nor counts are made."""
     showing = await opened(c, s)
     X, kept = await partitions(c, [a, b], "X")
-    await monitor.ask(c, "store", facts=handed(members=[pack(X)]))
+    await monitor.ask(c, "report", facts=handed(members=[pack(X)]))
     await monitor.ask(c, "past_runs")
     assert showing.latest == {}
     assert showing.counting is None
@@ -136,7 +136,7 @@ async def test_readers_at_the_same_time_share_a_state(c, s, a, b):
 async def test_thresholds_are_those_of_a_client(c, s, a, b):
     await opened(c, s)
     facts = {"workers": {a.address: [1, 2, 3, None]}}
-    await monitor.ask(c, "store", facts=facts)
+    await monitor.ask(c, "report", facts=facts)
     state = await looked(c)
     thresholds = [w["thresholds"] for w in state["workers"]]
     assert thresholds == [[1, 2, 3, None], [None] * 4]  # b has not reported any

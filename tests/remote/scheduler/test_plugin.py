@@ -300,7 +300,7 @@ async def test_a_lease_that_was_released_before_it_came(c, s, a, b):
 async def test_a_scheduler_without_a_plugin(c, s, a, b):
     """A scheduler that was started again has no plugin; the error states it."""
     with pytest.raises(ConnectionLostError, match="started again"):
-        await monitor.ask(c, "last_report")
+        await monitor.ask(c, "report")
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -334,11 +334,11 @@ async def test_the_deadline_of_a_move(c, s, a, b):
 async def test_a_report_is_kept(c, s, a, b):
     """Any client can read the last report; too long reports are refused."""
     await monitor.install_plugin(c, await monitor.identify(c))
-    assert await monitor.ask(c, "last_report") == ""
-    await monitor.ask(c, "store", report='{"x": 1}')
-    assert await monitor.ask(c, "last_report") == '{"x": 1}'
+    assert await monitor.ask(c, "report") == ""
+    await monitor.ask(c, "report", text='{"x": 1}')
+    assert await monitor.ask(c, "report") == '{"x": 1}'
     with pytest.raises(VersionMismatchError, match="not kept"):
-        await monitor.ask(c, "store", report=" " * (plugin.MAX_REPORT + 1))
+        await monitor.ask(c, "report", text=" " * (plugin.MAX_REPORT + 1))
 
 
 @gen_cluster(client=True, nthreads=TWO)
