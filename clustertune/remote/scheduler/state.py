@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any, NamedTuple
 
 from distributed.core import Status
@@ -11,6 +12,7 @@ from clustertune.core.wording import plural
 
 PARKING_PREFIX = "clustertune-parking-"  # of the names of parking workers
 WAITING = ("waiting", "no-worker", "queued")
+LATE = 10.0  # seconds since the last heartbeat of a worker that may be frozen
 COMING = (*WAITING, "processing")  # states of tasks that have no result yet
 
 Id = str | int
@@ -142,7 +144,9 @@ def still_busy(scheduler: Any, worker: Any, seconds: float) -> str:
             "after a restart"
         )
     keys = sorted(str(ts.key) for ts in worker.processing)[:3]
+    age = time() - worker.last_seen
+    late = f"; its last heartbeat was {age:.0f} s ago" if age > LATE else ""
     return (
         f"{still_running(len(worker.processing), seconds)}, such as "
-        f"{', '.join(keys)[:200]}"
+        f"{', '.join(keys)[:200]}{late}"
     )
