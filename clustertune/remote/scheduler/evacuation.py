@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from distributed.core import Status
@@ -12,6 +12,8 @@ from clustertune.core.rules import is_parked_first, restart_refusal
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.nanny import Parking, set_status
 from clustertune.remote.scheduler.state import COMING, free_bytes, is_gone
+
+MOVING_AWAY = "moving away its keys"
 
 
 class Refused(Exception):  # noqa: N818
@@ -125,24 +127,30 @@ class Evacuation:
         self.held = held
 
     async def targets(
-        self, worker: Any, status: str, staying: Container[Any], seconds: float
+        self,
+        worker: Any,
+        status: str,
+        staying: Container[Any],
+        seconds: float,
+        note: Callable[[str], None],
     ) -> list[tuple[Any, str]]:
         """Return a target for each key: another worker or the parking worker.
 
         A paused or spilling worker uses the parking worker first, so that it need not
         read its spilled keys. Other workers use it only if the others lack memory.
-        ``status`` is the worker's own. ``seconds`` limit the start of a parking worker.
+        ``status`` is the worker's own. ``seconds`` limit the start of a parking worker,
+        and ``note`` gets what is done.
         """
         why = ""
         first = is_parked_first(status, worker.memory.spilled)
         if self.parking.may_open() and first:
-            why = await self._park(worker, seconds)
+            why = await self._park(worker, seconds, note)
         try:
             return await self.assign(worker, staying)
         except NotEnoughMemory as error:
             if not self.parking.may_open():
                 raise
-            why = why or await self._park(worker, seconds)
+            why = why or await self._park(worker, seconds, note)
             if why:
                 raise Refused(f"{error}; {why}") from error
         return await self.assign(worker, staying)
@@ -260,8 +268,11 @@ class Evacuation:
             if address in others
         }
 
-    async def _park(self, worker: Any, seconds: float) -> str:
+    async def _park(
+        self, worker: Any, seconds: float, note: Callable[[str], None]
+    ) -> str:
         """Open a parking worker and link spilled keys there; return a problem."""
+        note("opening a parking worker in its nanny")
         files = await self.spilled_files(worker)
         on_disk = {key for key, *_ in files}
         nbytes = 0
@@ -277,6 +288,7 @@ class Evacuation:
         set_status(self.scheduler, parked, Status.closing_gracefully)
         taken = await self.parking.adopt(parked, files)
         self.held.note_away(dict.fromkeys(taken, parked.address))
+        note(MOVING_AWAY)
         return ""
 
     async def spilled_files(self, worker: Any) -> list[Any]:

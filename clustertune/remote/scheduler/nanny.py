@@ -20,6 +20,7 @@ logger = logging.getLogger("distributed.clustertune")
 
 GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
 ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
+FROZEN = 20.0  # seconds without an answer after which a process counts as frozen
 POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 #: how to restart although keys cannot be sent
 RELEASE = "Release these keys first, or lose them with drop_data=True"
@@ -61,13 +62,26 @@ async def _request(
     return read(answer["result"]) if answers and not why else None, why
 
 
-async def answers(scheduler: Any, nanny: str) -> bool:
-    """Whether a nanny answers."""
+async def answers(
+    scheduler: Any, address: str, seconds: float = ANSWER_TIMEOUT
+) -> bool:
+    """Whether a worker or a nanny answers."""
     try:
-        await asyncio.wait_for(scheduler.rpc(nanny).identity(), ANSWER_TIMEOUT)
+        await asyncio.wait_for(scheduler.rpc(address).identity(), seconds)
     except (OSError, asyncio.TimeoutError):
         return False
     return True
+
+
+async def silence(scheduler: Any, worker: Any) -> str:
+    """Return why the keys of a frozen process cannot be moved; "": it answers."""
+    if await answers(scheduler, worker.address, FROZEN):
+        return ""
+    return (
+        "it does not answer, so its keys cannot be moved (its last heartbeat was "
+        f"{time() - worker.last_seen:.0f} s ago). Restart it without them, with "
+        "drop_data=True"
+    )
 
 
 async def end_process(scheduler: Any, address: str, seconds: float) -> str:

@@ -18,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
@@ -29,6 +30,7 @@ from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
 from clustertune.remote.scheduler.drop import cancel, failed_fits
 from clustertune.remote.scheduler.evacuation import (
+    MOVING_AWAY,
     Evacuation,
     HeldKeys,
     Refused,
@@ -50,6 +52,7 @@ from clustertune.remote.scheduler.nanny import (
     answers,
     end_process,
     set_status,
+    silence,
 )
 from clustertune.remote.scheduler.state import (
     begun_work,
@@ -210,7 +213,6 @@ class WorkerRestart:
         try:
             self._refuse(worker)
             await self._wait_for_tasks(worker)
-            await self._refuse_silent(worker)
             self.doing = "testing whether its keys can be sent"
             await self._refuse_unsendable(worker)
             self.bound = await bound_to(self.scheduler, self.address)
@@ -284,15 +286,6 @@ class WorkerRestart:
         if why:
             raise Refused(why)
 
-    async def _refuse_silent(self, worker: Any) -> None:
-        """Refuse to wait for the keys of a frozen process."""
-        if not await answers(self.scheduler, worker.address):
-            raise Refused(
-                "it does not answer, so its keys cannot be moved (its last heartbeat "
-                f"was {time() - worker.last_seen:.0f} s ago). Restart it without them, "
-                "with drop_data=True"
-            )
-
     async def _refuse_unsendable(self, worker: Any, keys: Any = None) -> None:
         """Find keys that cannot be sent; a former process keeps such keys."""
         await self.unsendable.find(worker, keys, ending=self.end_tasks)
@@ -323,7 +316,7 @@ class WorkerRestart:
             elif worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
             if not shuffling and not worker.processing:
-                return
+                break
             if self.stopped:
                 raise Refused("stopped")
             if monotonic() > end:
@@ -332,8 +325,10 @@ class WorkerRestart:
                 self._block_tasks(worker)
                 await cancel(self.scheduler, failed_fits(self.scheduler, worker))
                 self.ended_tasks = len(worker.processing)
-                return
+                break
             await asyncio.sleep(POLL_INTERVAL)
+        if frozen := await silence(self.scheduler, worker):
+            raise Refused(frozen)
 
     def _refuse_begun(self, worker: Any) -> None:
         begun = "" if self.end_tasks else begun_work(self.scheduler, worker)
@@ -381,7 +376,7 @@ class WorkerRestart:
     async def _empty(self, worker: Any) -> None:
         """Move all its keys away; keys with other replicas are only dropped here."""
         self.touched = True
-        self.doing = "moving away its keys"
+        self.doing = MOVING_AWAY
         left: Mapping[str, int] = {}
         for _ in range(MAX_ROUNDS):
             self._refuse_late(worker)
@@ -393,6 +388,7 @@ class WorkerRestart:
                 self.own_status.name,
                 self.unsendable.staying,
                 max(0.0, self.end - monotonic()),
+                partial(setattr, self, "doing"),
             )
             parked = self.parking.worker
             parking = () if parked is None else (parked.address,)
