@@ -97,7 +97,7 @@ async def test_a_worker_that_cannot_be_restarted(c: Any, s: Any, *nannies: Any) 
     pids = {a: (await c.run(os.getpid, workers=[a]))[a] for a in s.workers}
     plugin, it = begin(s)
     await waits(it, "room")
-    assert "worker 0: it holds 1 actors" in it.waits["text"]
+    assert "worker 0: it holds 1 actor, which" in it.waits["text"]
     assert it.left == [first.name]
     assert [result["restarted"] for result in it.results] == [[second.name]]
     assert it.results[0]["outcome"] == "partly"
