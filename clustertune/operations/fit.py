@@ -25,11 +25,7 @@ from clustertune.core.progress import Progress
 from clustertune.core.report import FitReport
 from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
-from clustertune.errors import (
-    ClustertuneError,
-    IncompleteError,
-    VerificationError,
-)
+from clustertune.errors import ClustertuneError, IncompleteError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries.continuing import (
     Attempt,
