@@ -105,9 +105,11 @@ def _run(
     running.refuse_without_data(playbook)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
-        making: Any = running.run_playbook(client, name, estimator=estimator, **how)
-        done: PlaybookResult = await making
-        return done.with_commands(target.words)
+        # the file may change after the plan was shown
+        own = running.PlaybookRun(
+            client=client, playbook=playbook, data={}, estimator=estimator, **how
+        )
+        return (await own.run()).with_commands(target.words)
 
     def acts(plan: PlaybookResult) -> bool:
         return any(s.status == "planned" for s in plan.steps)

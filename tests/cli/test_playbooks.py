@@ -146,6 +146,23 @@ def test_a_change_needs_consent(
     assert "nothing to do" in nothing.stdout
 
 
+def test_a_file_that_changes_after_the_plan(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command carries out the steps that the user has seen."""
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD + "steps:\n  - do: trim\n")
+
+    def ask(*_: Any) -> None:
+        file.write_text(HEAD + "steps:\n  - do: restart\n")
+
+    monkeypatch.setattr("clustertune.cli.options.Consent.ask", ask)
+    monkeypatch.setattr("clustertune.cli.options.is_terminal", lambda: True)
+    done = run("run", str(file), cluster.scheduler_address, "-f", "json")
+    assert done.exit_code == 0, done.output
+    assert [s["step"] for s in json.loads(done.stdout)["steps"]] == ["trim"]
+
+
 def test_a_synchronous_client(cluster: LocalCluster) -> None:
     """In a script: the result is there when the call returns."""
     with Client(cluster) as client:

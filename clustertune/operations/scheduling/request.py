@@ -340,7 +340,7 @@ def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]
     if never and (ids is not None or len(never) == len(real)):
         raise RefusedError(f"{never[0].step.summary}: {never[0].reason}")
     return tuple(
-        f"{'Left out' if no in never else 'It waits until this has changed'}: "
+        f"{'Left out' if no in never else 'Left out while this lasts'}: "
         f"{no.step.summary}: {no.reason}"
         for no in refused[:3]
     )
