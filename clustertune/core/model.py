@@ -179,7 +179,7 @@ class Price:
 
     nbytes: int | None  # bytes transferred between workers
     peak: int | None = None  # greatest rise of one worker's memory, in bytes
-    at_risk: str = "nothing"
+    at_risk: str = ""  # data that would be lost, as text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

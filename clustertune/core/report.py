@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from clustertune.core import decoding, sections, tables
 from clustertune.core.model import Finding, Severity
 from clustertune.core.results import Results
@@ -46,15 +44,13 @@ class Report(Results):
         Layouts before and after the call, training data first.
     steps
         Steps that were carried out or refused; after a dry run, planned steps.
-    forecast
-        Predicted peak of each worker's process memory during the fit in bytes, with
-        the final layout; empty if the data is not loaded.
     needs
         Facts that a dry run would need to plan further.
     memory
         Process memory of each worker that was trimmed or restarted.
     workers
-        Memory of all workers before and after the call.
+        Memory of all workers before and after the call, and the predicted peak of their
+        processes during the fit with the final layout.
     lost
         Keys lost with workers that ended during the call, and that nothing computes
         again, besides those of ``steps``; None: unknown.
@@ -100,9 +96,6 @@ class Report(Results):
         data = {"schema_version": SCHEMA_VERSION} | asdict(self)
         for name in ("found", "left"):
             data[name] = [f | {"severity": str(f["severity"])} for f in data[name]]
-        # ids are text or numbers, but the names of a JSON object are text
-        peaks = self.forecast.items()
-        data["forecast"] = [{"worker": id, "nbytes": n} for id, n in peaks]
         return json.dumps(data, default=_plain)
 
     @classmethod
@@ -124,32 +117,12 @@ class Report(Results):
                 f"schema version {printable(repr(version), longest=60)} of reports is "
                 f"unknown; this clustertune reads only {SCHEMA_VERSION}"
             )
-        peaks = {"forecast": data.pop("forecast", [])}
         try:
             for name in ("found", "left"):
                 data[name] = _with_numbers(name, data.get(name, []))
-            read = decoding.convert(peaks, _Forecast).forecast
-            report = decoding.convert(data, cls)
+            return decoding.convert(data, cls)
         except ValueError as error:
             raise ValueError(f"this is not a report: {error}") from error
-        return replace(report, forecast={p.worker: p.nbytes for p in read})
-
-    @classmethod
-    def json_schema(cls) -> dict[str, Any]:
-        """Return the JSON schema of :meth:`to_json`, made from the types."""
-        (_, forecast), kinds = msgspec.json.schema_components(
-            [cls, tuple[_Peak, ...]], ref_template="#/$defs/{name}"
-        )
-        kinds["Severity"] = {"enum": [str(severity) for severity in Severity]}
-        schema = kinds.pop(cls.__name__)
-        version = {"const": SCHEMA_VERSION}
-        schema["properties"] |= {"schema_version": version, "forecast": forecast}
-        schema["required"] = list(schema["properties"])
-        return {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            **schema,
-            "$defs": kinds,
-        }
 
 
 class FitReport(Report):
@@ -165,21 +138,6 @@ class FitReport(Report):
 
     def __deepcopy__(self, memo: Any) -> FitReport:
         return self  # it is frozen
-
-
-@dataclass(frozen=True, slots=True)
-class _Peak:
-    """The forecast of one worker; JSON objects cannot have numbers as keys."""
-
-    worker: str | int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Forecast:
-    """The field ``forecast`` in JSON; errors name it."""
-
-    forecast: tuple[_Peak, ...]
 
 
 def _with_numbers(name: str, found: Any) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clustertune.core.model import Finding
 
@@ -86,6 +85,7 @@ class WorkerState:
     process_before: int | None = None
     process_after: int | None = None
     limit: int  # memory limit; 0: none is set
+    peak: int | None = None  # predicted, of its process in the fit; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +111,15 @@ class Results:
     steps: tuple[Done, ...] = ()
     needs: tuple[str, ...] = ()
     error: str = ""
-    forecast: Mapping[str | int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     memory: tuple[WorkerMemory, ...] = ()
     workers: tuple[WorkerState, ...] = ()
     lost: tuple[Loss, ...] | None = ()
+
+    @property
+    def predicted_peak(self) -> int | None:
+        """The greatest predicted peak of a worker's process in the fit, in bytes."""
+        return max((w.peak for w in self.workers if w.peak is not None), default=None)
 
     @property
     def changed(self) -> bool:

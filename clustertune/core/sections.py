@@ -1,14 +1,13 @@
 """Decide what a report shows: one line that answers, then sections (pure).
 
-The order is: problems that remain, fixed problems, actions, workers. Details follow
-only on request. Each fact has one place.
+The order is: problems that remain, fixed problems, actions, workers. By default a
+report has only what the reader still has to do or to know; the rest is in its details.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from clustertune.core import counts
 from clustertune.core.model import Finding, Severity
@@ -24,11 +23,10 @@ from clustertune.core.results import (
 from clustertune.core.tables import (
     MAX_ROWS,
     NONE,
-    Cell,
     Item,
+    Row,
     Section,
     Table,
-    bars,
     change,
     table,
     value_text,
@@ -45,8 +43,6 @@ from clustertune.core.wording import (
 MAX_STEPS = 8  # in one line
 MAX_LINES = 6  # of headlines
 
-#: checks about the request itself
-ABOUT_REQUEST = ("missing_estimator",)
 #: calls that are about data and training, so that all findings are relevant
 ABOUT_TRAINING = ("", "check", "prepare", "fit")
 #: actions whose steps are rows of a table of workers
@@ -59,19 +55,16 @@ def sections(results: Results, *, details: bool = False) -> list[Section]:
     """Return the sections of a report, without empty ones."""
     findings = Findings.of(results)
     word, text = verdict(results)
-    title = f"{word}: {text}"
+    fixed = findings.fixed if details else ()
     content: dict[str, Sequence[Item | Table]] = {
         "Problems": list(_items(results, findings.problems)),
-        "Fixed problems": [
-            Item("fixed", f"{f.message} ({f.check})") for f in findings.fixed
-        ],
+        "Fixed problems": [Item("fixed", f"{f.message} ({f.check})") for f in fixed],
         "Actions": list(_actions(results, details)),
-        "Workers": list(_workers(results)),
+        "Workers": list(_workers(results, details)),
         "Notes": list(_notes(results, findings, details)),
-        "Predicted and measured": list(_costs(results)) if details else [],
     }
     parts = [Section(name, tuple(x)) for name, x in content.items() if x]
-    return [Section(title, colour=COLOURS.get(word, NOT_READY)), *parts]
+    return [Section(f"{word}: {text}", colour=COLOURS.get(word, NOT_READY)), *parts]
 
 
 def of_findings(title: str, found: Sequence[Finding]) -> Section:
@@ -160,10 +153,13 @@ def _checks_text(found: Sequence[Finding]) -> str:
 def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item]:
     if details:
         yield from _items(results, findings.information)
-    elif findings.information:
-        count = plural(len(findings.information), "finding")
-        names = _checks_text(findings.information)
-        yield Item("info", f"{count} of no urgency: {names} (see the details)")
+    else:
+        if findings.fixed:
+            yield Item("fixed", f"{_checks_text(findings.fixed)} (see the details)")
+        if findings.information:
+            count = plural(len(findings.information), "finding")
+            names = _checks_text(findings.information)
+            yield Item("info", f"{count} of no urgency: {names} (see the details)")
     if findings.unrelated:
         count = plural(len(findings.unrelated), "finding")
         names = _checks_text(findings.unrelated)
@@ -179,15 +175,10 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
 def headlines(results: Results) -> list[str]:
     """Return the answer in one line, then other problems and notes: six lines."""
     findings = Findings.of(results)
-    latest = [f for f in findings.information if f.check in ABOUT_REQUEST]
-    lines = [
-        *(f"{f.severity}: {f.message}" for f in findings.problems[1:]),
-        *(f"info: {f.message}" for f in latest),
-    ]
-    notes = [f"note: {note}" for note in results.notes]
-    first = ": ".join(verdict(results))
-    rest = [*lines[: max(0, MAX_LINES - 1 - len(notes))], *notes]
-    return [printable(line) for line in [first, *rest[: MAX_LINES - 1]]]
+    problems = [f"{f.severity}: {f.message}" for f in findings.problems[1:]]
+    notes = [f"note: {note}" for note in results.notes][: MAX_LINES - 1]
+    shown = problems[: MAX_LINES - 1 - len(notes)]
+    return [printable(line) for line in [": ".join(verdict(results)), *shown, *notes]]
 
 
 def verdict(results: Results) -> tuple[str, str]:
@@ -197,8 +188,8 @@ def verdict(results: Results) -> tuple[str, str]:
         return "Failed", "; ".join(filter(None, [results.error, account]))
     if results.status == "planned":
         planned = [s.summary for s in results.steps if s.status == "planned"]
-        risks = _risks(results)
-        lost = f"; this would lose {risks}" if risks else ""
+        risks = [s.at_risk for s in results.steps if s.at_risk]
+        lost = f"; this would lose {_in_turn(risks)}" if risks else ""
         text = f"would {_in_turn(planned)}{lost}" if planned else "nothing to do"
         return "Plan", f"{text}; {_problems_text(results)}"
     # the moved bytes stand for the moved keys
@@ -265,12 +256,6 @@ def _problems_text(results: Results) -> str:
     return f"{count}{state}: {message}"
 
 
-def _risks(results: Results) -> str:
-    """Return the data that planned steps would lose."""
-    risks = [s.at_risk for s in results.steps if not s.at_risk.startswith("nothing")]
-    return _in_turn(risks) if results.status == "planned" else ""
-
-
 def _in_turn(texts: Sequence[str]) -> str:
     """Return the first texts, and the number of the others."""
     more = [f"{len(texts) - MAX_STEPS:,} more"] if len(texts) > MAX_STEPS else []
@@ -281,20 +266,19 @@ def _in_turn(texts: Sequence[str]) -> str:
 
 
 def _actions(results: Results, details: bool) -> Iterator[Item | Table]:
-    by_worker = [s for s in results.steps if _by_worker(s)]
+    """Return steps that are planned or not done; with details all steps."""
     for step in results.steps:
         # the error of a refused call describes the refused steps
         known = step.status == "refused" and step.summary in results.error
-        if step not in by_worker and not known:
+        done = step.status == "done" or _by_worker(step)
+        if not known and (details or not done):
             yield Item(step.status, step.summary, tuple(_reasons(step, details)))
-    for step in by_worker if details else ():
-        if step.details:
-            yield Item(step.status, step.details)
-    if by_worker:
-        yield _steps_table(results, by_worker)
+    if details:
+        yield from _costs(results)
 
 
 def _by_worker(step: Done) -> bool:
+    """Whether the table of workers has the step."""
     about_workers = step.action in BY_WORKER and step.noun == "worker"
     return about_workers and step.status not in ("refused", "planned")
 
@@ -308,32 +292,127 @@ def _reasons(step: Done, details: bool) -> Iterator[str]:
         yield f"Details: {step.details}"
 
 
-def _steps_table(results: Results, steps: Sequence[Done]) -> Table:
-    """Return a table of workers that were restarted or trimmed."""
-    memory = {m.worker: m for m in results.memory}
-    unmeasured = WorkerMemory(worker="")
-
-    def row(step: Done, worker: str | int) -> list[tuple[str, str | Cell]]:
-        m = memory.get(worker, unmeasured)
-        trims, alone = step.action == "trim", len(step.workers) == 1
-        before = m.before if trims or m.after_trim is None else m.after_trim
-        after = m.after_trim if trims else m.after_restart
-        process = Cell(
-            change(before, after, bytes_text), bars(m.threshold, before, after)
+def _costs(results: Results) -> Iterator[Table]:
+    """Return predicted and measured bytes, and the predicted rise of memory."""
+    rows = [
+        (
+            ("action", s.action),
+            ("bytes moved:\npredicted", value_text(s.predicted_bytes, bytes_text)),
+            ("\nmeasured", value_text(s.nbytes, bytes_text)),
+            (
+                "memory rise of a\nworker, predicted",
+                value_text(s.predicted_peak, bytes_text),
+            ),
+            ("seconds", value_text(s.seconds, seconds_text)),
         )
-        ran = alone and step.status in EXECUTED
-        return [
-            ("worker", names_text([worker])),
-            ("process memory", process),
-            ("keys", value_text(None if trims else m.keys, "{:,}".format)),
-            ("bytes moved", value_text(step.nbytes if ran else None, bytes_text)),
-            ("seconds", value_text(step.seconds if ran else None, seconds_text)),
-            ("outcome", _outcome(step)),
-        ]
+        for s in results.steps
+        if s.status in ("planned", *EXECUTED)
+    ]
+    if rows:
+        yield table(rows, title="predicted and measured:")
 
-    pairs = [(step, worker) for step in steps for worker in step.workers]
-    pairs.sort(key=lambda pair: natural(pair[1]))
-    return table([row(*pair) for pair in pairs])
+
+# --- workers --------------------------------------------------------------------------
+
+
+def _workers(results: Results, details: bool) -> Iterator[Table]:
+    """Return one table of all workers, and with details one for each eval set."""
+    steps: dict[str | int, list[Done]] = {}
+    for step in filter(_by_worker, results.steps):
+        for worker in step.workers:
+            steps.setdefault(worker, []).append(step)
+    states = {w.worker: w for w in results.workers}
+    after = [x for x in results.after or results.before if x.workers]
+    if not after and (ids := sorted(steps or states, key=natural)):
+        yield table(
+            [_row(results, x, states.get(x), steps.get(x, ()), None) for x in ids]
+        )
+    was = {s.label: s for s in results.before}
+    for now in after if details else after[:1]:
+        before = was.get(now.label, now)
+        new = {w.worker: w for w in now.workers}
+        old = {w.worker: w for w in before.workers} or new
+        ids = sorted({**old, **new, **steps}, key=natural)
+        if len(ids) > MAX_ROWS:  # show the fullest and the emptiest workers
+            shares = {id: w.share for id, w in {**old, **new}.items()}
+            ids.sort(key=lambda id: -shares.get(id, 0.0))
+        rows = [
+            _row(
+                results,
+                x,
+                states.get(x),
+                steps.get(x, ()),
+                (old.get(x), new.get(x)),
+            )
+            for x in ids
+        ]
+        yield table(rows, title=_layout_title(before, now))
+        states, steps = {}, {}
+
+
+def _row(
+    results: Results,
+    id: str | int,
+    state: WorkerState | None,
+    steps: Sequence[Done],
+    held: tuple[WorkerShare | None, WorkerShare | None] | None,
+) -> Row:
+    """Return all that is known of a worker, before and after the call."""
+    ran = [s for s in steps if s.status in EXECUTED and len(s.workers) == 1]
+    measured = next((m for m in results.memory if m.worker == id and steps), None)
+    memory = measured or WorkerMemory(worker=id)
+    plain = state if held is None and not steps else None
+    limit = bytes_text(plain.limit) if plain and plain.limit else "none"
+    return [
+        ("worker", names_text([id])),
+        ("partitions", _change(held, "partitions", "{:,}".format)),
+        ("rows", _change(held, "rows", "{:,}".format)),
+        ("bytes", _change(held, "nbytes", bytes_text)),
+        ("data in memory", _state_change(plain, "data")),
+        ("process memory", _process_text(state, measured, steps)),
+        ("memory limit", limit if plain else NONE),
+        ("keys", value_text(memory.keys, "{:,}".format)),
+        ("bytes moved", value_text(_sum(s.nbytes for s in ran), bytes_text)),
+        ("seconds", value_text(_sum(s.seconds for s in ran), seconds_text)),
+        ("outcome", "; ".join(map(_outcome, steps)) or NONE),
+        (
+            "peak in the fit,\npredicted",
+            value_text(state.peak if state else None, bytes_text),
+        ),
+    ]
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the known values; None: there are none."""
+    known = [x for x in values if x is not None]
+    return sum(known) if known else None
+
+
+def _change(
+    pair: tuple[object, object] | None,
+    name: str,
+    text: Callable[[float], str],
+    unknown: str = NONE,
+) -> str:
+    """Return a field of two values, before and after."""
+    before, after = (getattr(x, name, None) for x in pair or (None, None))
+    return change(before, after, text, unknown)
+
+
+def _state_change(state: WorkerState | None, name: str) -> str:
+    before, after = (getattr(state, f"{name}_{x}", None) for x in ("before", "after"))
+    return change(before, after, bytes_text)
+
+
+def _process_text(
+    state: WorkerState | None, memory: WorkerMemory | None, steps: Sequence[Done]
+) -> str:
+    """Return the memory that steps measured, or that of the first and the last look."""
+    if memory is None:
+        return _state_change(state, "process")
+    restarted = any(s.action == "restart" for s in steps)
+    after = memory.after_restart if restarted else memory.after_trim
+    return change(memory.before, after, bytes_text)
 
 
 def _outcome(step: Done) -> str:
@@ -343,107 +422,14 @@ def _outcome(step: Done) -> str:
     return f"{result}: {step.reason}" if step.reason else result
 
 
-def _costs(results: Results) -> Iterator[Table]:
-    """Return predicted and measured bytes, and the predicted rise of memory."""
-    rows = [
-        (
-            ("action", s.action),
-            ("bytes moved:\npredicted", value_text(s.predicted_bytes, bytes_text)),
-            ("\nmeasured", value_text(s.nbytes, bytes_text)),
-            ("memory rise of a\nworker, predicted", _peak_text(s)),
-            ("seconds", value_text(s.seconds, seconds_text)),
-        )
-        for s in results.steps
-        if s.status in ("planned", *EXECUTED)
-    ]
-    if rows:
-        yield table(rows)
-
-
-def _peak_text(step: Done) -> str:
-    return value_text(step.predicted_peak, bytes_text)
-
-
-# --- workers --------------------------------------------------------------------------
-
-
-def _workers(results: Results) -> Iterator[Item | Table]:
-    """Return what workers hold before and after the call, one table per layout."""
-    states = {w.worker: w for w in results.workers}
-    after = results.after or results.before
-    pairs = {s.label: s for s in results.before}
-    for number, summary in enumerate(after):
-        if summary.workers:
-            before = pairs.get(summary.label, summary)
-            yield _layout_table(before, summary, {} if number else states, results)
-    if results.workers and not after and not any(map(_by_worker, results.steps)):
-        yield _memory_table(results.workers)
-
-
-def _layout_table(
-    before: LayoutSummary,
-    after: LayoutSummary,
-    states: dict[str | int, WorkerState],
-    results: Results,
-) -> Table:
-    was = {w.worker: w for w in before.workers or after.workers}
-    now = {w.worker: w for w in after.workers}
-    known: dict[str | int, WorkerShare] = {**was, **now}
-    ids = sorted(known, key=natural)
-    if len(ids) > MAX_ROWS:  # show the fullest and the emptiest workers
-        ids.sort(key=lambda id: -known[id].share)
-    largest = max((w.rows for w in chain(was.values(), now.values())), default=0)
-    forecast = results.forecast if states else {}
-
-    def row(id: str | int) -> list[tuple[str, str | Cell]]:
-        a, b = was.get(id), now.get(id)
-        rows, partitions, nbytes = (
-            (getattr(a, name, None), getattr(b, name, None))
-            for name in ("rows", "partitions", "nbytes")
-        )
-        return [
-            ("worker", names_text([id])),
-            ("partitions", change(*partitions, "{:,}".format)),
-            ("rows", Cell(change(*rows, "{:,}".format), bars(largest, *rows))),
-            ("bytes", change(*nbytes, bytes_text)),
-            ("process memory", _process_cell(states.get(id))),
-            ("peak in the fit,\npredicted", value_text(forecast.get(id), bytes_text)),
-        ]
-
-    return table([row(id) for id in ids], title=_layout_title(before, after))
-
-
 def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
-    was = before if before.loaded else after
+    pair = (before if before.loaded else after, after)
     numbers = [
-        change(getattr(was, name), getattr(after, name), text, "unknown")
-        for name, text in (
-            ("partitions", "{:,} partitions".format),
-            ("rows", "{:,} rows".format),
-            ("nbytes", bytes_text),
-        )
+        _change(pair, "partitions", "{:,} partitions".format),
+        _change(pair, "rows", "{:,} rows".format, "unknown rows"),
+        _change(pair, "nbytes", bytes_text, "unknown bytes"),
     ]
-    if was.separated or after.separated:
-        pairs = change(was.separated, after.separated, "{:,}".format, "unknown")
+    if any(x.separated for x in pair):
+        pairs = _change(pair, "separated", "{:,}".format, "unknown")
         numbers.append(f"{pairs} pairs separated")
     return f"{after.label}: {', '.join(numbers)}"
-
-
-def _process_cell(state: WorkerState | None) -> Cell:
-    if state is None:
-        return Cell(NONE)
-    memory = (state.process_before, state.process_after)
-    return Cell(change(*memory, bytes_text), bars(state.limit, *memory))
-
-
-def _memory_table(workers: Sequence[WorkerState]) -> Table:
-    rows = [
-        (
-            ("worker", names_text([w.worker])),
-            ("data in memory", change(w.data_before, w.data_after, bytes_text)),
-            ("process memory", _process_cell(w)),
-            ("memory limit", bytes_text(w.limit) if w.limit else "none"),
-        )
-        for w in sorted(workers, key=lambda w: natural(w.worker))
-    ]
-    return table(rows)

@@ -27,10 +27,6 @@ MAX_ROWS = 12  # of a table: the first and the last
 GAP = 2  # columns between the columns of a table, and of indentation
 NONE = "-"  # in a cell
 
-BAR_COLOURS = ("#a0a0a0", "#4c78a8")  # before, after
-LEGEND = (
-    '<div style="opacity:0.75;font-size:smaller">Bars: grey before, blue after.</div>'
-)
 #: a page that loads nothing, whatever text is in it
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -51,16 +47,8 @@ h4 {{ margin-bottom: 0.3em; }}
 </html>"""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of a table; HTML shows each fraction as a bar."""
-
-    text: str
-    bars: tuple[float, ...] = ()  # fractions of the width: before, after
-
-
-Row = Sequence[tuple[str, str | Cell]]
-"""The cells of a row, each with the header of its column; text alone has no bars."""
+Row = Sequence[tuple[str, str]]
+"""The cells of a row, each with the header of its column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class Table:
     """A table with a title; a line break in a header is a space in HTML."""
 
     header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[str, ...], ...]
     title: str = ""
 
 
@@ -95,22 +83,14 @@ class Section:
 
 def table(rows: Sequence[Row], title: str = "") -> Table:
     """Make a table without empty columns, and with a part of the rows of a long one."""
-    columns = [
-        (column[0][0], [c if isinstance(c, Cell) else Cell(c) for _, c in column])
-        for column in zip(*rows, strict=True)
-    ]
-    shown = [(name, cells) for name, cells in columns if _has_text(cells)]
-    kept = list(zip(*(cells for _, cells in shown), strict=True))
+    columns = zip(*rows, strict=True)
+    shown = [x for x in columns if any(text != NONE for _, text in x)]
+    kept = list(zip(*([text for _, text in x] for x in shown), strict=True))
     if len(kept) > MAX_ROWS:
         half = MAX_ROWS // 2
-        more = Cell(f"... {len(kept) - 2 * half:,} more")
-        gap = (more, *[Cell("")] * (len(shown) - 1))
+        gap = (f"... {len(kept) - 2 * half:,} more", *[""] * (len(shown) - 1))
         kept = [*kept[:half], gap, *kept[-half:]]
-    return Table(tuple(name for name, _ in shown), tuple(kept), title)
-
-
-def _has_text(cells: Sequence[Cell]) -> bool:
-    return any(cell.text != NONE for cell in cells)
+    return Table(tuple(x[0][0] for x in shown), tuple(kept), title)
 
 
 def value_text(value: float | None, text: Callable[[float], str]) -> str:
@@ -130,12 +110,6 @@ def change(
         return now
     number, _, unit = was.partition(" ")
     return f"{number if now.endswith(f' {unit}') else was} -> {now}"
-
-
-def bars(most: float | None, *values: float | None) -> tuple[float, ...]:
-    """Return the known values as fractions of ``most``; one if nothing changed."""
-    known = [v / most for v in values if v is not None] if most else []
-    return tuple(known[-1:] if len({*known}) == 1 else known)
 
 
 # --- text -----------------------------------------------------------------------------
@@ -183,7 +157,7 @@ def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str
 def _table_lines(table: Table, width: int) -> Iterator[str]:
     indent = " " * GAP
     yield from _wrapped(table.title, width, indent, indent)
-    rows = [[printable(cell.text) for cell in row] for row in table.rows]
+    rows = [[printable(text) for text in row] for row in table.rows]
     # tabulate does not limit the width of a table, and pads headers
     widths = _column_widths([table.header, *rows], width - GAP)
     for row in (table.header, ["-" * n for n in widths], *rows):
@@ -255,17 +229,9 @@ def _table_html(table: Table) -> str:
     head = "".join(f"<th>{escape(x)}</th>" for x in table.header).replace("\n", " ")
     rows = "".join(f"<tr>{''.join(map(_cell_html, row))}</tr>" for row in table.rows)
     title = f'<div style="margin:0.6em 0 0.2em">{_prose(table.title)}</div>'
-    legend = LEGEND if any(len(c.bars) > 1 for row in table.rows for c in row) else ""
-    title = title if table.title else ""
-    return f"{title}<table><tr>{head}</tr>{rows}</table>{legend}"
+    return f"{title if table.title else ''}<table><tr>{head}</tr>{rows}</table>"
 
 
-def _cell_html(cell: Cell) -> str:
-    colours = BAR_COLOURS[len(BAR_COLOURS) - len(cell.bars) :]
-    bars = "".join(
-        f'<div style="background:{colour};height:4px;margin-top:2px;'
-        f'width:{100 * min(1.0, max(0.0, bar)):.0f}%"></div>'
-        for bar, colour in zip(cell.bars, colours, strict=True)
-    )
-    style = ' style="white-space:nowrap"' if len(cell.text) <= MAX_UNBROKEN else ""
-    return f"<td{style}>{_prose(cell.text)}{bars}</td>"
+def _cell_html(text: str) -> str:
+    style = ' style="white-space:nowrap"' if len(text) <= MAX_UNBROKEN else ""
+    return f"<td{style}>{_prose(text)}</td>"

@@ -197,7 +197,7 @@ def of_call(call: str, journal: Journal, report: Report, began: float) -> Record
         steps=tuple(printable(s.summary, longest=MAX_TEXT) for s in steps[:MAX_STEPS]),
         predicted_bytes=sum(n for n, _ in known) if known else None,
         moved_bytes=sum(n for _, n in known) if known and not dry else None,
-        predicted_peak=max(report.forecast.values(), default=None),
+        predicted_peak=report.predicted_peak,
         error=printable(report.error, longest=MAX_TEXT),
     )
 

@@ -142,7 +142,6 @@ class Journal:
             after=_summaries(views[-1:]),
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
-            forecast=forecast.peaks(views[-1]) if views else {},
             memory=memory_of(views, self.outcomes),
             workers=states_of(views),
             lost=self.losses,
@@ -163,11 +162,12 @@ def _summaries(views: Sequence[View]) -> tuple[LayoutSummary, ...]:
 
 
 def states_of(views: Sequence[View]) -> tuple[WorkerState, ...]:
-    """Return the memory of each worker in the first and in the last view."""
+    """Return the memory of each worker in both views, and its predicted peak."""
     if not views:
         return ()
     before = {w.id: w for w in views[0].now.workers}
     after = {w.id: w for w in views[-1].now.workers}
+    peaks = forecast.peaks(views[-1])
     return tuple(
         WorkerState(
             worker=id,
@@ -176,6 +176,7 @@ def states_of(views: Sequence[View]) -> tuple[WorkerState, ...]:
             process_before=before[id].process if id in before else None,
             process_after=after[id].process if id in after else None,
             limit=worker.memory_limit,
+            peak=peaks.get(id),
         )
         for id, worker in (before | after).items()
     )

@@ -236,7 +236,7 @@ class Prepared(ClientContext):
 
     async def _begin(self) -> None:
         """Hold the cluster for the block: see :func:`clustertune.hold`."""
-        predicted = max(self.report.forecast.values(), default=None)
+        predicted = self.report.predicted_peak
         about = partial(history.of_data, self._journal, self.report)
         self.hold = Hold(
             self.client,

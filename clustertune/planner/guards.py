@@ -390,10 +390,10 @@ def owners_text(holdings: Collection[KeyGroup]) -> str:
 
 
 def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
-    """Describe the data that will be lost."""
+    """Describe the data that will be lost; empty: there is none."""
     holdings = tuple(h for h in holdings if h.keys)
     if not holdings:
-        return "nothing: no data is in memory"
+        return ""
     most = sorted(holdings, key=lambda h: -h.nbytes)
     prefixes = list(dict.fromkeys(h.prefix for h in most if h.prefix))
     text = (

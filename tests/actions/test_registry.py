@@ -73,7 +73,7 @@ def test_scale_up() -> None:
     (step,) = propose(scale, view([worker(0)], n_workers=3))
     assert (step.action, step.args) == ("scale", 3)
     assert step.summary.startswith("scale from 1 to 3 workers")
-    assert (step.price.nbytes, step.price.at_risk) == (0, "nothing")
+    assert (step.price.nbytes, step.price.at_risk) == (0, "")
     cluster = MemoryCluster(view([worker(0)]))
     assert enact(scale, step, cluster).nbytes == 0
     assert cluster.calls == ["scale 3"]
@@ -220,7 +220,7 @@ def test_rebalance_is_priced_by_what_travels() -> None:
     (step,) = propose(rebalance, view([worker(i) for i in range(3)], [data]))
     assert step.price.nbytes == 4 * row * 88
     assert step.price.peak == 2 * row * 88
-    assert step.price.at_risk == "nothing"
+    assert step.price.at_risk == ""
     assert step.summary == "move 95.4 MiB of training data (8 keys)"
     assert "holds 1.00 times its share of rows instead of 3.00" in step.gain
 

@@ -284,7 +284,7 @@ def _reports() -> list[bytes]:
         gain="memory",
         status="planned",
         predicted_bytes=0,
-        at_risk="nothing",
+        at_risk="",
     )
     finding = Finding(
         severity=Severity.warning,
@@ -312,7 +312,6 @@ def _reports() -> list[bytes]:
         before=(summary,),
         steps=(step,),
         needs=("rows",),
-        forecast={0: 5},
     )
     return [report.to_json().encode()]
 

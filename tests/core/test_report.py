@@ -8,7 +8,6 @@ import re
 from dataclasses import fields, replace
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,7 +35,7 @@ from clustertune.core.report import (
     findings_text,
 )
 from clustertune.core.results import Done, LayoutSummary, WorkerShare, WorkerState
-from clustertune.core.sections import ABOUT_REQUEST, headlines
+from clustertune.core.sections import headlines
 from clustertune.operations.journal import Journal, memory_of
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
@@ -47,7 +46,7 @@ EVIL = "\x1b[2J\x1b]0;x\x07<script>alert('1')</script>\r\nclustertune: \u202eeni
 STEP = Step(
     action="rebalance",
     summary="move it",
-    price=Price(nbytes=2048, at_risk="nothing"),
+    price=Price(nbytes=2048, at_risk=""),
     gain="even",
 )
 
@@ -179,7 +178,7 @@ def test_a_report_is_short() -> None:
     some = [worker(i, nanny=None) for i in range(3)]
     for data in (layout([10] * 6, [0] * 6), layout([10] * 6, [0, 1, 2] * 2)):
         report = report_of(*some, data=data)
-        assert len(str(report).splitlines()) <= 24
+        assert len(str(report).splitlines()) <= 20
         assert "no_nanny" in str(report)
         assert "has no nanny" not in str(report)
         assert "no nanny, which would" in " ".join(report.details.split())
@@ -220,7 +219,8 @@ def test_a_failure() -> None:
     report = Report(status="failed", seconds=3.0, steps=(done,), error="it broke")
     line = "Failed: it broke; carried out 1 of 1 rebalance step"
     assert headlines(report) == [line]
-    assert str(report).startswith(f"{line}\n")
+    assert str(report) == line
+    assert "done  move it" in report.details
 
 
 def test_known_bytes_are_no_unknown_bytes() -> None:
@@ -245,9 +245,9 @@ def test_each_finding_is_shown_once() -> None:
         left=(found[2], new, hint),
         steps=(step_of("done"),),
     )
-    text = str(report)
+    text = report.details
     order = ["Problems", "Fixed problems", "Actions", "Notes"]
-    assert titles(report)[-4:] == order
+    assert [line for line in text.splitlines() if line in order] == order
     for f in found:
         assert text.count(f"{f.message} (") == 1
     parts = re.split(rf"^({'|'.join(order)})$", text, flags=re.MULTILINE)[1:]
@@ -257,8 +257,11 @@ def test_each_finding_is_shown_once() -> None:
     assert "problem 2" in sections["Problems"]
     # the worst is the first
     assert sections["Problems"].index("a new") < sections["Problems"].index("problem 2")
-    assert "a hint" not in text
-    assert "a hint" in report.details
+    assert "a hint" in sections["Notes"]
+    short = str(report)
+    assert titles(report)[-2:] == ["Problems", "Notes"]
+    assert "fixed  check0 and check1 (see the details)" in short
+    assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
     assert text.count("mend it") == 1
     assert text.count("Remedy of new and check2: mend it") == 1
@@ -281,7 +284,8 @@ def test_unrelated_findings_are_one_line() -> None:
         left=(threads, growth),
         steps=(restart,),
     )
-    text = str(report)
+    assert "unmanaged_memory (see the details)" in str(report)
+    text = report.details
     assert "fixed  much unmanaged memory (unmanaged_memory)" in text
     assert "too many threads" not in text
     assert "2 findings that this call does not change: thread_count and memory" in text
@@ -329,8 +333,8 @@ def test_at_most_six_lines() -> None:
                 error=error,
             )
             lines = headlines(report)
-            assert 1 < len(lines) <= 6
-            assert lines[-1] == "info: one machine would do"
+            assert 1 <= len(lines) <= 6
+            assert not any("one machine" in line for line in lines)
 
 
 def test_steps_say_what_became_of_them() -> None:
@@ -437,6 +441,7 @@ def test_before_and_after_are_side_by_side() -> None:
             process_before=10 * 2**20,
             process_after=9 * 2**20,
             limit=20 * 2**20,
+            peak=15 * 2**20,
         ),
     )
     report = Report(
@@ -445,7 +450,6 @@ def test_before_and_after_are_side_by_side() -> None:
         before=here,
         after=there,
         workers=states,
-        forecast={"w0": 15 * 2**20},
     )
     text = str(report)
     assert text.count("training data: ") == 1
@@ -453,9 +457,6 @@ def test_before_and_after_are_side_by_side() -> None:
     assert rows[1] == ["w0", "2 -> 1", "20 -> 10", "1.7 KiB -> 880 B", *rows[1][4:]]
     assert rows[1][4:] == ["10.0 -> 9.0 MiB", "15.0 MiB"]
     assert rows[2][:3] == ["w1", "0 -> 1", "0 -> 10"]
-    html = report._repr_html_()
-    bars = re.findall(r"height:4px;margin-top:2px;width:(\d+)%", html)
-    assert bars[:4] == ["100", "50", "50", "45"]  # rows, then memory
 
 
 # --- untrusted text -------------------------------------------------------------------
@@ -642,7 +643,6 @@ reports = st.builds(
 )
 
 
-VALIDATOR = jsonschema.Draft202012Validator(Report.json_schema())
 
 
 @given(reports)
@@ -670,27 +670,16 @@ def test_a_real_report_comes_back() -> None:
     assert json.loads(report.to_json())["schema_version"] == SCHEMA_VERSION == 1
 
 
-def test_json_schema() -> None:
-    """Real reports are valid, and severities are words."""
-    schema = Report.json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
+def test_severities_are_words() -> None:
+    """JSON has the words of severities; another word is an error with its place."""
     for report in (report_of(), report_of(dry_run=True), hostile()):
         data = json.loads(report.to_json())
-        jsonschema.validate(data, schema)
         words = {f["severity"] for f in data["found"]}
         assert words <= {"unknown", "info", "warning", "critical"}
         assert words
-        data["found"][0]["severity"] = 2
-        with pytest.raises(jsonschema.ValidationError, match="2 is not one of"):
-            jsonschema.validate(data, schema)
     data["found"][0]["severity"] = "bad"
     with pytest.raises(ValueError, match=r"found\[0\]\.severity: 'bad' is not one of"):
         Report.from_json(json.dumps(data))
-
-
-@given(reports)
-def test_every_report_is_valid(report: Report) -> None:
-    VALIDATOR.validate(json.loads(report.to_json()))
 
 
 def test_numpy_numbers_in_evidence() -> None:
@@ -727,7 +716,7 @@ def test_another_schema_version(version: object) -> None:
         '{"schema_version": 1, "found": 3}',
         '{"schema_version": 1, "found": [[]], "left": []}',
         '{"schema_version": 1, "status": "done", "seconds": "long"}',
-        '{"schema_version": 1, "status": "done", "seconds": 1, "forecast": [[0, 1]]}',
+        '{"schema_version": 1, "status": "done", "seconds": 1, "workers": [[0, 1]]}',
         '{"schema_version": true, "status": "done", "seconds": 1}',
         "[" * 100_000,
     ],
@@ -757,17 +746,6 @@ def test_a_check_without_problems() -> None:
     assert headlines(bad) == [line]
     assert repr(bad) == f"<Report: {line}>"
     assert f'<h4 style="color:#c62828">{line}</h4>' in bad._repr_html_()
-
-
-@pytest.mark.parametrize("check", ABOUT_REQUEST)
-def test_information_about_the_request(check: str) -> None:
-    """Findings about the request itself are shown as the last look found them."""
-    other = Finding(severity=Severity.warning, message="other", check="uneven_rows")
-    first = Finding(severity=Severity.warning, message="before", check=check)
-    last = Finding(severity=Severity.info, message="after", check=check)
-    made = Report(status="done", seconds=1.0, found=(other, first), left=(last,))
-    lines = headlines(made)
-    assert lines[-1] == "info: after"
 
 
 def test_memory_of_workers() -> None:
@@ -808,8 +786,7 @@ def test_memory_of_workers() -> None:
     table = [x.split("  ") for x in str(told).splitlines()]
     cells = [[c.strip() for c in row if c] for row in table]
     assert ["0", "9.0 -> 3.0 MiB", *["-"] * 2, "trimmed"] in cells
-    assert ["1", "8.0 -> 7.0 MiB", *["-"] * 2, "trimmed"] in cells
-    assert ["1", "7.0 MiB -> -", "5", "2 s", "restarted"] in cells
+    assert ["1", "8.0 MiB -> -", "5", "2 s", "trimmed; restarted"] in cells
     assert [(r.after_restart, r.keys, r.threshold) for r in rows] == [
         (None, None, line),
         (None, 5, line),

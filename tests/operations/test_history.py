@@ -473,7 +473,7 @@ def test_predicted_and_moved_bytes() -> None:
             gain="",
             status=status,
             predicted_bytes=predicted,
-            at_risk="nothing",
+            at_risk="",
             nbytes=took,
             seconds=took,
         )

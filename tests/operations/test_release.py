@@ -124,7 +124,7 @@ def test_what_a_drop_loses_is_listed() -> None:
         "will be unpublished"
     )
     (step,) = drop.steps(seen(), BOTH)
-    assert step.price.at_risk == "nothing: no data is in memory"
+    assert step.price.at_risk == ""
 
 
 def test_a_drop_needs_nannies() -> None:

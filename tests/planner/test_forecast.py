@@ -20,7 +20,6 @@ import clustertune
 from clustertune.checks.fit import fit_memory
 from clustertune.core.model import Profile, Unknown, View
 from clustertune.core.profiles import ByteRange, TrainingShare
-from clustertune.core.report import Report
 from clustertune.integrations import libraries
 from clustertune.planner import forecast
 from clustertune.planner.forecast import Change, expected_workers
@@ -137,12 +136,6 @@ def test_intermediate_results_are_of_partitions_in_work() -> None:
     some[0] = replace(some[0], nthreads=3)
     assert peak(50, 50, 50, 50) == 100 + 300 + 450
     assert peak(150, 50) == 100 + 300 + 600
-
-
-def test_a_report_keeps_it() -> None:
-    """Worker names keep their types, also in JSON."""
-    report = Report(status="fine", seconds=1.0, forecast={0: 5, "0": 7})
-    assert Report.from_json(report.to_json()) == report
 
 
 def test_given_partitions_that_were_cut_will_be_gone() -> None:
@@ -466,7 +459,8 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     )
     assert prepared.report.steps[0].action == "rechunk"
     X, y = prepared
-    eval_set, predicted = prepared.eval_set, prepared.report.forecast
+    eval_set = prepared.eval_set
+    predicted = {w.worker: w.peak for w in prepared.report.workers}
     del prepared, X_valid, y_valid
     client.run(forget_peak)
     model = dxgb.DaskXGBClassifier(n_estimators=3, tree_method="hist")

@@ -10,7 +10,7 @@ from typing import Any
 from clustertune.core import counts, report, sections, tables
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
-from clustertune.core.tables import Cell, Section, Table
+from clustertune.core.tables import Section, Table
 from clustertune.core.wording import plural, seconds_text
 from clustertune.operations.playbooks.reading import Step
 from clustertune.operations.prepared import Prepared
@@ -161,7 +161,7 @@ class PlaybookResult:
 
     def _sections(self) -> list[Section]:
         rows = tuple(
-            (Cell(f"[{i}]"), Cell(s.status), Cell(str(s.step)), Cell(s.outcome))
+            (f"[{i}]", s.status, str(s.step), s.outcome)
             for i, s in enumerate(self.steps)
         )
         found = [

@@ -159,7 +159,7 @@ def test_status_of_a_dry_run(statuses: Any, in_part: bool, status: str) -> None:
             gain="",
             status=s,
             predicted_bytes=0,
-            at_risk="nothing",
+            at_risk="",
         )
         for s in statuses
     )
