@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from clustertune.core.findings import code, critical, info
 from clustertune.core.model import (
@@ -29,6 +30,8 @@ from clustertune.planner.layouts import collection_bytes
 WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
 #: how names of types of text begin
 TEXT = ("object", "string", "str")
+MAX_NAMES = 10  # columns in a message
+MAX_CATEGORIES = 1000  # with more, a column has values and no categories
 
 
 # --- values ---------------------------------------------------------------------------
@@ -122,29 +125,35 @@ def differing_categories(view: View) -> Iterator[Finding]:
     ``X_valid = X_valid.astype(X.dtypes[["c"]].to_dict())``.
     """
     trained = view.goal.workload.categories
-    first: dict[str, str] = {}  # the first list of each column
+    first: dict[str, list[Any]] = {}  # of each column: categories of one partition
     for collection in view.collections:
-        differing: dict[str, None] = {}
+        differing: dict[str, int] = {}  # the number of categories
         for partition in collection.contents.partitions if collection.contents else ():
             for column, known in (partition.get("categories") or {}).items():
                 if first.setdefault(column, known) != known:
-                    differing[column] = None
+                    most = max(first[column][0], known[0])
+                    differing[column] = max(most, differing.get(column, 0))
         if differing:
             yield Finding(
                 severity=Severity.critical if trained else Severity.warning,
                 message=f"partitions of {collection.label} have different categories "
                 f"in {plural(len(differing), 'column')}: "
-                f"{names_text(list(differing))}; a fit would mix them up",
+                f"{names_text(list(differing), most=MAX_NAMES)}; a fit would mix them "
+                "up",
                 subject=(collection.label,),
                 evidence={"columns": len(differing)},
-                remedy=_categorize(collection, list(differing)),
+                remedy=_categorize(collection, differing),
             )
 
 
-def _categorize(collection: CollectionInfo, columns: list[str]) -> str:
+def _categorize(collection: CollectionInfo, columns: Mapping[str, int]) -> str:
     """Code that gives all partitions the same categories, which reads all data."""
     name = variable(collection.label)
-    listed = f"[{', '.join(map(code, columns))}]"
+    listed = _list_code(columns)
+    if many := [column for column, n in columns.items() if n > MAX_CATEGORIES]:
+        drop = f"{name} = {name}.drop(columns={_list_code(many)})"
+        most = f"{max(columns.values()):,} categories"
+        return f"Run `{drop}`, or make numbers of columns with up to {most}."
     as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
     return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
 
@@ -202,7 +211,7 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     for collection in view.collections:
         if variable(collection.label) != "X":
             continue
-        for dtype, (count, column) in collection.types.items():
+        for dtype, names in collection.types.items():
             refused = dtype.startswith(NOT_NUMBERS)
             if not refused and dtype != "category":
                 continue
@@ -212,9 +221,9 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
                 else Severity.warning
                 if refused
                 else Severity.info,
-                message=f"{collection.label} has {plural(count, 'column')} of type "
-                f"{printable(dtype, longest=40)} ({printable(column, longest=40)}"
-                f"{', ...' if count > 1 else ''}), which "
+                message=f"{collection.label} has {plural(len(names), 'column')} of "
+                f"type {printable(dtype, longest=40)} "
+                f"({names_text(names, most=MAX_NAMES)}), which "
                 + (
                     f"{workload.title} refuses"
                     if dtype.startswith(workload.refuses)
@@ -223,20 +232,24 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
                     else "most training libraries accept only with an option"
                 ),
                 subject=(collection.label,),
-                evidence={"dtype": dtype, "columns": count},
-                remedy=_encode(collection, dtype, count, column, view),
+                evidence={"dtype": dtype, "columns": len(names)},
+                remedy=_encode(collection, dtype, names, view),
             )
 
 
+def _list_code(columns: Iterable[str]) -> str:
+    return f"[{', '.join(map(code, columns))}]"
+
+
 def _encode(
-    collection: CollectionInfo, dtype: str, count: int, column: str, view: View
+    collection: CollectionInfo, dtype: str, names: Sequence[str], view: View
 ) -> str:
     """Code that makes numbers or categories of columns, or drops them."""
     name, workload = variable(collection.label), view.goal.workload
     if collection.kind != "dataframe":
         return f"Make numbers of {collection.label} before the fit."
-    columns = f"[{code(column)}]"
-    if count > 1:
+    columns = _list_code(names)
+    if len(names) > MAX_NAMES:
         wanted = f"str({name}[c].dtype) == {code(dtype)}"
         columns = f"[c for c in {name}.columns if {wanted}]"
     option = " Create the model with `enable_categorical=True`."
@@ -293,17 +306,14 @@ def wide_dtypes(view: View, *, min_bytes: float = 2**30) -> Iterator[Finding]:
 
 def _mixed(collection: CollectionInfo) -> Iterator[Finding]:
     """Report a frame in which a few columns of wide numbers widen all others."""
-    wide = [(t, *found) for t, found in collection.types.items() if t in WIDE]
-    count = sum(n for _, n, _ in wide)
-    narrow, _ = collection.types.get("float32", (0, ""))
-    if collection.kind == "dataframe" and 0 < count < narrow:
-        dtype, _, column = wide[0]
+    wide = [f"{x}: {t}" for t in sorted(WIDE) for x in collection.types.get(t, ())]
+    narrow = len(collection.types.get("float32", ()))
+    if collection.kind == "dataframe" and 0 < len(wide) < narrow:
         yield info(
             message=f"{collection.label} has {plural(narrow, 'column')} of float32 "
-            f"and {count:,} of wider numbers ({printable(column, longest=40)}: "
-            f"{dtype}), so one array of all columns is float64 and needs twice the "
-            "memory",
+            f"and {len(wide):,} of wider numbers ({names_text(wide, most=MAX_NAMES)}), "
+            "so one array of all columns is float64 and needs twice the memory",
             subject=(collection.label,),
-            evidence={"float32_columns": narrow, "wider_columns": count},
+            evidence={"float32_columns": narrow, "wider_columns": len(wide)},
             remedy=f"Run `{remedies.to_float32(collection)}`.",
         )

@@ -104,14 +104,13 @@ def describe(
     )
 
 
-def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[int, str]]:
-    """Return for each type of column the number and the name of the first."""
-    found: dict[str, tuple[int, str]] = {}
+def _column_types(x: dd.DataFrame) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the columns of each type."""
+    found: dict[str, list[str]] = {}
     for name, dtype in x.dtypes.items():
         text = "category" if str(dtype).startswith("category") else str(dtype)
-        count, first = found.get(text, (0, str(name)))
-        found[text] = count + 1, first
-    return found
+        found.setdefault(text, []).append(str(name))
+    return {text: tuple(names) for text, names in found.items()}
 
 
 def without_rows(x: da.Array) -> bool:

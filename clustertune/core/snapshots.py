@@ -371,8 +371,8 @@ class CollectionInfo:
     derived: bool = False  # lazy, but made of data in memory
     embedded: int | None = None  # bytes of data in the graph of a lazy collection
     scattered: int = 0  # partitions in memory that cannot be computed again
-    #: of a frame: number of columns, and name of the first, by type
-    types: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    #: names of a frame's columns by type
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     contents: Contents | None = None  # None: not read
     unreadable: str = ""  # partition and error, if the values could not be read
     made_here: bool = False  # made by this call, which releases its keys

@@ -255,7 +255,7 @@ def _size(collection: CollectionInfo, change: Change) -> float | Unknown:
     if isinstance(size, Unknown):
         return size
     if change.float32 and _is_wide(collection):
-        counts = {name: n for name, (n, _) in collection.types.items()}
+        counts = {name: len(names) for name, names in collection.types.items()}
         # columns of eight-byte numbers are cast; an array has no columns of other types
         cast = sum(n for name, n in counts.items() if name.lower().endswith("64"))
         return size - size * (cast / sum(counts.values()) if counts else 1.0) / 2

@@ -288,7 +288,7 @@ def test_copies_are_counted_by_partition():
 # --- eval_sets ------------------------------------------------------------------------
 
 
-CATEGORIES = {"category": (1, "c")}
+CATEGORIES = {"category": ("c",)}
 
 
 def find_eval_rows(rows, homes, types=CATEGORIES, everywhere=True):
@@ -321,7 +321,7 @@ def test_a_worker_without_rows():
 
 def test_a_custom_metric_needs_rows_too():
     """Without categories only a custom metric is lost, which is information."""
-    (finding,) = find_eval_rows([10], [0], types={"float64": (3, "a")})
+    (finding,) = find_eval_rows([10], [0], types={"float64": ("a",)})
     assert finding.severity is Severity.info
     assert finding.message == (
         "worker b has no rows of training data, so a custom metric has no value "

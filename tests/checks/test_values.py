@@ -67,7 +67,7 @@ def find_unlike_categories(*partitions):
 
 def test_silent_where_they_are_the_same():
     """All partitions have the same categories in the same order."""
-    assert find_unlike_categories({"a": "['u', 'v']"}, {"a": "['u', 'v']"}) == []
+    assert find_unlike_categories({"a": [2, "uv"]}, {"a": [2, "uv"]}) == []
     assert find_unlike_categories({}, {}) == []
     assert list(differing_categories(view((), [layout([10], [0])]))) == []
 
@@ -75,10 +75,20 @@ def test_silent_where_they_are_the_same():
 def test_other_lists():
     """The finding names the columns."""
     (finding,) = find_unlike_categories(
-        {"a": "['u']", "b": "[1]"}, {"a": "['v']", "b": "[1]"}
+        {"a": [1, "u"], "b": [1, "1"]}, {"a": [1, "v"], "b": [1, "1"]}
     )
+    assert "categorize(" in finding.remedy
     assert finding.severity is Severity.warning
     assert "different categories in 1 column: a" in finding.message
+
+
+def test_values_are_no_categories():
+    """No remedy makes categories of so many timestamps."""
+    (finding,) = find_unlike_categories({"t": [148_000, "x"]}, {"t": [148_000, "y"]})
+    assert "categorize(" not in finding.remedy
+    assert '`X = X.drop(columns=["t"])`' in finding.remedy
+    (finding,) = find_text_columns(**{"datetime64[ns]": ("t",)})
+    assert "categorize(" not in finding.remedy
 
 
 # --- differing_columns ----------------------------------------------------------------
@@ -119,22 +129,26 @@ def find_text_columns(label="X", **types):
 
 def test_silent_for_numbers():
     """Numbers have no categories; labels are no features."""
-    assert find_text_columns(float64=(3, "a"), bool=(1, "b"), Int64=(1, "c")) == []
-    assert find_text_columns(label="y", object=(1, "label")) == []
+    assert find_text_columns(float64=("a", "b"), bool=("c",), Int64=("d",)) == []
+    assert find_text_columns(label="y", object=("label",)) == []
 
 
 @pytest.mark.parametrize("dtype", ["object", "string", "datetime64[ns]", "str"])
 def test_what_is_refused(dtype):
     """The finding comes before the error of a worker."""
-    (finding,) = find_text_columns(**{dtype: (2, "city")})
+    (finding,) = find_text_columns(**{dtype: ("city", "name")})
     assert finding.severity is Severity.warning
     assert "2 columns of type" in finding.message
-    assert "(city, ...)" in finding.message
+    assert "(city and name)" in finding.message
+    assert '.drop(columns=["city", "name"])' in finding.remedy
+    (finding,) = find_text_columns(**{dtype: tuple(map(str, range(11)))})
+    assert "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 1 more)" in finding.message
+    assert "[c for c in X.columns if " in finding.remedy
 
 
 def test_categories():
     """Some libraries accept categories."""
-    (finding,) = find_text_columns(label="eval_set[0].X", category=(1, "city"))
+    (finding,) = find_text_columns(label="eval_set[0].X", category=("city",))
     assert finding.severity is Severity.info
 
 
@@ -148,19 +162,16 @@ def find_mixed_numbers(kind="dataframe", **types):
 
 def test_silent_where_all_are_alike():
     """All columns have the same type, most are wide, or there is no frame."""
-    assert (
-        find_mixed_numbers(float32=(10, "a"))
-        == find_mixed_numbers(float64=(10, "a"))
-        == []
-    )
-    assert find_mixed_numbers(float32=(2, "a"), float64=(10, "b")) == []
-    assert find_mixed_numbers(float32=(9, "a"), int8=(1, "b")) == []
+    ten = tuple("abcdefghij")
+    assert find_mixed_numbers(float32=ten) == find_mixed_numbers(float64=ten) == []
+    assert find_mixed_numbers(float32=("k", "l"), float64=ten) == []
+    assert find_mixed_numbers(float32=ten, int8=("k",)) == []
     assert find_mixed_numbers(kind="array") == []
 
 
 def test_one_wide_column():
     """The finding has the name and the type of the column."""
-    (finding,) = find_mixed_numbers(float32=(9, "a"), int64=(1, "id"))
+    (finding,) = find_mixed_numbers(float32=tuple("abcdefghi"), int64=("id",))
     assert finding.severity is Severity.info
     assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
 

@@ -263,8 +263,8 @@ def test_each_finding_is_shown_once() -> None:
     assert "fixed  check0 and check1 (see the details)" in short
     assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
-    assert text.count("mend it") == 1
-    assert text.count("Remedy of new and check2: mend it") == 1
+    assert short.count("mend it") == 1
+    assert short.count("Remedy of new and check2: mend it") == 1
 
 
 def test_unrelated_findings_are_one_line() -> None:

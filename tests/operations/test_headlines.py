@@ -199,7 +199,7 @@ def test_every_operation_counts(local_cluster: Any) -> None:
         assert counts.line(report.steps) == text
     data = client.map(lambda i: bytes(20_000 + i), range(10), key="more")
     wait(data)
-    report = clustertune.release_data(client, "more")
+    report = clustertune.release_data(client, data)
     assert counts.line(report.steps) == "released 10 keys"
 
 

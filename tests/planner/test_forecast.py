@@ -286,7 +286,7 @@ def test_what_cannot_be_resized_is_not_told_to_be(lack: dict[str, Any]) -> None:
 
 def test_only_columns_of_eight_bytes_become_smaller() -> None:
     """A frame has three columns of float64, one of int32, and text."""
-    types = {"float64": (3, "a"), "int32": (1, "b")}
+    types = {"float64": ("a", "b", "c"), "int32": ("d",)}
     frame = replace(lazy(800).collections[0], kind="dataframe", types=types)
     seen = view([small(0)], [replace(lazy(1), collections=(frame,))], workload=TRIPLE)
     (total,) = totals(seen, Change(float32=True))

@@ -215,15 +215,19 @@ def _lacks(value: Any) -> bool:
     return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
-def _categories(partition: Any) -> dict[str, str]:
-    """By column of categories, a text that is equal for equal ordered categories."""
+def _categories(partition: Any) -> dict[str, list[Any]]:
+    """By column of categories, their number and a digest of them in their order."""
+    import hashlib
+
     if not hasattr(partition, "columns"):
         return {}
-    return {
-        str(column.name): repr(list(column.cat.categories))
-        for column in _columns(partition)
-        if hasattr(column, "cat")
-    }
+    found = {}
+    for column in _columns(partition):
+        if hasattr(column, "cat"):
+            listed = list(column.cat.categories)
+            digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
+            found[str(column.name)] = [len(listed), digest]
+    return found
 
 
 def _classes(partition: Any) -> list[list[Any]] | None:
