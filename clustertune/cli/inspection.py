@@ -38,7 +38,7 @@ from clustertune.cli.running import (
 from clustertune.core import tables
 from clustertune.core.findings import Severity
 from clustertune.core.report import with_commands
-from clustertune.core.tables import Cell, Section, Table
+from clustertune.core.tables import Section, Table
 from clustertune.core.wording import near, plural, printable, rounds_text
 from clustertune.errors import ConnectionLostError
 
@@ -180,9 +180,9 @@ def explain(name: str | None) -> None:
     click.echo(checks.page(name))
 
 
-def _rows(names: Iterable[str]) -> tuple[tuple[Cell, Cell], ...]:
+def _rows(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     known = checks.available()
-    return tuple((Cell(name), Cell(checks.title(known[name]))) for name in names)
+    return tuple((name, checks.title(known[name])) for name in names)
 
 
 # --- size -----------------------------------------------------------------------------

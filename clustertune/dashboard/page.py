@@ -16,7 +16,6 @@ from bokeh.models import Column, Row
 from clustertune.core.tables import (
     MAX_ROWS,
     NONE,
-    Cell,
     Item,
     Section,
     Table,
@@ -146,12 +145,11 @@ def _by_worker(layout: Mapping[str, Any]) -> Table:
         shares = [*shares[: MAX_ROWS // 2], *shares[-MAX_ROWS // 2 :]]
     else:
         shares.sort(key=lambda w: natural(w["id"]))
-    most = max([1, *(w["rows"] for w in shares)])
     return table(
         [
             [
                 ("worker", printable(w["id"], longest=MAX_NAME)),
-                ("rows", Cell(f"{w['rows']:,}", (w["rows"] / most,))),
+                ("rows", f"{w['rows']:,}"),
                 ("even share", f"{w['due']:,.0f}"),
                 ("partitions", f"{w['partitions']:,}"),
                 ("problem", f"{SIGN} {row_problem(w)}" if row_problem(w) else NONE),

@@ -643,8 +643,6 @@ reports = st.builds(
 )
 
 
-
-
 @given(reports)
 def test_json_round_trip(report: Report) -> None:
     """JSON that is read back gives an equal report with equal types."""

@@ -494,7 +494,7 @@ def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     wait([X, y])
     prepared = clustertune.prepare(client, X, y, estimator=wide(library))
     X, y = prepared
-    predicted = prepared.report.forecast
+    predicted = {w.worker: w.peak for w in prepared.report.workers}
     assert len(predicted) == 2
     del prepared
     client.run(forget_peak)
