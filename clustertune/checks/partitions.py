@@ -21,7 +21,6 @@ from clustertune.core.wording import (
     names_text,
     plural,
     times_text,
-    variable,
     workers_text,
 )
 from clustertune.planner import chunking, grouping, remedies, suitability
@@ -98,15 +97,16 @@ def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
         return remedies.cut(view, f", which cuts {b.label} where {a.label} is cut")
     remedy = remedies.cut(view)
     if b.kind == "array":
-        name, lengths = variable(b.label), _lengths(a)
-        rechunk = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
+        name, lengths = remedies.name_of(b.label), _lengths(a)
+        line = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
+        rechunk = remedies.edit((a.label, b.label), line)
         return f"{remedy} Or cut {b.label} by hand: `{rechunk}`."
     return remedy
 
 
 def _lengths(collection: CollectionInfo) -> str:
     """Code of the rows of each partition."""
-    name = variable(collection.label)
+    name = remedies.name_of(collection.label)
     if collection.kind == "array":
         return f"{name}.compute_chunk_sizes().chunks[0]"
     return f"tuple({name}.map_partitions(len).compute())"
@@ -159,14 +159,15 @@ def column_chunks(view: View) -> Iterator[Finding]:
     """
     for collection in view.collections:
         if collection.column_blocks > 1:
-            name = variable(collection.label)
+            name = remedies.name_of(collection.label)
+            line = f"{name} = {name}.rechunk({{1: -1}})"
             yield critical(
                 message=f"{collection.label} is cut into "
                 f"{collection.column_blocks} blocks of columns, but a fit needs all "
                 "columns of a row in one partition",
                 subject=(collection.label,),
                 evidence={"column_blocks": collection.column_blocks},
-                remedy=f"Run `{name} = {name}.rechunk({{1: -1}})`.",
+                remedy=remedies.run(remedies.edit([collection.label], line)),
                 fixed_by=view.goal.cutting_action,
             )
 

@@ -186,18 +186,21 @@ def _too_many_native(
 ) -> Iterator[Finding]:
     """Report a host on which tasks times pools exceed the CPUs."""
     cpus = host_cpus(tuple(workers))
-    threads = sum(w.nthreads * n for w, n in zip(workers, pools, strict=True))
-    if isinstance(cpus, Unknown) or threads <= most * cpus.usable:
+    tasks = [_tasks(w, view) for w in workers]
+    threads = sum(n * size for n, size in zip(tasks, pools, strict=True))
+    # thread_count reports too many threads with pools of 1
+    few = isinstance(cpus, Unknown) or threads <= most * cpus.usable
+    if isinstance(cpus, Unknown) or few or max(pools) == 1:
         return
     # workers in the client's process have the client's pools
     inside = any(w.address.startswith("inproc://") for w in workers)
     ignored = view.goal.workload.threads == "worker"
-    fix = _smaller_pools(view, workers, cpus.usable)
+    fix = _pools_of(view, workers, max(1, int(cpus.usable / sum(tasks))))
     yield Finding(
         severity=Severity.info if inside or ignored else Severity.warning,
         message=f"tasks on host {names_text([workers[0].host])} could run "
         f"{plural(threads, 'native thread')} at once ("
-        f"{plural(sum(w.nthreads for w in workers), 'task')} with pools of up "
+        f"{plural(sum(tasks), 'task')} with pools of up "
         f"to {max(pools)}) on {plural(cpus.usable, 'CPU')}"
         + (f"; {view.goal.workload.title} ignores these pools" * ignored),
         subject=tuple(w.id for w in workers),
@@ -207,9 +210,13 @@ def _too_many_native(
     )
 
 
-def _smaller_pools(view: View, workers: Sequence[WorkerSnapshot], cpus: float) -> Fix:
-    """Code that gives each task an equal share of the CPUs."""
-    size = max(1, int(cpus / sum(w.nthreads for w in workers)))
+def _tasks(worker: WorkerSnapshot, view: View) -> int:
+    """How many tasks use the worker's pools at once."""
+    return 1 if view.goal.workload.threads == "pools" else worker.nthreads
+
+
+def _pools_of(view: View, workers: Sequence[WorkerSnapshot], size: int) -> Fix:
+    """Code that gives the pools of these workers another size."""
     if not all(w.nanny for w in workers):
         code = f"with threadpool_limits({size}):"
         return Fix(f"Run the code of a task inside `{code}` (from threadpoolctl).")
@@ -229,14 +236,15 @@ def _pool_below_worker(view: View) -> Iterator[Finding]:
     ]
     if view.goal.workload.threads == "pools" and idle:
         worker, pool = max(idle, key=lambda x: x[0].nthreads - x[1])
+        fix = _pools_of(view, [w for w, _ in idle], worker.nthreads)
         yield info(
             message=f"{view.goal.workload.title} trains in one task per worker, in its "
             f"native pool; on {workers_text([w.id for w, _ in idle])} the pool is "
             f"smaller than the worker ({pool} of {plural(worker.nthreads, 'thread')})",
             subject=tuple(w.id for w, _ in idle),
             evidence={"pool_threads": pool, "threads": worker.nthreads},
-            remedy=f"Train inside `with threadpool_limits({worker.nthreads}):` (from "
-            f"threadpoolctl), with PyTorch `torch.set_num_threads({worker.nthreads})`.",
+            remedy=fix.python,
+            command=fix.command,
         )
 
 

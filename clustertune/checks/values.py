@@ -84,13 +84,14 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
 
 def _replace_infinite(layout: Layout, collection: CollectionInfo) -> str:
     """Code that makes infinite features missing, or drops rows of other values."""
-    name = variable(collection.label)
-    if name != "X":
+    name = remedies.name_of(collection.label)
+    if variable(collection.label) != "X":
         return remedies.drop_rows(layout, collection, infinite=True)
+    line = f"{name} = {name}.replace([numpy.inf, -numpy.inf], numpy.nan)"
     if collection.kind == "array":
         isinf = f"dask.array.isinf({name})"
-        return f"Run `{name} = dask.array.where({isinf}, numpy.nan, {name})`."
-    return f"Run `{name} = {name}.replace([numpy.inf, -numpy.inf], numpy.nan)`."
+        line = f"{name} = dask.array.where({isinf}, numpy.nan, {name})"
+    return remedies.run(remedies.edit([collection.label], line))
 
 
 def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
@@ -148,14 +149,16 @@ def differing_categories(view: View) -> Iterator[Finding]:
 
 def _categorize(collection: CollectionInfo, columns: Mapping[str, int]) -> str:
     """Code that gives all partitions the same categories, which reads all data."""
-    name = variable(collection.label)
+    name = remedies.name_of(collection.label)
     listed = _list_code(columns)
     if many := [column for column, n in columns.items() if n > MAX_CATEGORIES]:
         drop = f"{name} = {name}.drop(columns={_list_code(many)})"
         most = f"{max(columns.values()):,} categories"
-        return f"Run `{drop}`, or make numbers of columns with up to {most}."
+        text = f", or make numbers of columns with up to {most}"
+        return remedies.run(remedies.edit([collection.label], drop), text)
     as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
-    return f"Run `{name} = {as_objects}.categorize(columns={listed})`."
+    line = f"{name} = {as_objects}.categorize(columns={listed})"
+    return remedies.run(remedies.edit([collection.label], line))
 
 
 def differing_columns(view: View) -> Iterator[Finding]:
@@ -175,16 +178,17 @@ def differing_columns(view: View) -> Iterator[Finding]:
         found = {i: p["columns"] for i, p in enumerate(partitions) if p.get("columns")}
         if found:
             number, text = next(iter(found.items()))
-            name = variable(collection.label)
+            name = remedies.name_of(collection.label)
             chosen = f"{name}.map_partitions(lambda part: part[columns], "
             line = f"columns = list({name}.columns); {name} = {chosen}"
+            line = remedies.edit([collection.label], f"{line}meta={name}._meta)")
             yield critical(
                 message=f"{plural(len(found), 'partition')} of {collection.label} "
                 f"{verb(found, 'has')} other columns than its metadata: number "
                 f"{number} {printable(text, longest=200)}",
                 subject=(collection.label,),
                 evidence={"partitions": len(found), "first": number},
-                remedy=f"Run `{line}meta={name}._meta)`, which chooses columns by name."
+                remedy=f"Run `{line}`, which chooses columns by name."
                 if all(x.startswith("has the order") for x in found.values())
                 else f"Correct the source of partition {number} of {collection.label}.",
             )
@@ -245,7 +249,7 @@ def _encode(
     collection: CollectionInfo, dtype: str, names: Sequence[str], view: View
 ) -> str:
     """Code that makes numbers or categories of columns, or drops them."""
-    name, workload = variable(collection.label), view.goal.workload
+    name, workload = remedies.name_of(collection.label), view.goal.workload
     if collection.kind != "dataframe":
         return f"Make numbers of {collection.label} before the fit."
     columns = _list_code(names)
@@ -256,7 +260,8 @@ def _encode(
     option = option if workload.name.startswith("xgboost") else ""
     if workload.categories and dtype == "category":
         return option.strip()
-    drop = f"`{name} = {name}.drop(columns={columns})`"
+    line = f"{name} = {name}.drop(columns={columns})"
+    drop = f"`{remedies.edit([collection.label], line)}`"
     if dtype == "category" or not dtype.startswith(TEXT):
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:

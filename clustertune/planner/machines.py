@@ -104,11 +104,15 @@ def _host(address: str) -> str:
 
 
 def start_command(
-    snapshot: Snapshot, n_workers: int, size: tuple[int, int] | None = None
+    snapshot: Snapshot,
+    n_workers: int,
+    size: tuple[int, int] | None = None,
+    replaced: Workers = (),
 ) -> str:
     """Return the `dask worker` line that starts workers, by default like the others.
 
-    ``size`` has threads and memory limit (0: none). Without it, options in which the
+    ``size`` has threads and memory limit (0: none). ``replaced`` are workers whose
+    resources the new one gets. Without ``size``, options in which the
     existing workers differ are left out. Without a nanny, the line starts one worker,
     because `dask worker` refuses `--nworkers` then.
     """
@@ -124,7 +128,21 @@ def start_command(
     if len(limits := {limit for _, limit in sizes}) == 1:
         mib, rest = divmod(limit := limits.pop(), 2**20)
         words.append(f"--memory-limit {limit if rest or not mib else f'{mib}MiB'}")
+    found = {_resources(replaced)} if replaced else {_resources([w]) for w in there}
+    if len(found) == 1 and (resources := found.pop()):
+        words.append(f"--resources {quote(printable(resources))}")
     return " ".join(words)
+
+
+def _resources(workers: Sequence[WorkerSnapshot]) -> str:
+    """Return the sums of the workers' resources, as an option of `dask worker`."""
+    sums: dict[str, float] = {}
+    for worker in workers:
+        setup = {} if isinstance(worker.facts, Unknown) else worker.facts.setup
+        for item in filter(None, setup.get("resources", "").split(", ")):
+            name, _, value = item.rpartition("=")
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return ",".join(f"{name}={value:g}" for name, value in sums.items())
 
 
 def times_to_run(line: str, n_workers: int) -> str:
@@ -222,9 +240,13 @@ def merge_obstacle(workers: Workers, snapshot: Snapshot) -> str | None:
         reason = "adaptive scaling would start workers of the old size"
     elif not all(w.nanny for w in workers):
         reason = "a worker without a nanny cannot be restarted with another size"
+    cpus = host_cpus(workers)
+    useful = nthreads
+    if not isinstance(cpus, Unknown):
+        useful = min(nthreads, max(1, math.floor(cpus.usable)))
     return reason and (
         f"{who}: {reason}; start one worker there instead: "
-        f"`{start_command(snapshot, 1, (nthreads, limit))}`"
+        f"`{start_command(snapshot, 1, (useful, limit), workers)}`"
     )
 
 

@@ -231,12 +231,35 @@ def restart(
     return Fix(f"{before}{verb} the workers with the tool that started them{when}.")
 
 
+def name_of(label: str) -> str:
+    """Return the user's variable of a collection: ``X_valid`` for an eval set."""
+    return f"{variable(label)}_valid" if "." in label else variable(label)
+
+
+def edit(labels: Sequence[str], line: str) -> str:
+    """Return code that works on these collections.
+
+    Those of an eval set are taken from it first, and put back.
+    """
+    place = labels[0].rpartition(".")[0]
+    if not place:
+        return line
+    roles, names = [*map(variable, labels)], [*map(name_of, labels)]
+    if roles == ["X"]:
+        return f"X_valid, *rest = {place}; {line}; {place} = (X_valid, *rest)"
+    if {*roles} <= {"X", "y"}:
+        pair = "X_valid, y_valid"
+        return f"{pair} = {place}; {line}; {place} = ({pair})"
+    taken = ", ".join(f"{place}[{code(role)}]" for role in roles)
+    return f"{', '.join(names)} = {taken}; {line}; {taken} = {', '.join(names)}"
+
+
 def drop_rows(
     layout: Layout, collection: CollectionInfo, *, infinite: bool = False
 ) -> str:
     """Return how to drop rows without a value of this collection everywhere."""
-    names = [variable(m.label) for m in layout.collections]
-    name = variable(collection.label)
+    names = [name_of(m.label) for m in layout.collections]
+    name = name_of(collection.label)
     if len({m.kind == "array" for m in layout.collections}) > 1:
         return f"Drop these rows from {names_text(names, most=9)} before you load them."
     if collection.kind == "array":
@@ -247,35 +270,39 @@ def drop_rows(
         keep = f"{name}.notnull()"
         keep = f"~{name}.isin([numpy.inf, -numpy.inf])" if infinite else keep
     kept = ", ".join(f"{name}[keep]" for name in names)
-    return f"Run `keep = {keep}; {', '.join(names)} = {kept}`, which drops these rows."
+    line = f"keep = {keep}; {', '.join(names)} = {kept}"
+    return run(edit(layout.labels, line), ", which drops these rows")
 
 
 def sort_rows(layout: Layout, label: str) -> str:
     """Return how to sort the rows of all collections by the values of one."""
-    names, by = [variable(m.label) for m in layout.collections], variable(label)
+    names, by = [name_of(m.label) for m in layout.collections], name_of(label)
     first, *others = (m.kind for m in layout.collections)
     if {first, *others} == {"array"}:
         order = f'order = numpy.argsort({by}.compute(), kind="stable")'
-        return f"Run `{order}; {_taken(names)}`, which sorts the rows."
+        line = edit(layout.labels, f"{order}; {_taken(names)}")
+        return run(line, ", which sorts the rows")
     if first == "dataframe" and set(others) == {"series"}:
         X, *rest = names
         added = ", ".join(f"_{name}={name}" for name in rest)
         frame = f'frame = {X}.assign({added}).sort_values("_{by}")'
         columns = [f"frame[list({X}.columns)]", *(f'frame["_{n}"]' for n in rest)]
         taken = f"{', '.join(names)} = {', '.join(columns)}"
-        return f"Run `{frame}; {taken}`, which sorts the rows."
+        line = edit(layout.labels, f"{frame}; {taken}")
+        return run(line, ", which sorts the rows")
     return f"Sort the rows of {names_text(names, most=9)} by {by} before you load them."
 
 
 def join(layout: Layout, first: str, label: str) -> str:
     """Return how to join a collection with another one by their indexes."""
     kinds = {m.label: m.kind for m in layout.collections}
-    X, y = variable(first), variable(label)
+    X, y = name_of(first), name_of(label)
     if (kinds[first], kinds[label]) != ("dataframe", "series"):
         return f"Make {first} and {label} of one frame."
     frame = f'frame = {X}.join({y}.to_frame("_{y}"))'
     taken = f'{X}, {y} = frame[list({X}.columns)], frame["_{y}"]'
-    return f"Run `{frame}; {taken}`, which joins rows by the index."
+    line = edit((first, label), f"{frame}; {taken}")
+    return run(line, ", which joins rows by the index")
 
 
 def random_order(layout: Layout) -> str:
@@ -302,11 +329,11 @@ def _taken(names: Sequence[str]) -> str:
 
 def to_float32(collection: CollectionInfo) -> str:
     """Return code that makes numbers of float32 of the features."""
-    name = variable(collection.label)
-    if all(t.startswith(("int", "uint", "float")) for t in collection.types):
-        return f'{name} = {name}.astype("float32")'
-    numbers = f'{name}.select_dtypes("number").columns'
-    return f'{name} = {name}.astype(dict.fromkeys({numbers}, "float32"))'
+    name, types = name_of(collection.label), '"float32"'
+    if not all(t.startswith(("int", "uint", "float")) for t in collection.types):
+        numbers = f'{name}.select_dtypes("number").columns'
+        types = f'dict.fromkeys({numbers}, "float32")'
+    return edit([collection.label], f"{name} = {name}.astype({types})")
 
 
 def free_memory(view: View, workers: Sequence[WorkerSnapshot]) -> Fix:

@@ -182,6 +182,7 @@ def test_silent_with_pools_of_one():
     """The nanny sets pools of one thread; up to twice the CPUs are allowed."""
     assert find_thread_pools(1) == []
     assert find_thread_pools(2) == []
+    assert find_thread_pools(1, nthreads=64) == []  # thread_count reports it
     assert list(thread_pools(view())) == []
 
 
@@ -216,7 +217,9 @@ def test_a_library_that_trains_in_its_pools():
     (finding,) = find_thread_pools(1, nthreads=4, kind="pools")
     assert finding.severity is Severity.info
     assert "0 and 1 the pool is smaller than the worker (1 of 4" in finding.message
-    assert "torch.set_num_threads" in finding.remedy
+    assert "clustertune.resize_workers(" in finding.remedy
+    assert '"OMP_NUM_THREADS": "4"' in finding.remedy
+    assert find_thread_pools(4, nthreads=4, kind="pools") == []
     assert find_thread_pools(2, kind="pools") == []
     assert find_thread_pools(1, nthreads=4) == []
 

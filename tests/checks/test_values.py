@@ -2,6 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
 import pytest
 
 from clustertune.checks.values import (
@@ -54,6 +58,40 @@ def test_what_no_fit_can_use():
     assert finding.severity is Severity.critical
     (finding,) = find_not_finite("y", (1, 0), needs=False)
     assert finding.severity is Severity.warning
+
+
+# --- remedies of eval sets ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["array", "dataframe"])
+def test_remedies_of_eval_sets_leave_the_training_data(kind):
+    """Their code changes the eval set, and neither X nor y."""
+    X = da.from_array(np.array([[1.0], [np.inf], [3.0], [4.0]]), chunks=(2, 1))
+    y = da.from_array(np.array([0.0, 1.0, np.nan, 1.0]), chunks=2)
+    if kind == "dataframe":
+        X = dd.from_dask_array(X, columns=["a"])
+        y = dd.from_dask_array(y, columns="y")
+    labels = ("eval_set[0].X", "eval_set[0].y")
+    given = layout([2, 2], [0, 0], labels, label="eval_set[0]")
+    counts = {labels[0]: (0, 1), labels[1]: (1, 0)}
+    read = [
+        replace(
+            m,
+            kind=kind if m.label == labels[0] or kind == "array" else "series",
+            contents=Contents(partitions=({"nonfinite_values": counts[m.label]},)),
+        )
+        for m in given.collections
+    ]
+    given = replace(given, collections=tuple(read))
+    training = layout([2, 2], [0, 0])
+    names = {"X": 1, "y": 2, "eval_set": [(X, y)], "numpy": np, "dask": dask}
+    for finding in nonfinite_values(view((), [training, given])):
+        exec(finding.remedy.split("`")[1], names)
+    assert (names["X"], names["y"]) == (1, 2)
+    X, y = (np.asarray(x.compute()) for x in names["eval_set"][0])
+    assert X.shape == (3, 1)
+    assert np.isfinite(y).all()
+    assert np.isinf(X).sum() == 0
 
 
 # --- differing_categories -------------------------------------------------------------

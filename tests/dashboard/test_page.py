@@ -92,8 +92,6 @@ def test_rows_of_each_worker() -> None:
     assert "&#9650; 2 separated pairs" in html(text)
     assert html(text).count("&#9650; empty") == 2
     assert html(text).count("&#9650; too many") == 1
-    assert "width:33%" in text  # the bar of the first worker
-    assert "width:100%" in text
 
 
 def html(text: str) -> str:

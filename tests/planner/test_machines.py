@@ -7,6 +7,7 @@ from clustertune.planner.machines import (
     by_host,
     host_cpus,
     host_memory,
+    merge_obstacle,
     start_command,
     threads_per_host,
     unknown_findings,
@@ -219,6 +220,17 @@ def test_unknown_facts_are_grouped_by_reason():
         ([{"memory_limit": 0}], "--nworkers 3 --nthreads 1 --memory-limit 0"),
         ([{"nanny": None}], "--no-nanny --nthreads 1 --memory-limit 1024MiB"),
         ([{"nanny": None}, {}], "--nworkers 3 --nthreads 1 --memory-limit 1024MiB"),
+        (
+            [{"setup": {"resources": "GPU=1, disk=0.5"}}],
+            (
+                "--nworkers 3 --nthreads 1 --memory-limit 1024MiB "
+                "--resources GPU=1,disk=0.5"
+            ),
+        ),
+        (
+            [{"setup": {"resources": "GPU=1"}}, {}],
+            "--nworkers 3 --nthreads 1 --memory-limit 1024MiB",
+        ),
         ([{"status": "closed", "nthreads": 9}], "--nworkers 3"),
         ([], "--nworkers 3"),
     ],
@@ -228,3 +240,13 @@ def test_the_line_that_starts_workers(changes, options):
     alike = {"nthreads": 1, "memory_limit": 2**30}
     found = snapshot([worker(i, **(alike | c)) for i, c in enumerate(changes)])
     assert start_command(found, 3) == f"dask worker {found.scheduler} {options}"
+
+
+def test_the_line_that_starts_a_merged_worker():
+    """It has the resources of all workers, and no more threads than CPUs."""
+    two, own = frozenset(range(2)), {"resources": "GPU=1, disk=0.5"}
+    some = tuple(worker(i, affinity=two, setup=own) for i in range(5))
+    line = merge_obstacle(some, snapshot(some))
+    assert "one worker would not add up their GPU=1, disk=0.5" in line
+    assert " --nthreads 2 " in line
+    assert line.endswith(" --resources GPU=5,disk=2.5`")
