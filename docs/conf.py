@@ -37,6 +37,8 @@ numpydoc_class_members_toctree = False
 
 html_theme = "dask_sphinx_theme"
 html_title = f"clustertune {release}"
+html_static_path = ["_static"]
+html_css_files = ["fonts.css"]
 # the sidebar has the search
 html_theme_options = {"navbar_persistent": [], "navbar_end": []}
 
