@@ -62,8 +62,8 @@ def release_data(
     Examples
     --------
     >>> print(clustertune.release_data(client, dry_run=True))        # doctest: +SKIP
-    >>> clustertune.release_data(client, X, y)                       # doctest: +SKIP
     >>> clustertune.release_data(client, keep=[X, y])                # doctest: +SKIP
+    >>> clustertune.release_data(client, X, y)                       # doctest: +SKIP
     """
     kept = {f.key for f in futures_of(keep)}
     going = Counter(f.key for f in {id(f): f for f in futures_of(collections)}.values())

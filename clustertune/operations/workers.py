@@ -119,7 +119,7 @@ def restart_workers(
 
     Examples
     --------
-    >>> print(clustertune.restart_workers(client, workers=[3]))         # doctest: +SKIP
+    >>> print(clustertune.restart_workers(client, workers=[1]))         # doctest: +SKIP
     """
     most = arguments.part("max_unavailable", max_unavailable)
     others = arguments.flag("include_other_clients", include_other_clients)
@@ -371,7 +371,7 @@ def scale(
 
     Examples
     --------
-    >>> clustertune.scale(client, 8)                            # doctest: +SKIP
+    >>> clustertune.scale(client, 3)                            # doctest: +SKIP
     >>> X, y = clustertune.prepare(client, X, y)                # doctest: +SKIP
     """
     wanted = arguments.number("n_workers", n_workers)
