@@ -16,6 +16,7 @@ import fsspec
 
 from clustertune.core.wording import printable
 from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.workload import last_step
 
 FORMAT = 1
 MAX_HEADER = 2**26  # bytes
@@ -95,3 +96,16 @@ class CheckpointFile:
 def _equal(one: Any, other: Any) -> bool:
     """Return whether values have the same JSON, in which NaN equals itself."""
     return json.dumps(one) == json.dumps(other)
+
+
+def facts_of(model: Any, X: Any) -> dict[str, Any]:
+    """Return facts of a fit that a checkpoint in a file belongs to."""
+    step: Any = last_step(model)[1]
+    columns = getattr(X, "columns", None)
+    kinds = (bool, int, float, str)
+    params = {k: v for k, v in step.get_params().items() if isinstance(v, kinds)}
+    return {
+        "estimator": type(step).__name__,
+        "columns": X.shape[1] if columns is None else [str(name) for name in columns],
+        "parameters": params,
+    }

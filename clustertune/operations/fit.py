@@ -36,7 +36,7 @@ from clustertune.integrations.libraries.workload import assign, last_step, param
 from clustertune.monitor.connection import sync
 from clustertune.operations import call as calling
 from clustertune.operations.callbacks import Callbacks
-from clustertune.operations.checkpoints import CheckpointFile
+from clustertune.operations.checkpoints import CheckpointFile, facts_of
 from clustertune.operations.prepare import prepare
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.surviving import FitWatch, Loss
@@ -105,19 +105,6 @@ def _refuse_checkpoints(model: Any, path: str | None) -> None:
         )
     if continuation is not None and (why := continuation.refusal(step)):
         raise ValueError(f"model={type(step).__name__}: {why}")
-
-
-def _about(model: Any, X: Any) -> dict[str, Any]:
-    """Return facts of a fit that a checkpoint in a file belongs to."""
-    step: Any = last_step(model)[1]
-    columns = getattr(X, "columns", None)
-    kinds = (bool, int, float, str)
-    params = {k: v for k, v in step.get_params().items() if isinstance(v, kinds)}
-    return {
-        "estimator": type(step).__name__,
-        "columns": X.shape[1] if columns is None else [str(name) for name in columns],
-        "parameters": params,
-    }
 
 
 def _refuse_client(client: Client, model: Any) -> None:
@@ -582,7 +569,7 @@ def fit(
     own, rest = _divided(model, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
     per_host = all_workers and libraries.can_use_host(model)
-    file = None if path is None else CheckpointFile(path=path, about=_about(model, X))
+    file = None if path is None else CheckpointFile(path=path, about=facts_of(model, X))
     work = _Work(
         client=client,
         model=model,
