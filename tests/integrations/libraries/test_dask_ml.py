@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
@@ -135,3 +138,46 @@ def test_incremental_searches_still_fail(client: Any) -> None:
     with pytest.raises(RuntimeError, match="asynchronous Client"):
         search.fit(X, data.labels(X), classes=[0, 1])
     assert "dask-ml#1016" in libraries.available()["incremental_search"].profile.refused
+
+
+LOSING = {
+    "kmeans": lambda: KMeans(2, init="random", random_state=0),
+    "incremental": lambda: Incremental(
+        SGDClassifier(random_state=0, shuffle=False), shuffle_blocks=False
+    ),
+    "glm": lambda: LogisticRegression(solver="gradient_descent", max_iter=5),
+}
+
+
+def parameters(model: Any) -> Any:
+    names = "cluster_centers_", "coef_"
+    found = getattr(model, "estimator_", model)
+    return np.asarray(next(getattr(found, n) for n in names if hasattr(found, n)))
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_a_lost_worker_costs_one_more_try(
+    client: Any, tmp_path: Path, name: str
+) -> None:
+    """A worker is killed while the fit runs; the model is that of a calm fit."""
+    X = data.features()
+    y = data.labels(X).astype("i8")
+    given = (X,) if name == "kmeans" else (X, y)
+    more = {"classes": [0, 1]} if name == "incremental" else {}
+    calm = LOSING[name]()
+    clustertune.fit(client, calm, *given, **more)
+    model = LOSING[name]()
+    mark = tmp_path / "mark"
+
+    class Loses(type(model)):  # type: ignore[misc]
+        def fit(self, *args: Any, **kwargs: Any) -> Any:
+            if not mark.exists():
+                mark.touch()
+                os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
+            return super().fit(*args, **kwargs)
+
+    model.__class__ = Loses
+    clustertune.fit(client, model, *given, max_failures=1, **more)
+    assert mark.exists()
+    assert np.allclose(parameters(model), parameters(calm))
+    client.wait_for_workers(2, timeout=300)
