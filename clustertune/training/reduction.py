@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -112,8 +111,6 @@ def map_reduce(
     ...                           broadcast=(w,))           # doctest: +SKIP
     """
     request = reduction_plan.check_arguments(client, func, items, broadcast, reduce)
-    for remark in request.remarks:
-        warnings.warn(remark, stacklevel=2)
     return sync(client, _run, request)
 
 

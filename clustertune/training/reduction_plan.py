@@ -18,15 +18,13 @@ import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
-from dask.sizeof import sizeof
 from distributed import Client, Future
 
 from clustertune.collections import inputs
-from clustertune.core.wording import bytes_text, plural
+from clustertune.core.wording import plural
 from clustertune.errors import AlignmentError
 from clustertune.operations.call import check_client, have_one_scheduler
 
-LARGE_ITEMS = 10_000_000  # bytes of items from which Dask advises to scatter them
 MAX_REPEATED = 8_000_000  # bytes of an argument that may travel repeatedly, in total
 JOIN_WIDTH = 4  # results of workers that one task joins
 
@@ -44,7 +42,6 @@ class SumRequest:
     values: Any = None  # a sequence of this process that can be sliced
     collections: tuple[Any, ...] = ()  # row-aligned
     futures: tuple[Future[Any], ...] = ()
-    remarks: tuple[str, ...] = ()  # advice for the caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +142,13 @@ def _with_items(request: SumRequest, items: Any) -> SumRequest:
         raise ValueError("items is empty, so there is no result; pass at least one")
     rows = isinstance(items, np.ndarray) and items.dtype.kind != "O"
     if rows or isinstance(items, range):
-        return _with_values(request, items)
+        return replace(request, values=items)
     listed = items if isinstance(items, list | tuple) else list(items)
     if all(isinstance(item, Future) for item in listed):
         _refuse_foreign(request.client, listed)
         return replace(request, futures=tuple(listed))
     _refuse_mixed(listed)
-    return _with_values(request, listed)
+    return replace(request, values=listed)
 
 
 def _refuse_mixed(listed: Sequence[Any]) -> None:
@@ -170,18 +167,6 @@ def _refuse_mixed(listed: Sequence[Any]) -> None:
             raise TypeError(
                 f"items[{i}] is a future and others are not; pass one kind of items"
             )
-
-
-def _with_values(request: SumRequest, values: Any) -> SumRequest:
-    nbytes = sizeof(values)
-    if nbytes <= LARGE_ITEMS:
-        return replace(request, values=values)
-    remark = (
-        f"items have {bytes_text(nbytes)}, and each call sends them from this process "
-        "to the workers. Load them on the workers (func can read its part), or send "
-        "them once: items = client.scatter(items)"
-    )
-    return replace(request, values=values, remarks=(remark,))
 
 
 def _refuse_foreign(client: Client, futures: Sequence[Future[Any]]) -> None:

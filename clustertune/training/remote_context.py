@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from itertools import islice
@@ -21,7 +20,6 @@ from distributed.protocol import pickle
 Settings = Mapping[str, Any]
 Rows = tuple[Any, ...]  # the same rows of each collection
 
-PREFETCHED = 4  # batches that are read ahead
 POLL_INTERVAL = 0.5  # seconds between two checks whether the task is still wanted
 
 
@@ -77,7 +75,6 @@ class Context:
         self._partitions: list[tuple[Any, ...]] | None = given["partitions"]
         self._synchronous: bool = given["synchronous"]
         self._rows: list[list[int]] = given["rows"]
-        self._readers: list[BatchReader] = []
         saved: bytes | None = given["state"]
         self.state: Any = None if saved is None else pickle.loads(saved)
 
@@ -128,20 +125,11 @@ class Context:
             raise ValueError(f"batch_size={size} must be at least 1")
         limited = self._synchronous if equal is None else equal
         steps = self._steps(size) if limited else None
-        return self._prefetched(
+        return (
             batch
             for _ in range(epochs)
             for batch in split_rows(self._read(), size, steps)
         )
-
-    def _prefetched(self, source: Iterator[Rows]) -> Iterator[Rows]:
-        reader = BatchReader(source, PREFETCHED)
-        self._readers.append(reader)
-        try:
-            yield from reader
-        finally:
-            reader.close()
-            self._readers.remove(reader)
 
     def _read(self) -> Iterator[Rows]:
         for keys in self._partitions or ():
@@ -209,10 +197,6 @@ class Context:
         runs = task is not None and task.state in ("executing", "long-running")
         return runs and self._worker.status not in (Status.closing, Status.closed)
 
-    def close(self) -> None:
-        for reader in list(self._readers):
-            reader.close()
-
 
 # --- batches --------------------------------------------------------------------------
 
@@ -274,63 +258,3 @@ def _concatenated(slices: list[Any]) -> Any:
     from dask.array.dispatch import concatenate_lookup
 
     return concatenate_lookup.dispatch(type(slices[0]))(slices, axis=0)
-
-
-class BatchReader:
-    """Iterator that a thread fills a few batches ahead of its consumer.
-
-    The thread waits for a slow consumer and ends with it.
-    """
-
-    def __init__(self, source: Iterator[Rows], ahead: int):
-        self._source = source
-        self._ahead = ahead
-        self._waiting: deque[Rows] = deque()
-        self._ended = False
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._fill, name="clustertune-batches", daemon=True
-        )
-        self._thread.start()
-
-    def _fill(self) -> None:
-        try:
-            for batch in self._source:
-                with self._changed:
-                    self._changed.wait_for(self._has_room)
-                    if self._ended:
-                        return
-                    self._waiting.append(batch)
-                    self._changed.notify_all()
-        # the consumer raises any error
-        except BaseException as error:  # noqa: BLE001
-            self._error = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _has_room(self) -> bool:
-        return self._ended or len(self._waiting) < self._ahead
-
-    def __iter__(self) -> Iterator[Rows]:
-        return self
-
-    def __next__(self) -> Rows:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended)
-            if self._waiting:
-                self._changed.notify_all()
-                return self._waiting.popleft()
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
-        raise StopIteration
-
-    def close(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._waiting.clear()
-            self._changed.notify_all()
-        self._thread.join()

@@ -286,7 +286,6 @@ def run_role(name: str, key: str, pickled: bytes) -> Any:
     else:
         return result
     finally:
-        context.close()
         endpoint.close_port()
         endpoint.end(context.is_wanted())
 

@@ -294,8 +294,6 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, inc, [1], broadcast=(1, lock))
     with pytest.raises(TypeError, match=r"items\[1\] cannot be sent"):
         await map_reduce(c, inc, [1, lock])
-    with pytest.warns(UserWarning, match=r"client\.scatter\(items\)"):
-        await map_reduce(c, len, [np.ones(1_000_000)] * 2)
     rows = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=2)
     with pytest.raises(FunctionError, match="5 and 4 rows"):
         await map_reduce(c, lambda a, b: 0, (rows["x"], rows[rows["x"] != 2]))

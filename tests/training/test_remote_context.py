@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.training.remote_context import BatchReader, split_rows
+from clustertune.training.remote_context import split_rows
 
 
 def partitions(counts: list[int]) -> list[tuple[Any, ...]]:
@@ -67,37 +65,3 @@ def test_unneeded_partitions_are_not_read() -> None:
 
     assert len(list(split_rows(source(), 2, 2))) == 2
     assert len(read) == 2
-
-
-def test_a_slow_consumer_slows_the_reader() -> None:
-    """The reader is a few batches ahead and ends with its consumer."""
-    made: list[int] = []
-    full = threading.Event()
-
-    def source() -> Iterator[Any]:
-        for i in range(1000):
-            made.append(i)
-            if i == 4:  # four batches wait
-                full.set()
-            yield (i,)
-
-    reader = BatchReader(source(), ahead=4)
-    assert full.wait(10)
-    assert [next(reader)[0] for _ in range(3)] == [0, 1, 2]
-    reader.close()
-    assert len(made) <= 3 + 4 + 1
-    assert not reader._thread.is_alive()
-    assert list(reader) == []
-
-
-def test_an_error_of_the_reader_follows_its_batches() -> None:
-    def source() -> Iterator[Any]:
-        yield (1,)
-        raise KeyError("partition")
-
-    reader = BatchReader(source(), ahead=4)
-    assert next(reader) == (1,)
-    with pytest.raises(KeyError, match="partition"):
-        next(reader)
-    assert list(reader) == []
-    reader.close()

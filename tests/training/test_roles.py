@@ -48,7 +48,6 @@ def left(s: Any, *workers: Any) -> list[Any]:
     found += [
         h for w in workers for h in w.handlers if h.startswith(remote_roles.ENDPOINTS)
     ]
-    found += [t for t in threading.enumerate() if t.name == "clustertune-batches"]
     return found
 
 

@@ -58,14 +58,11 @@ RANK = replace(
     takes=(*(BOOSTING.takes or ()), "qid"),
 )
 
-_STOPPING = "early_stopping"
-_ROUNDS = (_STOPPING, f"{_STOPPING}_round", f"{_STOPPING}_rounds", "n_iter_no_change")
-
 
 def _stops_early(estimator: Any) -> bool:
     """Return whether a parameter enables it; a callback is not known before the fit."""
     given = {} if isinstance(estimator, type) else estimator.get_params()
-    return any(given.get(name) or 0 for name in _ROUNDS)
+    return any(given.get(name) or 0 for name in STOPPING)
 
 
 def _is_ranker(estimator: object) -> bool:
