@@ -137,6 +137,17 @@ def gather(
     )
 
 
+def refuse_bounds(y: Any) -> None:
+    """Refuse bounds of labels, which no estimator's fit takes."""
+    if isinstance(y, tuple):
+        raise TypeError(
+            "y is a pair of bounds, which no estimator's fit takes. Prepare them, and "
+            "train with xgboost.dask.DaskDMatrix(client, X, label_lower_bound=lower, "
+            "label_upper_bound=upper): X, lower, upper = clustertune.prepare(client, "
+            "X, (lower, upper))"
+        )
+
+
 def _with_qid(
     prefix: str, named: Mapping[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:

@@ -550,13 +550,7 @@ def fit(
     calling.check_client(client)
     libraries.refuse_fit(model, asynchronous=client.asynchronous)
     _refuse_client(client, model)
-    if isinstance(y, tuple):
-        raise TypeError(
-            "y is a pair of bounds, which no estimator's fit takes. Prepare them, and "
-            "train with xgboost.dask.DaskDMatrix(client, X, label_lower_bound=lower, "
-            "label_upper_bound=upper): X, lower, upper = clustertune.prepare(client, "
-            "X, (lower, upper))"
-        )
+    inputs.refuse_bounds(y)
     most = arguments.failures("max_failures", max_failures)
     path = arguments.file("checkpoint_path", checkpoint_path)
     every = arguments.duration("checkpoint_every", checkpoint_every)
