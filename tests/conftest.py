@@ -18,6 +18,7 @@ from distributed.utils import get_mp_context
 
 # distributed's tests put back the configuration that was there when they were loaded
 import clustertune.core.settings  # noqa: F401
+from tests.processes import LOCAL
 
 METHOD = "distributed.worker.multiprocessing-method"
 
@@ -81,14 +82,7 @@ def local_cluster() -> Iterator[Callable[..., tuple[LocalCluster, Client]]]:
     opened: list[Any] = []
 
     def start(n_workers: int, **options: Any) -> tuple[LocalCluster, Client]:
-        settings = {
-            "threads_per_worker": 1,
-            "processes": True,
-            # port 8787 may be taken, and distributed then leaks a socket
-            "dashboard_address": "127.0.0.1:0",
-            "memory_limit": "2GiB",
-        }
-        cluster = LocalCluster(n_workers=n_workers, **(settings | options))
+        cluster = LocalCluster(n_workers=n_workers, **(LOCAL | options))
         opened.append(cluster)
         client = Client(cluster)
         opened.append(client)

@@ -15,8 +15,16 @@ from socket import socket
 from time import monotonic, sleep
 from typing import Any
 
-from distributed import Client
+from distributed import Client, LocalCluster
 
+#: options of a LocalCluster for tests
+LOCAL: dict[str, Any] = {
+    "threads_per_worker": 1,
+    "processes": True,
+    # port 8787 may be taken, and distributed then leaks a socket
+    "dashboard_address": "127.0.0.1:0",
+    "memory_limit": "2GiB",
+}
 BLOCK = """
 import sys
 
@@ -94,6 +102,18 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[byte
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
+
+
+@contextmanager
+def local_workers(
+    n_workers: int = 2, *, set_as_default: bool = True, **options: Any
+) -> Iterator[Client]:
+    """Start a cluster of worker processes with one thread each; yield its client."""
+    with (
+        LocalCluster(n_workers=n_workers, **(LOCAL | options)) as cluster,
+        Client(cluster, set_as_default=set_as_default) as client,
+    ):
+        yield client
 
 
 def blocking(folder: Path) -> Mapping[str, str]:

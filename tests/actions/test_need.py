@@ -12,13 +12,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, wait
+from distributed import Client, Event, wait
 
 import clustertune
 from clustertune.core.report import Report
 from clustertune.core.results import WorkerMemory
 from clustertune.core.wording import bytes_text
-from tests.processes import until
+from tests.processes import local_workers, until
 
 MEMORY = {f"distributed.worker.memory.{k}": v for k, v in (("pause", 0.9),)}
 MORE = 620 * 2**20  # bytes; with those of any worker more than its spill threshold
@@ -29,13 +29,7 @@ LINE = int(0.7 * 2**30)
 def cluster(n_workers: int = 3) -> Iterator[Client]:
     with (
         dask.config.set(MEMORY),
-        LocalCluster(
-            n_workers=n_workers,
-            threads_per_worker=1,
-            memory_limit="1 GiB",
-            dashboard_address="127.0.0.1:0",
-        ) as local,
-        Client(local) as client,
+        local_workers(n_workers, memory_limit="1 GiB") as client,
     ):
         yield client
 

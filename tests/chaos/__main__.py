@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,40 @@ from distributed.utils import get_mp_context
 
 from tests.chaos.rounds import Log, play_all, seeds
 
-_state = click.option(
-    "--state", type=click.Path(dir_okay=False, path_type=Path), help="File to which "
-    "each round is appended. A later call continues after its last seed."
-)  # fmt: skip
-_seed = click.option("--seed", type=int, help="Play only the round of this seed.")
-_first = click.option("--first", type=int, help="First seed.")
-_minutes = click.option(
-    "--minutes", type=float, default=0.0, help="Time limit in minutes."
-)
-_rounds = click.option(
-    "--rounds", type=int, default=0, help="Largest number of rounds."
-)
+
+def _rounds(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that play rounds; they become a log and its seeds."""
+    options = (
+        click.option("--state", type=click.Path(dir_okay=False, path_type=Path),
+            help="File to which each round is appended. A later call continues after "
+            "its last seed."),
+        click.option("--seed", type=int, help="Play only the round of this seed."),
+        click.option("--first", type=int, help="First seed."),
+        click.option("--minutes", type=float, default=0.0, help="Longest run."),
+        click.option("--rounds", type=int, default=0, help="Largest number of rounds."),
+    )  # fmt: skip
+
+    @functools.wraps(function)
+    def command(
+        state: Path | None,
+        seed: int | None,
+        first: int | None,
+        minutes: float,
+        rounds: int,
+        **more: Any,
+    ) -> None:
+        log = Log(state)
+        if seed is None and not (rounds or minutes):
+            raise click.UsageError("give --seed, --rounds or --minutes")
+        which = [seed]
+        if seed is None:
+            which = seeds(log, first=first, rounds=rounds, minutes=minutes)
+        function(log, which, **more)
+        _finish(log)
+
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -49,16 +72,6 @@ def _finish(log: Log) -> None:
     sys.exit(1 if log.broken else 0)
 
 
-def _chosen_seeds(
-    log: Log, seed: int | None, first: int | None, rounds: int, minutes: float
-) -> Any:
-    if seed is not None:
-        return [seed]
-    if not (rounds or minutes):
-        raise click.UsageError("give --seed, --rounds or --minutes")
-    return seeds(log, first=first, rounds=rounds, minutes=minutes)
-
-
 def _printing(play: Callable[[int], Any]) -> Callable[[int], Any]:
     def play_and_print(seed: int) -> Any:
         one = play(seed)
@@ -77,108 +90,48 @@ def _fork_workers() -> None:
 
 
 @main.command()
-@_state
-@_seed
-@_first
-@_minutes
 @_rounds
-def simulated(
-    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
-) -> None:
+def simulated(log: Log, which: Iterable[int]) -> None:
     """Inject faults into simulated clusters in memory."""
     from tests.chaos.simulated_rounds import play
 
-    log = Log(state)
-    which = _chosen_seeds(log, seed, first, rounds, minutes)
-    play_all(_printing(play) if seed is not None else play, log, which)
-    _finish(log)
+    play_all(play, log, which)
 
 
 @main.command()
-@_state
-@_seed
-@_first
-@_minutes
 @_rounds
-def live(
-    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
-) -> None:
+def live(log: Log, which: Iterable[int]) -> None:
     """Inject faults into real clusters."""
     _fork_workers()
     from tests.chaos.live import ClusterPool, draw, play
 
-    log = Log(state)
-    which = _chosen_seeds(log, seed, first, rounds, minutes)
     with ClusterPool() as pool:
         play_all(_printing(lambda n: play(draw(n), pool, log)), log, which)
-    _finish(log)
 
 
 @main.command()
-@_state
-@_seed
-@_first
-@_minutes
 @_rounds
-def low_memory(
-    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
-) -> None:
+def low_memory(log: Log, which: Iterable[int]) -> None:
     """Restart real workers that are full, paused, or have spilled keys."""
     _fork_workers()
     from tests.chaos.live import ClusterPool, play
     from tests.chaos.low_memory import FilledWorkers, draw
 
-    log = Log(state)
-    which = _chosen_seeds(log, seed, first, rounds, minutes)
     with ClusterPool() as pool:
         play_all(
             _printing(lambda n: play(draw(n), pool, log, FilledWorkers)), log, which
         )
-    _finish(log)
 
 
 @main.command()
-@_state
-@_seed
-@_first
-@_minutes
 @_rounds
 @click.option("--library", "libraries", multiple=True, default=("xgboost",))
-def fits(
-    state: Path | None,
-    seed: int | None,
-    first: int | None,
-    minutes: float,
-    rounds: int,
-    libraries: tuple[str, ...],
-) -> None:
+def fits(log: Log, which: Iterable[int], libraries: tuple[str, ...]) -> None:
     """Kill, freeze and retire workers of real fits."""
     _fork_workers()
     from tests.chaos.fits import draw, play
 
-    log = Log(state)
-    which = _chosen_seeds(log, seed, first, rounds, minutes)
     play_all(_printing(lambda n: play(draw(n, libraries))), log, which)
-    _finish(log)
-
-
-@main.command()
-@_state
-@_seed
-@_first
-@_minutes
-@_rounds
-def hosts(
-    state: Path | None, seed: int | None, first: int | None, minutes: float, rounds: int
-) -> None:
-    """Inject faults into hosts and links of a lab; needs root on Linux."""
-    from tests.chaos.hosts import draw, opened
-
-    log = Log(state)
-    which = _chosen_seeds(log, seed, first, rounds, minutes)
-    with opened() as player:
-        play_all(_printing(lambda n: player.play(draw(n))), log, which)
-    _finish(log)
 
 
 @main.command()

@@ -12,11 +12,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import psutil
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 
 import clustertune
 from clustertune import training
 from tests.chaos.data import Spec, make, wrong
+from tests.processes import local_workers
 
 LEAK = 8 * 2**20  # bytes that each task leaks
 TASKS = 4  # leaking tasks in a round
@@ -51,13 +52,7 @@ def soak(rounds: int, echo: Callable[[str], Any]) -> tuple[list[SoakRound], list
         seed=1, kind="array", rows=20_000, columns=20, partitions=8, other_partitions=8,
         place="anywhere",
     )  # fmt: skip
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, memory_limit="1 GiB",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):  # fmt: skip
+    with local_workers(memory_limit="1 GiB") as client:
         data = make(spec, client)
         X, y, rows = clustertune.prepare(client, *data, progress=False)
         del data

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from distributed import Client, LocalCluster, wait
+from distributed import Client, wait
 
 import clustertune
 from clustertune.errors import AlignmentError, RefusedError
+from tests.processes import local_workers
 
 ROWS = 120
 NUMBERS = np.arange(ROWS * 4, dtype="f8").reshape(ROWS, 4)
@@ -29,15 +30,7 @@ MASK = NUMBERS % 5 == 0
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client of two worker processes."""
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with local_workers() as client:
         yield client
 
 

@@ -13,7 +13,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import wait
 from distributed.utils_test import gen_cluster
 
 import clustertune
@@ -21,7 +21,7 @@ from clustertune.actions import load
 from clustertune.collections.loading import Lazy, build, lengths
 from clustertune.errors import CapacityError, IncompleteError
 from tests.builders import layout, view, worker
-from tests.processes import soon
+from tests.processes import local_workers, soon
 
 THREE = [("127.0.0.1", 1)] * 3
 FRAME = pd.DataFrame({"a": np.arange(900.0), "b": np.arange(900), "y": 1})
@@ -315,12 +315,7 @@ async def test_what_turns_out_to_be_too_much(c, s, *workers):
 
 def test_with_a_synchronous_client(parquet):
     """Tasks read footers in worker processes."""
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-        ) as some,
-        Client(some) as client,
-    ):
+    with local_workers() as client:
         frame = dd.read_parquet(parquet[0], filesystem="arrow")
         X, y = p = clustertune.prepare(client, frame[["a", "b"]], frame["y"])
         assert "X and y on the workers that train" in p.plan[0].steps[0].gain

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from clustertune.errors import FunctionError
 from clustertune.training import run_roles
-from tests.processes import until
+from tests.processes import local_workers, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "deep-learning.md"
 ENOUGH = 0.92  # of the digits that no worker has seen; the page goes a little further
@@ -36,16 +36,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client of four processes, which import TensorFlow once for all tests."""
-    with (
-        LocalCluster(
-            n_workers=4,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            memory_limit="3GiB",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with local_workers(4, memory_limit="3GiB") as client:
         yield client
 
 

@@ -25,7 +25,7 @@ import clustertune
 from clustertune.cli import main
 from clustertune.operations.playbooks import reading
 from tests.pages import DOCS, PAGES, ROOT, blocks, commands
-from tests.processes import stop_stealing, workers_of
+from tests.processes import LOCAL, local_workers, stop_stealing, workers_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -205,12 +205,7 @@ ELSEWHERE = {
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Return the address of a cluster with two worker processes."""
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        memory_limit="2GiB",
-        dashboard_address="127.0.0.1:0",
-    ) as cluster:
+    with LocalCluster(n_workers=2, **LOCAL) as cluster:
         yield cluster.scheduler_address
 
 
@@ -330,14 +325,7 @@ def test_what_the_page_on_security_shows(folder: Path) -> None:
     ):
         Path(f"{name}.pem").write_text(text)
     with (
-        LocalCluster(
-            n_workers=2,
-            processes=False,
-            security=security,
-            protocol="tls",
-            dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster) as client,
+        local_workers(processes=False, security=security, protocol="tls") as client,
     ):
         run_python(page, {**given(client), "__name__": "of_a_page"})
         ((_, *words), _), *more = commands(PAGES[page].read_text())

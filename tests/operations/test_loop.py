@@ -513,7 +513,10 @@ def _data(
 @given(starts())
 @settings(deadline=None)
 def test_whatever_the_layout(start: View) -> None:
-    """Nothing is lost or worse, pairs are together, and rows match the report."""
+    """Nothing is lost or worse, pairs are together, and rows match the report.
+
+    A second call has nothing to do.
+    """
     cluster, journal = MemoryCluster(start), Journal()
     try:
         run(cluster, journal)
@@ -531,6 +534,9 @@ def test_whatever_the_layout(start: View) -> None:
         assert summary.separated == 0
         assert {w.worker for w in summary.workers if w.rows} <= running
     _is_as_even_as_can_be(after)
+    calls = list(cluster.calls)
+    assert run(cluster).plans == [planner.Plan()]
+    assert cluster.calls == calls
 
 
 def _says_what_is_there(summaries: Any, cluster: MemoryCluster) -> None:
@@ -582,18 +588,3 @@ def test_whatever_happens_meanwhile(start: View, data: st.DataObject) -> None:
     report = journal.report("done", 0.0)
     _says_what_is_there(report.after, cluster)
     assert [s.separated for s in report.after] == [0] * len(report.after)
-
-
-@given(starts())
-@settings(deadline=None, max_examples=50)
-def test_what_is_done_is_done(start: View) -> None:
-    """A second call has nothing to do."""
-    cluster = MemoryCluster(start)
-    try:
-        run(cluster)
-    except AlignmentError:
-        return
-    calls = list(cluster.calls)
-    again = run(cluster)
-    assert cluster.calls == calls
-    assert again.plans == [planner.Plan()]

@@ -10,12 +10,14 @@ import argparse
 import json
 import multiprocessing
 import re
+import subprocess
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import dask
 import pytest
 import yaml
 from adapter import LIBRARIES, Adapter
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, default_client
 from distributed.utils import get_mp_context
 
 HERE = Path(__file__).parent
@@ -85,18 +87,30 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class Results:
-    """Outcomes of tests in a file; the last one of a test counts."""
+    """Outcomes of tests in a file; the last one of a test counts.
+
+    Those with ``prepare`` count only if they are of the present commit.
+    """
 
     def __init__(self, folder: Path, library: str, mode: str) -> None:
         self.file = folder / f"{library}-{mode}.jsonl"
+        self.commit = present_commit() if mode == "prepared" else ""
 
     def add(self, **entry: Any) -> None:
         with self.file.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps({**entry, "commit": self.commit}) + "\n")
 
     def read(self) -> dict[str, dict[str, Any]]:
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        return {entry["test"]: entry for entry in map(json.loads, lines)}
+        entries = map(json.loads, lines)
+        return {e["test"]: e for e in entries if e.get("commit", "") == self.commit}
+
+
+@cache
+def present_commit() -> str:
+    """Return the commit of this repository, and whether files differ from it."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 # --- the plugin -----------------------------------------------------------------------
@@ -115,19 +129,26 @@ class Peers:
         self.adapter = Adapter(library)
 
         self.open = ExitStack()
+        self.cluster = ExitStack()  # of tests that start none
+        self.workers: set[str] = set()
 
     def pytest_sessionstart(self) -> None:
         if self.is_prepared:
             self.open.enter_context(self.adapter.installed())
-        if self.library == "dask-ml":  # most of its tests start no cluster
-            cluster = LocalCluster(
-                n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-            )
-            self.open.enter_context(cluster)
-            self.open.enter_context(Client(cluster))
+        self.open.enter_context(self.cluster)
 
     def pytest_sessionfinish(self) -> None:
         self.open.close()
+
+    def _start_cluster(self) -> None:
+        """Start a cluster, also if a worker was lost: tests would not be alike."""
+        if self.workers and self.workers == set(default_client().nthreads()):
+            return
+        self.cluster.close()
+        options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+        cluster = self.cluster.enter_context(LocalCluster(n_workers=2, **options))
+        client = self.cluster.enter_context(Client(cluster))
+        self.workers = set(client.nthreads())
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -145,6 +166,8 @@ class Peers:
                 item.add_marker(skip)
 
     def pytest_runtest_logstart(self) -> None:
+        if self.library == "dask-ml":  # most of its tests start no cluster
+            self._start_cluster()
         self.adapter.calls.clear()
         self.adapter.held.clear()
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
+
+from tests.processes import local_workers
 
 
 @contextmanager
@@ -17,14 +19,7 @@ def two_workers(memory_limit: int = 2**31) -> Iterator[Client]:
     with (
         # on a busy machine, Dask would move tasks from the worker that a test chose
         dask.config.set({"distributed.scheduler.work-stealing": False}),
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            memory_limit=memory_limit,
-        ) as cluster,
-        Client(cluster) as client,
+        local_workers(memory_limit=memory_limit) as client,
     ):
         yield client
 
