@@ -61,7 +61,7 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
     """Wait for a condition and return it; fail after a time limit."""
     end = monotonic() + seconds
     while not (value := condition()):
@@ -153,7 +153,7 @@ async def stop_stealing(dask_scheduler: Any) -> None:
     await dask_scheduler.extensions["stealing"].stop()
 
 
-async def soon(condition: Callable[[], Any], seconds: float = 20) -> Any:
+async def soon(condition: Callable[[], Any], seconds: float = 200) -> Any:
     """Wait like :func:`until`, without stopping an event loop."""
     end = monotonic() + seconds
     while not (value := condition()):

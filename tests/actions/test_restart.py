@@ -197,7 +197,7 @@ async def test_what_is_bound_to_it(c: Any, s: Any, *nannies: Any) -> None:
     bound = c.submit(abs, c.submit(at_gate, "gate", workers=[b]), workers=[a])
     await soon(lambda: s.workers[b].processing)
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
-    await soon(lambda: a not in s.workers, 60)
+    await soon(lambda: a not in s.workers)
     await Event("gate").set()
     report = await restarting
     assert report.status == "done", str(report)
@@ -214,7 +214,7 @@ async def test_another_worker_leaves_meanwhile(c: Any, s: Any, *nannies: Any) ->
     a, b = list(s.workers)[:2]
     name = s.workers[a].name
     restarting = asyncio.ensure_future(clustertune.restart_workers(c, workers=[name]))
-    await soon(lambda: a not in s.workers, 60)
+    await soon(lambda: a not in s.workers)
     assert await s.retire_workers([b], stimulus_id="other-client")
     report = await asyncio.wait_for(restarting, 60)  # of the minutes that it may take
     assert report.status == "done", str(report)

@@ -233,7 +233,7 @@ def test_the_client_is_killed_or_frozen_in_mid_move(tmp_path: Path, how: str) ->
         Client(scheduler_file=file, set_as_default=False) as client,
     ):
         try:
-            until(lambda: _gone(dying.pid), 60)
+            until(lambda: _gone(dying.pid))
             settled_or_frozen = client.run_on_scheduler(state)
             assert settled_or_frozen["jobs"]
             settled(client)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Event, LocalCluster, get_worker, wait
-from distributed.utils_test import async_poll_for, gen_cluster, inc
+from distributed.utils_test import gen_cluster, inc
 
 from clustertune.errors import (
     AlignmentError,
@@ -29,7 +29,7 @@ from clustertune.errors import (
     NoWorkersError,
 )
 from clustertune.training import map_reduce, reduction, reduction_plan
-from tests.processes import blocking, until
+from tests.processes import blocking, soon, until
 from tests.processes import cluster as processes
 
 TWO = [("127.0.0.1", 2), ("127.0.0.1", 1)]
@@ -122,7 +122,7 @@ async def test_lazy_data_is_loaded_for_the_call(
     frame = dd.from_pandas(pd.DataFrame({"x": range(10)}), npartitions=4)
     frame.to_parquet(tmp_path, compute_kwargs={"scheduler": "sync"})
     assert await map_reduce(c, len, dd.read_parquet(tmp_path)) == 10
-    await async_poll_for(lambda: not s.tasks, 5)
+    await soon(lambda: not s.tasks)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -154,8 +154,8 @@ async def test_iterations_leave_no_data(
         most = max(most, len(s.tasks))
     assert w[:3].tolist() == [21.0] * 3
     assert most <= 2 * (3 + 2 + 1)  # two calls of batches, joins and one argument
-    await async_poll_for(lambda: not c.futures, 60)
-    await async_poll_for(lambda: not s.tasks and not a.data and not b.data, 60)
+    await soon(lambda: not c.futures)
+    await soon(lambda: not s.tasks and not a.data and not b.data)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -200,10 +200,10 @@ async def test_results_are_released_with_the_next_call(
     assert await map_reduce(c, abs, range(9)) == 36
     (now,) = c.futures
     assert now != before
-    await async_poll_for(lambda: before not in s.tasks, 5)
+    await soon(lambda: before not in s.tasks)
     with pytest.raises(FunctionError):
         await map_reduce(c, lambda i: 1 / i, range(9))
-    await async_poll_for(lambda: not c.futures and not s.tasks, 5)
+    await soon(lambda: not c.futures and not s.tasks)
 
 
 def test_a_client_whose_loop_has_ended_is_freed() -> None:
@@ -256,7 +256,7 @@ async def test_a_failed_item_is_named(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, lambda i: np.ones(i if i == 8 else 3), range(9))
     with pytest.raises(FunctionError, match=r"reduce failed at the result of item"):
         await map_reduce(c, inc, range(9), reduce=lambda x, y: x / 0)
-    await async_poll_for(lambda: not s.tasks, 5)
+    await soon(lambda: not s.tasks)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -319,7 +319,7 @@ async def test_scattered_items_are_lost(c: Any, s: Any, a: Any, b: Any) -> None:
     call = asyncio.ensure_future(map_reduce(c, f, items))
     await Event("begun").wait()
     closing = asyncio.ensure_future(a.close(executor_wait=False))
-    await async_poll_for(lambda: a.address not in s.workers, 10)
+    await soon(lambda: a.address not in s.workers)
     await go.set()
     with pytest.raises(IncompleteError, match="scattered"):
         await call
@@ -337,8 +337,8 @@ async def test_a_cancelled_call_leaves_no_task(c: Any, s: Any, a: Any, b: Any) -
     call = asyncio.ensure_future(map_reduce(c, f, range(30), broadcast=(BIG,)))
     await Event("begun").wait()
     call.cancel()
-    await async_poll_for(lambda: quiet(s), 5)
-    await async_poll_for(lambda: not c.futures, 60)
+    await soon(lambda: quiet(s))
+    await soon(lambda: not c.futures)
     await go.set()
 
 

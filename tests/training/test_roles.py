@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Event, futures_of, get_worker, wait
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import (
@@ -31,7 +31,7 @@ from clustertune.errors import (
 from clustertune.remote import ship
 from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
-from tests.processes import blocking, until
+from tests.processes import blocking, soon, until
 from tests.processes import cluster as processes
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -52,7 +52,7 @@ def left(s: Any, *workers: Any) -> list[Any]:
 
 
 async def nothing_left(s: Any, *workers: Any) -> None:
-    await async_poll_for(lambda: not left(s, *workers), 10)
+    await soon(lambda: not left(s, *workers))
 
 
 def until_stopped(ctx: Any) -> str:
@@ -137,7 +137,7 @@ async def test_rows_come_from_the_own_worker(c: Any, s: Any, *workers: Any) -> N
     assert sorted(rows) == list(range(200))
     del X, y
     await nothing_left(s, *workers)
-    await async_poll_for(lambda: not s.tasks, 10)
+    await soon(lambda: not s.tasks)
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -238,7 +238,7 @@ async def test_a_role_fails(c: Any, s: Any, *workers: Any) -> None:
         with pytest.raises(FunctionError, match=text):
             # the end of the block raises
             async with await run_roles(c, {"worker": (1, function)}) as roles:
-                await async_poll_for(lambda: "failed" in repr(roles), 10)
+                await soon(lambda: "failed" in repr(roles))
     with pytest.raises(FunctionError, match="returned no readable result: TypeError"):
         await (await run_roles(c, {"a": (1, lambda ctx: threading.Lock())})).result()
     with pytest.raises(FunctionError, match=r"worker 0 .*failed: .*pickle"):
@@ -310,7 +310,7 @@ async def test_a_role_that_does_not_begin(c: Any, s: Any, a: Any, b: Any) -> Non
         Event("called").set()
 
     busy = c.submit(lambda: Event("go").wait(), workers=[b.address])
-    await async_poll_for(lambda: b.state.executing, 5)
+    await soon(lambda: b.state.executing)
     with pytest.raises(
         FunctionError, match=r"did not begin within 0\.3 s: other"
     ) as told:

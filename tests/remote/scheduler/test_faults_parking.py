@@ -189,7 +189,7 @@ def test_the_client_is_killed(local_cluster: Any, options: Any, when: str) -> No
         until(lambda: client.run_on_scheduler(doing).startswith(when))
         client.run_on_scheduler(lose_clients_soon)
         other.kill()
-        until(lambda: client.run_on_scheduler(is_free), 60)
+        until(lambda: client.run_on_scheduler(is_free))
     ended = client.run_on_scheduler(events)[-1]
     assert ended["state"] == "ended"
     assert ended["lost"] == 0
@@ -213,7 +213,7 @@ def test_its_nanny_is_killed(tmp_path: Path, options: Any, when: str) -> None:
         assert ended["state"] == "ended"
         assert ended["lost"] > 0
         assert f"lost {ended['lost']:,} keys" in str(restarting.result)
-        until(lambda: client.run_on_scheduler(is_free), 60)
+        until(lambda: client.run_on_scheduler(is_free))
         until(lambda: not client.run_on_scheduler(names))
 
 

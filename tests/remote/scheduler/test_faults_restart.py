@@ -84,8 +84,8 @@ class Restarting(threading.Thread):
 
 def assert_whole(client: Client, X: da.Array, kept: list[Any]) -> None:
     """Assert that every partition and value is equal, and no key is left over."""
-    until(lambda: client.run_on_scheduler(is_free), 60)
-    until(lambda: client.run_on_scheduler(statuses) == {"running"}, 60)
+    until(lambda: client.run_on_scheduler(is_free))
+    until(lambda: client.run_on_scheduler(statuses) == {"running"})
     expected = source().compute(scheduler="sync")
     np.testing.assert_array_equal(client.compute(X).result(), expected)
     assert [int(v[0]) for v in client.gather(kept)] == list(range(len(kept)))

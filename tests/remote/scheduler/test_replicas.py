@@ -4,10 +4,11 @@ from typing import Any
 
 from distributed import Client, wait
 from distributed.active_memory_manager import ReduceReplicas
-from distributed.utils_test import async_poll_for, gen_cluster, inc
+from distributed.utils_test import gen_cluster, inc
 
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas
+from tests.processes import soon
 
 #: it runs when a test says so
 STILL = {"distributed.scheduler.active-memory-manager.start": False}
@@ -31,14 +32,14 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
     await ship.on_scheduler(c, replicas.keep, name="2", owner=c.id, prefix="ke")
     for _ in range(2):
         manager.run_once()
-        await async_poll_for(lambda: len(s.tasks["other"].who_has) == 1, 5)
+        await soon(lambda: len(s.tasks["other"].who_has) == 1)
         assert len(s.tasks["kept"].who_has) == 2
         await ship.on_scheduler(c, replicas.stop_keeping, name="1")
     await ship.on_scheduler(c, replicas.stop_keeping, name="2")
     assert set(manager.policies) == before
     assert replicas.NAME not in s.plugins
     manager.run_once()
-    await async_poll_for(lambda: len(s.tasks["kept"].who_has) == 1, 5)
+    await soon(lambda: len(s.tasks["kept"].who_has) == 1)
 
 
 @gen_cluster(client=True, config=STILL)
@@ -46,7 +47,7 @@ async def test_it_ends_with_its_client(c: Any, s: Any, a: Any, b: Any) -> None:
     async with Client(s.address, asynchronous=True) as other:
         await ship.on_scheduler(c, replicas.keep, name="1", owner=other.id, prefix="ke")
         assert replicas.NAME in s.plugins
-    await async_poll_for(lambda: replicas.NAME not in s.plugins, 5)
+    await soon(lambda: replicas.NAME not in s.plugins)
     assert {type(p) for p in s.extensions["amm"].policies} == {ReduceReplicas}
 
 
@@ -65,7 +66,7 @@ async def one_left(s: Any, *names: str) -> None:
         manager.run_once()
         return all(len(holders(s, name)) == 1 for name in names)
 
-    await async_poll_for(is_left, 10)
+    await soon(is_left)
 
 
 @gen_cluster(client=True, config=STILL)
@@ -96,8 +97,8 @@ async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) ->
     prepared.begin()
     assert set(manager.policies) != before
     del future
-    await async_poll_for(lambda: "x" not in s.tasks, 5)
-    await async_poll_for(lambda: not prepared.workers, 5)
+    await soon(lambda: "x" not in s.tasks)
+    await soon(lambda: not prepared.workers)
     manager.run_once()
     assert set(manager.policies) == before
 
