@@ -127,11 +127,11 @@ def test_digest_of_the_code(tmp_path: Path) -> None:
 
 def test_stale_results() -> None:
     """A missing or failed result, or one of other code, is stale."""
-    is_stale = main["is_stale"]
+    is_stale, code = main["is_stale"], main["digest"](main["CODE"])
     assert is_stale(None)
     assert is_stale(result())
-    assert is_stale(result(code=main["digest"](main["CODE"]), status=1))
-    assert not is_stale(result(code=main["digest"](main["CODE"])))
+    assert is_stale(result(code=code, status=1))
+    assert not is_stale(result(code=code))
 
 
 @pytest.mark.parametrize(
