@@ -158,5 +158,5 @@ async def soon(condition: Callable[[], Any], seconds: float = 200) -> Any:
     end = monotonic() + seconds
     while not (value := condition()):
         assert monotonic() < end, "the condition did not come"
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.005)
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import dask.array as da
@@ -17,7 +16,7 @@ from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import IncompleteError, RefusedError, VerificationError
-from tests.processes import soon
+from tests.processes import soon, until
 
 PARTITIONS = 7
 TWO = [("127.0.0.1", 1)] * 2
@@ -213,9 +212,7 @@ def soon_gone(client: Client, other: str) -> None:
     def is_known(dask_scheduler: Any, name: str) -> bool:
         return name in dask_scheduler.clients
 
-    end = monotonic() + 30
-    while client.run_on_scheduler(is_known, name=other):
-        assert monotonic() < end
+    until(lambda: not client.run_on_scheduler(is_known, name=other))
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -241,10 +238,8 @@ async def test_a_cancelled_partition_of_another_client(
         partition = futures_of(X)[2]
         await other.cancel([partition])
         await soon(lambda: partition.key not in s.tasks)
-        start = monotonic()
         with pytest.raises(IncompleteError, match=r"2, 0.*is gone"):
             await clustertune.prepare(c, X)
-        assert monotonic() - start < 20
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -258,10 +253,8 @@ async def test_partitions_that_the_scheduler_has_forgotten(
     s.client_releases_keys(keys=names, client=c.id)
     await soon(lambda: names[0] not in s.tasks)
     assert {f.status for f in futures_of(X)} == {"finished"}
-    start = monotonic()
     with pytest.raises(IncompleteError, match="is gone"):
         await clustertune.prepare(c, X)
-    assert monotonic() - start < 20
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -279,6 +272,14 @@ async def test_data_that_another_client_still_computes(
 # --- prepared data stays where it was put ---------------------------------------------
 
 
+def held_once(client: Client, futures: Any) -> bool:
+    """Run Dask's memory manager unless each key has one holder."""
+    if {len(workers) for workers in client.who_has(futures).values()} == {1}:
+        return True
+    client.amm.run_once()
+    return False
+
+
 def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
     """Replicas that tasks fetch are dropped, not the placed ones."""
     _, client = local_cluster(3)
@@ -292,10 +293,7 @@ def test_it_stays_through_ordinary_computations(local_cluster: Any) -> None:
     # each task needs partitions of two workers
     (X.sum(axis=1)[::-1] + y).sum().compute()
     client.replicate(futures)
-    end = monotonic() + 30
-    while {len(w) for w in client.who_has(futures).values()} != {1}:
-        client.amm.run_once()
-        assert monotonic() < end
+    until(lambda: held_once(client, futures))
     assert client.who_has(futures) == placed
     assert p.verify().status == "fine"
 
@@ -310,10 +308,7 @@ def test_it_stays_after_a_worker_was_restarted(local_cluster: Any) -> None:
     placed = client.who_has(futures)
     assert {len(workers) for workers in placed.values()} == {1}
     client.replicate(futures)
-    end = monotonic() + 30
-    while {len(w) for w in client.who_has(futures).values()} != {1}:
-        client.amm.run_once()
-        assert monotonic() < end
+    until(lambda: held_once(client, futures))
     assert client.who_has(futures) == placed
 
 

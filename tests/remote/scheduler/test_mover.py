@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,9 @@ from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from tests.processes import soon
 
 FOUR = [("127.0.0.1", 1)] * 4
-
-
-async def until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    """Wait for a condition; fail after a time limit."""
-    end = monotonic() + seconds
-    while not condition():
-        assert monotonic() < end, "the condition did not come"
-        await asyncio.sleep(0.005)
 
 
 async def load(
@@ -113,7 +105,7 @@ async def test_a_manager_stopped_during_a_move_stays_stopped(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.requested)
+    await soon(lambda: policy.requested)
     assert await c.amm.running()
     await c.amm.stop()
     await moving
@@ -128,7 +120,7 @@ async def test_a_manager_started_during_a_move_runs(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.requested)
+    await soon(lambda: policy.requested)
     await c.amm.stop()
     await c.amm.start()
     await moving
@@ -141,7 +133,7 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
     """Keys for a worker that pauses stay, with the reason."""
     data = await load(c, [workers[0].address])
     workers[1].memory_manager.memory_pause_fraction = 1e-9  # pauses at once
-    await until(lambda: len(s.running) == 3)
+    await soon(lambda: len(s.running) == 3)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     await move_keys(s, policy, ManagerHold(s))
     assert policy.left == {f"{workers[1].address} is gone or paused": 20}
@@ -156,7 +148,7 @@ async def test_a_target_that_leaves(c, s, *workers):
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "MAX_KEYS", 2)
         moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-        await until(lambda: policy.done > 0)
+        await soon(lambda: policy.done > 0)
         await workers[1].close()
         bound(patch, "MAX_KEYS", 100)  # the rest
         await moving
@@ -262,10 +254,10 @@ async def test_a_copy_in_use_is_not_dropped(c, s, *workers):
         await event.wait()
 
     task = c.submit(use, data[0], event, workers=[workers[0].address])
-    await until(lambda: getattr(s.tasks.get(task.key), "state", "") == "processing")
+    await soon(lambda: getattr(s.tasks.get(task.key), "state", "") == "processing")
     policy = MovePolicy([(data[0].key, workers[1].address)], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: holders(s, data)[0] == {w.address for w in workers[:2]})
+    await soon(lambda: holders(s, data)[0] == {w.address for w in workers[:2]})
     await event.set()
     await moving
     assert policy.done == 1
@@ -280,7 +272,7 @@ async def test_stopped_it_lands_what_is_in_flight(c, s, *workers):
         bound(patch, "MAX_KEYS", 4)
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-        await until(lambda: policy.done > 0)
+        await soon(lambda: policy.done > 0)
         policy.stopped = True
         await moving
     assert not policy.requested
@@ -312,7 +304,7 @@ async def test_cancelled_it_gives_the_manager_back(c, s, *workers):
     data = await load(c, [workers[0].address], n=50)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
-    await until(lambda: policy.requested)
+    await soon(lambda: policy.requested)
     moving.cancel()
     with suppress(asyncio.CancelledError):
         await moving
