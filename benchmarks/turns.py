@@ -259,7 +259,7 @@ async def scheduled(plugin, packed, measured):
         "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
         "expires": time() + 900, "workers": None, "collections": packed,
         "lines": lines, "nannies": [], "parking": b"", "wait": 1.0,
-        "timeout": 1.0, "if_needed": 0.01,
+        "timeout": 1.0, "if_needed": 0.01, "fresh": 0,
     }  # fmt: skip
     one, schedules = Schedule("one", terms, time()), plugin.schedules
     everyone = {ws.name: ws for ws in workers}
