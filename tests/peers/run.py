@@ -89,7 +89,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 class Results:
     """Outcomes of tests in a file; the last one of a test counts.
 
-    Those with ``prepare`` count only if they are of the present commit.
+    Those with ``prepare`` count only if they are of the commit of the last line.
     """
 
     def __init__(self, folder: Path, library: str, mode: str) -> None:
@@ -102,8 +102,8 @@ class Results:
 
     def read(self) -> dict[str, dict[str, Any]]:
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        entries = map(json.loads, lines)
-        return {e["test"]: e for e in entries if e.get("commit", "") == self.commit}
+        entries = [{"commit": "", **json.loads(line)} for line in lines]
+        return {e["test"]: e for e in entries if e["commit"] == entries[-1]["commit"]}
 
 
 @cache

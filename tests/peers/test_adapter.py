@@ -255,9 +255,11 @@ def test_only_expected_differences_pass(tmp_path: Path, module: Any) -> None:
     assert "AlignmentError" in found["is_refused"]["error"]
     assert found["passes"]["fits"][0]["error"] == ""
     assert "remove its entry" in prepared.stdout
-    other = {**found["is_refused"], "outcome": "failed", "commit": "of another commit"}
-    with (tmp_path / "lightgbm-prepared.jsonl").open("a") as file:
-        file.write(json.dumps(other) + "\n")
+    other = {**found["is_refused"], "test": "of another commit", "commit": "other"}
+    file = tmp_path / "lightgbm-prepared.jsonl"
+    file.write_text("\n".join([json.dumps(other), *lines]))
+    read = module("run").Results(tmp_path, "lightgbm", "prepared").read()
+    assert len(read) == 6
     table = module("run").table(tmp_path)
     assert "| lightgbm | 6 | 5 | 1 (1 with a prepared fit) | 1 | 3 |" in table
 
