@@ -104,6 +104,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         partitions.column_chunks,
         values.non_numeric_columns,
         placement.eval_sets,
+        scheduler.stuck_tasks,
         scheduler.unrunnable_tasks,
     ),
 }
@@ -202,6 +203,14 @@ def settings_help(check: Check) -> Mapping[str, str]:
         for name in names if line.startswith(" ") else ():
             found[name] = f"{found.get(name, '')} {line.strip()}".strip()
     return {name: found[name] for name in settings_of(check) if name in found}
+
+
+def stuck(view: View, seconds: float) -> tuple[Finding, ...]:
+    """Return findings about workers that a call of so many seconds may wait for."""
+    return (
+        *scheduler.stuck_tasks(view, min_seconds=min(60.0, seconds)),
+        *workers.unresponsive_workers(view, max_seconds=min(30.0, seconds)),
+    )
 
 
 def all_settings() -> Mapping[str, Mapping[str, Any]]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from clustertune.core.findings import code, info, unknown, warning
-from clustertune.core.model import Finding, Severity, Snapshot, View
+from clustertune.core.model import (
+    Details,
+    Finding,
+    RunningTask,
+    Severity,
+    Snapshot,
+    View,
+    WorkerSnapshot,
+)
 from clustertune.core.wording import (
     are,
     bytes_text,
@@ -33,7 +41,7 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
 
     When a client leaves while its training task runs, the worker cannot stop the
     thread. XGBoost or LightGBM wait in it for partners that never connect, and keep
-    data and CPUs. Short tasks end soon, so the check needs several readings.
+    data and CPUs. Short tasks end soon, so the check needs their duration.
 
     Remedy: If the tasks may be interrupted, run ``clustertune.restart_workers(client,
     workers=[...])`` for these workers. It loses no data.
@@ -46,11 +54,15 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
     now = _with_cancelled(view.now)
     if not now:
         return
-    if len(view.snapshots) == 1:
+    lasting, seconds = view.longest_lasting(_with_cancelled)
+    reported = {w.id: n for w in view.now.workers if (n := _cancelled_for(w)) > seconds}
+    if reported:
+        lasting = frozenset(id for id in reported if reported[id] >= min_seconds)
+        seconds = max(reported.values())
+    elif len(view.snapshots) == 1:
         what = f"{workers_text(now)} {verb(now, 'runs')} tasks for which no client "
         yield _one_reading(f"{what}waits", now, view)
         return
-    lasting, seconds = view.longest_lasting(_with_cancelled)
     if seconds < min_seconds:
         return
     found = [w for w in view.now.workers if w.id in lasting and w.cancelled]
@@ -70,6 +82,82 @@ def abandoned_tasks(view: View, *, min_seconds: float = 10.0) -> Iterator[Findin
 
 def _with_cancelled(snapshot: Snapshot) -> Ids:
     return tuple(w.id for w in snapshot.workers if w.cancelled)
+
+
+def _cancelled_for(worker: WorkerSnapshot) -> float:
+    """For how long it runs a cancelled task, as it reported; 0: unknown, or none."""
+    known = isinstance(worker.details, Details) and worker.details.cancelled
+    return known or 0.0
+
+
+def stuck_tasks(
+    view: View, *, min_seconds: float = 60.0, times: float = 20.0
+) -> Iterator[Finding]:
+    """Find workers with a task that may never end.
+
+    A training task waits without an end if another member of its fit is bound to a
+    worker that has left, as LightGBM's are. Another task that runs ``times`` as long as
+    those of its kind waits for a lock, a file or a network that does not answer. Dask
+    cannot stop a thread.
+
+    Remedy: Run ``clustertune.restart_workers(client, workers=[...], end_tasks=True)``
+    for these workers. It loses no data; the tasks run again, or are cancelled if they
+    belong to such a fit.
+
+    Parameters
+    ----------
+    min_seconds
+        Seconds from which the check reports a task that is no training task.
+    times
+        Times the mean duration of its kind, from which the check reports such a task.
+    """
+    survey = view.now.survey
+    if survey is None:
+        return
+    long = [x for x in survey.running if not x.training and x.seconds >= min_seconds]
+    yield from _stuck(
+        view,
+        [x for x in survey.running if x.lost_member],
+        "of a fit that has lost a worker, and may wait for it without an end",
+    )
+    yield from _stuck(
+        view,
+        [x for x in long if x.usual is not None and x.seconds >= times * x.usual],
+        f"at least {times:g} times as long as others of its kind",
+    )
+    yield from _stuck(
+        view,
+        [x for x in long if x.usual is None],
+        "which may be stuck, and no other of its kind has ended",
+        unknown,
+    )
+
+
+def _stuck(
+    view: View,
+    tasks: Sequence[RunningTask],
+    what: str,
+    severity: Callable[..., Finding] = warning,
+) -> Iterator[Finding]:
+    found = {w.id: w for x in tasks for w in [view.now.by_address.get(x.worker)] if w}
+    if not found:
+        return
+    longest = max(tasks, key=lambda x: x.seconds)
+    fix = remedies.restart(
+        view,
+        list(found.values()),
+        "If these tasks may be ended, ",
+        end_tasks=True,
+    )
+    name, ids = printable(longest.name, longest=60), tuple(found)
+    yield severity(
+        message=f"{workers_text(ids)} {verb(ids, 'runs')} a task {what}: {name!r} for "
+        f"{seconds_text(longest.seconds)}",
+        subject=ids,
+        evidence={"tasks": len(tasks), "seconds": longest.seconds},
+        remedy=fix.python,
+        command=fix.command,
+    )
 
 
 def _one_reading(what: str, subject: Ids, view: View) -> Finding:

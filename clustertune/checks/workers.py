@@ -31,6 +31,7 @@ from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
 from clustertune.planner.memory import levels, restart_reason
 
+ANSWERS = 5.0  # seconds without a heartbeat, for a worker that did not answer
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
 
 
@@ -190,9 +191,15 @@ def unresponsive_workers(view: View, *, max_seconds: float = 30.0) -> Iterator[F
     Parameters
     ----------
     max_seconds
-        Seconds without a heartbeat, above which the check reports a worker.
+        Seconds without a heartbeat, above which the check reports a worker. 5 s are
+        enough if it did not answer a request either.
     """
-    silent = [w for w in view.now.workers if w.heartbeat_age > max_seconds]
+    silent = [
+        w
+        for w in view.now.workers
+        if w.heartbeat_age
+        > (ANSWERS if isinstance(w.details, Unknown) else max_seconds)
+    ]
     if not silent:
         return
     survey = view.now.survey

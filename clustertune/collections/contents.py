@@ -8,7 +8,7 @@ few numbers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle
@@ -45,6 +45,7 @@ DEEP: Mapping[str, Look] = {
     "y": content.labels,
     "qid": content.groups,
 }
+POLL = 0.05  # seconds between two looks at progress
 ROWS = 64  # row positions of each class, one for each worker
 
 
@@ -185,17 +186,24 @@ async def read(
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, graph
     )
-    answers = await client.gather(reading, errors="skip", asynchronous=True)
-    for label, bundles in partitions.items():
-        keys = graph.partitions[label]
-        failed = [i for i, key in enumerate(keys) if answers.get(key) is None]
-        if not failed:
-            continue
-        error = await reading[keys[failed[0]]].exception()
-        text = printable(repr(error), longest=500)
-        if failures is None:
-            raise IncompleteError(f"the data could not be read: {text}") from error
-        failures[label] = f"partition {bundles[failed[0]][0]}: {text}"
+    try:
+        while pending := _pending(reading.values()):
+            await graphs.wait_for_last(client, pending, POLL)
+        answers = await client.gather(reading, errors="skip", asynchronous=True)
+        for label, bundles in partitions.items():
+            keys = graph.partitions[label]
+            failed = [i for i, key in enumerate(keys) if answers.get(key) is None]
+            if not failed:
+                continue
+            error = await reading[keys[failed[0]]].exception()
+            text = printable(repr(error), longest=500)
+            if failures is None:
+                message = f"the data could not be read: {text}"
+                raise IncompleteError(message) from error
+            failures[label] = f"partition {bundles[failed[0]][0]}: {text}"
+    finally:
+        for future in reading.values():
+            future.release()  # a traceback would keep them
     found = {}
     for label, bundles in partitions.items():
         if failures and label in failures:
@@ -208,6 +216,11 @@ async def read(
         in_order = tuple(answer for _, answer in sorted(results.items()))
         found[label] = Contents(partitions=in_order)
     return found
+
+
+def _pending(futures: Iterable[Any]) -> Sequence[Any]:
+    """Return the futures that have no result yet."""
+    return [f for f in futures if f.status in ("pending", "lost")]
 
 
 def with_contents(

@@ -34,6 +34,7 @@ from clustertune.core.snapshots import LeaseHolder as LeaseHolder
 from clustertune.core.snapshots import OtherVersions as OtherVersions
 from clustertune.core.snapshots import ParkingSpace as ParkingSpace
 from clustertune.core.snapshots import Run as Run
+from clustertune.core.snapshots import RunningTask as RunningTask
 from clustertune.core.snapshots import Snapshot as Snapshot
 from clustertune.core.snapshots import Survey as Survey
 from clustertune.core.snapshots import TaskPrefix as TaskPrefix
@@ -116,6 +117,8 @@ class View:
     #: ids of the workers that train, if there is too little data for all, or if one of
     #: each host does; None: all
     trainers: frozenset[str | int] | None = None
+    #: why a check could not read the data, and a fix; None: it did
+    unread: tuple[str, str] | None = None
 
     @property
     def now(self) -> Snapshot:

@@ -96,6 +96,8 @@ class Details:
     returns: bool  # whether it is restarted after its lifetime
     packages: Mapping[str, str]  # versions by name of distribution
     paused: float | None = None  # seconds since it paused; None: not paused, or unknown
+    #: seconds for which it has run a task that was cancelled; None: it runs none
+    cancelled: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,18 @@ class UnmetRestriction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A task that a worker has run for a while, by its last heartbeat."""
+
+    worker: str  # address
+    name: str  # of its prefix
+    seconds: float
+    usual: float | None  # mean seconds of its kind; None: no other has ended
+    training: bool  # whether it belongs to a fit
+    lost_member: bool  # whether another task of its fit waits for a worker that is gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """Facts of the scheduler that only a diagnosis needs."""
 
@@ -254,6 +268,7 @@ class Survey:
     #: restrictions of tasks that no worker meets
     unmet_restrictions: tuple[UnmetRestriction, ...] = ()
     prefixes: tuple[TaskPrefix, ...]
+    running: tuple[RunningTask, ...] = ()  # the longest running tasks
     complete: bool  # False: some prefixes were not read
     packages: Mapping[str, Mapping[str, str]]  # of "client" and "scheduler"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,16 @@ async def count_rows(
     collections: Sequence[CollectionInfo],
     addresses: Sequence[tuple[str, bool]],
     *,
-    by_task: bool,
+    task_seconds: float,
 ) -> tuple[CollectionInfo, ...]:
     """Count the rows of partitions in memory.
 
     Every snapshot counts again, since a key may get other data: a file may change, and
     Dask may recompute a partition.
 
-    ``addresses`` has every worker with whether code may be sent to it. ``by_task``
-    counts spilled partitions by tasks, which read them into memory. Otherwise the rows
-    of their collections are unknown.
+    ``addresses`` has every worker with whether code may be sent to it. Tasks count
+    spilled partitions, which they read into memory, for at most ``task_seconds``.
+    Otherwise the rows of their collections are unknown.
     """
     wanted: dict[tuple[str, bool], list[Key]] = {}  # by the first holder of each key
     for m in collections:
@@ -48,7 +49,7 @@ async def count_rows(
     counter = ship.function(probe.row_counts)
     counts = await asyncio.gather(
         *(
-            _rows_on_worker(client, counter, *where, partitions, by_task=by_task)
+            _rows_on_worker(client, counter, *where, partitions, task_seconds)
             for where, partitions in wanted.items()
         )
     )
@@ -97,8 +98,7 @@ async def _rows_on_worker(
     address: str,
     approved: bool,
     wanted: list[Key],
-    *,
-    by_task: bool,
+    task_seconds: float,
 ) -> dict[Key, int]:
     """Count the rows of partitions on one worker.
 
@@ -113,13 +113,13 @@ async def _rows_on_worker(
         if isinstance(counts := answers.get(address), list):
             found = {k: n for k, n in zip(wanted, counts, strict=True) if n >= 0}
     rest = [k for k in wanted if k not in found]
-    if by_task and rest:
-        found |= await _rows_by_task(client, address, rest)
+    if task_seconds and rest:
+        found |= await _rows_by_task(client, address, rest, task_seconds)
     return found
 
 
 async def _rows_by_task(
-    client: Client, address: str, wanted: Sequence[Key]
+    client: Client, address: str, wanted: Sequence[Key], seconds: float
 ) -> dict[Key, int]:
     loaded = [key for key in wanted if key in client.futures]
     futures: list[Any] = [Future(key, client=client) for key in loaded]
@@ -127,8 +127,9 @@ async def _rows_by_task(
     shapes = [client.submit(np.shape, f, pure=False, **bound) for f in futures]
     waiting = [asyncio.ensure_future(_shape(future)) for future in shapes]
     pending: Any = waiting
+    end = monotonic() + seconds
     try:
-        while pending:
+        while pending and monotonic() < end:
             _, pending = await asyncio.wait(waiting, timeout=POLL)
             if pending and not await _any_runs(client):
                 break
@@ -136,6 +137,8 @@ async def _rows_by_task(
     finally:
         for task in waiting:
             task.cancel()
+        for future in (*futures, *shapes):
+            future.release()  # a traceback would keep them
     return {key: shape[0] for key, shape in zip(loaded, found, strict=True) if shape}
 
 

@@ -22,6 +22,7 @@ from clustertune.core.model import (
     LeaseHolder,
     ParkingSpace,
     Run,
+    RunningTask,
     Snapshot,
     Survey,
     TaskPrefix,
@@ -60,6 +61,7 @@ PACKAGES = (  # distributions whose versions are compared
     "threadpoolctl",
 )
 
+NO_DETAILS = Unknown("the worker is silent, or did not report its versions")
 SILENT = 5.0  # seconds without a heartbeat, on a small cluster
 
 
@@ -79,8 +81,14 @@ async def with_details(client: Client, snapshot: Snapshot) -> Snapshot:
     )
     parse = partial(_details, now=snapshot.time)
     details = {a: monitor.read_answer(answer, parse) for a, answer in answers.items()}
-    silent = Unknown("the worker is silent, or did not report its versions")
-    snapshot = monitor.with_values(snapshot, "details", details, silent)
+    snapshot = monitor.with_values(snapshot, "details", details, NO_DETAILS)
+    return replace(snapshot, survey=_read_survey(survey))
+
+
+async def with_running_tasks(client: Client) -> Snapshot:
+    """Take a snapshot with the scheduler's survey, which has the running tasks."""
+    snapshot, _ = await monitor.look(client, [])
+    survey = await monitor.ask(client, "survey", owner=client.id, packages=[])
     return replace(snapshot, survey=_read_survey(survey))
 
 
@@ -103,6 +111,7 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         returns=bool(returns),
         packages=dict(answer["packages"]),
         paused=answer["paused"],
+        cancelled=answer["cancelled"],
     )
 
 
@@ -116,11 +125,13 @@ def _read_rows(
 def _read_survey(answer: Mapping[str, Any]) -> Survey:
     same = ("worker_ttl", "loop_delay", "complete")
     prefix = ("name", "keys", "nbytes")
+    running = ("worker", "name", "seconds", "usual", "training", "lost_member")
     return Survey(
         **{name: answer[name] for name in same},
         client=answer["me"],
         unmet_restrictions=read_unmet(answer["unmet"]),
         prefixes=_read_rows(TaskPrefix, prefix, answer["prefixes"]),
+        running=_read_rows(RunningTask, running, answer["running"]),
         packages={
             "client": probe.installed(PACKAGES),
             "scheduler": dict(answer["packages"]),

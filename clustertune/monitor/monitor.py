@@ -11,6 +11,7 @@ process. Rows are counted for every snapshot.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -380,12 +381,15 @@ async def _request(
 
 
 async def look(
-    client: Client, collections: Sequence[CollectionInfo], *, by_task: bool = True
+    client: Client,
+    collections: Sequence[CollectionInfo],
+    *,
+    task_seconds: float = math.inf,
 ) -> tuple[Snapshot, tuple[CollectionInfo, ...]]:
     """Take a snapshot, and add holders, bytes and rows to the collections.
 
-    Collections that are not loaded are returned unchanged. Without ``by_task`` the rows
-    of spilled partitions are unknown.
+    Collections that are not loaded are returned unchanged. Tasks count the rows of
+    spilled partitions, for at most ``task_seconds``.
 
     Raises
     ------
@@ -408,8 +412,11 @@ async def look(
         for m, raw in zip(loaded, found["collections"], strict=True)
     ]
     addresses = [(w.address, w.address in there) for w in snapshot.workers]
-    by_task = by_task and any(w.running for w in snapshot.workers)
-    counted = await counting.count_rows(client, placed, addresses, by_task=by_task)
+    if not any(w.running for w in snapshot.workers):
+        task_seconds = 0.0
+    counted = await counting.count_rows(
+        client, placed, addresses, task_seconds=task_seconds
+    )
     by_label = {m.label: m for m in counted}
     return snapshot, tuple(by_label.get(m.label, m) for m in collections)
 

@@ -44,12 +44,14 @@ from clustertune.core.sections import headlines
 from clustertune.core.wording import seconds_text
 from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
 from clustertune.integrations import libraries
-from clustertune.monitor import connection
+from clustertune.monitor import connection, inquiry
 from clustertune.operations import event_log, history
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 
 logger = logging.getLogger("clustertune")
+
+STUCK_SECONDS = 5.0  # to find stuck workers after the time limit
 
 #: makes what the dashboard page shows after a call
 Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
@@ -276,7 +278,7 @@ class RunningCall:
         try:
             await asyncio.wait_for(work, self.call.timeout)
         except BaseException as error:
-            ours = self._explained(error)
+            ours = await asyncio.shield(self._explained(error))
             text = error_text(ours)
             await asyncio.shield(self.cluster.put_bounds_back())
             if place := await asyncio.shield(self.cluster.data.rescue()):
@@ -292,14 +294,17 @@ class RunningCall:
         self.journal.note_losses(self.cluster.lost)
         return await self._conclude(status(self.call.dry_run), facts)
 
-    def _explained(self, error: BaseException) -> BaseException:
+    async def _explained(self, error: BaseException) -> BaseException:
         """The time limit and a lost connection as errors of clustertune."""
         if isinstance(error, asyncio.TimeoutError) and self.cluster.remaining() <= 0:
+            causes = await stuck_workers(self.call.client, self.call.timeout)
+            texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
+            advice = ". ".join(texts) or "Give a longer timeout"
             return TimedOutError(
                 f"{self.call.name} did not finish within "
                 f"{seconds_text(self.call.timeout)}. Data that was in memory before, "
                 "and was not released, is complete; the report lists what was done. "
-                "Give a longer timeout"
+                f"{advice}"
             )
         return connection.lost(self.call.client, error) or error
 
@@ -317,6 +322,19 @@ class RunningCall:
         noted = event_log.log_call(call.client, call.name, report, journal, refused)
         await asyncio.shield(noted)
         return report
+
+
+async def stuck_workers(client: Client, seconds: float) -> Sequence[Finding]:
+    """Find workers that may have kept a call from ending within ``seconds``."""
+    try:
+        work = inquiry.with_running_tasks(client)
+        snapshot = await asyncio.wait_for(work, STUCK_SECONDS)
+    # the caller raises the error of the call
+    except (ClustertuneError, OSError, asyncio.TimeoutError) as error:
+        logger.info("clustertune could not look for stuck workers: %r", error)
+        return []
+    view = View(snapshots=(snapshot,), goal=Goal(workload=libraries.choose(None)))
+    return checks.stuck(view, seconds / 2)
 
 
 def _add_place(error: BaseException, place: str) -> None:

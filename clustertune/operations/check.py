@@ -15,7 +15,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import checks
-from clustertune.actions.cluster.live import LiveCluster
+from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import Goal, View
@@ -26,11 +26,12 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations import page_facts
-from clustertune.operations.call import check_client
+from clustertune.operations.call import check_client, stuck_workers
 from clustertune.operations.journal import states_of
 from clustertune.planner import goals, layouts, suitability
 from clustertune.remote.scheduler.survey import MOST
 
+COUNT_SECONDS = 5.0  # for tasks that count rows of spilled partitions
 CUT = f"the scheduler has more than {MOST:,} kinds of tasks; only {MOST:,} were checked"
 
 
@@ -60,7 +61,8 @@ def check(
         Also read the values of all data, in one computation: missing labels, classes
         that a worker lacks, split groups, categories that differ between partitions.
     timeout
-        Seconds, or a duration such as ``"30s"``.
+        Seconds, or a duration such as ``"30s"``. At the limit, the report has what is
+        known by then, and names workers that do not answer.
     **companions
         ``sample_weight``, ``qid``, ``group``, ``base_margin``, ``init_score`` and
         ``eval_set``, as for :func:`clustertune.prepare`.
@@ -77,8 +79,10 @@ def check(
         An argument is wrong.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be reached; the text gives the reason.
-    NoWorkersError, IncompleteError, TimedOutError
-        The data cannot be read with ``deep=True``, or the time limit was reached.
+    NoWorkersError, IncompleteError
+        The data cannot be read with ``deep=True``.
+    TimedOutError
+        Not even the workers could be read within the time limit.
 
     Examples
     --------
@@ -117,16 +121,25 @@ class CheckRequest:
 
 
 async def diagnose(request: CheckRequest) -> Report:
-    """Look, read details, and run all checks."""
+    """Look, read details, and run all checks.
+
+    At the time limit, the report has what is known by then.
+    """
     configured, start = checks.configured(), monotonic()
+    seen: list[View] = []
     try:
-        view = await asyncio.wait_for(see(request), request.timeout)
+        await asyncio.wait_for(see(request, seen), request.timeout)
     except asyncio.TimeoutError:
-        raise TimedOutError(
-            f"the check did not finish within {seconds_text(request.timeout)}; give a "
-            "longer timeout, or look for what blocks the scheduler"
-        ) from None
-    view = suitability.chosen(view)
+        limit = seconds_text(request.timeout)
+        causes = await stuck_workers(request.client, request.timeout)
+        why = "; ".join([f"within {limit}", *(f.message for f in causes)])
+        remedies = [f.remedy for f in causes]
+        remedy = " ".join(remedies) or "Give `clustertune.check` a longer `timeout`."
+        if not seen:
+            text = f"the check did not finish {why}. {remedy}"
+            raise TimedOutError(text) from None
+        seen.append(replace(seen[-1], unread=(why, remedy)))
+    view = suitability.chosen(seen[-1])
     found = (*checks.run(view, configured), *goals.unmet(view))
     # for the dashboard page and the metrics
     facts = page_facts.facts(view, found)
@@ -143,18 +156,30 @@ async def diagnose(request: CheckRequest) -> Report:
     )
 
 
-async def see(request: CheckRequest) -> View:
-    """The view of a check: one look, details of all processes, past runs."""
+async def see(request: CheckRequest, seen: list[View]) -> None:
+    """Append the view of the cluster, then of its data, then of the data's values."""
     client, end = request.client, monotonic() + request.timeout
     cluster = LiveCluster(
-        client, request.given, request.goal, lambda: end - monotonic()
+        client,
+        request.given,
+        request.goal,
+        lambda: end - monotonic(),
+        options=LookOptions(task_seconds=COUNT_SECONDS),
     )
     await cluster.open(request.workers, needs=())
-    view = await cluster.look(lambda *_: None)
-    snapshot = await inquiry.with_details(client, view.now)
+    alone, _ = await monitor.look(client, [])
+    alone = await inquiry.with_details(client, alone)
     runs = await inquiry.past_runs(client)
-    view = replace(view, snapshots=(snapshot,), runs=runs)
-    return await _read(request, cluster, view) if request.deep else view
+    seen.append(View(snapshots=(alone,), goal=cluster.goal, layouts=(), runs=runs))
+    if not tuple(request.given):
+        return
+    view = await cluster.look(lambda *_: None)
+    details = {w.address: w.details for w in alone.workers}
+    now = monitor.with_values(view.now, "details", details, inquiry.NO_DETAILS)
+    now = replace(now, survey=alone.survey)
+    seen.append(replace(view, snapshots=(now,), runs=runs))
+    if request.deep:
+        seen.append(await _read(request, cluster, seen[-1]))
 
 
 async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View:

@@ -26,7 +26,7 @@ from clustertune.operations.procedure import operate
 from clustertune.planner import machines
 
 #: what restarts need in addition to a snapshot
-RESTART_LOOK = LookOptions(held_data=True, least_memory=True, read_spilled=False)
+RESTART_LOOK = LookOptions(held_data=True, least_memory=True, task_seconds=0.0)
 #: guards that refuse to restart one worker, but not the others
 SKIPS = ("worker_can_restart",)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.findings import info
+from clustertune.core.findings import critical, info
 from clustertune.core.model import Finding, View
 from clustertune.core.wording import are, names_text, plural
 from clustertune.planner import remedies
@@ -68,9 +68,23 @@ def requested_partitions(view: View) -> Iterator[Finding]:
     )
 
 
+def unread_data(view: View) -> Iterator[Finding]:
+    """Find data that a check could not read within its time limit.
+
+    A worker that does not answer, or whose task never ends, keeps its partitions. The
+    checks of the data cannot run without them.
+
+    Remedy: Restart the worker that the finding names, or give ``clustertune.check`` a
+    longer ``timeout``.
+    """
+    if view.unread is not None:
+        why, remedy = view.unread
+        yield critical(message=f"the data was not read {why}", remedy=remedy)
+
+
 #: by name
 GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
-    goal.__name__: goal for goal in (requested_partitions, unloaded_data)
+    goal.__name__: goal for goal in (requested_partitions, unloaded_data, unread_data)
 }
 
 

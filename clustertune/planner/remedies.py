@@ -217,14 +217,18 @@ def resize(
 
 
 def restart(
-    view: View, workers: Sequence[WorkerSnapshot], before: str = "", when: str = ""
+    view: View,
+    workers: Sequence[WorkerSnapshot],
+    before: str = "",
+    when: str = "",
+    **options: Literal,
 ) -> Fix:
     """Return how to restart these workers without a loss of data.
 
     ``before`` begins the sentence; ``when`` is the time of the restart.
     """
     if all(w.nanny for w in workers):
-        call = on_workers("restart_workers", names(view, workers))
+        call = on_workers("restart_workers", names(view, workers), **options)
         verb = "run " if before else "Run "
         return sentence(f"{before}{verb}", call, f"{when}, which loses no data.")
     verb = "restart" if before else "Restart"

@@ -8,13 +8,15 @@ import clustertune
 from clustertune.checks.scheduler import (
     abandoned_tasks,
     data_from_client,
+    stuck_tasks,
     unrunnable_tasks,
 )
 from clustertune.core.model import (
+    RunningTask,
     Severity,
     UnmetRestriction,
 )
-from tests.builders import layout, snapshot, survey, view, worker
+from tests.builders import details, layout, snapshot, survey, view, worker
 from tests.processes import soon
 
 # --- abandoned_tasks ------------------------------------------------------------------
@@ -51,6 +53,16 @@ def test_abandoned():
     assert finding.evidence == {"tasks": 2, "seconds": 20.0}
 
 
+def test_the_worker_reports_for_how_long():
+    """Then one reading is enough."""
+    seconds = {"details": details(cancelled=30.0)}
+    seen = [worker(0, cancelled=1, **seconds), worker(1)]
+    (finding,) = abandoned_tasks(view(seen))
+    assert (finding.severity, finding.subject) == (Severity.warning, (0,))
+    assert finding.evidence == {"tasks": 1, "seconds": 30.0}
+    assert not list(abandoned_tasks(view(seen), min_seconds=40.0))
+
+
 def _train(gate):
     Event(gate).wait(60)
 
@@ -79,6 +91,51 @@ async def test_live(c, s, a, b):
 
 def _names(monitor):
     return {f.check for f in monitor.findings}
+
+
+# --- stuck_tasks ----------------------------------------------------------------------
+
+
+def long_running(*tasks):
+    """Return findings from worker, name, seconds, training and lost_member of tasks."""
+    names = ("worker", "name", "seconds", "training", "lost_member")
+    usual = {"inc": 2.0, "fn": 5.0}
+    running = [
+        RunningTask(usual=usual.get(x[1]), **dict(zip(names, x, strict=True)))
+        for x in tasks
+    ]
+    seen = survey(running=tuple(running))
+    workers = [worker(0, nanny="n"), worker(1, nanny="n")]
+    return list(stuck_tasks(view(snapshots=[snapshot(workers, survey=seen)])))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ("inc", 59.0, False, False),  # a short one
+        ("fn", 9000.0, True, False),  # a fit takes as long as it takes
+    ],
+)
+def test_tasks_that_are_not_stuck(task):
+    assert long_running((worker(0).address, *task)) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "severity", "text"),
+    [
+        (("inc", 61.0, False, False), Severity.warning, "at least 20 times as long"),
+        (("fn", 1.0, True, True), Severity.warning, "of a fit that has lost a worker"),
+        (("load", 61.0, False, False), Severity.unknown, "which may be stuck"),
+    ],
+)
+def test_stuck_tasks(task, severity, text):
+    """The remedy ends the tasks of the named worker."""
+    (finding,) = long_running((worker(1).address, *task))
+    assert (finding.severity, finding.subject) == (severity, (1,))
+    assert text in finding.message
+    assert repr(task[0]) in finding.message
+    call = "clustertune.restart_workers(client, end_tasks=True, workers=[1])"
+    assert call in finding.remedy
 
 
 # --- unrunnable_tasks -----------------------------------------------------------------

@@ -9,15 +9,18 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
-from distributed import wait
+from distributed import Event, Nanny, wait
 from distributed.scheduler import TaskPrefix
 from distributed.utils_test import gen_cluster
 
 import clustertune
+from clustertune.checks import workers
 from clustertune.core.model import Severity
 from clustertune.errors import TimedOutError
-from clustertune.monitor import monitor
+from clustertune.monitor import counting, monitor
+from clustertune.operations import check
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -120,6 +123,59 @@ async def test_the_time_is_over(c, s, a, b, monkeypatch):
     monkeypatch.setitem(s.handlers, "clustertune", wait_long)
     with pytest.raises(TimedOutError, match=r"the check did not finish within 0\.5 s"):
         await clustertune.check(c, timeout="500 ms")
+
+
+@gen_cluster(client=True, nthreads=TWO, Worker=Nanny, timeout=120)
+async def test_a_worker_hangs(c, s, a, b, monkeypatch):
+    """The report has what the others know, names it, and leaves no task."""
+    monkeypatch.setattr(counting, "PATIENCE", 1.0)
+    monkeypatch.setattr(monitor, "PATIENCE", 1.0)
+    monkeypatch.setattr(workers, "ANSWERS", 0.5)
+    monkeypatch.setattr(check, "COUNT_SECONDS", 1.0)
+    X, y = c.persist([da.ones((40, 2), chunks=(5, 2)), da.ones(40, chunks=5)])
+    await wait([X, y])
+    await clustertune.check(c, X, y)
+    tasks = set(s.tasks)
+    hung = s.workers[a.worker_address]
+    psutil.Process(a.pid).suspend()
+    try:
+        await soon(lambda: time() - hung.last_seen > 2)
+        report = await clustertune.check(c, X, y, timeout="60s")
+        (finding,) = (f for f in report.found if f.check == "unresponsive_workers")
+        assert finding.subject == (hung.name,)
+        assert len(report.workers) == 2
+        assert report.before
+        report = await clustertune.check(c, X, y, deep=True, timeout="10s")
+        (finding,) = (f for f in report.found if f.check == "unread_data")
+        assert finding.severity is Severity.critical
+        assert f"worker {hung.name} sent no heartbeat" in finding.message
+    finally:
+        psutil.Process(a.pid).resume()
+    await soon(lambda: set(s.tasks) == tasks)
+
+
+def _pass(gate):
+    Event(gate).wait(300)
+    return np.ones(5)
+
+
+@gen_cluster(client=True, nthreads=TWO, Worker=Nanny, timeout=120)
+async def test_a_task_that_never_ends(c, s, a, b):
+    """A check names the worker that runs it, and so does a call that waits for it."""
+    gate = Event("gate", client=c)
+    stuck = c.submit(_pass, gate.name, pure=False, workers=[a.worker_address])
+    X = da.Array({("x", 0): stuck}, "x", ((5,),), dtype="f8").persist()
+    hung = s.workers[a.worker_address]
+    await soon(lambda: max(hung.executing.values(), default=0) > 2)
+    report = await clustertune.check(c, X, timeout="4s")
+    (finding,) = (f for f in report.found if f.check == "unread_data")
+    ended = f"restart_workers(client, end_tasks=True, workers=[{hung.name}])"
+    assert f"worker {hung.name} runs a task which may be stuck" in finding.message
+    assert ended in finding.remedy
+    with pytest.raises(TimedOutError) as caught:
+        await clustertune.prepare(c, X, timeout="4s")
+    assert ended in str(caught.value)
+    await gate.set()
 
 
 @gen_cluster(client=True, nthreads=TWO)

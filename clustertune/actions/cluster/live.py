@@ -7,6 +7,7 @@ and the class :class:`CallData` carry out the other actions.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class LookOptions:
     holdings: bool = False  # keys in memory, and the clients that hold them
     kept: tuple[Key, ...] = ()  # keys that are not listed in holdings
     values: bool = False  # the values of the data that the workload depends on
-    read_spilled: bool = True  # count rows of spilled partitions with tasks
+    task_seconds: float = math.inf  # for tasks that count rows of spilled partitions
 
 
 class LiveCluster:
@@ -192,7 +193,7 @@ class LiveCluster:
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
-        look = partial(monitor.look, by_task=self.options.read_spilled)
+        look = partial(monitor.look, task_seconds=self.options.task_seconds)
         snapshot, seen = await look(self.client, collections)
         statuses = (w.status for w in snapshot.workers)
         self._computes = _can_compute(statuses, may_join=self._computes)

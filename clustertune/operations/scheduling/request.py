@@ -253,7 +253,7 @@ async def _send(client: Client, given: inputs.Inputs, options: Options) -> Sched
         given,
         Goal(workload=libraries.choose(None)),
         lambda: end - monotonic(),
-        options=LookOptions(held_data=True, least_memory=True, read_spilled=False),
+        options=LookOptions(held_data=True, least_memory=True, task_seconds=0.0),
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)

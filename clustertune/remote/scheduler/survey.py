@@ -7,6 +7,7 @@ task prefixes, of which it reads a bounded number, not with keys.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +19,13 @@ from distributed.core import Status
 
 from clustertune.remote.keys import KeyRange, in_turns, unpack
 from clustertune.remote.scheduler.bindings import unmet_of_keys, unmet_summary
-from clustertune.remote.scheduler.state import is_gone, memory_of
+from clustertune.remote.scheduler.fits import is_training
+from clustertune.remote.scheduler.state import WAITING, is_gone, memory_of
 from clustertune.remote.worker.probe import installed
 
 MOST = 5000  # task prefixes that are read
 MAX_PREFIXES = 5  # of the tasks of a worker
+MAX_RUNNING = 50  # tasks
 
 
 # --- given keys -----------------------------------------------------------------------
@@ -181,6 +184,7 @@ async def survey(scheduler: Any, owner: str, packages: Iterable[str]) -> dict[st
         "loop_delay": scheduler._tick_interval_observed,
         "unmet": await unmet_summary(scheduler),
         "prefixes": await _prefixes(scheduler),
+        "running": await _running(scheduler),
         "complete": len(scheduler.task_prefixes) <= MOST,
         "packages": installed(packages),
     }
@@ -193,6 +197,51 @@ async def _prefixes(scheduler: Any) -> list[list[Any]]:
         [str(tp.name), tp.states["memory"], _held(tp)]
         async for tp in in_turns(prefixes)
     ]
+
+
+async def _running(scheduler: Any) -> list[list[Any]]:
+    """The longest running tasks: worker, prefix, seconds, and those of its kind.
+
+    The last values are whether it trains in a fit, and whether that fit has lost a
+    member.
+    """
+    found = [
+        (seconds, ts, ws.address)
+        for ws in scheduler.workers.values()
+        for ts, seconds in ws.executing.items()
+        if ts in ws.processing
+    ]
+    found = heapq.nlargest(MAX_RUNNING, found, key=lambda row: row[0])
+    training = [ts for _, ts, _ in found if is_training(ts)]
+    broken = set()  # clients and prefixes of their fits
+    for client in {client for ts in training for client in ts.who_wants or ()}:
+        async for ts in in_turns(list(client.wants_what)):
+            if is_training(ts) and _waits_for_gone(scheduler, ts):
+                broken.add((client, ts.prefix))
+    return [
+        [
+            address,
+            str(ts.prefix.name),
+            seconds,
+            _usual(ts.prefix),
+            is_training(ts),
+            any((client, ts.prefix) in broken for client in ts.who_wants or ()),
+        ]
+        for seconds, ts, address in found
+    ]
+
+
+def _usual(prefix: Any) -> float | None:
+    """Mean seconds of the tasks of a prefix; None: no task has ended."""
+    ended: int = prefix.state_counts["memory"]
+    seconds: float = prefix.all_durations.get("compute", 0.0)
+    return seconds / ended if ended else None
+
+
+def _waits_for_gone(scheduler: Any, ts: Any) -> bool:
+    """Whether a task can only run on workers that have left."""
+    bound = ts.state in WAITING and not ts.loose_restrictions and ts.worker_restrictions
+    return bool(bound) and scheduler.workers.keys().isdisjoint(bound)
 
 
 def _held(prefix: Any) -> int:

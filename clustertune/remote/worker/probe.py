@@ -246,8 +246,17 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "disk": disk(dask_worker.local_directory),
         "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
         "paused": _paused(dask_worker),
+        "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
     }
+
+
+def _cancelled(dask_worker: Any) -> float | None:
+    """Seconds for which a cancelled task has run that cannot be stopped, or None."""
+    tasks = dask_worker.state.tasks
+    running = [tasks[key] for key in dask_worker.active_keys if key in tasks]
+    began = [ts.start_time for ts in running if ts.state in ("cancelled", "resumed")]
+    return max((time() - moment for moment in began if moment), default=None)
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
