@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dask
+import pytest
 from distributed import Client, Event
 from distributed.utils_test import gen_cluster
 
