@@ -20,6 +20,7 @@ from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")
+NAMES = (*COMPANIONS, "group")  # of the arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,10 @@ def gather(
     ValueError
         A collection has no rows or columns, or ``eval_set`` is not a list of sets.
     """
-    if unknown := [n for n in companions if n not in (*COMPANIONS, "group")]:
+    if unknown := [n for n in companions if n not in NAMES]:
         raise TypeError(
             f"there is no argument {unknown[0]}=; companions of X are "
-            f"{', '.join((*COMPANIONS, 'group'))} and eval_set"
+            f"{', '.join(NAMES)} and eval_set"
         )
     if optional and X is None:
         if any(x is not None for x in (y, *others, eval_set, *companions.values())):
@@ -205,7 +206,7 @@ def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     found = []
     for X, y, *rest in eval_set:
         more = rest[0] if rest else {}
-        if unknown := [n for n in more if n not in (*COMPANIONS, "group")]:
+        if unknown := [n for n in more if n not in NAMES]:
             raise ValueError(
                 f"eval_set: companions are {', '.join(COMPANIONS)}; "
                 f"{names_text(unknown)} is none of them"

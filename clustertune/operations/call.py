@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from distributed import Client
 
@@ -127,29 +125,6 @@ def have_one_scheduler(*clients: Client) -> bool:
     if any(client.status != "running" for client in clients):
         return False
     return len({client.scheduler_info().get("id") for client in clients}) == 1
-
-
-# --- context of a task ----------------------------------------------------------------
-
-
-#: whether ``prepare`` places the data on one worker of each host, if possible
-one_per_host: ContextVar[bool] = ContextVar("one_per_host", default=False)
-#: an earlier placement that ``prepare`` restores, see ``Goal.placement``
-former_placement: ContextVar[Mapping[str, Any]] = ContextVar(
-    "former_placement",
-    default={},  # noqa: B039
-)
-Value = TypeVar("Value")
-
-
-@contextmanager
-def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Set a variable for all calls that this task makes in the block."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 # --- steps --------------------------------------------------------------------------

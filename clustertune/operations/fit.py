@@ -34,10 +34,10 @@ from clustertune.integrations.libraries.continuing import (
 )
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
 from clustertune.monitor.connection import sync
-from clustertune.operations import call as calling
+from clustertune.operations.call import check_client
 from clustertune.operations.callbacks import Callbacks
 from clustertune.operations.checkpoints import CheckpointFile, facts_of
-from clustertune.operations.prepare import prepare
+from clustertune.operations.prepare import Options, prepare, prepare_data
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.surviving import FitWatch, Loss
 from clustertune.remote.worker.rounds import Reports
@@ -104,7 +104,7 @@ def _refuse_checkpoints(model: Any, path: str | None) -> None:
             "estimators have. Leave checkpoint_path out"
         )
     if continuation is not None and (why := continuation.refusal(step)):
-        raise ValueError(f"model={type(step).__name__}: {why}")
+        raise ValueError(f"estimator={type(step).__name__}: {why}")
 
 
 def _refuse_client(client: Client, model: Any) -> None:
@@ -112,7 +112,7 @@ def _refuse_client(client: Client, model: Any) -> None:
     prefix, step = last_step(model)
     theirs = _client_of(step, client)
     if isinstance(theirs, Client) and theirs is not client:
-        name = "model[-1]" if prefix else "model"
+        name = "estimator[-1]" if prefix else "estimator"
         raise ValueError(
             f"{name} has another client, which cannot use the data of client=; call "
             f"clustertune.fit again after {name}.client = client"
@@ -318,20 +318,19 @@ class _Work:
         workers = self.attempts[0].named_workers
         if workers is not None:
             options["workers"] = list(workers - self.losses[-1].gone)
-        with (
-            calling.assigned(calling.former_placement, self.placement),
-            calling.assigned(calling.one_per_host, self.per_host),
-        ):
-            return prepare(
-                self.client,
-                prepared.X,
-                prepared.y,
-                *prepared.others,
-                **named,
-                eval_set=prepared.eval_set or None,
-                estimator=self.model,
-                **options,
-            )
+        given = inputs.gather(
+            prepared.X,
+            prepared.y,
+            *prepared.others,
+            **named,
+            eval_set=prepared.eval_set or None,
+        )
+        terms = self.terms(placement=self.placement, **options)
+        return prepare_data(self.client, given, terms)
+
+    def terms(self, **options: Any) -> Options:
+        """Return options of ``prepare`` for an attempt."""
+        return Options(estimator=self.model, one_per_host=self.per_host, **options)
 
     async def compare(self, prepared: Prepared) -> None:
         """Refuse partitions that were computed again with other values.
@@ -461,7 +460,7 @@ async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
 
 def fit(
     client: Client,
-    model: Any,
+    estimator: Any,
     X: Any,
     y: Any = None,
     *,
@@ -472,10 +471,10 @@ def fit(
 ) -> Any:
     """Prepare the cluster and the data, fit a model, and verify the data afterwards.
 
-    This is ``prepare`` and ``model.fit`` in one call. Workers and adaptive scaling are
-    held during the fit, and the history notes the run. X and y remain usable. If they
-    are lazy, each call loads them again: call :func:`clustertune.prepare` once before
-    several fits.
+    This is ``prepare`` and ``estimator.fit`` in one call. Workers and adaptive scaling
+    are held during the fit, and the history notes the run. X and y remain usable. If
+    they are lazy, each call loads them again: call :func:`clustertune.prepare` once
+    before several fits.
 
     XGBoost trains faster in one process with all threads of a host than in several. If
     each host has several equal workers, the data is placed on one of them, as far as
@@ -489,11 +488,11 @@ def fit(
     client
         A connected client. With an asynchronous client the call is awaited; only
         XGBoost's models can be fitted with one.
-    model
+    estimator
         An estimator for Dask collections: of XGBoost, LightGBM, dask-ml or dask-glm, or
-        a pipeline that ends with one. It is fitted in place, like by ``model.fit``.
+        a pipeline that ends with one. It is fitted in place, as by ``estimator.fit``.
         Parameters that the prepared data needs are set during the fit only. An XGBoost
-        model without a client keeps this client.
+        estimator without a client keeps this client.
     X, y
         The data, as of :func:`clustertune.prepare`.
     max_failures
@@ -512,14 +511,14 @@ def fit(
         ``on_low_memory``, ``progress``, ``timeout``. The time limit is that of the
         preparation; the fit itself has none.
 
-        All others go to ``model.fit``, such as ``verbose=False``. Companions of eval
-        sets can have the library's names, such as ``sample_weight_eval_set``. In a
+        All others go to ``estimator.fit``, such as ``verbose=False``. Companions of
+        eval sets can have the library's names, such as ``sample_weight_eval_set``. In a
         pipeline, arguments of a step begin with its name: ``step__verbose=False``.
 
     Returns
     -------
     estimator
-        ``model``, fitted. ``model.clustertune_report_`` has the report of the
+        The same object, fitted. ``estimator.clustertune_report_`` has the report of the
         preparation. Its notes have time and memory of the fit, and data that moved
         meanwhile. A pickle of the model has the report as text.
 
@@ -538,8 +537,8 @@ def fit(
     ClustertuneError
         The data could not be prepared; see :func:`clustertune.prepare`.
     Exception
-        The error of ``model.fit``, unchanged. From Python 3.11 on it has a note about
-        the preparation. :func:`clustertune.last_report` has the report.
+        The error of ``estimator.fit``, unchanged. From Python 3.11 on it has a note
+        about the preparation. :func:`clustertune.last_report` has the report.
 
     Examples
     --------
@@ -547,26 +546,28 @@ def fit(
     >>> clustertune.fit(client, model, X, y)                        # doctest: +SKIP
     >>> print(model.clustertune_report_)                            # doctest: +SKIP
     """
-    calling.check_client(client)
-    libraries.refuse_fit(model, asynchronous=client.asynchronous)
-    _refuse_client(client, model)
+    check_client(client)
+    libraries.refuse_fit(estimator, asynchronous=client.asynchronous)
+    _refuse_client(client, estimator)
     inputs.refuse_bounds(y)
     most = arguments.failures("max_failures", max_failures)
     path = arguments.file("checkpoint_path", checkpoint_path)
     every = arguments.duration("checkpoint_every", checkpoint_every)
     stored = bool(most or path)
     if stored:
-        _refuse_checkpoints(model, path)
-    names = libraries.eval_arguments(model)
+        _refuse_checkpoints(estimator, path)
+    names = libraries.eval_arguments(estimator)
     companions = {n: options.pop(n) for n in names if n in options}
     eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
-    own, rest = _divided(model, options)
+    own, rest = _divided(estimator, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
-    per_host = all_workers and libraries.can_use_host(model)
-    file = None if path is None else CheckpointFile(path=path, about=facts_of(model, X))
+    per_host = all_workers and libraries.can_use_host(estimator)
+    file = None
+    if path is not None:
+        file = CheckpointFile(path=path, about=facts_of(estimator, X))
     work = _Work(
         client=client,
-        model=model,
+        model=estimator,
         fit_kwargs=rest,
         options={name: own[name] for name in own if name in AGAIN},
         per_host=per_host,
@@ -576,6 +577,7 @@ def fit(
         progress=Progress(own.get("progress")),
         checkpoint=None if file is None else file.read(),
     )
-    with calling.assigned(calling.one_per_host, per_host):
-        prepared: Any = prepare(client, X, y, eval_set=eval_set, estimator=model, **own)
+    named = {name: own.pop(name) for name in inputs.NAMES if name in own}
+    given = inputs.gather(X, y, eval_set=eval_set, **named)
+    prepared: Any = prepare_data(client, given, work.terms(**own))
     return (_fit_async if client.asynchronous else _fit)(work, prepared)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed import Client
@@ -19,7 +19,16 @@ from clustertune.actions import registry
 from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
 from clustertune.collections import inputs, requirements
 from clustertune.core import arguments, settings
-from clustertune.core.model import Cluster, Finding, Goal, Notify, Outcome, Plan, View
+from clustertune.core.model import (
+    Cluster,
+    Finding,
+    Goal,
+    Notify,
+    Outcome,
+    Plan,
+    Profile,
+    View,
+)
 from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
@@ -30,8 +39,6 @@ from clustertune.operations.call import (
     RunningCall,
     check_client,
     execute,
-    former_placement,
-    one_per_host,
 )
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import Prepared
@@ -39,6 +46,7 @@ from clustertune.planner import goals, suitability, verification
 from clustertune.planner import plan as planner
 
 Settings = Mapping[str, Mapping[str, Any]]  # by name of check
+Placement = Mapping[str, tuple[str | int | None, ...]]  # workers by label of a layout
 
 MAX_ROUNDS = 12  # each phase once, one of them twice, and some for failures
 MAX_STALLED_ROUNDS = 2  # rounds in a row without any effect
@@ -317,34 +325,53 @@ def prepare(
         init_score=init_score,
         eval_set=eval_set,
     )
+    options = Options(
+        estimator=estimator,
+        n_workers=n_workers,
+        workers=workers,
+        restart=restart,
+        merge_workers=merge_workers,
+        rechunk=rechunk,
+        release_inputs=release_inputs,
+        persist=persist,
+        on_low_memory=on_low_memory,
+        dry_run=dry_run,
+        progress=progress,
+        timeout=timeout,
+    )
+    return prepare_data(client, given, options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of :func:`prepare`, and two more that only ``fit`` uses."""
+
+    estimator: object = None
+    n_workers: int | str | None = None
+    workers: Sequence[str | int] | None = None
+    restart: bool | str = False
+    merge_workers: bool = False
+    rechunk: bool | int = True
+    release_inputs: bool = False
+    persist: bool | None = None
+    on_low_memory: str = "report"
+    dry_run: bool = False
+    progress: bool | Notify | None = None
+    timeout: str | float = "10 minutes"
+    one_per_host: bool = False  # place the data on one worker of each host, if possible
+    placement: Placement = field(default_factory=dict)  # to restore
+
+
+def prepare_data(client: Client, given: inputs.Inputs, options: Options) -> Prepared:
+    """Validate the options of ``prepare``, and carry it out; awaitable if asynchronous.
+
+    ``fit`` uses this instead of :func:`prepare`.
+    """
     check_client(client, given)
-    profile = libraries.choose(estimator)
+    profile = libraries.choose(options.estimator)
     requirements.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
-    merges = arguments.flag("merge_workers", merge_workers)
-    if merges and n_workers is not None:
-        raise TypeError(
-            "merge_workers=True decides the number of workers, so it does not combine "
-            "with n_workers; call clustertune.scale(client, ...) before or afterwards"
-        )
-    fractions = settings.fractions()
-    goal = Goal(
-        workload=profile,
-        workload_chosen=estimator is not None,
-        imported=frozenset(PACKAGES & sys.modules.keys()),
-        n_workers=arguments.workers_wanted("n_workers", n_workers),
-        restart=arguments.restarting("restart", restart),
-        merge_workers=merges,
-        rechunk=arguments.cutting("rechunk", rechunk),
-        release_inputs=arguments.flag("release_inputs", release_inputs),
-        persist=arguments.maybe("persist", persist),
-        training_eval_sets=inputs.evaluated(given),
-        tolerance=fractions["tolerance"],
-        memory_fraction=fractions["memory_fraction"],
-        raise_on_low_memory=arguments.on_low_memory("on_low_memory", on_low_memory),
-        one_per_host=one_per_host.get(),
-        placement=former_placement.get(),
-    )
+    goal = _goal(given, profile, options)
     requirements.refuse_unfit(given, goal)
     given = requirements.with_arrays(given, profile, asynchronous=client.asynchronous)
     prepared: Prepared = sync(
@@ -355,13 +382,13 @@ def prepare(
             name="prepare",
             given=given,
             goal=goal,
-            workers=arguments.names("workers", workers),
-            timeout=arguments.duration("timeout", timeout),
-            dry_run=arguments.flag("dry_run", dry_run),
-            progress=progress,
+            workers=arguments.names("workers", options.workers),
+            timeout=arguments.duration("timeout", options.timeout),
+            dry_run=arguments.flag("dry_run", options.dry_run),
+            progress=options.progress,
             look=LookOptions(
-                held_data=bool(goal.restart or merges),
-                least_memory=bool(goal.restart or merges),
+                held_data=bool(goal.restart or goal.merge_workers),
+                least_memory=bool(goal.restart or goal.merge_workers),
                 values=True,
             ),
             # a restart lets paused workers run again
@@ -369,9 +396,38 @@ def prepare(
             # the page shows the findings that stopped the call
             keeps_refused=True,
         ),
-        estimator,
+        options.estimator,
     )
     return prepared
+
+
+def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
+    """Check the options, and return the goal that they describe."""
+    merges = arguments.flag("merge_workers", options.merge_workers)
+    if merges and options.n_workers is not None:
+        raise TypeError(
+            "merge_workers=True decides the number of workers, so it does not combine "
+            "with n_workers; call clustertune.scale(client, ...) before or afterwards"
+        )
+    fractions = settings.fractions()
+    low_memory = arguments.on_low_memory("on_low_memory", options.on_low_memory)
+    return Goal(
+        workload=profile,
+        workload_chosen=options.estimator is not None,
+        imported=frozenset(PACKAGES & sys.modules.keys()),
+        n_workers=arguments.workers_wanted("n_workers", options.n_workers),
+        restart=arguments.restarting("restart", options.restart),
+        merge_workers=merges,
+        rechunk=arguments.cutting("rechunk", options.rechunk),
+        release_inputs=arguments.flag("release_inputs", options.release_inputs),
+        persist=arguments.maybe("persist", options.persist),
+        training_eval_sets=inputs.evaluated(given),
+        tolerance=fractions["tolerance"],
+        memory_fraction=fractions["memory_fraction"],
+        raise_on_low_memory=low_memory,
+        one_per_host=options.one_per_host,
+        placement=options.placement,
+    )
 
 
 def last_report(client: Client) -> Any:

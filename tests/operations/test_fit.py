@@ -376,9 +376,9 @@ def test_the_ranker_of_lightgbm(client: Client) -> None:
 
 PAIR = [tuple(rows(x) for x in (VALUES, LABELS))]
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    ("xgboost", {}, TypeError, "model='xgboost' is no estimator"),
-    (None, {}, TypeError, "model=None is no estimator"),
-    (dxgb.DaskXGBRegressor, {}, TypeError, "model=DaskXGBRegressor is no estimator"),
+    ("xgboost", {}, TypeError, "estimator='xgboost' is no estimator"),
+    (None, {}, TypeError, "estimator=None is no estimator"),
+    (dxgb.DaskXGBRegressor, {}, TypeError, "estimator=DaskXGBRegressor is no"),
     (xgb.XGBClassifier(), {}, ValueError, "xgboost.dask.DaskXGBClassifier"),
     (ParallelPostFit(SGDClassifier()), {}, ValueError, "fetch all data.*X_sample"),
     (KMeans(), {"n_worker": 2}, TypeError, "KMeans.fit takes n_worker="),
@@ -444,7 +444,7 @@ def test_a_model_with_another_client(client: Client) -> None:
     with Client(client.scheduler.address, set_as_default=False) as other:
         model = dxgb.DaskXGBRegressor(**TREES)
         model.client = other
-        with pytest.raises(ValueError, match=r"model\.client = client"):
+        with pytest.raises(ValueError, match=r"estimator\.client = client"):
             fit(client, model, *data())
         with pytest.raises(ValueError, match="another client"):
             fit(client, lgb.DaskLGBMRegressor(client=other), *data())

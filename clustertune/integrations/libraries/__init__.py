@@ -189,13 +189,13 @@ def refuse_fit(model: object, *, asynchronous: bool) -> None:
     if model is None or isinstance(model, str | type):
         kind = model.__name__ if isinstance(model, type) else repr(model)
         raise TypeError(
-            f"model={kind} is no estimator that can be fitted; give an instance, such "
-            "as xgboost.dask.DaskXGBClassifier()"
+            f"estimator={kind} is no estimator that can be fitted; give an instance, "
+            "such as xgboost.dask.DaskXGBClassifier()"
         )
     profile = choose(model)
     workload = available()[profile.name]
     prefix, trains = last_step(model)
-    text = f"model={_name(trains)}"
+    text = f"estimator={_name(trains)}"
     if workload.unfit:
         raise ValueError(f"{text}: {workload.unfit}")
     if asynchronous and (prefix or not workload.awaitable_fit):
