@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from clustertune.monitor.connection import sync
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+logger = logging.getLogger("clustertune")
 
 
 class ClientContext(ABC):
@@ -64,7 +68,13 @@ class ClientContext(ABC):
     ) -> None:
         self._error = error
         # also while the client reconnects: the block has to end
-        if self.client.status not in ("closed", "closing"):
+        if self.client.status in ("closed", "closing"):
+            logger.warning(
+                "the client was closed in the block, or lost its scheduler for too "
+                "long, so nothing was measured or verified; if the scheduler has "
+                "ended, the data in memory is lost"
+            )
+        else:
             try:
                 self.client.sync(self._end_whole)
             except (KeyboardInterrupt, SystemExit):

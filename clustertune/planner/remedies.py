@@ -124,7 +124,7 @@ def _words(name: str, value: Literal) -> Iterator[str]:
     if isinstance(value, dict):
         values = tuple(f"{k}={v}" for k, v in value.items())
     for each in values:
-        yield from (option, str(each))
+        yield from (option,) if each is True else (option, str(each))
 
 
 def names(view: View, workers: Collection[WorkerSnapshot]) -> list[str | int]:

@@ -164,7 +164,7 @@ async def test_a_task_that_never_ends(c, s, a, b):
     """A check names the worker that runs it, and so does a call that waits for it."""
     gate = Event("gate", client=c)
     stuck = c.submit(_pass, gate.name, pure=False, workers=[a.worker_address])
-    X = da.Array({("x", 0): stuck}, "x", ((5,),), dtype="f8").persist()
+    X = c.persist(da.Array({("x", 0): stuck}, "x", ((5,),), dtype="f8"))
     hung = s.workers[a.worker_address]
     await soon(lambda: max(hung.executing.values(), default=0) > 2)
     report = await clustertune.check(c, X, timeout="4s")

@@ -45,7 +45,10 @@ async def give_back(client: Client, method: str, **arguments: Any) -> Any:
     end = LANDING
     while not task.done():
         if client.status == "connecting":
-            raise ConnectionLostError("the client is reconnecting")
+            raise ConnectionLostError(
+                "the client lost its connection to the scheduler, and tries to connect "
+                "again; if the scheduler has ended, the data in memory is lost"
+            )
         if end <= 0:
             raise asyncio.TimeoutError
         await asyncio.wait([task], timeout=RETRY)

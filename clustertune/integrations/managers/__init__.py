@@ -1,12 +1,12 @@
 """Find the adapter of a cluster object and scale through it; one file per manager.
 
 :mod:`~clustertune.integrations.managers.adapter` describes what an adapter has. The
-adapters are tried in order. ``spec_cluster`` is last, because it matches any
-``SpecCluster``.
+class of the cluster object names the adapter.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from typing import Any
@@ -32,11 +32,21 @@ LIBRARIES = {
     "kubernetes": "dask-kubernetes",
 }
 
+#: module and name of the class of the cluster objects, the most general one last
+KINDS = {
+    "coiled": ("coiled", "Cluster"),
+    "gateway": ("dask_gateway", "GatewayCluster"),
+    "jobqueue": ("dask_jobqueue", "JobQueueCluster"),
+    "kubernetes": ("dask_kubernetes.operator", "KubeCluster"),
+    "saturn": ("dask_saturn", "SaturnCluster"),
+    "spec_cluster": ("distributed", "SpecCluster"),
+}
+
 Attach = Callable[[str, AsyncExitStack], Awaitable[Client]]
 
 
 def available() -> Mapping[str, Adapter]:
-    """Return every adapter by name, the most general one last."""
+    """Return every adapter by name."""
     adapters: dict[str, Any] = {
         "coiled": coiled,
         "gateway": gateway,
@@ -69,7 +79,11 @@ async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
 
 def find(cluster: Any) -> Adapter | None:
     """Return the adapter for a cluster object, or None."""
-    return next((a for a in available().values() if a.matches(cluster)), None)
+    for name, (module, kind) in KINDS.items():
+        known = getattr(sys.modules.get(module), kind, None)
+        if known is not None and isinstance(cluster, known):
+            return available()[name]
+    return None
 
 
 async def bounds(cluster: Any) -> Bounds | Unknown | None:

@@ -1,9 +1,9 @@
 """Define what an adapter of a cluster manager has, and helpers for adapters.
 
 An adapter is a module with the functions of :class:`Adapter`. All are called in the
-client's event loop. ``matches`` and ``obstacle`` use only the state of the object. The
-others may ask the manager, and call methods that block through :func:`off_loop`.
-No adapter imports a manager's library before the user has imported it.
+client's event loop. ``obstacle`` uses only the state of the object. The others may ask
+the manager, and call methods that block through :func:`off_loop`. No adapter imports a
+manager's library before the user has imported it.
 
 An adapter may also have these functions:
 
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
@@ -48,9 +47,6 @@ MAX_WORKERS = 2**31 - 1
 class Adapter(Protocol):
     """The functions of every adapter."""
 
-    def matches(self, cluster: Any) -> bool:
-        """Return whether the cluster object is of this manager."""
-
     def obstacle(self, cluster: Any, n_workers: int) -> str | None:
         """Return why the cluster cannot have so many workers."""
 
@@ -68,12 +64,6 @@ class Adapter(Protocol):
 
     async def retired(self, cluster: Any, id: str | int) -> None:
         """Prevent the manager from starting this worker again."""
-
-
-def is_instance(cluster: Any, module: str, name: str) -> bool:
-    """Return whether the object has this class, without importing its library."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(cluster, kind)
 
 
 async def off_loop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,18 +16,12 @@ from distributed import Client
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
     connect,
-    is_instance,
     off_loop,
     starts_by_itself,
     unknown_name,
 )
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
-
-
-def matches(cluster: Any) -> bool:
-    """Return whether it is a cluster of Coiled."""
-    return is_instance(cluster, "coiled", "Cluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

@@ -18,15 +18,9 @@ from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
     connect,
-    is_instance,
     off_loop,
     unknown_name,
 )
-
-
-def matches(cluster: Any) -> bool:
-    """Return whether it is a cluster of a gateway."""
-    return is_instance(cluster, "dask_gateway", "GatewayCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from clustertune.core.model import WorkerSize
 from clustertune.core.wording import plural
-from clustertune.integrations.managers.adapter import await_if_needed, is_instance
+from clustertune.integrations.managers.adapter import await_if_needed
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
 from clustertune.integrations.managers.spec_cluster import expecting as expecting
@@ -25,11 +25,6 @@ from clustertune.integrations.managers.spec_cluster import obstacle as obstacle
 
 # Retired workers of jobs in which other workers still run.
 _retired: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-
-
-def matches(cluster: Any) -> bool:
-    """Return whether it is a cluster of dask_jobqueue."""
-    return is_instance(cluster, "dask_jobqueue", "JobQueueCluster")
 
 
 async def scale(cluster: Any, n_workers: int, there: int) -> None:

@@ -23,18 +23,12 @@ from clustertune.errors import ConnectionLostError, NoWorkersError
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
     connect,
-    is_instance,
     off_loop,
     starts_by_itself,
     unknown_name,
 )
 
 ANSWER_TIMEOUT = 5  # seconds for a request in each snapshot
-
-
-def matches(cluster: Any) -> bool:
-    """Return whether it is a cluster of the operator."""
-    return is_instance(cluster, "dask_kubernetes.operator", "KubeCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

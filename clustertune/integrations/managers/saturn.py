@@ -13,14 +13,8 @@ from typing import Any
 from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
-    is_instance,
     off_loop,
 )
-
-
-def matches(cluster: Any) -> bool:
-    """Return whether it is a cluster of Saturn Cloud."""
-    return is_instance(cluster, "dask_saturn", "SaturnCluster")
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

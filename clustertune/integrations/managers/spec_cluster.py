@@ -17,11 +17,6 @@ SIZE = ("nthreads", "memory_limit", "env")  # options of a worker
 MARK = "clustertune://restarting/"  # stands for an address, before a name
 
 
-def matches(cluster: Any) -> bool:
-    """Return whether it is a ``SpecCluster``."""
-    return isinstance(cluster, SpecCluster)
-
-
 def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
     """Return why it cannot have so many workers."""
     if cluster.status.name != "running":
