@@ -607,7 +607,7 @@ def test_a_hold_that_cannot_begin(
         plugin.acquire(other.id, "a plan", "t")
         with pytest.raises(LeaseHeldError, match="a plan"), p:
             raise AssertionError
-        plugin.release("t")
+        plugin.lease.release("t")
     assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 3)
 
 

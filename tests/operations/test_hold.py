@@ -306,7 +306,7 @@ async def test_a_hold_that_is_lost(
             plugin.acquire(other.id, "a plan", "t")
             await soon(lambda: any("ended this hold" in m for m in messages(caplog)))
             assert plugin.holds.kept == {}
-            plugin.release("t")
+            plugin.lease.release("t")
             await soon(lambda: any("taken again" in m for m in messages(caplog)))
         assert list(plugin.holds.kept) == [held._name]
     assert held.measures is not None
@@ -338,6 +338,17 @@ async def test_a_client_that_is_closed_in_the_block(
     assert [text for text in messages(caplog) if text.startswith(said)]
 
 
+def test_a_client_that_is_closed_in_a_block(caplog: pytest.LogCaptureFixture) -> None:
+    """As after its scheduler has ended: the end of the block reports it."""
+    with LocalCluster(
+        n_workers=1, processes=False, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        client = Client(cluster)
+        with clustertune.hold(client):
+            client.close()
+    assert [text for text in messages(caplog) if "was closed in the block" in text]
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_plan_that_is_going_on(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
@@ -358,7 +369,7 @@ async def test_a_plan_that_is_going_on(
         plugin.requests["acquire"] = lambda **k: asked.append(begin(**k)) or asked[-1]
         block = asyncio.ensure_future(_held(c))
         await soon(lambda: any("holder" in answer for answer in asked))
-        plugin.release("t")
+        plugin.lease.release("t")
         assert await asyncio.wait_for(block, 10)
 
 
