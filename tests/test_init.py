@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,12 @@ def test_type_checkers_see_the_names_that_are_there():
         for name, module in clustertune._PUBLIC.items()
     }
     assert seen == table
+
+
+def test_the_help_of_prepare_fits_three_screens():
+    """A screen has 40 lines."""
+    text = pydoc.plain(pydoc.render_doc(clustertune.prepare))
+    assert len(text.splitlines()) <= 3 * 40
 
 
 def test_every_name_is_there():

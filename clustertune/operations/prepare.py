@@ -228,18 +228,16 @@ def prepare(
     n_workers
         Scale to this many workers first, if the client's cluster object can. ``"fit"``:
         to the fewest workers whose memory suffices for the fit, as far as that can be
-        predicted; none are removed. An adaptive cluster keeps that many; it gets its
-        bounds back at the end of a ``with`` block or of a failed call. Without
-        ``n_workers``, an adaptive cluster that has no worker starts as many as the data
-        needs, and has its bounds back at the end of the call.
+        predicted; none are removed. An adaptive cluster keeps that many until the end
+        of a ``with`` block or of a failed call. One that has no worker starts as many
+        as the data needs, also without ``n_workers``.
     workers
         Names or addresses: place the data on these workers only.
     restart
-        False: only advise. ``"auto"``: only if nothing runs, trim the workers that
-        findings about memory name. Then restart workers that are still above a
-        threshold, or will be after the next run, one at a time and keeping their data.
-        True: all. With ``workers``, only these.
-        See :func:`clustertune.restart_workers`.
+        False: only advise. ``"auto"``: if nothing runs, trim the workers that findings
+        about memory name, and restart those still above a threshold, now or after the
+        next run. True: all. With ``workers``, only these. See
+        :func:`clustertune.restart_workers`.
     merge_workers
         First replace the workers of each host by one with all their threads and
         memory, keeping their data; see :func:`clustertune.merge_workers`. Not with
@@ -252,10 +250,8 @@ def prepare(
         workers train.
     release_inputs
         Release the old partitions of collections that are cut as soon as the new ones
-        exist, for data that would not fit in memory twice. Those collections, and lazy
-        collections made of them, must not be used afterwards: Dask computes them again
-        if it can, or raises ``lost dependencies``. Refused if another client needs
-        them.
+        exist, for data that would not fit in memory twice. Do not use those collections
+        afterwards, or lazy ones made of them. Refused if another client needs them.
     persist
         Load what is not in memory. None: unless the workload reads its data only once.
     on_low_memory
