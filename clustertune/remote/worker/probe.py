@@ -255,7 +255,7 @@ def _cancelled(dask_worker: Any) -> float | None:
     """Seconds for which a cancelled task has run that cannot be stopped, or None."""
     tasks = dask_worker.state.tasks
     running = [tasks[key] for key in dask_worker.active_keys if key in tasks]
-    began = [ts.start_time for ts in running if ts.state in ("cancelled", "resumed")]
+    began = [ts.start_time for ts in running if ts.state == "cancelled"]
     return max((time() - moment for moment in began if moment), default=None)
 
 
