@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clustertune import checks
 from clustertune.actions import registry
-from clustertune.core.model import Outcome, Plan, Price, Refusal, Step, View
+from clustertune.core.model import (
+    Outcome,
+    Plan,
+    Price,
+    Refusal,
+    Restart,
+    Step,
+    View,
+)
 from clustertune.core.sections import headlines
 from clustertune.operations.journal import Journal
 from clustertune.planner import plan as planner
@@ -47,6 +57,35 @@ def test_something_was_done() -> None:
     assert [x.imbalance for x in (*report.before, *report.after)] == [2.0, 1.0]
     assert {f.check for f in report.found} > {f.check for f in report.left}
     assert [(s.status, s.nbytes, s.seconds) for s in report.steps] == [("done", 3, 2.0)]
+
+
+def test_keys_that_are_lost_between_steps() -> None:
+    """The step about such a worker has failed; other losses have their worker."""
+    first, second = (w.address for w in GOOD.now.workers)
+    args = Restart(id=0, address=first, process_limits={}, wait=1.0)
+    step = replace(STEP, action="restart", args=args)
+    journal = after(GOOD, GOOD)
+    journal.outcomes.append(Outcome(step=step, status="skipped", reason="has left"))
+    journal.note_losses({first: 4, second: 2, "tcp://gone": 1})
+    report = journal.report("left", 1.0)
+    assert [(s.status, s.lost) for s in report.steps] == [("failed", 4)]
+    assert [(x.worker, x.keys) for x in report.lost or ()] == [
+        (1, 2),
+        ("tcp://gone", 1),
+    ]
+    line = "lost 7 keys, 3 of them with workers 1 and tcp://gone, which ended meanwhile"
+    assert headlines(report)[0].partition("has left; ")[2].startswith(line)
+
+
+def test_losses_that_are_unknown() -> None:
+    """The scheduler did not answer at the end, so no number is claimed."""
+    args = Restart(id=0, address="", process_limits={}, wait=1.0)
+    step = replace(STEP, action="restart", args=args)
+    journal = after(GOOD)
+    journal.outcomes.append(Outcome(step=step, status="done", lost=0, count=1))
+    journal.note_losses(None)
+    line = headlines(journal.report("failed", 1.0))[0]
+    assert "restarted 1 of 1 worker; lost 0 keys as far as known" in line
 
 
 def test_something_is_left() -> None:
