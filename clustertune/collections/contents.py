@@ -193,14 +193,9 @@ async def read(
         for label, bundles in partitions.items():
             keys = graph.partitions[label]
             failed = [i for i, key in enumerate(keys) if answers.get(key) is None]
-            if not failed:
-                continue
-            error = await reading[keys[failed[0]]].exception()
-            text = printable(repr(error), longest=500)
-            if failures is None:
-                message = f"the data could not be read: {text}"
-                raise IncompleteError(message) from error
-            failures[label] = f"partition {bundles[failed[0]][0]}: {text}"
+            if failed:
+                error = await reading[keys[failed[0]]].exception()
+                _note_failure(label, bundles[failed[0]][0], error, failures)
     finally:
         for future in reading.values():
             future.release()  # a traceback would keep them
@@ -216,6 +211,16 @@ async def read(
         in_order = tuple(answer for _, answer in sorted(results.items()))
         found[label] = Contents(partitions=in_order)
     return found
+
+
+def _note_failure(
+    label: str, partition: int, error: Any, failures: dict[str, str] | None
+) -> None:
+    """Record why a partition could not be read, or raise it."""
+    text = printable(repr(error), longest=500)
+    if failures is None:
+        raise IncompleteError(f"the data could not be read: {text}") from error
+    failures[label] = f"partition {partition}: {text}"
 
 
 def _pending(futures: Iterable[Any]) -> Sequence[Any]:

@@ -318,19 +318,11 @@ class _Work:
         workers = self.attempts[0].named_workers
         if workers is not None:
             options["workers"] = list(workers - self.losses[-1].gone)
-        given = inputs.gather(
-            prepared.X,
-            prepared.y,
-            *prepared.others,
-            **named,
-            eval_set=prepared.eval_set or None,
-        )
-        terms = self.terms(placement=self.placement, **options)
+        named["eval_set"] = prepared.eval_set or None
+        given = inputs.gather(prepared.X, prepared.y, *prepared.others, **named)
+        options |= {"estimator": self.model, "one_per_host": self.per_host}
+        terms = Options(placement=self.placement, **options)
         return prepare_data(self.client, given, terms)
-
-    def terms(self, **options: Any) -> Options:
-        """Return options of ``prepare`` for an attempt."""
-        return Options(estimator=self.model, one_per_host=self.per_host, **options)
 
     async def compare(self, prepared: Prepared) -> None:
         """Refuse partitions that were computed again with other values.
@@ -479,9 +471,7 @@ def fit(
     XGBoost trains faster in one process with all threads of a host than in several. If
     each host has several equal workers, the data is placed on one of them, as far as
     the predicted memory of the fit allows, and ``n_jobs`` is set to the threads of all
-    during the fit. To train on all workers, set ``n_jobs`` yourself, or name the
-    workers in ``workers``. :func:`clustertune.prepare` places the data on all workers
-    again.
+    during the fit. To train on all workers, set ``n_jobs`` or ``workers`` yourself.
 
     Parameters
     ----------
@@ -579,5 +569,6 @@ def fit(
     )
     named = {name: own.pop(name) for name in inputs.NAMES if name in own}
     given = inputs.gather(X, y, eval_set=eval_set, **named)
-    prepared: Any = prepare_data(client, given, work.terms(**own))
+    terms = Options(estimator=estimator, one_per_host=per_host, **own)
+    prepared: Any = prepare_data(client, given, terms)
     return (_fit_async if client.asynchronous else _fit)(work, prepared)

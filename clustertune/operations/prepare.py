@@ -196,9 +196,8 @@ def prepare(
     Lazy data is loaded in one computation. Partitions are cut and joined where their
     rows do not match each other or the workers; rows keep their order. Whole partitions
     are then moved until every worker holds rows in proportion to its threads, and each
-    partition of X is on the same worker as its y and companions. As few bytes as
-    possible are moved. Keys that are only moved keep their names, so your own
-    collections use the new places too. If everything is fine, nothing moves.
+    partition of X is on the same worker as its y and companions. Moved keys keep their
+    names, so your own collections use the new places. Few bytes move, or none.
 
     Parameters
     ----------
@@ -297,8 +296,7 @@ def prepare(
     VerificationError
         The final look found missing rows, or rows apart from their labels.
     TimedOutError
-        The time limit was reached. The data is complete; ``error.report`` lists what
-        was done.
+        The time limit was reached; ``error.report`` lists what was done.
 
     Examples
     --------
