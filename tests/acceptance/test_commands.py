@@ -19,7 +19,8 @@ def test_commands(tmp_path: Path) -> None:
 
         # look
         assert clustertune("check", where).returncode == 0
-        assert clustertune("check", where, "--fail-on", "info").returncode == 1
+        info = ("--estimator", "xgboost", "--fail-on", "info")
+        assert clustertune("check", where, *info).returncode == 1
 
         # wrong usage; no cluster; no consent without a terminal
         assert clustertune("restart", where, "--no-such-option").returncode == 2
