@@ -13,10 +13,26 @@ from clustertune.checks.values import (
     differing_columns,
     non_numeric_columns,
     nonfinite_values,
+    unreadable_values,
     wide_dtypes,
 )
 from clustertune.core.model import Contents, Severity
 from tests.builders import layout, view
+
+# --- unreadable_values ----------------------------------------------------------------
+
+
+def test_a_partition_that_cannot_be_read():
+    """The finding names the collection and the error; others have none."""
+    one = layout([1, 1], [0, 1])
+    X, y = one.collections
+    X = replace(X, unreadable="partition 1: OSError('footer')")
+    (finding,) = unreadable_values(view([], [replace(one, collections=(X, y))]))
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("X",)
+    assert "partition 1: OSError('footer')" in finding.message
+    assert not list(unreadable_values(view([], [one])))
+
 
 # --- nonfinite_values -----------------------------------------------------------------
 
