@@ -123,7 +123,8 @@ class ParkingSpace:
 class WorkerSnapshot:
     """One worker at one moment.
 
-    ``id`` is the name or the nanny's address. Unlike ``address`` it survives a restart.
+    ``id`` is the name, or the nanny's host and port. Unlike ``address`` it survives a
+    restart.
     """
 
     id: str | int

@@ -116,7 +116,7 @@ def _process(address: str, entry: Mapping[str, Any]) -> Process:
 
 
 def worker_id(address: str, entry: Mapping[str, Any]) -> str | int:
-    """Return the id that survives a restart: the given name, or the nanny's address."""
+    """Return the id that survives a restart: the name, or the nanny's host and port."""
     return scheduler_state.worker_id(address, entry["name"], entry["nanny"])
 
 

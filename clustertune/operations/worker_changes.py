@@ -225,9 +225,8 @@ def _what(kind: str, change: WorkerChange) -> str:
         return f"{name} joined ({now} now)"
     if change.seconds is None:
         return f"{name} {kind}: {why} ({now} now)"
-    same = "nanny" if "://" in str(change.worker) else "name"
     took = f" after {seconds_text(change.seconds)}" if change.seconds else ""
-    return f"{name} restarted{took} (same {same}, new process): {why}"
+    return f"{name} restarted{took} in a new process: {why}"
 
 
 def _keys(change: WorkerChange) -> str:

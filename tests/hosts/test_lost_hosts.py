@@ -113,7 +113,7 @@ def test_a_host_dies_while_its_process_starts(cluster: Cluster, client: Client) 
     X, y = load(client, workers=cluster.on(client, "h1", "h3"))
     kept = scatter(client, *cluster.on(client, "h2"), n=2)
     (worker,) = cluster.on(client, "h2")
-    nanny = workers_of(client)[worker]["nanny"]
+    nanny = workers_of(client)[worker]["nanny"].partition("://")[2]
     kill = KillOnce(cluster, "h2", nanny, "starting its next")
     report = clustertune.restart_workers(client, X, y, progress=kill, timeout="60 s")
     assert kill.killed

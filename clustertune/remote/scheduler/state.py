@@ -22,10 +22,10 @@ Id = str | int
 
 
 def worker_id(address: str, name: Any, nanny: str | None) -> Id:
-    """Return an id that survives a restart: the name, or the nanny's address."""
+    """Return an id that survives a restart: the name, or the nanny's host and port."""
     if isinstance(name, str | int) and name not in ("", address):
         return name
-    return nanny or address
+    return (nanny or address).rpartition("://")[2]
 
 
 def id_of(worker: Any) -> Id:

@@ -117,9 +117,9 @@ def test_what_an_old_process_left_is_forgotten():
 def test_ids_survive_a_restart():
     """The id is a given name, else the nanny, else the address."""
     assert worker_id("tcp://a", 3, "tcp://n") == 3
-    assert worker_id("tcp://a", "tcp://a", "tcp://n") == "tcp://n"
-    assert worker_id("tcp://a", "", None) == "tcp://a"
-    assert worker_id("tcp://a", ("odd",), "tcp://n") == "tcp://n"
+    assert worker_id("tcp://a:1", "tcp://a:1", "tcp://a:2") == "a:2"
+    assert worker_id("tcp://a:1", "", None) == "a:1"
+    assert worker_id("tcp://a:1", ("odd",), "tcp://a:2") == "a:2"
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
