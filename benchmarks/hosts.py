@@ -4,8 +4,9 @@ Random layouts of X and y have 2 to 8 hosts with 1 to 4 workers each. Rows are o
 host, on some hosts or workers, or anywhere; X and y may be on different workers, or
 have different partitions. The bytes of the plan are divided by lower bounds, with no
 more rows on a worker than the plan gives to one. If X is cut, any row may be anywhere,
-in a linear programme. Otherwise partitions stay whole, and branch and bound gives the
-bound. The first ratio counts bytes between hosts, the second one all bytes.
+in a linear programme. Otherwise partitions stay whole, no more workers are idle than in
+the plan, and branch and bound gives the bound. The first ratio counts bytes between
+hosts, the second one all bytes.
 
 Options: `--layouts 200`.
 """
@@ -101,15 +102,19 @@ def measure(kind, number):
     between = on_hosts(held, host)
     crossed = nbytes.sum() - between[np.arange(apart.size), host[final]].sum()
     moved = nbytes.sum() - held.tocsr()[np.arange(apart.size), final].sum()
-    rooms = limit * np.bincount(host)
-    bound = fewest if cuts else fewest_whole
-    return (
-        "cut" if cuts else "move",
-        ratio(crossed, bound(between, apart, nbytes, rooms)),
-        ratio(moved, bound(held, apart, nbytes, np.full(n_workers, limit))),
-        moved,
-        crossed,
-    )
+    if cuts:
+        least = [
+            fewest(between, apart, nbytes, limit * np.bincount(host)),
+            fewest(held, apart, nbytes, np.full(n_workers, limit)),
+        ]
+    else:
+        n_idle = int((load == 0).sum())
+        least = [
+            fewest_whole(kept, apart, nbytes, limit, n_idle)
+            for kept in (between.toarray()[:, host], held.toarray())
+        ]
+    found = ratio(crossed, least[0]), ratio(moved, least[1])
+    return "cut" if cuts else "move", *found, moved, crossed
 
 
 def targets(layout, moves, n_workers):
@@ -162,22 +167,34 @@ def fewest(held, rows, nbytes, rooms):
     return max(0.0, (1 + result.fun) * nbytes.sum())
 
 
-def fewest_whole(held, rows, nbytes, rooms):
-    """A bound of the same for whole partitions, by branch and bound."""
-    size, count = rows.size, rooms.size
-    cost = 1 - held.toarray() / nbytes[:, None]
-    cost *= nbytes[:, None] / nbytes.sum()
-    place = sparse.kron(sparse.eye(size), np.ones((1, count))).tocsr()
-    load = sparse.kron(rows[None].astype(float), sparse.eye(count)).tocsr()
+def fewest_whole(kept, rows, nbytes, limit, n_idle):
+    """A bound of the same for whole partitions on workers, by branch and bound.
+
+    ``kept`` are the bytes that do not count if a partition is on a worker. No more than
+    ``n_idle`` workers have no rows.
+    """
+    size, count = kept.shape
+    cost = (nbytes[:, None] - kept) / nbytes.sum()
+    workers, none = sparse.eye(count), sparse.csr_matrix((count, count))
+    place = sparse.kron(sparse.eye(size), np.ones((1, count)))
+    load = sparse.kron(rows[None].astype(float), workers)
+    here = sparse.kron((rows > 0)[None].astype(float), workers)
+    busy = np.concatenate([np.zeros(size * count), np.ones(count)])
     result = milp(
-        cost.ravel(),
+        np.concatenate([cost.ravel(), np.zeros(count)]),
         constraints=[
-            LinearConstraint(place, 1, 1),
-            LinearConstraint(load, -np.inf, rooms * (1 + 1e-9)),
+            LinearConstraint(
+                sparse.hstack([place, sparse.csr_matrix((size, count))]).tocsr(), 1, 1
+            ),
+            LinearConstraint(
+                sparse.hstack([load, none]).tocsr(), -np.inf, limit * (1 + 1e-9)
+            ),
+            LinearConstraint(sparse.hstack([here, -workers]).tocsr(), 0, np.inf),
+            LinearConstraint(busy[None], count - n_idle, count),
         ],
-        integrality=np.ones(size * count),
+        integrality=np.ones(busy.size),
         bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0.005, "time_limit": 5},
+        options={"mip_rel_gap": 0.005, "time_limit": 10},
     )
     return max(0.0, (result.mip_dual_bound or 0.0) * nbytes.sum())
 
