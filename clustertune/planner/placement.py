@@ -39,7 +39,6 @@ WAYS = 4_096  # placements that one step of the local search tries
 TRIES = 800  # steps of a local search
 PATIENCE = 200  # steps without an improvement after which the search ends
 NEAR = 1e-4  # a smaller fraction of all bytes is not worth a search
-AGAIN = 5  # searches that start from the result of another
 LARGE = 20_000  # partitions; with more, the first placement is near the bound
 OVER = 1e6  # strain of a worker at its budget; more does not fit
 EXACT = 1 + 1e-12  # rounding error of a ratio
@@ -268,85 +267,48 @@ def _worst(problem: _Problem, target: Array) -> float:
 
 
 def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
-    """Return the targets, and the allowed imbalance."""
+    """Return the targets, and the allowed imbalance.
+
+    The latter depends on holders only if no placement is more even than the present
+    one. So a placement that was carried out needs no other one.
+    """
     rows, share = problem.rows, problem.share
     largest = rows.max(initial=0) / share.max()  # some worker has this partition
-    bounds = largest, _least(rows, share), _least_by_count(rows, share)
-    floor = max(floor, max(bounds) * EXACT)
-    target = _search(problem, floor)
-    # a search from this result may find more, as the next call would
-    for _ in range(AGAIN):
-        if _worst(problem, target) <= floor:
-            return target, floor
-        better = _search(_carried_out(problem, target), floor)
-        if _rank(problem, better) >= _rank(problem, target):
-            break
-        if rows.size <= LARGE:
-            _polish(problem, better, _worst(problem, better) * EXACT)
-        target = better
-    stay = np.where(problem.home < 0, target, problem.home)
-    whole = (problem.most == problem.nbytes).all()
-    if whole and _rank(problem, stay) <= _rank(problem, target):
-        target = stay  # a move without a gain is not worth it
-    return target, max(floor, _worst(problem, target))
+    limit = max(floor, max(largest, _least_by_count(rows, share)) * EXACT)
+    target = _fill(problem, limit, stay=True)
+    home = even = np.where(problem.home < 0, target, problem.home)
+    if _is_small(problem):
+        _replace(problem, target, limit, np.arange(rows.size), np.arange(share.size))
+        return target, max(limit, _worst(problem, target))
+    if _worst(problem, target) > limit:
+        fresh = _fill(problem, limit, stay=False)
+        none = np.zeros_like(problem.most)
+        bare = replace(problem, held=0 * problem.held, home=none - 1, most=none)
+        _improve(bare, fresh, limit)
+        even = min((home, fresh), key=lambda x: _worst(problem, x))
+        limit = max(limit, _worst(problem, even) * EXACT)
+        target = _fill(problem, limit, stay=True)
+    if problem.first is not None and _worst(problem, problem.first) <= limit:
+        target = problem.first.copy()
+    _improve(problem, target, limit)
+    if _worst(problem, target) > limit:
+        target = even
+        _improve(problem, target, limit)
+    return target, limit
 
 
-def _rank(problem: _Problem, target: Array) -> tuple[float, int]:
-    """Return (imbalance, idle workers), of which less is better."""
-    load, _ = _loads(problem, target)
-    idle = int(((load == 0) & (problem.share > TINY)).sum())
-    return round(_worst(problem, target), 9), idle
+def _is_small(problem: _Problem) -> bool:
+    """Return whether all placements can be tried."""
+    numbers = (problem.rows.size + 1) * np.log(max(problem.share.size, 2))
+    return bool(problem.rows.size) and bool(numbers <= np.log(ALL))
 
 
-def _carried_out(problem: _Problem, target: Array) -> _Problem:
-    """Return the problem after all partitions have moved to their targets."""
-    partition = np.flatnonzero(problem.nbytes)
-    return replace(
-        problem,
-        partition=partition,
-        holder=target[partition],
-        held=problem.nbytes[partition],
-        start=np.searchsorted(partition, np.arange(target.size + 1)),
-        home=np.where(problem.nbytes > 0, target, -1),
-        most=problem.nbytes,
-        first=None,
-    )
-
-
-def _search(problem: _Problem, floor: float) -> Array:
-    """Return targets that keep many bytes, within the floor or as near as possible."""
-    size, workers = problem.rows.size, problem.share.size
-    numbers = (size + 1) * np.log(max(workers, 2))
-    target = _first(problem, floor)
-    _occupy(problem, target, floor)
-    settled = (_kept(problem, target) == problem.most).all()
-    if settled and _worst(problem, target) <= floor:
-        return target
-    if size and numbers <= np.log(ALL):
-        _replace(problem, target, floor, np.arange(size), np.arange(workers))
-    elif size <= LARGE:
-        _polish(problem, target, floor)
-        if _worst(problem, target) > floor:
-            _polish(problem, target, _worst(problem, target) * EXACT)
-    return target
-
-
-def _least(rows: Array, share: Array) -> float:
-    """Return a lower bound of the imbalance: rows come in whole units.
-
-    The unit is the greatest common divisor of all partitions. For equal units it is
-    optimal to give each one to the worker that is then least full.
-    """
-    unit = int(np.gcd.reduce(rows)) if rows.size else 0
-    if unit == 0:
-        return 1.0
-    load = np.floor(share / unit) * unit
-    left = round((rows.sum() - load.sum()) / unit)
-    if left > share.size:  # budgets have reduced the shares, so there is no bound
-        return 1.0
-    for _ in range(left):
-        load[((load + unit) / share).argmin()] += unit
-    return float((load / share).max())
+def _improve(problem: _Problem, target: Array, limit: float) -> None:
+    """Fill idle workers, make rows even within the limit, and then move fewer bytes."""
+    _occupy(problem, target, limit)
+    if target.size <= LARGE:
+        _polish(problem, target, limit)
+        _occupy(problem, target, limit)
 
 
 def _least_by_count(rows: Array, share: Array) -> float:
@@ -369,21 +331,6 @@ def _least_by_count(rows: Array, share: Array) -> float:
     while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if hold_all(middle) else (middle, high)
     return high
-
-
-def _first(problem: _Problem, limit: float) -> Array:
-    """Return ``first`` if it is even, else the most even of three ways.
-
-    They are: partitions stay if there is room, all stay, and holders are ignored.
-    """
-    if problem.first is not None and _worst(problem, problem.first) <= limit:
-        return problem.first.copy()
-    stay = _fill(problem, limit, stay=True)
-    if _worst(problem, stay) <= limit:
-        return stay
-    home = np.where(problem.home < 0, stay, problem.home)
-    fresh = _fill(problem, limit, stay=False)
-    return min((stay, home, fresh), key=lambda target: _worst(problem, target))
 
 
 def _fill(problem: _Problem, limit: float, *, stay: bool) -> Array:
