@@ -59,8 +59,8 @@ async def picture(tab: Tab, name: str) -> None:
     await asyncio.sleep(3)
     file = FOLDER / f"dashboard-{name}.png"
     await tab.picture(file)
-    with Image.open(file) as image:  # 64 colours take a third of the bytes
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
+    with Image.open(file) as image:  # 256 colours take a third of the bytes
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
             file, optimize=True
         )
 

@@ -19,6 +19,7 @@ MAX_BARS = 40
 BAR_HEIGHT = 22  # pixels
 MAX_LABEL = 18  # characters of a name at an axis
 WINDOW = 900.0  # seconds of the time axis
+MARGIN = 10.0  # seconds after now, so that the last mark is whole
 MAX_MOMENTS = 1000
 
 PARTS = (
@@ -198,7 +199,7 @@ class Timeline:
         self._follow(state["history"])
         end = state["time"]
         self.chart.x_range.start = (end - WINDOW) * 1000
-        self.chart.x_range.end = end * 1000
+        self.chart.x_range.end = (end + MARGIN) * 1000
         most = max([1, *(process for _, process, _ in state["history"])])
         self.chart.y_range.end = most * 1.25  # the marks are above all memory
         shown = [e for e in state["events"] if end - WINDOW <= e["time"] <= end]

@@ -123,18 +123,18 @@ def rows(state: State) -> str:
 
 
 def _layout_text(layout: Mapping[str, Any]) -> str:
-    known = layout["rows"] is not None
-    rows = f"{layout['rows']:,} rows" if known else "unknown rows"
-    fullest = imbalance(layout)
-    marked = [(layout["apart"], "separated pair")]
-    texts = [f"{rows} in {plural(layout['partitions'], 'partition')}"]
-    if fullest is not None:
-        sign = f"{SIGN} " if fullest > MAX_IMBALANCE else ""
-        texts.append(f"{sign}the fullest worker has {times_text(fullest)} its share")
-    texts += [f"{SIGN} {plural(n, noun)}" for n, noun in marked if n]
-    missing = layout["missing"]
-    texts += [f"{SIGN} {plural(missing, 'partition')} not in memory"] * bool(missing)
-    return "; ".join(texts)
+    rows, partitions = plural(layout["rows"], "row"), layout["partitions"]
+    texts = [f"{rows} in {plural(partitions, 'partition')}"]
+    fullest = imbalance(layout) or 0
+    if fullest > MAX_IMBALANCE:
+        share = f"{times_text(fullest)} its share"
+        texts.append(f"{SIGN} the fullest worker has {share}")
+    if layout["apart"]:
+        texts.append(f"{SIGN} {plural(layout['apart'], 'separated pair')}")
+    if layout["missing"]:
+        missing = plural(layout["missing"], "partition")
+        texts.append(f"{SIGN} {missing} not in memory")
+    return "; ".join(texts if len(texts) > 1 else [*texts, "evenly distributed"])
 
 
 def _by_worker(layout: Mapping[str, Any]) -> Table:

@@ -42,7 +42,7 @@ CSS = """
 h4 { font-size: 15px; margin: 10px 0 4px }
 .legend span { margin-right: 14px; white-space: nowrap }
 table { border-collapse: collapse; width: 100% }
-th { text-align: left; font-weight: 600; color: var(--soft); overflow-wrap: normal }
+th { text-align: left; font-weight: 600; color: var(--soft); white-space: nowrap }
 td, th { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line);
   vertical-align: top }
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }

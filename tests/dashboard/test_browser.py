@@ -189,7 +189,7 @@ async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
         await evil.close()
         await tab.shows("Usable, but", "workers 1 and 2 hold no rows of training data")
         X, y = await clustertune.prepare(c, X, y)
-        await tab.shows("the fullest worker has 1 times its share", "prepare: Ready")
+        await tab.shows("9 partitions; evenly distributed", "prepare: Ready")
         await tab.set(dark=True, width=1920)
         await tab.picture(out / "after-dark.png")
         await x.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bokeh.document import Document
 
 from clustertune.dashboard.figures import (
+    MARGIN,
     MAX_BARS,
     NO_THRESHOLDS,
     WINDOW,
@@ -88,7 +89,7 @@ def test_the_axis_is_the_last_15_minutes() -> None:
     history = [(now - 4000, 5, 1), (now - 30, 2, 1), (now - 10, 3, 1)]
     line.update(of(history=history, events=events, time=now))
     assert line.chart.x_range.start == (now - WINDOW) * 1000
-    assert line.chart.x_range.end == now * 1000
+    assert line.chart.x_range.end == (now + MARGIN) * 1000
     assert line.marks.data["text"] == ["restart"]
     assert line.marks.data["mark"] == ["x"]
     (at,) = line.marks.data["at"]
