@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import dask
 import pytest
 import yaml
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, wait
 
 import clustertune
 from clustertune import preload
@@ -328,9 +328,36 @@ def firing(api: str) -> set[str]:
     return {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
 
 
+def runs_and_schedule() -> Any:
+    """Return a function for the scheduler, which cannot import this module."""
+
+    def change(dask_scheduler: Any, growing: bool) -> None:
+        from clustertune.remote.scheduler.state import id_of
+
+        plugin = dask_scheduler.plugins["clustertune"]
+        schedules, runs = plugin.schedules, plugin.runs.kept
+        workers = [id_of(ws) for ws in dask_scheduler.workers.values()]
+        runs.clear()
+        for run in range(10):
+            floors = [[worker, run * growing * 2**27] for worker in workers]
+            runs.append({"ended_by": "gap", "floors": floors})
+        if growing:
+            terms = {"owner": "me", "reason": None, "idle_for": 60.0, "instants": []}
+            terms |= {"if_needed": None, "workers": None, "lines": []}
+            name = schedules.add(terms | {"expires": 2.0**40})["id"]
+            schedules.kept[name].end("failed", schedules.kept[name].made)
+        for one in schedules.kept.values():
+            one.ended_at -= 0 if growing else 3601
+
+    return change
+
+
+changed = runs_and_schedule()
+
+
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus")
 def test_alerts_and_panels(tmp_path: Path) -> None:
-    """A worker that dies with scattered data fires the alert; each panel has data."""
+    """Alerts fire while their reason lasts; each panel has data."""
     port, page = free_ports(2)
     with (
         scheduler(tmp_path, port, page),
@@ -345,10 +372,20 @@ def test_alerts_and_panels(tmp_path: Path) -> None:
         clustertune.prepare(client, X, progress=False)
         until(lambda: query(api, 'clustertune_lost_keys_total{kind="scattered"}'))
         assert "ClustertuneLostKeys" not in firing(api)
+        Y = dask.array.random.random((100, 2), chunks=(10, 2))
+        Y = client.persist(Y, workers=[first])
+        wait(Y)
+        clustertune.check(client, Y)  # the other worker is empty
         lost = client.scatter([1, 2, 3], workers=[first])
         (pid,) = client.run(os.getpid, workers=[first]).values()
         os.kill(pid, signal.SIGKILL)
         until(lambda: "ClustertuneLostKeys" in firing(api))
+        client.run_on_scheduler(changed, growing=True)
+        until(lambda: {"ClustertuneMemoryGrowth", "ClustertuneScheduleFailed"}
+              <= firing(api))  # fmt: skip
+        client.run_on_scheduler(changed, growing=False)
+        until(lambda: {"ClustertuneMemoryGrowth", "ClustertuneScheduleFailed"}
+              .isdisjoint(firing(api)))  # fmt: skip
         panels = json.loads((ROOT / "docs/metrics/grafana.json").read_text())["panels"]
         empty = {"Growth of unmanaged memory with each run"}  # there were no two runs
         for panel in panels:

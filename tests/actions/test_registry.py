@@ -429,7 +429,7 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "restart.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "state.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "evacuation.py": {"clustertune.core.rules"},
-        "schedule_runner.py": {"clustertune.core.rules"},
+        "schedule_runner.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "schedule.py": {"clustertune.core.rules"},
         "runs.py": {"clustertune.core.rules"},
     }

@@ -120,6 +120,7 @@ class Lease:
         self.holds = holds
         self.on_end = on_end
         self.current: dict[str, Any] | None = None
+        self.seconds = 0.0  # of ended leases
         self.released: deque[str] = deque(maxlen=MAX_RELEASED)
 
     def holder(self) -> dict[str, Any] | None:
@@ -179,8 +180,14 @@ class Lease:
         """End the lease; log the loss if there is a problem."""
         if problem and self.current is not None:
             log_loss(self.owners.scheduler, "lease", self.current, problem)
-        self.current = None
+        self.seconds, self.current = self.total_seconds(), None
         self.on_end()
+
+    def total_seconds(self) -> float:
+        """Return for how long there was a lease, since the scheduler started."""
+        now = time()
+        since = now if self.current is None else self.current["since"]
+        return self.seconds + max(0.0, now - since)
 
     def owns(self, client: str) -> bool:
         """Whether a client has the lease or a hold."""

@@ -17,9 +17,11 @@ from typing import Any
 from uuid import uuid4
 
 from clustertune.core import rules
+from clustertune.core.wording import plural
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
 from clustertune.remote.scheduler.runs import growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule
+from clustertune.remote.scheduler.schedule_report import report
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     id_of,
@@ -415,7 +417,7 @@ class ScheduleRunner:
         result: Mapping[str, Any],
         turns: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Log the restarts like those of a client, for metrics and the audit trail."""
+        """Log and report the restarts like those of a client."""
         steps = [
             {
                 "action": "restart",
@@ -429,8 +431,10 @@ class ScheduleRunner:
         ]
         failed = outcome in ("failed", "lost")
         left = outcome != "done" or result["lost"]
+        done = plural(len(result["restarted"]), "worker")
         event = {
             "action": "restart",
+            "summary": f"restarted {done}" + ("; some are left" if left else ""),
             "status": "failed" if failed else "left" if left else "done",
             "schedule": schedule.name,
             "client": schedule.terms["owner"],
@@ -438,8 +442,10 @@ class ScheduleRunner:
             "seconds": sum(turn["seconds"] for turn in turns),
             "lost": result["lost"],
             "steps": steps,
+            "problem": result["problem"],
         }
         self.scheduler.log_event(TOPIC, event)
+        self.plugin.store(report=report(event, turns, self.plugin.report))
 
     def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None

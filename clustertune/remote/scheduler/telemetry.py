@@ -27,6 +27,7 @@ from typing import Any
 
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.runs import growth
+from clustertune.remote.scheduler.state import id_of, training_workers
 
 logger = logging.getLogger("distributed.clustertune")
 audit_logger = logging.getLogger("clustertune.audit")
@@ -53,44 +54,32 @@ CHECK = re.compile(r"[a-z][a-z0-9_]{0,59}")  # other packages may add checks
 MAX_CHECKS = 100
 MAX_STEPS = 1000  # of one event
 
-Values = Mapping[Any, float]  # by the values of the labels, in a tuple
-
-#: texts by name
+#: labels and text of each counter and gauge
 COUNTERS = {
-    "operations": "Operations that changed the cluster, by outcome",
-    "operation_seconds": "Seconds that these operations took",
-    "steps": "Steps of operations, by outcome",
-    "moved_bytes": "Bytes that steps transferred between workers",
-    "lost_keys": (
-        "Keys whose only replica was on a worker that is gone; Dask computes computed "
-        "keys again if they are needed"
+    "operations": (
+        ("operation", "status"),
+        "Operations that changed the cluster, by outcome",
     ),
+    "operation_seconds": (("operation",), "Seconds that these operations took"),
+    "steps": (("action", "outcome"), "Steps of operations, by outcome"),
+    "moved_bytes": ((), "Bytes that steps transferred between workers"),
+    "lost_keys": (("kind",), "Keys whose only replica was on a worker that is gone"),
+    "lease_seconds": ((), "Seconds during which an operation could change the cluster"),
 }
 GAUGES = {
-    "findings": "Findings of the last checks",
-    "findings_timestamp_seconds": "Time of the last checks; 0 before the first ones",
-    "fits": "Running fits that have reported a round",
-    "fit_rounds_done": "Rounds that these fits have done",
-    "fit_rounds": "Rounds that these fits will have done at their end, if known",
-    "holds": "Holds that protect workers during a fit",
-    "lease": "1 while an operation changes the cluster",
-    "schedules": "Scheduled restarts, by state; failed ones for an hour",
-    "imbalance_ratio": (
-        "Rows of the fullest worker as a multiple of its share, in the training data "
-        "of the last operation"
-    ),
+    "findings": (("check", "severity"), "Findings of the last checks"),
+    "findings_timestamp_seconds": ((), "Time of the last checks; 0: no check has run"),
+    "fits": ((), "Running fits that have reported a round"),
+    "fit_rounds_done": ((), "Rounds that these fits have done"),
+    "fit_rounds": ((), "Rounds that these fits will have done at their end, if known"),
+    "holds": ((), "Holds that protect workers during a fit"),
+    "lease": ((), "1 while an operation changes the cluster"),
+    "schedules": (("state",), "Scheduled restarts, by state; failed ones for an hour"),
+    "imbalance_ratio": ((), "Rows of the fullest worker as a multiple of its share"),
     "unmanaged_memory_growth_bytes": (
-        "Bytes by which unmanaged memory grows with nearly every run, on the worker "
-        "where it grows most; 0: it does not"
+        (),
+        "Growth of unmanaged memory with each run, on the worker where it is largest",
     ),
-}
-LABELS = {
-    "operations": ("operation", "status"),
-    "operation_seconds": ("operation",),
-    "steps": ("action", "outcome"),
-    "lost_keys": ("kind",),
-    "findings": ("check", "severity"),
-    "schedules": ("state",),
 }
 
 
@@ -99,12 +88,15 @@ class Metrics:
 
     def __init__(self, plugin: Any):
         self.plugin = plugin
-        self.operations: Counter[tuple[str, str]] = Counter()
-        self.operation_seconds: dict[str, float] = {}
-        self.steps: Counter[tuple[str, str]] = Counter()
-        self.moved_bytes = 0.0
+        # Prometheus sees an increase only of series that were there before
+        self.counted: dict[str, Counter[tuple[str, ...]]] = {
+            "operations": Counter(dict.fromkeys(product(OPERATIONS, STATUSES), 0)),
+            "operation_seconds": Counter(dict.fromkeys(product(OPERATIONS), 0)),
+            "steps": Counter(dict.fromkeys(product(ACTIONS, OUTCOMES), 0)),
+            "moved_bytes": Counter({(): 0}),
+            "lost_keys": Counter({("computed",): 0, ("scattered",): 0}),
+        }
         self.imbalance: float | None = None  # of the last prepared data
-        self.lost_keys: Counter[str] = Counter()
         self.registered = False
 
     def register(self) -> None:
@@ -153,25 +145,24 @@ class Metrics:
         if status is None or not isinstance(steps, list | tuple):
             return
         action = _one_of(OPERATIONS, event.get("action"))
-        self.operations[action, _one_of(STATUSES, status)] += 1
-        seconds = self.operation_seconds.get(action, 0.0)
-        self.operation_seconds[action] = seconds + _amount(event.get("seconds"))
+        self._add("operations", 1, action, _one_of(STATUSES, status))
+        self._add("operation_seconds", _amount(event.get("seconds")), action)
         after = event.get("after")
         if type(after) is dict and after.get("imbalance") is not None:
             self.imbalance = _amount(after["imbalance"])
         for step in steps[:MAX_STEPS]:
             if type(step) is dict:
-                labels = (
-                    _one_of(ACTIONS, step.get("action")),
-                    _one_of(OUTCOMES, step.get("status")),
-                )
-                self.steps[labels] += 1
-                self.moved_bytes += _amount(step.get("nbytes"))
+                action = _one_of(ACTIONS, step.get("action"))
+                self._add("steps", 1, action, _one_of(OUTCOMES, step.get("status")))
+                self._add("moved_bytes", _amount(step.get("nbytes")))
 
     def note_lost(self, computed: int, scattered: int) -> None:
         """Count keys whose only replica was on a worker that is gone."""
-        self.lost_keys["computed"] += computed
-        self.lost_keys["scattered"] += scattered
+        self._add("lost_keys", computed, "computed")
+        self._add("lost_keys", scattered, "scattered")
+
+    def _add(self, name: str, value: Any, *labels: str) -> None:
+        self.counted[name][labels] += value
 
     # --- a scrape ---------------------------------------------------------------------
 
@@ -179,33 +170,23 @@ class Metrics:
         """Yield the metrics; ``prometheus_client`` calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        values = self._counters() | self._gauges()
-        for name, text in (COUNTERS | GAUGES).items():
+        leased = {"lease_seconds": {(): self.plugin.lease.total_seconds()}}
+        values = self.counted | leased | self._gauges()
+        for name, (labels, text) in (COUNTERS | GAUGES).items():
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-            metric = kind(f"clustertune_{name}", text, labels=LABELS.get(name, ()))
-            for labels, value in sorted(values[name].items()):
-                metric.add_metric(labels, value)
+            metric = kind(f"clustertune_{name}", text, labels=labels)
+            for own, value in sorted(values[name].items()):
+                metric.add_metric(own, value)
             yield metric
 
-    def _counters(self) -> dict[str, Values]:
-        # Prometheus sees an increase only of series that were there before
-        seconds = dict.fromkeys(OPERATIONS, 0.0) | self.operation_seconds
-        lost = {(kind,): self.lost_keys[kind] for kind in ("computed", "scattered")}
-        return {
-            "operations": dict.fromkeys(product(OPERATIONS, STATUSES), 0)
-            | self.operations,
-            "operation_seconds": {(k,): n for k, n in seconds.items()},
-            "steps": dict.fromkeys(product(ACTIONS, OUTCOMES), 0) | self.steps,
-            "moved_bytes": {(): self.moved_bytes},
-            "lost_keys": lost,
-        }
-
-    def _gauges(self) -> dict[str, Values]:
+    def _gauges(self) -> dict[str, Mapping[Any, float]]:
         plugin = self.plugin
         schedules, since = plugin.schedules, time() - RECENT
         every = (*schedules.refused.values(), *schedules.kept.values())
         states = Counter(s.state for s in every if not s.ended or s.ended_at > since)
-        growths = growth(plugin.runs.kept).values()
+        there = {id_of(ws) for ws in training_workers(plugin.scheduler)}
+        grown = growth(plugin.runs.kept).items()
+        growths = [nbytes for id, nbytes in grown if id in there]
         fits = plugin.fits.listed()
         return {
             "findings": self._findings(),

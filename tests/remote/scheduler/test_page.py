@@ -192,6 +192,7 @@ async def test_events_and_holds(c, s, a, b):
         ({"status": "left"}, "failed"),
         ({"status": "fine"}, "did"),
         ({"action": "failed", "error": "KeyError()"}, "failed"),
+        ({"action": "lease lost", "problem": "no message"}, "failed"),
     ],
 )
 def test_only_failures_are_failed(event: dict[str, str], kind: str) -> None:

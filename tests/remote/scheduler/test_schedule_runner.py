@@ -12,6 +12,7 @@ import pytest
 from distributed import Event, Nanny, Worker, wait
 from distributed.utils_test import gen_cluster
 
+import clustertune
 from clustertune.remote.scheduler import schedule as one
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.restart import WorkerRestart
@@ -247,11 +248,18 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     await soon(lambda: it.ended)
     assert (it.state, it.results[-1]["outcome"]) == ("done", "done")
     assert sum(result["lost"] for result in it.results) == 0
-    counted = plugin.metrics
-    assert counted.operations == {("restart", "left"): 1, ("restart", "done"): 1}
-    assert counted.steps == {("restart", "done"): 2}
-    assert counted.moved_bytes == sum(result["nbytes"] for result in it.results)
-    assert counted.operation_seconds["restart"] > 0
+    counted = {name: +counts for name, counts in plugin.metrics.counted.items()}
+    two = {("restart", "left"): 1, ("restart", "done"): 1}
+    assert counted["operations"] == two
+    assert counted["steps"] == {("restart", "done"): 2}
+    moved = sum(result["nbytes"] for result in it.results)
+    assert counted["moved_bytes"] == {(): moved}
+    assert counted["operation_seconds"]["restart",] > 0
+    last = await clustertune.last_report(c)
+    assert (last.call, last.status) == ("restart", "done")
+    assert [step.lost for step in last.steps] == [0]  # of the second attempt
+    assert "restarted 1 of 1 worker" in str(last)
+    assert it.name in str(last)
     assert set(pids.values()).isdisjoint((await c.run(os.getpid)).values())
     after = {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
     assert all(before[name] <= after[name] for name in before)

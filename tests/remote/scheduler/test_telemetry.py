@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
 import pytest
+import yaml
 from distributed import wait
 from distributed.utils_test import gen_cluster
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,8 +55,85 @@ async def test_a_scrape(c, s, a, b):
     assert found["clustertune_imbalance_ratio",] == 1
     assert found["clustertune_lease",] == found["clustertune_holds",] == 0
     assert any(name[0] == "clustertune_findings" for name in found)
-    s.plugins["clustertune"].holds.begin(c.id, "a fit", "name")
+    plugin = s.plugins["clustertune"]
+    plugin.holds.begin(c.id, "a fit", "name")
     assert (await scrape(s))["clustertune_holds",] == 1
+    assert found["clustertune_lease_seconds_total",] > 0  # of the operation
+    plugin.lease.grant(c.id, "an operation", "token")
+    later = await scrape(s)
+    assert later["clustertune_lease",] == 1
+    name = ("clustertune_lease_seconds_total",)
+    assert found[name] < later[name] < (await scrape(s))[name]
+    plugin.lease.release("token")
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_growth_of_workers_that_are_there(c, s, a, b):
+    """Memory of a worker that has left grows no more."""
+    await clustertune.check(c)
+    plugin = s.plugins["clustertune"]
+    for run in range(4):
+        floors = [[a.name, 100 * run], [b.name, 300 * run]]
+        plugin.runs.kept.append({"ended_by": "gap", "floors": floors})
+    name = ("clustertune_unmanaged_memory_growth_bytes",)
+    assert (await scrape(s))[name] == 300
+    await b.close()
+    assert (await scrape(s))[name] == 100
+    await a.close()
+    assert name not in await scrape(s)
+
+
+ALERTS = Path(clustertune.__file__).parents[1] / "docs/metrics/alerts.yaml"
+#: values of a minute each, and the alert that fires after each number of minutes
+LASTING = [
+    (
+        'clustertune_schedules{instance="s", state="failed"}',
+        "0x4 1x5 0x5",
+        "ClustertuneScheduleFailed",
+        {3: False, 6: True, 9: True, 11: False},
+    ),
+    (
+        'clustertune_unmanaged_memory_growth_bytes{instance="s"}',
+        "0x4 100000000x5 0x5",
+        "ClustertuneMemoryGrowth",
+        {3: False, 6: True, 9: True, 11: False},
+    ),
+    (
+        'clustertune_lease{instance="s"}',
+        "1x40 0x5",
+        "ClustertuneLeaseHeld",
+        {1: False, 29: False, 31: True, 40: True, 42: False},
+    ),
+]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Prometheus")
+@pytest.mark.parametrize(("series", "values", "alert", "fires"), LASTING)
+def test_alerts_fire_while_their_reason_lasts(
+    series: str, values: str, alert: str, fires: dict[int, bool], tmp_path: Path
+) -> None:
+    labels = {"severity": "warning", "instance": "s"}
+    if "schedules" in series:
+        labels["state"] = "failed"
+    expected = [
+        {
+            "eval_time": f"{minute}m",
+            "alertname": alert,
+            "exp_alerts": [{"exp_labels": labels}] * fire,
+        }
+        for minute, fire in fires.items()
+    ]
+    one = {"interval": "1m", "alert_rule_test": expected}
+    one["input_series"] = [{"series": series, "values": values}]
+    rules = yaml.safe_load(ALERTS.read_text())
+    for rule in rules["groups"][0]["rules"]:
+        del rule["annotations"]  # promtool compares them, too
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
+    tests = {"rule_files": ["alerts.yaml"], "tests": [one]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    command = ["promtool", "test", "rules", str(tmp_path / "tests.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @gen_cluster(client=True, nthreads=TWO)
@@ -100,13 +181,6 @@ async def test_lost_keys(c, s, a, b):
     del future
 
 
-def counted(*events: Any) -> Metrics:
-    found = Metrics(SimpleNamespace())
-    for event in events:
-        found.note_event(TOPIC, event)
-    return found
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -124,14 +198,14 @@ def counted(*events: Any) -> Metrics:
 )
 def test_events_of_other_clients(event: Any) -> None:
     """Any client may log anything: labels are from fixed sets, amounts are finite."""
-    found = counted(event)
-    assert set(found.operations) <= {
-        (telemetry.OTHER, telemetry.OTHER),
-        (telemetry.OTHER, "done"),
-    }
-    assert set(found.steps) <= {(telemetry.OTHER, telemetry.OTHER)}
-    assert found.moved_bytes == 0
-    assert not any(found.operation_seconds.values())
+    metrics = Metrics(SimpleNamespace())
+    metrics.note_event(TOPIC, event)
+    found = {name: set(+counts) for name, counts in metrics.counted.items()}
+    other = (telemetry.OTHER, telemetry.OTHER)
+    assert found["operations"] <= {other, (telemetry.OTHER, "done")}
+    assert found["steps"] <= {other}
+    assert not found["moved_bytes"]
+    assert not found["operation_seconds"]
 
 
 def test_findings_have_few_labels() -> None:
