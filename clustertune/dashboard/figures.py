@@ -48,7 +48,6 @@ TIMELINE = style.caption(
         *(kind[1:] for kind in EVENTS.values()),
     ],
 )
-NO_WORKERS = "<p>The cluster has no workers.</p>"
 NO_THRESHOLDS = (
     "<p>The memory thresholds of some workers are unknown. Run "
     "<code>clustertune check</code> to read them.</p>"
@@ -101,9 +100,8 @@ class Memory:
             if x is not None
         ]
         self.ticks.data = {n: [t[i] for t in ticks] for i, n in enumerate(_TICK)}
-        widest = [w["limit"] or w["process"] + w["spilled"] for w in shown]
-        ends = [w["process"] + w["spilled"] for w in shown]
-        self.chart.x_range.end = max([1, *widest, *ends]) * 1.03
+        ends = [max(w["limit"], w["process"] + w["spilled"]) for w in shown]
+        self.chart.x_range.end = max([1, *ends]) * 1.03
 
     def _label(self, labels: list[str]) -> None:
         self.chart.yaxis.major_label_overrides = dict(enumerate(labels))
@@ -144,8 +142,6 @@ def _bars(workers: Items) -> dict[str, list[Any]]:
 
 def _notes(workers: Items, shown: Items) -> str:
     """Return problems of workers in words."""
-    if not workers:
-        return NO_WORKERS
     lines = [
         f"&#9650; {style.text(w['id'])}: {style.text(condition(w))}"
         for w in shown

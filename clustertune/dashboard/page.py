@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from bokeh.core.properties import without_property_validation
 from bokeh.models import Column, Row
 
 from clustertune.core.tables import (
@@ -44,9 +43,7 @@ from clustertune.dashboard.state import (
     verdict,
 )
 
-TITLE = "clustertune"
 INTERVAL = 1000  # milliseconds between two states
-MAX_FINDINGS = 50
 MAX_NAME = 40  # characters
 SIGN = "\u25b2"
 NO_ROWS = (
@@ -89,26 +86,16 @@ DASK_TEMPLATE = (
 # --- texts ----------------------------------------------------------------------------
 
 
-class Text:
-    """HTML that a function makes of the state."""
-
-    def __init__(self, make: Callable[[State], str]) -> None:
-        self.make = make
-        self.root = style.html()
-
-    def update(self, state: State) -> None:
-        self.root.text = self.make(state)
-
-
 def headline(state: State) -> str:
     """Return whether a fit can begin, the reasons, the cluster, and running fits."""
     word, reasons = verdict(state)
     where = f"{state['scheduler']}: {total(state['workers'])}"
-    fits = "".join(f"<div>Training: {style.text(rounds_text(f))}</div>"
-                   for f in state["fits"])  # fmt: skip
+    rounds = (style.text(rounds_text(fit)) for fit in state["fits"])
+    fits = "".join(f"<div>Training: {text}</div>" for text in rounds)
+    level = word.split()[0].strip(",").lower()
     return (
-        f'<div class="verdict {word.split()[0].strip(",").lower()}"><b>{word}:</b> '
-        f"{style.text(reasons)}<small>{style.text(where)}</small>{fits}</div>"
+        f'<div class="verdict {level}"><b>{word}:</b> {style.text(reasons)}'
+        f"<small>{style.text(where)}</small>{fits}</div>"
     )
 
 
@@ -173,13 +160,11 @@ def findings(state: State) -> str:
 
 
 def _finding_items(found: Items, addresses: set[str]) -> Iterator[Item]:
-    for f in found[:MAX_FINDINGS]:
+    for f in found:
         ended = "process has" if len(f["processes"]) == 1 else "processes have"
         since = f" (the {ended} ended since)" if has_ended(f, addresses) else ""
         remedy = (f"Remedy: {f['remedy']}",) if f["remedy"] else ()
         yield Item(f["severity"], f"{f['message']} ({f['check']}){since}", remedy)
-    if len(found) > MAX_FINDINGS:
-        yield Item("", f"and {plural(len(found) - MAX_FINDINGS, 'more finding')}")
 
 
 def events(state: State) -> str:
@@ -204,14 +189,15 @@ def _clock(when: float, now: float) -> str:
     return f"{at:%H:%M:%S}" if at.date() == today.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
+TEXTS = (headline, rows, findings, events)
+
+
 def _html(title: str, *content: Item | Table) -> str:
     return to_html([Section(title, content)])
 
 
 # --- the page -------------------------------------------------------------------------
 
-# validation takes a large part of an update, and all values come from this package
-_unchecked: Callable[..., Callable[..., None]] = without_property_validation
 _WIDE: dict[str, Any] = {"sizing_mode": "stretch_width"}
 
 
@@ -220,8 +206,8 @@ class Page:
 
     def __init__(self) -> None:
         self.memory, self.timeline = Memory(), Timeline()
-        self.texts = [Text(make) for make in (headline, rows, findings, events)]
-        head, held, found, log = (text.root for text in self.texts)
+        self.texts = [style.html() for _ in TEXTS]
+        head, held, found, log = self.texts
         columns: list[Any] = [
             Column(children=list(roots), stylesheets=[_HALF], **_WIDE)
             for roots in (self.memory.roots, [held], self.timeline.roots, [log])
@@ -233,12 +219,11 @@ class Page:
         children: list[Any] = [head, pairs[0], found, pairs[1]]
         self.root = Column(children=children, stylesheets=[style.PAGE], **_WIDE)
 
-    @_unchecked
     def update(self, state: State) -> None:
         self.memory.update(state)
         self.timeline.update(state)
-        for text in self.texts:
-            text.update(state)
+        for element, make in zip(self.texts, TEXTS, strict=True):
+            element.text = make(state)
 
 
 _WRAP = ":host { flex-wrap: wrap; gap: 0 28px }"
@@ -252,7 +237,7 @@ def build(document: Any, read: Read) -> None:
     """
     page = Page()
     document.add_root(page.root)
-    document.title = TITLE
+    document.title = "clustertune"
     document.template = OWN_TEMPLATE
     document.theme = style.THEME
 

@@ -63,7 +63,7 @@ def test_without_workers_there_is_no_figure() -> None:
     memory = Memory()
     memory.update(of(0))
     assert not memory.chart.visible
-    assert "no workers" in memory.notes.text
+    assert memory.notes.text == ""
 
 
 def test_of_many_workers_the_most_important_have_bars() -> None:

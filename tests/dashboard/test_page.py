@@ -13,7 +13,7 @@ from bokeh.document import Document
 import clustertune.dashboard
 from clustertune.dashboard import page as pages
 from clustertune.dashboard import style
-from clustertune.dashboard.page import MAX_FINDINGS, Page
+from clustertune.dashboard.page import Page
 from tests.dashboard.states import finding, layout, of
 
 EVIL = "<script>alert(1)</script>"
@@ -66,13 +66,6 @@ def test_findings_have_an_age_and_a_command() -> None:
     assert "<code>clustertune check x</code>" in text
     assert "Remedy: <code>clustertune check</code>" in text
     assert "<strong>warning</strong> too few (thread_count)" in text
-
-
-def test_of_many_findings_the_first_are_listed() -> None:
-    found = {"time": 0.0, "command": "c", "found": [finding()] * (MAX_FINDINGS + 7)}
-    text = pages.findings(of(findings=found))
-    assert text.count("too few") == MAX_FINDINGS
-    assert "and 7 more findings" in text
 
 
 def test_findings_end_with_their_processes() -> None:

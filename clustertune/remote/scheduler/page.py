@@ -100,14 +100,13 @@ class PageData:
 
     def _events(self) -> list[dict[str, Any]]:
         logged = _event_rows(self.scheduler.get_events(TOPIC))
-        held = [(h["since"], f"held for {h['label']}") for h in self._holders()]
-        holds = [{"time": at, "kind": "held", "text": text} for at, text in held]
+        holders = [*self.plugin.holds.active(), self.plugin.lease.holder()]
+        held = [
+            {"time": h["since"], "kind": "held", "text": f"held for {h['label']}"}
+            for h in filter(None, holders)
+        ]
         waiting = _scheduled(self.plugin.schedules.listed())
-        return sorted([*logged, *holds, *waiting], key=lambda e: e["time"])
-
-    def _holders(self) -> list[Mapping[str, Any]]:
-        holder = self.plugin.lease.holder()
-        return [*self.plugin.holds.active(), *([] if holder is None else [holder])]
+        return sorted([*logged, *held, *waiting], key=lambda e: e["time"])
 
     # --- holders ----------------------------------------------------------------------
 
