@@ -1,4 +1,4 @@
-"""The report of scheduled restarts, as a client makes one of its own restarts.
+"""The report of scheduled restarts, as a client makes one for its restarts.
 
 ``clustertune.core.report`` reads it. The scheduler cannot import that module.
 """
