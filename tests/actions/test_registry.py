@@ -428,6 +428,7 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "page.py": {"clustertune.core.wording"},
         "restart.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "state.py": {"clustertune.core.rules", "clustertune.core.wording"},
+        "drop.py": {"clustertune.core.rules"},
         "evacuation.py": {"clustertune.core.rules"},
         "schedule_runner.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "schedule.py": {"clustertune.core.rules"},
