@@ -146,7 +146,7 @@ async def requests(scheduler, n_keys):
     await measured("watch of runs", partial(
         now, plugin.runs.note, time(), False, runs.measured(scheduler)
     ))  # fmt: skip
-    await ask("store", facts=facts_of(scheduler, packed, n_keys))
+    await ask("report", facts=facts_of(scheduler, packed, n_keys))
     await ask("page")
     if plugin.page_data.keys:
         await measured("count rows for the page", plugin.page_data._count)  # noqa: SLF001
@@ -158,11 +158,11 @@ async def requests(scheduler, n_keys):
               moves=[(keys, homes.tobytes()) for keys in packed],
               title="keep prepared keys")  # fmt: skip
     await evacuation(plugin, packed, addresses, measured)
-    await ask("restart_worker", token="t", address="none", collections=packed,
-              workers=addresses, ceilings=ceilings, wait=1, timeout=1)  # fmt: skip
-    await ask("restart_worker", token="t", address="none", collections=listed,
-              workers=addresses, ceilings=ceilings, wait=1, timeout=1,
-              title="restart_worker, listed keys")  # fmt: skip
+    limits = dict(zip(addresses, ceilings, strict=True))
+    terms = {"process_limits": limits, "wait": 1, "timeout": 1}
+    await ask("restart", token="t", address="none", collections=packed, **terms)
+    await ask("restart", token="t", address="none", collections=listed, **terms,
+              title="restart, listed keys")  # fmt: skip
     targets = ((homes + 1) % len(addresses)).tobytes()
     job = await ask("move", token="t", workers=addresses, ceilings=ceilings,
                     moves=[(keys, targets) for keys in packed],
