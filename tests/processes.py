@@ -150,7 +150,9 @@ def cluster(
 
 async def stop_stealing(dask_scheduler: Any) -> None:
     """Leave tasks on the workers that were chosen for them, on a busy machine too."""
-    await dask_scheduler.extensions["stealing"].stop()
+    # schedulers of ``gen_cluster`` have no work stealing
+    if stealing := dask_scheduler.extensions.get("stealing"):
+        await stealing.stop()
 
 
 async def soon(condition: Callable[[], Any], seconds: float = 200) -> Any:
