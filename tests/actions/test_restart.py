@@ -39,6 +39,11 @@ class Counter:
     n = 0
 
 
+def fill(dask_worker: Any) -> None:
+    """Allocate unmanaged memory that only a restart frees."""
+    dask_worker.ballast = np.ones(25 * 2**20)
+
+
 def statuses(s: Any) -> set[str]:
     return {ws.status.name for ws in s.workers.values()}
 
@@ -491,6 +496,8 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
     pids = set((await c.run(os.getpid)).values())
     p = await clustertune.prepare(c, X, restart="auto")
     assert set((await c.run(os.getpid)).values()) == pids
+    (first,) = (ws.address for ws in s.workers.values() if ws.name == 0)
+    await c.run(fill, workers=[first])
     runs = s.plugins["clustertune"].runs
     for i in range(5):
         floors = [(0, (i + 1) * 650 * 2**20), (1, 2**20)]
