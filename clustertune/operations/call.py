@@ -50,6 +50,7 @@ from clustertune.planner import guards
 logger = logging.getLogger("clustertune")
 
 STUCK_SECONDS = 5.0  # to find stuck workers after the time limit
+LEAST_STUCK = 2.0  # seconds: shorter tasks are not stuck
 
 #: makes what the dashboard page shows after a call
 Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
@@ -274,7 +275,7 @@ class RunningCall:
         if isinstance(error, asyncio.TimeoutError) and self.cluster.remaining() <= 0:
             causes = await stuck_workers(self.call.client, self.call.timeout)
             texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
-            advice = ". ".join(texts) or "Give a longer timeout"
+            advice = "; ".join(["Give a longer timeout", *texts])
             return TimedOutError(
                 f"{self.call.name} did not finish within "
                 f"{seconds_text(self.call.timeout)}. Data that was in memory before, "
@@ -309,7 +310,7 @@ async def stuck_workers(client: Client, seconds: float) -> Sequence[Finding]:
         logger.info("clustertune could not look for stuck workers: %r", error)
         return []
     view = View(snapshots=(snapshot,), goal=Goal(workload=libraries.choose(None)))
-    return checks.stuck(view, seconds / 2)
+    return checks.stuck(view, max(LEAST_STUCK, seconds / 2))
 
 
 def _add_place(error: BaseException, place: str) -> None:
