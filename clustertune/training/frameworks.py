@@ -7,10 +7,11 @@ value, so they may import the framework, Dask and other travelling modules.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ Spec = Mapping[str, list[str]]  # by role a list of host:port, by rank
 
 WORKER = "worker"  # TensorFlow's name of the role that trains
 MEMBER = "_clustertune_member"  # attribute of tensorflow: address of a mirrored worker
+POLL_INTERVAL = 0.2  # seconds between two attempts to connect to a server
 CONNECT_TIMEOUT = 2.0  # seconds in which a running server accepts
 
 
@@ -34,30 +36,34 @@ class Framework:
     #: address for a role's function, by spec, role and rank
     target: Callable[[Spec, str, int], str | None] = lambda *_: None
     around: Callable[[Any], Any] = nullcontext  # context manager around the function
+    server: Callable[[Any], Any] | None = None  # function of roles without one
     own_process: bool = True  # each role needs its own process
 
 
 def choose(name: object, roles: Collection[str] = ()) -> Framework:
     """Return the framework of a name for these roles; None means no framework.
 
-    With TensorFlow the role ``worker`` runs a ``MultiWorkerMirroredStrategy``.
+    With a role ``ps`` TensorFlow has parameter servers: each role has a server at
+    ``ctx.target``. Otherwise the role ``worker`` runs a
+    ``MultiWorkerMirroredStrategy``.
     """
     if name is None:
         return NONE
     if name == "torch":
         return TORCH
-    if name != "tensorflow":
+    if name == "tensorflow" and "ps" in roles:
+        return PARAMETER_SERVERS
+    if name == "tensorflow" and WORKER in roles:
+        return MIRRORED_WORKERS
+    if name == "tensorflow":
         raise ValueError(
-            f'framework={name!r} must be one of "tensorflow", "torch", or None'
+            f'roles: framework="tensorflow" needs a role {WORKER!r} that trains, and '
+            'may have parameter servers, called "ps"; there are '
+            f"{', '.join(map(repr, roles))}"
         )
-    if "ps" in roles or WORKER not in roles:
-        raise ValueError(
-            f'roles: framework="tensorflow" runs mirrored workers, and needs a role '
-            f"{WORKER!r} that trains, and no parameter servers; there are "
-            f"{', '.join(map(repr, roles))}. Use {{{WORKER!r}: (2, train)}}, or start "
-            "your own servers with framework=None"
-        )
-    return MIRRORED_WORKERS
+    raise ValueError(
+        f'framework={name!r} must be one of "tensorflow", "torch", or None'
+    )
 
 
 # --- PyTorch --------------------------------------------------------------------------
@@ -124,11 +130,62 @@ def _tf_config(cluster: Spec, role: str, rank: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
+def _server_environment(spec: Spec, role: str, rank: int) -> dict[str, str]:
+    """Return the whole cluster. Calls to a lost server fail at once."""
+    return {**_tf_config(spec, role, rank), "GRPC_FAIL_FAST": "true"}
+
+
 def _mirrored_environment(spec: Spec, role: str, rank: int) -> dict[str, str]:
     """Return the cluster of the workers, without other roles."""
     if role != WORKER:
         return {}
     return _tf_config({WORKER: spec[WORKER]}, role, rank)
+
+
+def _server_target(spec: Spec, role: str, rank: int) -> str:
+    """Return the address of the role's own server, for sessions."""
+    return f"grpc://{spec[role][rank]}"
+
+
+@contextmanager
+def tensorflow_server(context: Any) -> Iterator[None]:
+    """Run a TensorFlow server at ``context.target`` in a cluster of all roles.
+
+    The function runs after all servers have started, because a session that waits for
+    a server cannot be interrupted. A server cannot be stopped: its variables, threads
+    and port last as long as the process. Only its sockets are shut down here.
+    (``Session.reset`` asks the servers of all roles and hangs if one of them is gone.)
+    """
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    server = v1.train.Server(
+        tf.train.ClusterSpec(context.spec),
+        job_name=context.role,
+        task_index=context.rank,
+        config=v1.ConfigProto(intra_op_parallelism_threads=context.threads),
+    )
+    try:
+        _wait_for_servers(context)
+        yield
+    finally:
+        _shut_down(int(server.target.rpartition(":")[2]))
+
+
+def serve(context: Any) -> None:
+    """Serve until the client stops this role."""
+    context.wait()
+
+
+def _wait_for_servers(context: Any) -> None:
+    for role, addresses in context.spec.items():
+        for rank, address in enumerate(addresses):
+            while not _accepts(address):
+                if context.wait(POLL_INTERVAL):
+                    raise RuntimeError(
+                        "this role was stopped before the TensorFlow server of "
+                        f"{role} {rank} accepted connections ({address})"
+                    )
 
 
 def _accepts(address: str) -> bool:
@@ -141,6 +198,18 @@ def _accepts(address: str) -> bool:
         return False
     found.close()
     return True
+
+
+def _shut_down(port: int) -> None:
+    """Shut down all sockets of this process at a port."""
+    import psutil
+
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.laddr and connection.laddr.port == port:
+            # a duplicate descriptor of the same socket; the server keeps its own
+            found = socket.socket(fileno=os.dup(connection.fd))
+            with found, suppress(OSError):  # the peer has closed the connection
+                found.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -241,6 +310,16 @@ TORCH = Framework(
     environment=_torch_environment,
     target=_torch_target,
     around=process_group,
+)
+
+PARAMETER_SERVERS = Framework(
+    name="tensorflow",
+    modules=("tensorflow",),
+    workload="tf_ps",
+    environment=_server_environment,
+    target=_server_target,
+    around=tensorflow_server,
+    server=serve,
 )
 
 MIRRORED_WORKERS = Framework(

@@ -65,7 +65,8 @@ def run_roles(
     client
         A connected client; an asynchronous one returns an awaitable.
     roles
-        By name of the role ``(number, function)``: ``{"worker": (2, train)}``.
+        By name of the role ``(number, function)``, or a number alone if the framework
+        has the function: ``{"ps": 1, "worker": (2, train)}``.
     data
         Training data: a Dask Array, DataFrame or Series, a tuple of row-aligned
         collections such as ``(X, y)``, or a result of ``prepare``.
@@ -129,7 +130,7 @@ def run_roles(
     if not isinstance(roles, Mapping) or not roles:
         raise TypeError(f"roles must be a mapping, {EXAMPLE}; it was {roles!r:.200}")
     chosen = frameworks.choose(framework, roles)
-    members = {name: _members(name, value) for name, value in roles.items()}
+    members = {name: _members(name, value, chosen) for name, value in roles.items()}
     collections = _collections(client, data)
     if collections and target_role not in members:
         raise ValueError(
@@ -139,6 +140,7 @@ def run_roles(
         )
     lifecycle = Lifecycle(
         target=target_role,
+        servers=frozenset(name for name, m in members.items() if m.are_servers),
         timeout=arguments.duration("timeout", timeout),
         grace=arguments.duration("grace", grace),
     )
@@ -164,6 +166,7 @@ class _Members:
 
     number: int
     code: bytes  # pickled function
+    are_servers: bool  # the function is the framework's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,26 +187,32 @@ class _Request:
         return self.lifecycle.target
 
 
-def _members(name: Any, value: Any) -> _Members:
-    """Check a role: ``(number, function)``."""
+def _members(name: Any, value: Any, framework: Framework) -> _Members:
+    """Check a role: ``(number, function)``, or a number of the framework's servers."""
     if not isinstance(name, str) or not name.isprintable() or not name:
         raise TypeError(f"roles: a name must be a text, {EXAMPLE}; one is {name!r}")
-    number, function = value if _is_pair(value) else (None, None)
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    number, function = value if is_pair else (value, framework.server)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(
             f"roles[{name!r}]={value!r:.200} must be (number, function) with a number "
             f"of at least 1, {EXAMPLE}"
         )
-    if not callable(function):
+    if is_pair and not callable(function):
         raise TypeError(
             f"roles[{name!r}] must have a function of ctx; it has "
             f"{type(function).__name__}"
         )
-    return _Members(number, pickled(f"the function of roles[{name!r}]", function))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2
+    if function is None:
+        known = "None" if framework.name is None else f'"{framework.name}"'
+        raise ValueError(
+            f"roles[{name!r}]={value} has no function, and framework={known} has none "
+            f"for it. Pass one: {{{name!r}: ({value}, function)}}"
+        )
+    if not is_pair:
+        return _Members(number, ship.pickled(function), are_servers=True)
+    code = pickled(f"the function of roles[{name!r}]", function)
+    return _Members(number, code, are_servers=False)
 
 
 def _collections(client: Client, data: Any) -> tuple[Any, ...]:

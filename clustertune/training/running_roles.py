@@ -94,6 +94,7 @@ class Lifecycle:
     """When roles begin and end."""
 
     target: str  # the other roles stop when all members of this role have ended
+    servers: frozenset[str]  # roles that end only when they are stopped
     timeout: float  # seconds in which all roles must be ready
     grace: float  # seconds in which stopped roles must end
 
@@ -298,7 +299,7 @@ class Roles(ClientContext):
 
     async def _stop(self) -> None:
         if not self._ended:
-            await self._command("stop")
+            await self._command("stop", self._clients_of_servers() or self._states)
 
     # --- waiting ----------------------------------------------------------------------
 
@@ -409,11 +410,14 @@ class Roles(ClientContext):
 
     async def _wait_for_end(self) -> None:
         """Wait until all roles have ended or must end."""
-        target = [s for s in self._states if s.role == self._lifecycle.target]
-        leading = target or self._states
+        leading = (
+            [s for s in self._states if s.role == self._lifecycle.target]
+            or self._clients_of_servers()
+            or self._states  # servers alone run until stopped
+        )
         await self._holds(lambda: self._is_ending() or all(s.over for s in leading))
         if not self._is_ending() and not self._all_over():
-            self._start(self._stop_all())
+            self._start(self._stop_all(None))
         await self._holds(lambda: self._is_ending() or self._all_over())
 
     async def _finish(self) -> None:
@@ -421,7 +425,7 @@ class Roles(ClientContext):
         for state in self._at(REGISTERED):  # releasing their futures ends their tasks
             self._listeners[state].cancel()
         # a separate task, because a frozen worker does not answer
-        self._start(self._stop_all())
+        self._start(self._stop_all(grace / 2))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
             await asyncio.wait_for(self._holds(self._all_over), grace)
         self._cause = failure_cause(self._states, grace)
@@ -535,16 +539,28 @@ class Roles(ClientContext):
 
     # --- commands for roles -----------------------------------------------------------
 
-    async def _stop_all(self) -> None:
-        # a role may wait for a failed one in native code, where a stop has no effect
-        failed = any(s.failure for s in self._states)
-        await self._command("abort" if failed else "stop")
+    def _clients_of_servers(self) -> list[RoleState]:
+        """Return roles with a function of the user, which may need the servers."""
+        return [s for s in self._states if s.role not in self._lifecycle.servers]
 
-    async def _command(self, command: str) -> None:
-        """Send start, stop, abort or forget to all roles that can be reached."""
+    async def _stop_all(self, timeout: float | None) -> None:
+        """Stop the framework's servers after the roles that need them."""
+        # a role may wait for a failed one in native code, where a stop has no effect
+        command = "abort" if any(s.failure for s in self._states) else "stop"
+        first = self._clients_of_servers()
+        await self._command(command, first)
+        ended = self._holds(lambda: all(s.over for s in first))
+        with suppress(asyncio.TimeoutError):  # servers do not wait longer
+            await asyncio.wait_for(ended, timeout)
+        await self._command(command)
+
+    async def _command(
+        self, command: str, states: Sequence[RoleState] | None = None
+    ) -> None:
+        """Send start, stop, abort or forget to roles, by default to all."""
         reachable = [
             s
-            for s in self._states
+            for s in (self._states if states is None else states)
             if not (s.forgotten or s.lost if command == "forget" else s.over)
         ]
         requests = [self._ask(s, command) for s in reachable]

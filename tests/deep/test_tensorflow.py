@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +61,131 @@ def left(client: Client) -> dict[str, list[str]]:
     return {worker: names for worker, names in client.run(look).items() if names}
 
 
+def unreachable(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return True
+    return False
+
+
+# --- with parameter servers -----------------------------------------------------------
+
+
+def test_parameter_servers(client: Any, page: dict[str, Any]) -> None:
+    """Training ends at the score, and runs again in the same processes."""
+    for _ in range(2):
+        scores, steps = page["with_servers"](client, ENOUGH)
+        assert max(scores) >= ENOUGH
+        assert all(count > 0 for count in steps)
+        assert not left(client)
+
+
+def test_nobody_reaches_a_server_afterwards(client: Any) -> None:
+    """The server cannot be stopped; it is reachable only during the roles."""
+
+    def ask(ctx: Any) -> str:
+        import tensorflow as tf
+
+        with tf.Graph().as_default(), tf.compat.v1.device("/job:ps/task:0"):
+            answer = tf.strings.join(["by ", "the ps"])
+        with tf.compat.v1.Session(ctx.target, graph=answer.graph) as session:
+            return str(session.run(answer), "ascii")
+
+    roles = {"ps": 1, "worker": (1, ask)}
+    with run_roles(client, roles, framework="tensorflow") as running:
+        assert running.result() == {"ps": [None], "worker": ["by the ps"]}
+    places = [place for of_role in running.spec.values() for place in of_role]
+    assert all(unreachable(place) for place in places)
+
+
+def fail_when_there(cause: str, role: str) -> Any:
+    """Return a function that trains without end, and fails in one role."""
+
+    def train(ctx: Any) -> None:
+        import os
+        import signal
+
+        import tensorflow as tf
+
+        v1 = tf.compat.v1
+        with tf.Graph().as_default():
+            with v1.device("/job:ps/task:0"):
+                sums = v1.get_variable("sums", [], initializer=v1.zeros_initializer())
+                more = sums.assign_add(1.0)
+            filters = ["/job:ps", f"/job:{ctx.role}/task:{ctx.rank}"]
+            config = v1.ConfigProto(device_filters=filters)
+            with v1.Session(ctx.target, config=config) as session:
+                session.run(v1.global_variables_initializer())
+                while not ctx.should_stop():
+                    session.run(more.op)
+                    ctx.report(os.getpid())
+                    if ctx.rank == 1 and role == "worker" and cause == "error":
+                        raise KeyError("mine")
+                    if ctx.rank == 1 and role == "worker" and cause == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("cause", "role", "said"),
+    [
+        ("error", "worker", r"^worker 1 .* failed: KeyError: 'mine'"),
+        ("killed", "worker", r"^worker 1 .* is lost"),
+        ("killed", "ps", r"^ps 0 .* is lost"),
+    ],
+)
+def test_all_end_with_one(client: Any, cause: str, role: str, said: str) -> None:
+    """The error names the first cause, not the errors of TensorFlow's sessions."""
+    until(lambda: len(client.nthreads()) == 4, 60)
+    roles = {"ps": 1, "worker": (2, fail_when_there(cause, role))}
+    running = run_roles(client, roles, framework="tensorflow")
+    if role == "ps":
+        next(iter(running.scores))
+        where = running.workers["ps"]
+        (process,) = client.run(os.getpid, workers=where).values()
+        os.kill(process, signal.SIGKILL)
+    with pytest.raises(FunctionError, match=said):
+        running.result()
+    until(lambda: len(client.nthreads()) == 4, 60)
+    assert not left(client)
+
+
+def test_a_coordinator_of_servers(client: Any, tmp_path: Path) -> None:
+    """Workers read files for ``ParameterServerStrategy``."""
+    lines = tmp_path / "lines"
+    lines.write_text("hello\n")
+
+    def coordinate(ctx: Any, file: str = str(lines)) -> str:
+        import tensorflow as tf
+
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({r: p for r, p in ctx.spec.items() if r != "chief"}),
+            rpc_layer="grpc",
+        )
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        read = coordinator.create_per_worker_dataset(
+            lambda: tf.data.TextLineDataset(file)
+        )
+
+        @tf.function
+        def one_of(rows: Any) -> Any:
+            return next(rows)
+
+        line = coordinator.schedule(one_of, args=(iter(read),))
+        coordinator.join()
+        return str(line.fetch(), "utf-8")
+
+    roles = {"ps": 1, "worker": 1, "chief": (1, coordinate)}
+    with run_roles(
+        client, roles, framework="tensorflow", target_role="chief"
+    ) as running:
+        assert running.result()["chief"] == ["hello"]
+
+
 # --- mirrored -------------------------------------------------------------------------
 
 
@@ -87,6 +213,7 @@ def test_mirrored_workers_end_together(client: Any, cause: str, said: str) -> No
 
     def train(ctx: Any) -> None:
         import os
+        import signal
 
         import tensorflow as tf
 

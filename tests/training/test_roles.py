@@ -191,11 +191,34 @@ async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
 
 @gen_cluster(client=True, nthreads=THREE)
 async def test_others_stop_when_training_has_ended(
-    c: Any, s: Any, *workers: Any
+    c: Any, s: Any, *workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roles = {"worker": (1, lambda ctx: "done"), "scorer": (2, until_stopped)}
+    """Servers of a framework stop too."""
+    fake = Framework(name="fake", server=remote_server, own_process=False)
+    monkeypatch.setattr(frameworks, "choose", lambda name, roles=(): fake)
+    roles = {"ps": 1, "worker": (1, lambda ctx: "done"), "scorer": (1, until_stopped)}
     found = await (await run_roles(c, roles)).result()
-    assert found == {"worker": ["done"], "scorer": ["scorer 0", "scorer 1"]}
+    assert found == {"ps": ["served"], "worker": ["done"], "scorer": ["scorer 0"]}
+    roles = {"ps": 1, "trainer": (2, lambda ctx: "done")}
+    found = await (await run_roles(c, roles)).result()
+    assert found == {"ps": ["served"], "trainer": ["done"] * 2}
+
+    def late(ctx: Any) -> bool:
+        ctx.wait()
+        return bool(Event("served").wait(timeout=0.5))
+
+    await Event("served", client=c).clear()
+    roles = {"ps": 1, "worker": (1, until_stopped), "scorer": (1, late)}
+    running = await run_roles(c, roles)
+    await running.stop()
+    # a role that needs the servers still has them
+    assert (await running.result())["scorer"] == [False]
+
+
+def remote_server(ctx: Any) -> str:
+    ctx.wait()
+    Event("served").set()
+    return "served"
 
 
 # --- how roles end --------------------------------------------------------------------
@@ -378,7 +401,10 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
         (ValueError, "must be .number, function", lambda: run_roles(c, {"a": f})),
         (TypeError, "must have a function of ctx",
          lambda: run_roles(c, {"a": (1, "f")})),
-        (ValueError, "must be .number, function", lambda: run_roles(c, {"a": 1})),
+        (ValueError, r"framework=None has none .*\{'ps': \(1, function\)\}",
+         lambda: run_roles(c, {"ps": 1})),
+        (ValueError, '"torch" has none for it',
+         lambda: run_roles(c, {"ps": 1}, framework="torch")),
         (ValueError, "must be one of", lambda: run_roles(c, one, framework="jax")),
         (TypeError, r"roles\['a'\] cannot be sent",
          lambda: run_roles(c, {"a": (1, lambda ctx: lock)})),
