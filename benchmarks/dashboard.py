@@ -94,7 +94,7 @@ async def measure(n):
             plugin.runs.totals.append((float(update), n * GIB, n * GIB // 2))
             begin = process_time()
             page_data.made_at = 0.0
-            state = page_data.look()
+            state = await page_data.look()
             made = process_time()
             page.update(state)
             drawn = process_time()

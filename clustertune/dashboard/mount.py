@@ -48,7 +48,7 @@ async def _read(scheduler: Any) -> Any:
     plugin = scheduler.plugins.get(NAME)
     if plugin is None:
         return make(scheduler=scheduler.address, trouble=NO_PLUGIN)
-    return plugin.page_data.look()
+    return await plugin.page_data.look()
 
 
 def _add(scheduler: Any, served: Any, first: Any) -> None:

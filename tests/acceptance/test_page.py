@@ -28,9 +28,11 @@ def test_page(local_cluster: Any) -> None:
         document = session.document
         assert document.title == "clustertune"
         rows = f'<td style="white-space:nowrap">{ROWS // 2:,}<'
-        until(lambda: text_of(document).count(rows) >= 2)
+        until(lambda: text_of(session).count(rows) >= 2)
 
 
-def text_of(document: Any) -> str:
-    """The HTML of the whole page."""
+def text_of(session: Any) -> str:
+    """The HTML of the whole page as it is now."""
+    session.force_roundtrip()
+    document = session.document
     return "".join(div.text for div in document.select({"type": Div}))

@@ -76,12 +76,14 @@ class PageData:
         if self.counting is not None:
             self.counting.cancel()
 
-    def look(self) -> dict[str, Any]:
-        """The current page state; without readers, no state is made."""
-        now = monotonic()
-        if now - self.made_at >= MAX_AGE:
-            self.latest, self.made_at = self._make(), now
-            self._count_soon(now)
+    async def look(self) -> dict[str, Any]:
+        """The current page state, with counted rows; no readers, no state."""
+        if monotonic() - self.made_at >= MAX_AGE:
+            self._count_soon(monotonic())
+            if self.counting is not None and not self.counted:
+                await asyncio.wait([self.counting])
+        if monotonic() - self.made_at >= MAX_AGE:  # no other reader has made it
+            self.latest, self.made_at = self._make(), monotonic()
         return self.latest
 
     def _make(self) -> dict[str, Any]:

@@ -445,7 +445,7 @@ class ScheduleRunner:
             "problem": result["problem"],
         }
         self.scheduler.log_event(TOPIC, event)
-        self.plugin.store(report=report(event, turns, self.plugin.report))
+        self.plugin.keep_report(report(event, turns, self.plugin.report))
 
     def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None

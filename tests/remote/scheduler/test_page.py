@@ -79,7 +79,7 @@ async def test_rows_are_counted_where_partitions_lie(c, s, a, b):
     kept[1].release()
     await soon(lambda: ("X", 1) not in s.tasks)
     showing.counted_at = showing.made_at = 0.0
-    showing.look()
+    await showing.look()
     await soon(lambda: showing.counted[0]["missing"] == 1)
 
 
@@ -129,7 +129,7 @@ async def test_while_nobody_looks_nothing_is_made(c, s, a, b):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_readers_at_the_same_time_share_a_state(c, s, a, b):
     showing = await opened(c, s)
-    assert showing.look() is showing.look()
+    assert await showing.look() is await showing.look()
 
 
 @gen_cluster(client=True, nthreads=TWO)
