@@ -386,7 +386,11 @@ class ScheduleRunner:
         if not repeated:
             self._log(schedule, outcome, result)
         if turns:
-            self._log_operation(schedule, outcome, result, turns)
+            try:
+                self._log_operation(schedule, outcome, result, turns)
+            except Exception:
+                # the workers were restarted, so the schedule must not try again
+                logger.exception("a scheduled restart is missing in the last report")
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]

@@ -285,5 +285,21 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     await asyncio.wait_for(plugin.schedules.task, 10)
 
 
+@gen_cluster(**NANNIES)
+async def test_a_report_that_is_not_kept(c: Any, s: Any, *nannies: Any) -> None:
+    """The restart is done, and is not tried again."""
+    plugin, it = begin(s)
+    noted: list[str] = []
+
+    def refuse(text: str) -> None:
+        noted.append(text)
+        raise ValueError("too long")
+
+    plugin.keep_report = refuse  # type: ignore[assignment, method-assign]
+    await soon(lambda: it.ended)
+    assert (it.state, [r["outcome"] for r in it.results]) == ("done", ["done"])
+    assert len(noted) == 1
+
+
 def jobs(plugin: ClustertunePlugin) -> list[Any]:
     return list(plugin.jobs.kept.values())
