@@ -151,7 +151,10 @@ def test_an_eval_set_is_compared_within_itself():
     evals = Layout(label="eval_set[0]", collections=tuple(collections))
     (finding,) = misaligned_partitions(view(layouts=[evals], rechunk=False))
     assert finding.remedy.endswith(
-        "`y = y.compute_chunk_sizes().rechunk({0: X.compute_chunk_sizes().chunks[0]})`."
+        "`X_valid, y_valid = eval_set[0]; y_valid = "
+        "y_valid.compute_chunk_sizes().rechunk("
+        "{0: X_valid.compute_chunk_sizes().chunks[0]}); "
+        "eval_set[0] = (X_valid, y_valid)`."
     )
 
 
@@ -224,7 +227,10 @@ def test_blocks_of_columns_are_critical():
         "eval_set[0].X is cut into 2 blocks of columns, but a fit needs all "
         "columns of a row in one partition"
     )
-    assert finding.remedy == "Run `X = X.rechunk({1: -1})`."
+    assert finding.remedy == (
+        "Run `X_valid, *rest = eval_set[0]; X_valid = X_valid.rechunk({1: -1}); "
+        "eval_set[0] = (X_valid, *rest)`."
+    )
 
 
 # --- no_rows --------------------------------------------------------------------------

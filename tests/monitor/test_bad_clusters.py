@@ -306,6 +306,7 @@ async def test_hostile_answers(
         "disk": [EVIL, 2**40, 1],
         "lifetime": [60.0, False],
         "paused": None,
+        "cancelled": None,
         "packages": {EVIL: EVIL, "dask": EVIL},
     }
 

@@ -428,5 +428,5 @@ def test_drop_from_the_shell() -> None:
         assert X.sum().compute() == 400
         dropped = run("--include-other-clients", "--yes")
         assert dropped.exit_code == 0
-        assert "restart all 1 worker at once" in dropped.output
+        assert "restarted 1 of 1 worker; lost 10 keys" in dropped.output
         assert not client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.tasks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -26,7 +27,17 @@ from tests.processes import until, workers_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+    # XGBoost's tracker fails when it is collected after its workers were killed
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collect trackers of failed fits before the next test."""
+    yield
+    gc.collect()
+
 
 ROWS, PARTITIONS = 3000, 6
 KINDS = ["xgboost", "lightgbm"]

@@ -54,13 +54,12 @@ def test_the_panel_is_drawn_where_clustertune_is_not(tmp_path: Path) -> None:
     code = (
         "import pickle, sys\n"
         f"mount = pickle.loads(open({str(file)!r}, 'rb').read())\n"
-        "documents = mount.__globals__['_documents']\n"
-        "page, make = (documents.__globals__[x] for x in ('page', 'make'))\n"
+        "page, make = (mount.__globals__[x] for x in ('page', 'make'))\n"
         "drawn = page.Page()\n"
         "drawn.update(make(scheduler='tcp://x'))\n"
         "try:\n    import clustertune\n"
         "except ModuleNotFoundError:\n"
-        "    print(drawn.parts['verdict'].root.text)\n"
+        "    print(drawn.texts[0].text)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -192,7 +192,9 @@ class PlaybookRun:
                     n for word in step.check for n in reading.matching_checks(word)
                 }
                 report = await self._check()
-                found = tuple(f for f in report.found if f.check in names)
+                # some findings are of no check, such as data that is not loaded
+                every = "all" in step.check
+                found = tuple(f for f in report.found if every or f.check in names)
                 report = replace(report, found=found)
                 return StepResult(step=step, status="checked", report=report)
             return await self._do(step, notify)

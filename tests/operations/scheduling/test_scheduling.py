@@ -134,7 +134,7 @@ async def test_a_client_with_another_clock(
     assert now + 600 <= made.expires < now + 640
     await clustertune.check(c)
     plugin = s.plugins["clustertune"]
-    state = plugin.page_data.look()
+    state = await plugin.page_data.look()
     assert abs(state["time"] - state["findings"]["time"]) < 60
     await made.cancel()
 

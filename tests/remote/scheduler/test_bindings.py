@@ -108,7 +108,7 @@ async def test_what_bound_tasks_are_made_of_is_let_go(c, s, a, b):
 async def test_a_lease_that_ends_lets_tasks_go(c, s, a, b):
     """The plan that bound them has ended."""
     lease, _, futures = await bound(c, s, "tcp://127.0.0.1:9")
-    lease.release("t")
+    await lease.release("t")
     assert await c.gather(futures) == [0, 1, 2]
     assert not lease.bindings.kept
 

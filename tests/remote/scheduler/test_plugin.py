@@ -121,7 +121,8 @@ async def test_refused_calls_are_logged(c, s, a, b):
     assert (event["status"], list(event["steps"])) == ("refused", [])
     assert "it has no nanny" in event["problem"]
     assert event["by"]
-    assert s.plugins[NAME].metrics.operations == {("restart", "refused"): 1}
+    counted = s.plugins[NAME].metrics.counted["operations"]
+    assert +counted == {("restart", "refused"): 1}
     await clustertune.restart_workers(c, dry_run=True)
     assert len([e for _, e in s.get_events(NAME) if e["action"] == "restart"]) == 1
 
