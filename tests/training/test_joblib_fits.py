@@ -325,22 +325,6 @@ def test_fits_run_again_after_all_data_was_lost(
     until(lambda: state(client) == before)
 
 
-@pytest.mark.slow
-def test_no_worker_comes_back(local_cluster: Any, tmp_path: Path) -> None:
-    """All fits end with one error if all workers are gone for longer than allowed."""
-    cluster, client = local_cluster(2)
-    X, y = load_digits(return_X_y=True)
-    pids = list(client.run(os.getpid).values())
-    for nanny in cluster.workers.values():
-        nanny.auto_restart = False
-    fits = KillsWorkers(tmp_path / "mark", pids)
-    with (
-        pytest.raises(NoWorkersError, match="all workers ended during the fits"),
-        joblib_backend(client, X, y, timeout=1),
-    ):
-        cross_val_score(fits, X, y, cv=6)
-
-
 def where() -> str:
     return distributed.get_worker().id
 
