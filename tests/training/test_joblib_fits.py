@@ -16,6 +16,7 @@ import distributed
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
+from distributed.core import Status
 from distributed.utils_test import gen_cluster
 from joblib import Parallel, cpu_count, delayed, effective_n_jobs
 from sklearn.base import clone
@@ -323,6 +324,26 @@ def test_fits_run_again_after_all_data_was_lost(
         client.restart()
         assert np.array_equal(cross_val_score(KillsWorkers(mark), X, y, cv=6), calm)
     until(lambda: state(client) == before)
+
+
+@pytest.mark.slow
+def test_no_worker_comes_back(local_cluster: Any, tmp_path: Path) -> None:
+    """All fits end with one error if all workers are gone for longer than allowed."""
+    cluster, client = local_cluster(2)
+    X, y = load_digits(return_X_y=True)
+    pids = list(client.run(os.getpid).values())
+
+    async def stay_away() -> Status:
+        return Status.failed
+
+    for nanny in cluster.workers.values():
+        nanny.instantiate = stay_away
+    fits = KillsWorkers(tmp_path / "mark", pids)
+    with (
+        pytest.raises(NoWorkersError, match="all workers ended during the fits"),
+        joblib_backend(client, X, y, timeout=1),
+    ):
+        cross_val_score(fits, X, y, cv=6)
 
 
 def where() -> str:
