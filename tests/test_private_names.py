@@ -20,10 +20,10 @@ import distributed
 import pytest
 from distributed import LocalCluster, Nanny, active_memory_manager, wait
 from distributed.deploy.spec import SpecCluster
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote.versions import REQUIRED
+from tests.in_process import gen_cluster
 
 PACKAGE = Path(clustertune.__path__[0])
 TABLE = (
@@ -229,7 +229,6 @@ async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
     client=True,
     nthreads=[("127.0.0.1", 1)],
     worker_kwargs={"memory_limit": "8 GiB"},
-    timeout=120,
 )
 async def test_names_in_workers_and_nannies(c: Any, s: Any, a: Any) -> None:
     """Names missing in workers and nannies are found for clients too."""

@@ -10,7 +10,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import wait
-from distributed.utils_test import gen_cluster
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
@@ -20,6 +19,7 @@ from clustertune.core import arguments
 from clustertune.core.model import Bounds, Profile, Unknown
 from clustertune.planner import forecast
 from tests.builders import layout, snapshot, view, worker
+from tests.in_process import gen_cluster
 from tests.processes import until, workers_of
 
 TRIPLE = Profile(name="t", title="T", memory_multiple={8: 3.0})

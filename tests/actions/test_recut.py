@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from distributed import wait
 from distributed.client import FutureCancelledError
-from distributed.utils_test import gen_cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import clustertune
 from clustertune.errors import AlignmentError, CapacityError, RefusedError
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 ROWS = 4000
@@ -282,7 +282,7 @@ async def test_without_room_it_is_an_error(c, s, a, b):
     await soon(lambda: set(s.tasks) == before)
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, timeout=60)
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_a_worker_lost_while_cutting(c, s, a, b, d):
     """Tasks bound to a lost worker run on another one."""
     Xn = numbers()

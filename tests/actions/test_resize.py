@@ -11,7 +11,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Event, LocalCluster, Nanny, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import WorkerSize
@@ -22,6 +21,7 @@ from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from clustertune.remote.worker import process as remote
+from tests.in_process import gen_cluster
 from tests.processes import cluster, until, workers_of
 
 GIB = 2**30
@@ -240,7 +240,7 @@ def spilled(dask_scheduler: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("direct", [False, True])
-@gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2, timeout=120)
+@gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_new_process_that_is_too_large(
     c: Any, s: Any, a: Any, b: Any, direct: bool
 ) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Event, Nanny, Status, Worker, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core import counts
@@ -24,10 +23,11 @@ from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3
-NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny, "timeout": 120}
+NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 # two processes would count the resources twice, so the keys move to other workers
 DETOUR = {"worker_kwargs": {"memory_limit": "1 GiB", "resources": {"a": 1}}}

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 from distributed import Nanny, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
+from tests.in_process import gen_cluster
 from tests.processes import free_ports, soon
 
-NONE: dict[str, Any] = {"client": True, "nthreads": [], "timeout": 120}
+NONE: dict[str, Any] = {"client": True, "nthreads": []}
 LIMIT = {"nthreads": 1, "memory_limit": "1 GiB"}
 
 

@@ -9,13 +9,13 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import retire
 from clustertune.core.model import HeldData, Retire
 from clustertune.errors import NoWorkersError, RefusedError
 from tests.builders import view, worker
+from tests.in_process import gen_cluster
 from tests.processes import cluster, process, until, workers_of
 
 

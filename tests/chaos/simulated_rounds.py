@@ -107,7 +107,7 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
         yield from restart.steps(view, ids, most=(1, 2, 0.5)[case.seed % 3])
     elif case.action == "resize":
         size = WorkerSize(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
-        yield from restart.steps(view, ids, size=size)
+        yield from restart.resizes(view, ids, size)
     elif case.action == "trim":
         yield from trim.steps(view, ids)
     elif case.action == "release":

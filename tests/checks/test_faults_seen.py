@@ -21,12 +21,12 @@ import pandas as pd
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Worker, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.threads import blocked_event_loops
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.report import Report
+from tests.in_process import gen_cluster
 from tests.processes import cluster, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2

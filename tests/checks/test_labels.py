@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks import ERRORS
@@ -22,6 +21,7 @@ from clustertune.errors import AlignmentError
 from clustertune.remote.worker import content
 from clustertune.remote.worker.content import labels
 from tests.builders import layout, view, worker
+from tests.in_process import gen_cluster
 
 # --- missing_classes ------------------------------------------------------------------
 

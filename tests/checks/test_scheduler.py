@@ -3,7 +3,6 @@ from __future__ import annotations
 import dask
 import pytest
 from distributed import Client, Event
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.scheduler import (
@@ -18,6 +17,7 @@ from clustertune.core.model import (
     UnmetRestriction,
 )
 from tests.builders import details, layout, snapshot, survey, view, worker
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 # --- abandoned_tasks ------------------------------------------------------------------

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks.workers import (
@@ -22,6 +21,7 @@ from clustertune.checks.workers import (
 )
 from clustertune.core.model import OtherVersions, Severity, Unknown
 from tests.builders import details, snapshot, survey, view, worker
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 # --- missing_workers ------------------------------------------------------------------

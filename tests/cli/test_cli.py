@@ -18,7 +18,6 @@ import dask.array as da
 import pytest
 from click.testing import CliRunner, Result
 from distributed import Client, LocalCluster
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors
@@ -27,6 +26,7 @@ from clustertune.cli import inspection, main, running
 from clustertune.core.model import Severity
 from clustertune.operations.watch import Monitor
 from tests.certificates import Authority
+from tests.in_process import gen_cluster
 from tests.processes import soon, workers_of
 
 COMMANDS = (

@@ -9,7 +9,6 @@ import dask.array as da
 import numpy as np
 from distributed import wait
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.utils_test import gen_cluster
 
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
@@ -17,6 +16,7 @@ from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC
 from clustertune.remote.worker import content
 from tests.builders import collection
+from tests.in_process import gen_cluster
 
 
 def goal(**needs):

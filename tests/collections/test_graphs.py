@@ -10,10 +10,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.collections import graphs
+from tests.in_process import gen_cluster
 
 
 def test_constants():

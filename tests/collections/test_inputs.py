@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import errors
@@ -24,6 +23,7 @@ from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC, choose, refuse
 from clustertune.operations import call as entrance
 from clustertune.planner import remedies
+from tests.in_process import gen_cluster
 
 X = da.ones((100, 4), chunks=(10, 4))
 Y = da.zeros(100, chunks=10)

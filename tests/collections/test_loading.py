@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import load
 from clustertune.collections.loading import Lazy, build, lengths
 from clustertune.errors import CapacityError, IncompleteError
 from tests.builders import layout, view, worker
+from tests.in_process import gen_cluster
 from tests.processes import local_workers, soon
 
 THREE = [("127.0.0.1", 1)] * 3

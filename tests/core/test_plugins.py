@@ -13,7 +13,6 @@ from typing import Any
 
 import dask
 import pytest
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune import checks
@@ -23,6 +22,7 @@ from clustertune.core.model import Severity
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
 from tests.builders import view, worker
+from tests.in_process import gen_cluster
 from tests.pages import DOCS, blocks
 
 if sys.version_info >= (3, 11):

@@ -15,13 +15,13 @@ import dask.array as da
 from bokeh.server.server import Server
 from distributed import Scheduler, Worker, wait
 from distributed.core import Status
-from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
 from clustertune.dashboard import page, server
 from clustertune.monitor.connection import connected
 from tests.browser import chromium, needs_browser
 from tests.dashboard.states import GIB, finding, of
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon
 
 EVIL = "<script>document.title='seized'</script>"

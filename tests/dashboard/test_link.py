@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from distributed import Client
-from distributed.utils_test import gen_cluster
 from tornado.httpclient import AsyncHTTPClient
 
 import clustertune
 from clustertune.dashboard import link as links
 from clustertune.dashboard.link import page_url
 from clustertune.errors import RefusedError
+from tests.in_process import gen_cluster
 from tests.processes import BLOCK, cluster
 
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}

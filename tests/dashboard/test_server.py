@@ -12,7 +12,6 @@ from typing import Any
 import dask
 import pytest
 from distributed import Scheduler, Worker
-from distributed.utils_test import gen_cluster, gen_test
 from tornado.httpclient import (
     AsyncHTTPClient,
     HTTPClientError,
@@ -28,6 +27,7 @@ from clustertune.dashboard.state import State, verdict
 from clustertune.errors import TimedOutError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import connected
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon
 
 EVIL = "<script>alert(1)</script>"
@@ -50,7 +50,7 @@ async def websocket(page: str, origin: str) -> WebSocketClientConnection:
 
 @asynccontextmanager
 async def served(address: str) -> AsyncIterator[str]:
-    connect = partial(connected, address, seconds=10)
+    connect = partial(connected, address, seconds=60)
     options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
     async with server.serving(connect, **options) as url:
         yield url
@@ -84,7 +84,7 @@ async def trouble(source: server.Source, words: str) -> State:
 
 @gen_cluster(client=False, nthreads=ONE)
 async def test_it_reads_a_scheduler_without_a_dashboard(s, a):
-    async with source_of(partial(connected, s.address, seconds=10)) as source:
+    async with source_of(partial(connected, s.address, seconds=60)) as source:
         assert (await source.read())["trouble"] == "the cluster has not been read yet"
         state = await trouble(source, "")
         assert state["workers"][0]["thresholds"][2]  # the source has run the checks
@@ -99,7 +99,7 @@ async def test_a_cluster_to_which_no_code_is_sent(s, a, monkeypatch):
         raise VersionMismatchError("another Python")
 
     monkeypatch.setattr(links, "run_checks", refuse)
-    async with source_of(partial(connected, s.address, seconds=10)) as source:
+    async with source_of(partial(connected, s.address, seconds=60)) as source:
         state = await trouble(source, "another Python")
         assert verdict(state) == ("Unknown", "another Python")
         assert not s.plugins.get("clustertune")
@@ -114,7 +114,7 @@ async def test_checks_that_fail(s, a, monkeypatch):
         raise TimedOutError("a worker hangs")
 
     monkeypatch.setattr(links, "run_checks", fail)
-    async with source_of(partial(connected, s.address, seconds=10)) as source:
+    async with source_of(partial(connected, s.address, seconds=60)) as source:
         state = await trouble(source, "")
         assert state["findings"] is None
         assert state["workers"][0]["id"] == a.name
@@ -122,7 +122,7 @@ async def test_checks_that_fail(s, a, monkeypatch):
 
 @gen_cluster(client=False, nthreads=ONE)
 async def test_no_reader_no_request(s, a):
-    async with source_of(partial(connected, s.address, seconds=10)) as source:
+    async with source_of(partial(connected, s.address, seconds=60)) as source:
         await trouble(source, "")
         await soon(lambda: not source.wanted.is_set())
         latest = source.state

@@ -19,13 +19,13 @@ from distributed import Client, LocalCluster, Scheduler, Worker, wait
 from distributed.core import Status
 from distributed.protocol import to_serialize
 from distributed.security import Security
-from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
 from clustertune.cli import main
 from clustertune.core.model import Severity
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon, until
 
 TWO = [("127.0.0.1", 1)] * 2

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from distributed import Event, Nanny, wait
 from distributed.scheduler import TaskPrefix
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.checks import workers
@@ -21,6 +20,7 @@ from clustertune.core.model import Severity
 from clustertune.errors import TimedOutError
 from clustertune.monitor import counting, monitor
 from clustertune.operations import check
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -125,7 +125,7 @@ async def test_the_time_is_over(c, s, a, b, monkeypatch):
         await clustertune.check(c, timeout="500 ms")
 
 
-@gen_cluster(client=True, nthreads=TWO, Worker=Nanny, timeout=120)
+@gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_worker_hangs(c, s, a, b, monkeypatch):
     """The report has what the others know, names it, and leaves no task."""
     monkeypatch.setattr(counting, "PATIENCE", 1.0)
@@ -159,7 +159,7 @@ def _pass(gate):
     return np.ones(5)
 
 
-@gen_cluster(client=True, nthreads=TWO, Worker=Nanny, timeout=120)
+@gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_task_that_never_ends(c, s, a, b):
     """A check names the worker that runs it, and so does a call that waits for it."""
     gate = Event("gate", client=c)

@@ -11,7 +11,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Status, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.model import Finding, Outcome, Price, Severity, Step
@@ -19,6 +18,7 @@ from clustertune.core.report import Report
 from clustertune.operations import event_log
 from clustertune.operations.journal import Journal
 from tests.builders import layout, view, worker
+from tests.in_process import gen_cluster
 from tests.processes import stop_stealing
 
 

@@ -21,7 +21,6 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.core.report import Report
@@ -30,6 +29,7 @@ from clustertune.errors import ClustertuneError, RefusedError
 from clustertune.operations import history
 from clustertune.operations.history import Record, append, file_of, read
 from clustertune.operations.journal import Journal
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

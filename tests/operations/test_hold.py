@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, wait
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import LeaseHeldError
 from clustertune.operations.hold import Measures
 from tests.builders import snapshot, worker
+from tests.in_process import gen_cluster
 from tests.processes import soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2

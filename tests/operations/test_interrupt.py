@@ -11,12 +11,12 @@ from typing import Any
 import dask.array as da
 import pytest
 from distributed import Client
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.monitor.connection import sync
 from clustertune.remote.scheduler import replicas
 from clustertune.training.joblib_parallel import replicated
+from tests.in_process import gen_cluster
 from tests.processes import soon, until
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from dask_ml.linear_model import LinearRegression
 from dask_ml.preprocessing import Categorizer, DummyEncoder
-from distributed.utils_test import gen_cluster
 from lightgbm import DaskLGBMClassifier, DaskLGBMRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -19,6 +18,7 @@ from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
 
 import clustertune
 from clustertune.errors import AlignmentError
+from tests.in_process import gen_cluster
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 4000

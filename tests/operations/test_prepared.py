@@ -7,9 +7,9 @@ import gc
 import dask.array as da
 import numpy as np
 from distributed import futures_of, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 THREE = [("127.0.0.1", 1)] * 3

@@ -23,7 +23,6 @@ from distributed import (
     futures_of,
     wait,
 )
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.actions import drop, release
@@ -33,6 +32,7 @@ from clustertune.core.model import KeyGroup, Step, View
 from clustertune.errors import RefusedError
 from clustertune.planner import guards
 from tests.builders import view, worker
+from tests.in_process import gen_cluster
 from tests.memory_cluster import MemoryCluster
 from tests.processes import soon
 
@@ -383,7 +383,7 @@ async def test_drop_spares_tasks_of_others(c: Any, s: Any, *nannies: Any) -> Non
         await soon(future.cancelled)
 
 
-@gen_cluster(**(WORKERS | {"nthreads": [("127.0.0.1", 1)] * 4}), timeout=90)
+@gen_cluster(**(WORKERS | {"nthreads": [("127.0.0.1", 1)] * 4}))
 async def test_two_at_once(c: Any, s: Any, *nannies: Any) -> None:
     """With max_unavailable=2 two workers are away together, and nothing is lost."""
     X = c.persist(da.random.random((400, 4), chunks=10))

@@ -13,11 +13,11 @@ import dask.array as da
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker
 from distributed.core import Status
-from distributed.utils_test import gen_cluster, gen_test
 
 import clustertune
 from clustertune.errors import ConnectionLostError
 from clustertune.operations import watch as watcher
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import process, soon, until, workers_of
 
 TWO = [("127.0.0.1", 1)] * 2

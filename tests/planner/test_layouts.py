@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from dask.sizeof import sizeof
 from distributed import wait
-from distributed.utils_test import gen_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from clustertune.planner.layouts import (
     list_bytes,
 )
 from tests.builders import collection, layout, view, worker
+from tests.in_process import gen_cluster
 
 TWO = [("127.0.0.1", 1)] * 2
 ROWS = 40_000

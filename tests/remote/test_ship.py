@@ -13,7 +13,6 @@ import cloudpickle
 import dask
 import dask.array as da
 import pytest
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.dashboard import mount
@@ -21,6 +20,7 @@ from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import plugin
 from clustertune.remote.worker import content, probe
 from clustertune.training import remote_fits, remote_sums
+from tests.in_process import gen_cluster
 from tests.processes import blocking
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import distributed
 import pytest
 from distributed import Client
-from distributed.utils_test import gen_cluster
 from packaging.version import Version
 
 import clustertune
 from clustertune.errors import VersionMismatchError
 from clustertune.remote import versions
 from clustertune.remote.versions import Sides
+from tests.in_process import gen_cluster
 from tests.processes import cluster
 
 GOOD = {"python": "3.11.7.final.0", "cloudpickle": "3.1.2", "distributed": "2026.8.0"}

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed.utils_test import gen_cluster
 
 from clustertune.errors import NoWorkersError
 from clustertune.training import frameworks, remote_roles, run_roles
+from tests.in_process import gen_cluster
 
 SPEC = {"ps": ["10.0.0.1:7"], "worker": ["10.0.0.2:8", "[::1]:9"]}
 

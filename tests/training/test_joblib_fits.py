@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from dask.sizeof import sizeof
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 from joblib import Parallel, cpu_count, delayed, effective_n_jobs
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -41,6 +40,7 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from clustertune.errors import CapacityError, FunctionError, NoWorkersError
 from clustertune.training import joblib_backend
+from tests.in_process import gen_cluster
 from tests.processes import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "search-parameters.md"

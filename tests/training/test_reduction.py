@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Event, LocalCluster, get_worker, wait
-from distributed.utils_test import gen_cluster, inc
+from distributed.utils_test import inc
 
 from clustertune.errors import (
     AlignmentError,
@@ -29,6 +29,7 @@ from clustertune.errors import (
     NoWorkersError,
 )
 from clustertune.training import map_reduce, reduction, reduction_plan
+from tests.in_process import gen_cluster
 from tests.processes import blocking, soon, until
 from tests.processes import cluster as processes
 
@@ -141,7 +142,7 @@ async def test_futures_are_items(c: Any, s: Any, a: Any, b: Any) -> None:
         await map_reduce(c, inc, futures)
 
 
-@gen_cluster(client=True, nthreads=TWO, timeout=300)
+@gen_cluster(client=True, nthreads=TWO)
 async def test_iterations_leave_no_data(
     c: Any, s: Any, a: Any, b: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

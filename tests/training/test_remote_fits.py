@@ -5,10 +5,10 @@ from typing import Any
 
 import joblib
 import pytest
-from distributed.utils_test import gen_cluster
 from sklearn.utils import _openmp_helpers
 
 from clustertune.training import remote_fits
+from tests.in_process import gen_cluster
 
 
 @pytest.fixture

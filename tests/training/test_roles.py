@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, Event, futures_of, get_worker, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import (
@@ -31,6 +30,7 @@ from clustertune.errors import (
 from clustertune.remote import ship
 from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
+from tests.in_process import gen_cluster
 from tests.processes import blocking, soon, until
 from tests.processes import cluster as processes
 

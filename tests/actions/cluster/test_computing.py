@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from distributed import wait
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 from clustertune.actions.cluster import computing
 from clustertune.actions.cluster.computing import Computing
@@ -13,6 +12,7 @@ from clustertune.actions.cluster.lease import Lease
 from clustertune.collections import graphs
 from clustertune.errors import IncompleteError
 from clustertune.monitor import monitor
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

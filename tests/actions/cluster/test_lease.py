@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.actions.cluster.lease import Lease
 from clustertune.errors import ConnectionLostError
 from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler.plugin import NAME
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

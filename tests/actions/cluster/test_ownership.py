@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from dask import delayed
 from distributed import Client, Future, futures_of, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.errors import IncompleteError, RefusedError, VerificationError
+from tests.in_process import gen_cluster
 from tests.processes import soon, until
 
 PARTITIONS = 7
@@ -394,7 +394,7 @@ async def test_releasing_a_collection_leaves_other_names(
     assert {f.status for f in futures_of(alone)} == {"cancelled"}
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, timeout=60)
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_data_that_the_scheduler_does_not_know(
     c: Any, s: Any, a: Any, b: Any
 ) -> None:
@@ -410,7 +410,7 @@ async def test_data_that_the_scheduler_does_not_know(
             await call()
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, timeout=60)
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_data_whose_graph_is_still_on_its_way(c: Any, s: Any, a: Any, b: Any):
     """Keys of a graph that the scheduler has not read yet are no error."""
     X = c.persist(da.ones((5_000, 2), chunks=(10, 2)) + 1)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from distributed import Nanny, futures_of, wait
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.operations.playbooks import available, reading
 from clustertune.operations.playbooks.running import PlaybookRun
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

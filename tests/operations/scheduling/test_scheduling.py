@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from distributed import Client, Nanny, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.cli import main
@@ -22,6 +21,7 @@ from clustertune.core.wording import time_text
 from clustertune.errors import RefusedError
 from clustertune.operations.scheduling import schedule
 from clustertune.operations.scheduling.schedule import Attempt, Schedule
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 NANNIES: dict[str, Any] = {

@@ -7,13 +7,13 @@ import pytest
 from dask._task_spec import Task
 from distributed import Event, Worker, wait
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
 
 from clustertune.remote import keys
 from clustertune.remote.scheduler import bindings
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.state import PARKING_PREFIX
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

@@ -8,12 +8,12 @@ import signal
 from typing import Any
 
 from distributed import Client, Nanny, Worker, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
 from clustertune.remote.scheduler.changes import MAX_READS
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

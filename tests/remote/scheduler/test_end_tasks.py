@@ -12,7 +12,6 @@ import dask.array as da
 import pytest
 from click.testing import CliRunner
 from distributed import Event, Nanny, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.cli import main
@@ -20,12 +19,12 @@ from clustertune.remote import ship
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 NANNIES: dict[str, Any] = {
     "client": True,
     "Worker": Nanny,
-    "timeout": 120,
     "worker_kwargs": {"memory_limit": "1 GiB"},
 }
 TWO = [("127.0.0.1", 1)] * 2

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
     NotEnoughMemory,
 )
+from tests.in_process import gen_cluster
 
 HOSTS = [("127.0.0.1", 1), ("127.0.0.2", 1), ("127.0.0.1", 1)]
 

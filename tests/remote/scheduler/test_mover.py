@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Event, wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import mover
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 FOUR = [("127.0.0.1", 1)] * 4

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from distributed import Nanny, Worker
 from distributed.core import Status
-from distributed.utils_test import captured_logger, gen_cluster
+from distributed.utils_test import captured_logger
 
 from clustertune.remote import ship
 from clustertune.remote.scheduler import nanny as calls
 from clustertune.remote.scheduler.nanny import Parking, set_status
 from clustertune.remote.worker import park
 from clustertune.remote.worker.process import SECOND
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 ONE: dict[str, Any] = {
@@ -124,7 +125,7 @@ async def lose_answer(dask_worker: Any, what: str, **arguments: Any) -> bytes:
     return answer
 
 
-@gen_cluster(client=True, nthreads=[], timeout=60)
+@gen_cluster(client=True, nthreads=[])
 async def test_a_lost_answer(c: Any, s: Any) -> None:
     """An unnamed worker's next process has another name, and is found."""
     async with Nanny(s.address, nthreads=1, memory_limit="1 GiB"):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.dashboard import state as states
 from clustertune.dashboard.page import events
@@ -19,6 +18,7 @@ from clustertune.remote.scheduler import page
 from clustertune.remote.scheduler.plugin import NAME
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from tests.dashboard.states import worker
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

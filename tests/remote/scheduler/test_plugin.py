@@ -12,7 +12,7 @@ from time import time
 import numpy as np
 import pytest
 from distributed import Client, wait
-from distributed.utils_test import captured_logger, gen_cluster
+from distributed.utils_test import captured_logger
 from prometheus_client import REGISTRY
 
 import clustertune
@@ -26,6 +26,7 @@ from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler import jobs, lease, plugin
 from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

@@ -4,10 +4,11 @@ from typing import Any
 
 from distributed import Client, wait
 from distributed.active_memory_manager import ReduceReplicas
-from distributed.utils_test import gen_cluster, inc
+from distributed.utils_test import inc
 
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 #: it runs when a test says so

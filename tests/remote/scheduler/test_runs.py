@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from distributed.utils_test import captured_logger, gen_cluster
+from distributed.utils_test import captured_logger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +22,7 @@ from clustertune.remote.scheduler.runs import (
 from clustertune.remote.scheduler.state import worker_id
 from tests.builders import runs as past
 from tests.builders import view, worker
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 

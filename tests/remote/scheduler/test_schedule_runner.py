@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Event, Nanny, Worker, wait
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote.scheduler import schedule as one
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.restart import WorkerRestart
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -23,7 +23,6 @@ PLAIN: dict[str, Any] = {"client": True, "nthreads": TWO}
 NANNIES: dict[str, Any] = PLAIN | {
     "Worker": Nanny,
     "worker_kwargs": {"memory_limit": "1 GiB"},
-    "timeout": 120,
 }
 
 

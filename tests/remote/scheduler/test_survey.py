@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dask.array as da
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import survey as module
 from clustertune.remote.scheduler.survey import survey
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2

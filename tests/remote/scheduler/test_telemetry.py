@@ -12,7 +12,6 @@ import dask.array as da
 import pytest
 import yaml
 from distributed import wait
-from distributed.utils_test import gen_cluster
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
@@ -20,6 +19,7 @@ import clustertune
 from clustertune.remote.scheduler import telemetry
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.telemetry import Metrics
+from tests.in_process import gen_cluster
 
 TWO = [("127.0.0.1", 1)] * 2
 

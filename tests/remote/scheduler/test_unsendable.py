@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from distributed import Client, Nanny, wait
 from distributed.spill import SpillBuffer
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.worker import park
 from clustertune.remote.worker.sendable import unsendable
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
-NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny, "timeout": 120}
+NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
 OPTIONS = {"worker_kwargs": {"memory_limit": "1 GiB"}}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from distributed import wait
-from distributed.utils_test import gen_cluster
 
 from clustertune.remote.scheduler import state
+from tests.in_process import gen_cluster
 
 MB = 10**6
 

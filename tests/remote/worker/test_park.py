@@ -17,7 +17,6 @@ import pandas as pd
 import pytest
 from distributed import Nanny, Status, Worker, WorkerPlugin, wait
 from distributed.utils import offload
-from distributed.utils_test import gen_cluster
 
 import clustertune
 from clustertune.remote import ship
@@ -25,13 +24,13 @@ from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_key
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from clustertune.remote.worker import park
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 ONE: dict[str, Any] = {
     "client": True,
     "Worker": Nanny,
     "nthreads": [("127.0.0.1", 1)],
-    "timeout": 60,
     "worker_kwargs": {"memory_limit": "1 GiB"},
 }
 NAME = f"{PARKING_PREFIX}test"
@@ -74,7 +73,7 @@ def running() -> Counter[str]:
     )
 
 
-@gen_cluster(client=True, nthreads=[], timeout=60)
+@gen_cluster(client=True, nthreads=[])
 async def test_the_process_is_as_it_was(c: Any, s: Any, tmp_path: Path) -> None:
     """The parking worker leaves the process of its nanny unchanged."""
     pids = tmp_path / "pids"
@@ -222,7 +221,7 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     await closed(s)
 
 
-@gen_cluster(client=True, nthreads=[], timeout=60)
+@gen_cluster(client=True, nthreads=[])
 async def test_what_only_the_worker_can_read(c: Any, s: Any, tmp_path: Path) -> None:
     """The nanny keeps bytes without reading them: they may need modules or a GPU."""
     (tmp_path / "only_there.py").write_text(

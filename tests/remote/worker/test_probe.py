@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Event, LocalCluster
-from distributed.utils_test import gen_cluster
 
 from clustertune.core.model import Details, Unknown
 from clustertune.monitor import inquiry, monitor
 from clustertune.remote.worker import probe
+from tests.in_process import gen_cluster
 from tests.processes import soon
 
 
