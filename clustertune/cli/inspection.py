@@ -197,18 +197,13 @@ _count = click.IntRange(1)
     click.option("--rows", type=_count, help="Set the rows of the data."),
     click.option("--columns", type=_count, help="Set the columns: features, labels, "
         "weights."),
-    click.option("--dtype", help="Set the type of the numbers, like float32."),
+    click.option("--dtype", help="Set the type of the numbers, like float32. By "
+        "default float64."),
     estimator_option("Recommend for this kind of estimator, like xgboost."),
-    click.option("--eval-fraction", type=float, default=0.0, show_default=True,
-        metavar="FRACTION", help="Add eval sets with this fraction of the rows of the "
-        "data, like 0.2."),
     click.option("--host-cpus", type=_count, help="Set the CPUs of one host. By "
         "default this machine's."),
     click.option("--host-memory", metavar="SIZE", help="Set the memory of one host, "
         "like 64GiB. By default this machine's."),
-    click.option("--hosts", "n_hosts", type=_count, help="Set the number of available "
-        "hosts. By default as many as needed. Exit with code 1 if these hosts are not "
-        "enough."),
     format_option,
 )  # fmt: skip
 def size(form: str, **options: Any) -> None:
@@ -218,7 +213,6 @@ def size(form: str, **options: Any) -> None:
     with exit_on_error(), usage_errors(ValueError):
         found = sizing.recommend_size(**options)
     click.echo(render(found, form))
-    sys.exit(0 if found.enough else 1)
 
 
 # --- the page, the demo ---------------------------------------------------------------

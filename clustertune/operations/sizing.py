@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
@@ -19,12 +19,7 @@ import numpy as np
 from clustertune.checks.memory import USUAL
 from clustertune.core import arguments, settings
 from clustertune.core.model import Profile
-from clustertune.core.wording import (
-    bytes_text,
-    plural,
-    printable,
-    times_text,
-)
+from clustertune.core.wording import bytes_text, plural, printable, times_text
 from clustertune.errors import CapacityError, RefusedError
 from clustertune.integrations import libraries
 from clustertune.remote.worker import probe
@@ -33,32 +28,51 @@ RESERVED = 0.1  # of a host's memory: for its system, the scheduler, the user's 
 MIN_RESERVED = 2**29  # bytes
 SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
-PARTITIONS_PER_THREAD = 2  # of data read by partition: the current and the next one
+MANAGED = 2  # largest managed memory during a fit, as a multiple of the data
+NOT_KEPT = (
+    "it reads partition by partition and keeps none, so a worker needs memory for two "
+    "partitions per thread"
+)
+STEP = 2**28  # bytes of which memory limits are multiples
 MOST = 10**18  # rows, or columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """The size of all data for a fit: X, y, weights."""
+    """The size of all data for a fit: X, y, weights, eval sets."""
 
     rows: int
     columns: int
     nbytes: int  # in memory
     itemsize: int  # bytes of the widest number in a row
-    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Resources of one host."""
+
+    cpus: int
+    memory: int  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Workers of one host."""
+
+    workers: int
+    threads: int  # of a worker
+    limit: int  # bytes of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """A recommended cluster, with the reasons; ``n_hosts`` are available."""
+    """A recommended cluster, with the reasons."""
 
     data: Dataset
-    eval_bytes: int
     workload: str
     host_cpus: int
     host_memory: int
-    n_hosts: int | None
-    hosts: int  # as many as needed, or n_hosts if that suffices
+    hosts: int
     workers_per_host: int
     threads: int  # of a worker
     memory_limit: int  # of a worker
@@ -70,11 +84,6 @@ class Sizing:
     @property
     def workers(self) -> int:
         return self.hosts * self.workers_per_host
-
-    @property
-    def enough(self) -> bool:
-        """Whether the available hosts suffice; True if their number is not given."""
-        return self.n_hosts is None or self.hosts <= self.n_hosts
 
     @property
     def lines(self) -> Mapping[str, str]:
@@ -94,11 +103,13 @@ class Sizing:
         }
 
     def __str__(self) -> str:
+        alone = "One machine without Dask is enough. Otherwise: "
+        title = f"{alone if self.one_machine else ''}{self._shape()}"
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
         several = f" (the last line on each of {self.hosts:,} hosts)"
         start = f"Start it with{several if self.hosts > 1 else ''}"
         lines = "\n".join(self.lines.values())
-        return f"{self._title()}\n\nReasons\n{why}\n\n{start}\n{lines}"
+        return f"{title}\n\nReasons\n{why}\n\n{start}\n{lines}"
 
     def __repr__(self) -> str:
         return f"<Sizing: {self._shape()}>"
@@ -108,17 +119,8 @@ class Sizing:
 
     def to_json(self) -> str:
         """Return the recommendation as JSON, with ``schema_version``."""
-        derived = {"workers": self.workers, "enough": self.enough}
-        known = {"schema_version": 1} | asdict(self) | derived
-        return json.dumps(known | {"lines": dict(self.lines)})
-
-    def _title(self) -> str:
-        if self.one_machine:
-            return f"One machine without Dask is enough. Otherwise: {self._shape()}"
-        if not self.enough:
-            hosts = plural(self.n_hosts or 0, "such host", "such hosts")
-            return f"Too large for {hosts}. Needed: {self._shape()}"
-        return self._shape()
+        derived = {"workers": self.workers, "lines": dict(self.lines)}
+        return json.dumps({"schema_version": 1} | asdict(self) | derived)
 
     def _shape(self) -> str:
         return (
@@ -135,10 +137,8 @@ def recommend_size(
     columns: int | None = None,
     dtype: Any = None,
     estimator: object = None,
-    eval_fraction: float = 0.0,
     host_cpus: int | None = None,
     host_memory: int | str | None = None,
-    n_hosts: int | None = None,
 ) -> Sizing:
     """Compute the cluster that a fit needs, before the cluster exists.
 
@@ -146,19 +146,14 @@ def recommend_size(
     ----------
     *collections
         X, y and others as Dask collections, lazy or persisted; no data is loaded.
-    rows, columns
-        Instead of collections: rows, and columns of all data together.
-    dtype
-        Type of the numbers; float64, or the types of the collections, by default.
+    rows, columns, dtype
+        Instead of collections: rows, columns of all data together, and the type of the
+        numbers, by default float64.
     estimator
         The model, or the name of a workload, like ``"xgboost"``.
-    eval_fraction
-        Rows of eval sets, as a fraction of the rows of the data.
     host_cpus, host_memory
         CPUs and memory of one host, like ``16`` and ``"64 GiB"``. The default is the
         part of this machine that this process may use.
-    n_hosts
-        Number of available hosts; by default as many as needed.
 
     Returns
     -------
@@ -183,16 +178,11 @@ def recommend_size(
         cpus=arguments.count("host_cpus", host_cpus) or probe.usable_cpus(),
         memory=arguments.nbytes("host_memory", host_memory) or probe.host_memory(),
     )
-    if collections and (rows is not None or columns is not None):
-        raise ValueError("give collections, or rows and columns, and not both")
-    return decide(
-        measured(collections, dtype) if collections else dense(rows, columns, dtype),
-        profile,
-        host,
-        eval_fraction=arguments.fraction("eval_fraction", eval_fraction, zero=True),
-        memory_fraction=settings.fractions()["memory_fraction"],
-        n_hosts=arguments.count("n_hosts", n_hosts),
-    )
+    if collections and (rows, columns, dtype) != (None, None, None):
+        raise ValueError("give collections, or rows, columns and dtype, and not both")
+    data = measured(collections) if collections else dense(rows, columns, dtype)
+    memory_fraction = settings.fractions()["memory_fraction"]
+    return decide(data, profile, host, memory_fraction=memory_fraction)
 
 
 def dense(rows: object, columns: object, dtype: object) -> Dataset:
@@ -204,27 +194,16 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
             f"rows={rows!r} and columns={columns!r} go together: give both, or Dask "
             "collections"
         )
-    name = arguments.number_type("dtype", dtype) or "float64"
-    width = np.dtype(name).itemsize
-    if (nbytes := n_rows * n_columns * width) >= 2**63:
-        raise ValueError(
-            f"rows={rows!r} and columns={columns!r} are {nbytes:.1e} bytes, more than "
-            "any cluster has; give the number of rows and the number of columns"
-        )
-    return Dataset(
-        rows=n_rows,
-        columns=n_columns,
-        nbytes=nbytes,
-        itemsize=width,
-        type=name if dtype is not None else f"{name}, the default type",
-    )
+    width = np.dtype(arguments.number_type("dtype", dtype) or "float64").itemsize
+    nbytes = n_rows * n_columns * width
+    return Dataset(rows=n_rows, columns=n_columns, nbytes=nbytes, itemsize=width)
 
 
-def measured(collections: Sequence[Any], dtype: object) -> Dataset:
+def measured(collections: Sequence[Any]) -> Dataset:
     """Return the size of Dask collections by their metadata."""
     from clustertune.collections import inputs, loading, metadata
 
-    found: list[Dataset] = []
+    found = []
     for label, x in ((g.label, g.collection) for g in inputs.of_rows(collections)):
         rows = loading.lengths(x, asynchronous=True)  # runs no tasks
         known = metadata.describe(label, x, (), loaded=False, rows=rows)
@@ -234,25 +213,16 @@ def measured(collections: Sequence[Any], dtype: object) -> Dataset:
                 "count its rows, or values have no fixed width; give rows= and "
                 "columns= of the numbers instead of collections"
             )
-        found.append(
-            Dataset(
-                rows=int(rows.sum()),
-                columns=known.columns,
-                nbytes=known.total_bytes,
-                itemsize=known.itemsize,
-                type="their types",
-            )
-        )
-    if len({x.rows for x in found}) > 1:
+        size = (known.columns, known.total_bytes, known.itemsize)
+        found.append((int(rows.sum()), *size))
+    rows_of, columns, nbytes, widths = zip(*found, strict=True)
+    if len({*rows_of}) > 1:
         raise ValueError("the collections have different numbers of rows")
-    columns = sum(x.columns for x in found)
-    if arguments.number_type("dtype", dtype):
-        return dense(found[0].rows, columns, dtype)
-    return replace(
-        found[0],
-        columns=columns,
-        nbytes=sum(x.nbytes for x in found),
-        itemsize=max(x.itemsize for x in found),
+    return Dataset(
+        rows=rows_of[0],
+        columns=sum(columns),
+        nbytes=sum(nbytes),
+        itemsize=max(widths),
     )
 
 
@@ -260,130 +230,103 @@ def measured(collections: Sequence[Any], dtype: object) -> Dataset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """Resources of one host."""
-
-    cpus: int
-    memory: int  # bytes
-
-    @property
-    def reserved(self) -> float:
-        """Bytes that no worker gets."""
-        return max(RESERVED * self.memory, MIN_RESERVED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Workers of one host."""
-
-    workers: int
-    threads: int  # of a worker
-    limit: int  # bytes of a worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Memory that a fit needs."""
 
-    shared: float  # bytes of data that all workers share
-    copied: float  # bytes of data that every worker has
+    nbytes: float  # of the data
     base: int  # bytes of a process without data
-    multiple: float  # process bytes in the fit, as a multiple of the worker's data
-    held: int  # largest managed memory, as a multiple of the worker's data
-    partition: int | None  # bytes of a partition of data not kept; None: it is kept
+    multiple: float  # process bytes, as a multiple of the worker's data
     fraction: float  # of the memory limit that the fit may fill
 
-    def data(self, n_workers: int, threads: int) -> float:
+    def data(self, n_workers: int) -> float:
         """Return the bytes of data on the fullest of ``n_workers`` workers."""
-        uneven = 1 + TOLERANCE if n_workers > 1 else 1
-        share = self.shared / n_workers * uneven + self.copied
-        if self.partition is None:
-            return share
-        return min(share, PARTITIONS_PER_THREAD * threads * self.partition)
-
-    def process(self, data: float) -> float:
-        """Return the bytes of the process of a worker that has ``data`` bytes."""
-        return self.base + max(self.multiple, self.held) * data
+        return self.nbytes / n_workers * (1 + TOLERANCE if n_workers > 1 else 1)
 
     def most(self, limit: int) -> float:
         """Return the largest data, in bytes, for which a memory limit suffices."""
-        free = self.fraction * limit - self.base
-        lines = [free / max(self.multiple, self.held)]
-        lines += [SPILL_TARGET * limit / self.held] if self.held else []
-        return max(0.0, min(lines))
+        free = (self.fraction * limit - self.base) / self.multiple
+        return max(0.0, min(free, SPILL_TARGET * limit / MANAGED))
 
     def hosts(self, shape: Shape) -> int | None:
         """Return the number of needed hosts; None: no number suffices."""
         most = self.most(shape.limit)
-        if self.data(shape.workers, shape.threads) <= most:
+        if self.data(shape.workers) <= most:
             return 1
-        free = (most - self.copied) * shape.workers
-        if free <= 0:
+        if not most:
             return None
         # the last factor keeps rounding from overfilling the fullest worker
-        return max(2, math.ceil(self.shared * (1 + TOLERANCE) / free * (1 + 1e-9)))
+        needed = self.nbytes * (1 + TOLERANCE) / (most * shape.workers)
+        return max(2, math.ceil(needed * (1 + 1e-9)))
 
 
 def decide(
-    data: Dataset,
-    profile: Profile,
-    host: Host,
-    *,
-    eval_fraction: float,
-    memory_fraction: float,
-    n_hosts: int | None = None,
+    data: Dataset, profile: Profile, host: Host, *, memory_fraction: float
 ) -> Sizing:
     """Choose hosts, workers, threads and memory limits.
 
     The fewest hosts win. Of equal numbers, the shape that suits the library wins: one
     worker with all threads, or as many workers as CPUs.
     """
-    if profile.refused:
+    if refused := profile.refused or ("" if profile.persist else NOT_KEPT):
         raise RefusedError(
-            f"no size of a cluster follows from the data for {profile.title}: "
-            f"{profile.refused}"
+            f"no size of a cluster follows from the data for {profile.title}: {refused}"
         )
-    fit = _fit(data, profile, eval_fraction, memory_fraction)
+    multiple = profile.multiple(data.itemsize)
+    if profile.one_number_type:  # all columns are converted to the widest type
+        multiple *= max(1.0, data.rows * data.columns * data.itemsize / data.nbytes)
+    fit = Fit(
+        nbytes=data.nbytes,
+        base=profile.base_bytes or USUAL,
+        multiple=max(multiple, MANAGED),
+        fraction=memory_fraction,
+    )
     found = [(fit.hosts(shape), shape) for shape in shapes(profile, host)]
-    chosen = [(max(n, n_hosts or 1), shape) for n, shape in found if n is not None]
+    chosen = [(n, shape) for n, shape in found if n is not None]
     if not chosen:
-        raise CapacityError(_no_number(fit, host, profile))
+        raise CapacityError(
+            f"no number of hosts with {plural(host.cpus, 'CPU')} and "
+            f"{bytes_text(host.memory)} is enough: {bytes_text(_reserved(host))} are "
+            f"reserved on each host, and with {profile.title} each worker's process "
+            f"has {bytes_text(fit.base)} before its data; take hosts with more memory "
+            "(host_memory), or let the fit fill more of it (memory_fraction)"
+        )
     # of equals the first: shapes are ordered by how well they suit
     hosts, shape = min(chosen, key=lambda pair: pair[0])
-    share = fit.data(hosts * shape.workers, shape.threads)
-    single = fit.base + fit.multiple * (fit.shared + fit.copied)
-    one_machine = single <= memory_fraction * host.memory
-    process = f"one process without Dask would need {bytes_text(single)}"
-    if one_machine:
-        process += f" of one machine's {bytes_text(host.memory)}; it may be faster"
-    else:
-        process += f", too much for one machine with {bytes_text(host.memory)}"
-    reasons = [*_of_fit(data, fit, profile), *_of_shape(profile, shape)]
-    reasons.append(
-        f"a worker has up to {bytes_text(share)} of data and will take "
-        f"{bytes_text(fit.process(share))} of {bytes_text(shape.limit)}"
-    )
-    if hosts > 1:
-        given = f" ({plural(n_hosts, 'was', 'were')} given)" if n_hosts else ""
-        most = (fit.most(shape.limit) - fit.copied) * shape.workers
-        room = f"one has room for {bytes_text(most)} of data"
-        reasons.append(f"hosts: {hosts:,}{given}, as {room}")
-    reasons.insert(0 if one_machine else len(reasons), process)
+    share = fit.data(hosts * shape.workers)
+    process = fit.base + fit.multiple * share
+    single = fit.base + multiple * fit.nbytes
+    why = "Python code of one process runs on one thread at a time"
+    if profile.uses_worker_threads:
+        why = "one training task takes all threads of its worker"
+    elif shape.threads > 1:
+        why += "; but with more and smaller workers, more hosts would be needed"
+    number, shown = plural(shape.workers, "worker"), plural(shape.threads, "thread")
+    reasons = {
+        "one process without Dask": f"would need {bytes_text(single)} of one machine's "
+        f"{bytes_text(host.memory)}",
+        "data": f"{plural(data.rows, 'row')} of {plural(data.columns, 'column')} of up "
+        f"to {data.itemsize} bytes, {bytes_text(data.nbytes)}",
+        "memory": f"with {profile.title} a fit takes {times_text(multiple)} the bytes "
+        f"of the data, which are included ({profile.source}), and "
+        f"{bytes_text(fit.base)} for each worker's process; it may fill "
+        f"{fit.fraction:.0%} of the limit",
+        "threads": f"{number} of {shown} on each host, since {why}",
+        "a worker": f"has up to {bytes_text(share)} of data and will take "
+        f"{bytes_text(process)} of {bytes_text(shape.limit)}",
+    }
     return Sizing(
         data=data,
-        eval_bytes=round(eval_fraction * data.nbytes),
         workload=profile.name,
         host_cpus=host.cpus,
         host_memory=host.memory,
-        n_hosts=n_hosts,
         hosts=hosts,
         workers_per_host=shape.workers,
         threads=shape.threads,
         memory_limit=shape.limit,
-        worker_bytes=round(fit.process(share)),
+        worker_bytes=round(process),
         worker_data=round(share),
-        one_machine=one_machine,
-        reasons=tuple(reasons),
+        one_machine=single <= memory_fraction * host.memory,
+        reasons=tuple(f"{what}: {text}" for what, text in reasons.items()),
     )
 
 
@@ -391,104 +334,15 @@ def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
     """Yield the ways to use all CPUs of a host; the first suits the library best."""
     counts = [n for n in range(1, host.cpus + 1) if host.cpus % n == 0]
     for n in counts[:1] if profile.uses_worker_threads else reversed(counts):
-        limit = _rounded((host.memory - host.reserved) / n)
+        limit = int((host.memory - _reserved(host)) / n // STEP * STEP)
         if limit > 0:
             yield Shape(workers=n, threads=host.cpus // n, limit=limit)
 
 
-def _fit(
-    data: Dataset, profile: Profile, eval_fraction: float, memory_fraction: float
-) -> Fit:
-    evaluated = eval_fraction * data.nbytes
-    # a library that joins all columns converts them to the widest type
-    widened = max(1.0, data.rows * data.columns * data.itemsize / data.nbytes)
-    return Fit(
-        shared=data.nbytes + (0 if profile.eval_copies else evaluated),
-        copied=evaluated if profile.eval_copies else 0,
-        base=profile.base_bytes or USUAL,
-        multiple=profile.multiple(data.itemsize)
-        * (widened if profile.one_number_type else 1),
-        held=2 if profile.persist else 0,
-        partition=None if profile.persist else profile.max_partition_bytes,
-        fraction=memory_fraction,
-    )
-
-
-def _rounded(limit: float) -> int:
-    step = 2**28 if limit >= 2**32 else 2**20
-    return int(limit // step * step)
+def _reserved(host: Host) -> float:
+    return max(RESERVED * host.memory, MIN_RESERVED)
 
 
 def size_text(nbytes: int) -> str:
-    """Return text that Dask reads as exactly these bytes: ``"12 GiB"``."""
-    if nbytes >= 2**30 and nbytes % 2**28 == 0:
-        return f"{nbytes / 2**30:.15g} GiB"
-    return f"{nbytes / 2**20:.15g} MiB"
-
-
-# --- the reasons ----------------------------------------------------------------------
-
-
-def _of_fit(data: Dataset, fit: Fit, profile: Profile) -> Iterator[str]:
-    yield (
-        f"data: {plural(data.rows, 'row')} of {plural(data.columns, 'column')} of "
-        f"{data.type}, {bytes_text(data.nbytes)}; with eval sets "
-        f"{bytes_text(fit.shared + fit.copied)}"
-    )
-    kept, given = profile.feature_bytes, data.itemsize
-    if kept is not None and given > kept:
-        yield (
-            f"numbers: {profile.title} keeps {kept} bytes of each, and the widest here "
-            f'have {given}; dtype="float32" would make the data smaller'
-        )
-    yield (
-        f"memory: with {profile.title} a fit takes {times_text(fit.multiple)} the "
-        f"bytes of the data, which are included ({profile.source}), and "
-        f"{bytes_text(fit.base)} for each worker's process; it may fill "
-        f"{fit.fraction:.0%} of the limit"
-    )
-    if fit.held:
-        yield (
-            f"managed memory: Dask counts the data up to {times_text(fit.held)}, and "
-            f"spills above {SPILL_TARGET:.0%} of the limit"
-        )
-    if fit.partition is not None:
-        yield (
-            "data is read partition by partition and not kept: a thread has "
-            f"{PARTITIONS_PER_THREAD} of up to {bytes_text(fit.partition)}"
-        )
-    if fit.copied:
-        yield f"eval sets: each worker has all {bytes_text(fit.copied)} of them"
-    if profile.frugal is not None:
-        other = f"{profile.frugal.name}: {profile.frugal_parameters}"
-        yield f"less memory: {other} needs less"
-    if profile.starts_processes:
-        yield (
-            "processes: the library starts child processes of workers, so set "
-            "distributed.worker.daemon to false before the workers start"
-        )
-
-
-def _of_shape(profile: Profile, shape: Shape) -> Iterator[str]:
-    why = "Python code of one process runs on one thread at a time"
-    if profile.uses_worker_threads:
-        why = "one training task takes all threads of its worker"
-    if profile.threads == "pools":
-        why += ", if its pools have them: training.run_roles sets torch.set_num_threads"
-    if shape.threads > 1 and not profile.uses_worker_threads:
-        why += "; but with more and smaller workers, more hosts would be needed"
-    yield (
-        f"threads: {plural(shape.workers, 'worker')} of "
-        f"{plural(shape.threads, 'thread')} on each host, since {why}"
-    )
-
-
-def _no_number(fit: Fit, host: Host, profile: Profile) -> str:
-    eval_sets = f", and {bytes_text(fit.copied)} of eval sets" if fit.copied else ""
-    return (
-        f"no number of hosts with {plural(host.cpus, 'CPU')} and "
-        f"{bytes_text(host.memory)} is enough: {bytes_text(host.reserved)} are "
-        f"reserved on each host, and with {profile.title} each worker's process has "
-        f"{bytes_text(fit.base)} before its data{eval_sets}; take hosts with more "
-        "memory (host_memory), or let the fit fill more of it (memory_fraction)"
-    )
+    """Return text that Dask reads as exactly these bytes: ``"12.25 GiB"``."""
+    return f"{nbytes / 2**30:.15g} GiB"

@@ -45,9 +45,7 @@ WHOLE = Profile(
 )
 POOLS = replace(WHOLE, name="pools", threads="pools")
 SERIAL = replace(WHOLE, name="serial", threads="")
-COPIES = replace(WHOLE, name="copies", eval_copies=True)
-STREAMS = replace(SERIAL, name="streams", persist=False, max_partition_bytes=2**27)
-PROFILES = (WHOLE, POOLS, SERIAL, COPIES, STREAMS)
+PROFILES = (WHOLE, POOLS, SERIAL)
 
 GIB = 2**30
 
@@ -59,16 +57,12 @@ def sized(
     *,
     columns: int = 50,
     dtype: str = "float32",
-    eval_fraction: float = 0.0,
-    n_hosts: int | None = None,
 ) -> Sizing:
     return decide(
         sizing.dense(rows, columns, dtype),
         profile,
         host or Host(cpus=16, memory=64 * GIB),
-        eval_fraction=eval_fraction,
         memory_fraction=0.7,
-        n_hosts=n_hosts,
     )
 
 
@@ -86,35 +80,25 @@ def rows_of(gib: float) -> int:
     host=st.builds(
         Host, cpus=st.integers(1, 256), memory=st.integers(2 * GIB, 4096 * GIB)
     ),
-    eval_fraction=st.sampled_from([0.0, 0.25, 1.0]),
-    n_hosts=st.none() | st.integers(1, 50),
 )
 def test_a_plan_keeps_the_rules(
     rows: int,
     profile: Profile,
     host: Host,
-    eval_fraction: float,
-    n_hosts: int | None,
 ) -> None:
     """The rules are for memory of the fit, managed and reserved memory, and CPUs."""
     try:
-        found = sized(rows, profile, host, eval_fraction=eval_fraction, n_hosts=n_hosts)
+        found = sized(rows, profile, host)
     except errors.CapacityError:
         return  # no number of them would do: the next test says when
     data = found.data.nbytes
     least = data / found.workers
-    least += data * eval_fraction / (1 if profile.eval_copies else found.workers)
-    if profile is STREAMS:
-        least = min(least, 2 * found.threads * profile.max_partition_bytes)
     assert found.worker_data >= math.floor(least)
     assert found.worker_bytes >= 300 * 2**20 + math.floor(1.8 * least)
     assert found.worker_bytes <= 0.7 * found.memory_limit + 1
-    if profile.persist:
-        assert 2 * found.worker_data <= 0.6 * found.memory_limit + 1
+    assert 2 * found.worker_data <= 0.6 * found.memory_limit + 1
     assert found.workers_per_host * found.threads == host.cpus
     assert found.workers_per_host * found.memory_limit <= 0.9 * host.memory
-    assert found.hosts >= (n_hosts or 1)
-    assert found.enough == (n_hosts is None or found.hosts == n_hosts)
 
 
 @given(
@@ -123,17 +107,16 @@ def test_a_plan_keeps_the_rules(
     profile=st.sampled_from(PROFILES),
     cpus=st.integers(1, 64),
     gib=st.integers(8, 512),
-    eval_fraction=st.sampled_from([0.0, 0.25]),
 )
 def test_more_rows_never_need_less(
-    rows: int, more: int, profile: Profile, cpus: int, gib: int, eval_fraction: float
+    rows: int, more: int, profile: Profile, cpus: int, gib: int
 ) -> None:
     """More rows need at least as many hosts."""
     host = Host(cpus=cpus, memory=gib * GIB)
 
     def hosts(n: int) -> float:
         try:
-            return sized(n, profile, host, eval_fraction=eval_fraction).hosts
+            return sized(n, profile, host).hosts
         except errors.CapacityError:
             return math.inf
 
@@ -142,27 +125,24 @@ def test_more_rows_never_need_less(
 
 
 @given(
-    shared=st.floats(1, 2**60),
+    nbytes=st.floats(1, 2**60),
     limit=st.integers(GIB, 2**40),
     workers=st.integers(1, 64),
 )
-def test_fewer_hosts_are_not_enough(shared: float, limit: int, workers: int) -> None:
+def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
     shape = sizing.Shape(workers=workers, threads=1, limit=limit)
     fit = Fit(
-        shared=shared,
-        copied=0,
+        nbytes=nbytes,
         base=300 * 2**20,
-        multiple=1.8,
-        held=2,
-        partition=None,
+        multiple=2,
         fraction=0.7,
     )
     n = fit.hosts(shape)
     assert n is not None
-    assert fit.data(n * workers, 1) <= fit.most(limit)
+    assert fit.data(n * workers) <= fit.most(limit)
     if n > 1:
-        fewer = fit.data((n - 1) * workers, 1)
+        fewer = fit.data((n - 1) * workers)
         assert fewer > fit.most(limit) * (1 - 1e-6)
 
 
@@ -181,7 +161,6 @@ def test_thread_pools_use_a_whole_worker() -> None:
     """PyTorch trains in the threads of one worker, if its pool has them."""
     found = sized(rows_of(1), POOLS)
     assert (found.workers_per_host, found.threads) == (1, 16)
-    assert any("torch.set_num_threads" in r for r in found.reasons)
 
 
 def test_others_have_a_worker_for_each_cpu() -> None:
@@ -209,24 +188,6 @@ def test_small_hosts() -> None:
         sized(10, host=Host(cpus=2, memory=100 * 2**20))
 
 
-def test_copied_eval_sets() -> None:
-    """More workers do not make these eval sets smaller."""
-    shared = sized(rows_of(60), eval_fraction=0.2)
-    copied = sized(rows_of(60), COPIES, eval_fraction=0.2)
-    assert copied.hosts > shared.hosts
-    assert copied.worker_data > 12 * GIB
-    with pytest.raises(errors.CapacityError, match=r"40.0 GiB of eval sets"):
-        sized(rows_of(200), COPIES, eval_fraction=0.2)
-
-
-def test_data_that_is_not_persisted() -> None:
-    """Only the partitions in work take memory."""
-    found = sized(rows_of(1000), STREAMS)
-    assert found.hosts == 1
-    assert found.worker_data == 2 * 2**27
-    assert any("partition by partition" in r for r in found.reasons)
-
-
 def test_columns_that_are_joined() -> None:
     """A library that joins columns converts them to the widest type."""
     mixed = replace(sizing.dense(10**9, 50, "float32"), itemsize=8)
@@ -235,7 +196,6 @@ def test_columns_that_are_joined() -> None:
             mixed,
             replace(WHOLE, one_number_type=joins),
             Host(cpus=16, memory=64 * GIB),
-            eval_fraction=0,
             memory_fraction=0.7,
         ).hosts
         for joins in (False, True)
@@ -243,18 +203,12 @@ def test_columns_that_are_joined() -> None:
     assert hosts[1] > hosts[0]
 
 
-def test_the_profile_is_in_the_reasons() -> None:
-    """Reasons mention wide numbers, frugal workloads and child processes."""
-    other = replace(WHOLE, name="other")
-    wide = replace(WHOLE, feature_bytes=4, frugal=other, frugal_parameters="ask so")
-    text = "\n".join(sized(100, wide, dtype="float64").reasons)
-    assert 'dtype="float32"' in text
-    assert "other: ask so" in text
-    assert 'dtype="float32"' not in "\n".join(sized(100, wide).reasons)
-    text = "\n".join(sized(100, replace(WHOLE, starts_processes=True)).reasons)
-    assert "distributed.worker.daemon" in text
+def test_a_library_that_no_cluster_helps() -> None:
+    """The message names the alternative of the profile."""
     with pytest.raises(errors.RefusedError, match="train it alone"):
         sized(100, replace(WHOLE, refused="train it alone"))
+    with pytest.raises(errors.RefusedError, match="memory for two partitions per"):
+        sized(100, replace(SERIAL, persist=False))
 
 
 # --- one machine ----------------------------------------------------------------------
@@ -265,18 +219,15 @@ def test_one_machine_comes_first() -> None:
     found = sized(rows_of(1))
     assert found.one_machine
     assert str(found).startswith("One machine without Dask is enough")
-    assert found.reasons[0].startswith("one process without Dask would need 2.1 GiB")
-    assert found.reasons[0].endswith("it may be faster")
+    assert found.reasons[0].startswith("one process without Dask: would need 2.1 GiB")
 
 
 def test_one_machine_is_not_enough() -> None:
-    """The machine is too small; how many hosts are available does not matter."""
+    """The machine is too small."""
     large = sized(rows_of(100))
     assert not large.one_machine
-    assert "too much for one machine" in large.reasons[-1]
-    many = sized(rows_of(1), n_hosts=4)
-    assert many.one_machine
-    assert many.hosts == 4
+    assert large.reasons[0].endswith("would need 180.3 GiB of one machine's 64.0 GiB")
+    assert str(large).startswith(f"{large.workers} workers x 16 threads")
 
 
 def test_one_machine_may_be_enough() -> None:
@@ -284,15 +235,6 @@ def test_one_machine_may_be_enough() -> None:
     found = sized(rows_of(20))
     assert found.hosts == 2
     assert found.one_machine
-
-
-def test_too_few_hosts() -> None:
-    """The result is for the needed hosts, and states that they are more."""
-    found = sized(rows_of(100), n_hosts=2)
-    assert not found.enough
-    assert found.hosts > 2
-    assert str(found).startswith("Too large for 2 such hosts. Needed: ")
-    assert any("(2 were given)" in r for r in found.reasons)
 
 
 # --- what is shown --------------------------------------------------------------------
@@ -305,7 +247,6 @@ def test_json() -> None:
     assert found["workers"] == found["hosts"] * found["workers_per_host"]
     assert found["data"]["rows"] == rows_of(100)
     assert set(found["lines"]) == {"SLURMCluster", "dask worker"}
-    assert found["enough"] is True
 
 
 def test_html_is_escaped() -> None:
@@ -317,12 +258,14 @@ def test_html_is_escaped() -> None:
     assert repr(found).startswith("<Sizing: 1 worker x 16 threads")
 
 
-@given(st.integers(1, 2**20))
-def test_sizes_are_read_back_as_they_were(mib: int) -> None:
-    """Dask reads the text as exactly the same bytes."""
-    limit = sizing._rounded(mib * 2**20)
-    assert parse_bytes(sizing.size_text(limit)) == limit
-    assert 0 <= mib * 2**20 - limit < mib * 2**20 / 10
+@given(st.integers(2**29, 2**40), st.integers(1, 64))
+def test_sizes_are_read_back_as_they_were(memory: int, cpus: int) -> None:
+    """Dask reads the text as exactly the same bytes, of nearly all of the memory."""
+    host = Host(cpus=cpus, memory=memory)
+    free = memory - sizing._reserved(host)
+    for shape in shapes(SERIAL, host):
+        assert parse_bytes(sizing.size_text(shape.limit)) == shape.limit
+        assert 0 <= free / shape.workers - shape.limit < sizing.STEP
 
 
 # --- lines to paste -------------------------------------------------------------------
@@ -377,12 +320,12 @@ def test_arrays() -> None:
     found = recommend_size(X, y).data
     assert (found.rows, found.columns, found.itemsize) == (1000, 6, 8)
     assert found.nbytes == X.nbytes + y.nbytes
-    assert recommend_size(X, y, dtype="float32").data.nbytes == 1000 * 6 * 4
+    assert recommend_size(X, y.astype("float32")).data.nbytes == 1000 * 6 * 4
     with pytest.raises(ValueError, match="different numbers of rows"):
         recommend_size(X, y[:500])
-    for both in ({"rows": 999}, {"columns": 5}):
-        with pytest.raises(ValueError, match="rows and columns, and not both"):
-            recommend_size(X, **both)
+    for both in ({"rows": 999}, {"columns": 5}, {"dtype": "float32"}):
+        with pytest.raises(ValueError, match="rows, columns and dtype, and not both"):
+            recommend_size(X, **both)  # type: ignore[arg-type]
 
 
 def test_frames() -> None:
@@ -422,17 +365,14 @@ def wrong() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"rows": 10}, "columns=None go together"
     yield {"columns": 10}, "rows=None and columns=10 go together"
     yield {"rows": -1, "columns": 2}, "rows=-1 must be a whole number of at least 1"
-    yield {"rows": 10**18, "columns": 10**6}, "more than any cluster has"
     yield data | {"dtype": "str"}, "dtype='str' must be float32"
     yield (
         data | {"estimator": "nope"},
         "estimator='nope' is no known workload; choose from",
     )
     yield data | {"estimator": object()}, "name its workload instead"
-    yield data | {"eval_fraction": -0.1}, "eval_fraction=-0.1 must be"
     yield data | {"host_cpus": 0}, "host_cpus=0 must be"
     yield data | {"host_memory": "much"}, "host_memory='much' must be a size"
-    yield data | {"n_hosts": 0}, "n_hosts=0 must be"
 
 
 @pytest.mark.parametrize(("arguments", "text"), list(wrong()))
