@@ -43,7 +43,8 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import managers
-from clustertune.monitor import connection, counting, hosts
+from clustertune.monitor import connection, counting
+from clustertune.planner import machines
 from clustertune.remote import keys, ship, versions
 from clustertune.remote.scheduler import plugin
 from clustertune.remote.scheduler import state as scheduler_state
@@ -487,7 +488,7 @@ def read(
     """
     numbers = np.frombuffer(found["memory"], dtype=np.int64).reshape(-1, 5)
     memory = dict(zip(found["workers"], numbers.tolist(), strict=True))
-    return hosts.named(
+    return machines.with_host_names(
         [
             _worker(address, entry, memory[address], facts[address], found["time"])
             for address, entry in identity["workers"].items()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 
 from clustertune.core.model import (
@@ -336,3 +337,30 @@ def _granted(limits: Sequence[Levels], wanted: Sequence[float]) -> float:
 def _distinct(facts: Sequence[WorkerFacts]) -> frozenset[int]:
     """Return the CPUs on which at least one of these workers may run."""
     return frozenset[int]().union(*(f.affinity for f in facts))
+
+
+# --- names of hosts -------------------------------------------------------------------
+
+
+def with_host_names(workers: Sequence[WorkerSnapshot]) -> tuple[WorkerSnapshot, ...]:
+    """Give the workers of a machine one host, called by its host name if possible.
+
+    A machine may have several addresses, and several containers with names of their
+    own. Then, and if another machine has the same name, an address is the name.
+    """
+    facts = {w.host: w.facts for w in workers if not isinstance(w.facts, Unknown)}
+    machines = {address: f.machine or address for address, f in facts.items()}
+    first: dict[str, str] = {}  # address of each machine
+    names: dict[str, set[str]] = {}
+    for w in workers:
+        machine = machines.get(w.host, w.host)
+        first.setdefault(machine, w.host)
+        own = w.facts.hostname if not isinstance(w.facts, Unknown) else ""
+        names.setdefault(machine, set()).update({own} - {""})
+    found = {m: next(iter(some)) for m, some in names.items() if len(some) == 1}
+    times = Counter(found.values())
+    hosts = {}
+    for machine, host in first.items():
+        name = found.get(machine, "")
+        hosts[machine] = name if times[name] == 1 and not is_loopback(host) else host
+    return tuple(replace(w, host=hosts[machines.get(w.host, w.host)]) for w in workers)

@@ -44,8 +44,8 @@ from sklearn.pipeline import make_pipeline
 import clustertune
 from clustertune.errors import IncompleteError, LeaseHeldError, VerificationError
 from clustertune.integrations import libraries
-from clustertune.monitor import hosts
 from clustertune.operations.history import Record, read
+from clustertune.planner import machines
 from tests.processes import BLOCK, until, workers_of
 
 pytestmark = [
@@ -233,7 +233,7 @@ def test_a_model_fitted_by_fit_is_a_whole_model(
 def test_xgboost_on_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker of each host trains. With unlike hosts, all workers train."""
     # both addresses are of this machine
-    monkeypatch.setattr(hosts, "named", tuple)
+    monkeypatch.setattr(machines, "with_host_names", tuple)
     names = [f"127.0.0.{1 + i // 2}" for i in range(4)]
     options = {"nthreads": 1, "memory_limit": "1GiB", "dashboard": False}
     scheduler = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
