@@ -31,7 +31,7 @@ from clustertune.checks import (
     values,
     workers,
 )
-from clustertune.core import plugins, settings
+from clustertune.core import settings
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import printable
 from clustertune.errors import (
@@ -137,7 +137,7 @@ _WORST_FIRST = (Severity.critical, Severity.warning, Severity.unknown, Severity.
 @cache
 def available() -> Mapping[str, Check]:
     """Every check by name, in alphabetical order."""
-    return dict(sorted({**plugins.of("checks", "find"), **_OWN}.items()))
+    return dict(sorted({**settings.entry_points_of("checks", "find"), **_OWN}.items()))
 
 
 def by_symptom() -> Mapping[str, tuple[str, ...]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import inf
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -12,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
 
-from clustertune.core import environment
 from clustertune.core.wording import printable
 
 LARGEST = 10**9  # of any count that the caller gives, except rows
@@ -248,15 +249,15 @@ def distinct(name: str, values: Sequence[str]) -> tuple[str, ...]:
 def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str]:
     """Return environment variables by name; for None, none.
 
-    Unless ``any_name`` is set, only variables are allowed that
-    :mod:`clustertune.core.environment` lists.
+    Unless ``any_name`` is set, only those of thread pools and allocators are allowed
+    (``TUNING``).
     """
     if value is None:
         return {}
     sound = isinstance(value, Mapping) and all(
         isinstance(k, str)
         and isinstance(v, str)
-        and environment.is_name(k)
+        and is_variable_name(k)
         and "\0" not in v
         for k, v in value.items()
     )
@@ -264,6 +265,70 @@ def variables(name: str, value: Any, *, any_name: bool = False) -> dict[str, str
         example = '{"OMP_NUM_THREADS": "2"}'
         allowed = f"a mapping of names to texts, like {example}, or None"
         raise _wrong(name, value, allowed)
-    if not any_name and (problem := environment.objection(value)):
+    if not any_name and (problem := variables_objection(value)):
         raise ValueError(f"{name}: {problem}")
     return dict(value)
+
+
+# --- environment variables ------------------------------------------------------------
+
+# Some variables make a process run commands (BROWSER), load code (LD_PRELOAD,
+# OMP_TOOL_LIBRARIES, DASK_DISTRIBUTED__WORKER__PRELOAD) or write files (MALLOC_TRACE,
+# MALLOC_CONF, MKL_VERBOSE_OUTPUT_FILE). So a playbook may set only these variables,
+# whose values are numbers or fixed words. Prefixes such as OMP_ would not be safe.
+
+#: threads of OpenMP (GNU, Intel), MKL, OpenBLAS, BLIS, numexpr, Accelerate; allocators
+#: of glibc and Arrow. ``*_NUM_THREADS`` is allowed as well.
+TUNING = (
+    "ARROW_DEFAULT_MEMORY_POOL", "BLIS_IC_NT", "BLIS_IR_NT", "BLIS_JC_NT",
+    "BLIS_JR_NT", "BLIS_PC_NT", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT",
+    "GOMP_STACKSIZE", "KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_HW_SUBSET",
+    "KMP_STACKSIZE", "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
+    "MKL_DYNAMIC", "MKL_THREADING_LAYER", "NUMEXPR_MAX_THREADS", "OMP_DYNAMIC",
+    "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_PLACES", "OMP_PROC_BIND",
+    "OMP_SCHEDULE", "OMP_STACKSIZE", "OMP_THREAD_LIMIT", "OMP_WAIT_POLICY",
+    "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+_THREAD_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*_NUM_THREADS", re.ASCII)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE_VALUE = re.compile(r"[\w .,:;=+*%{}()\[\]-]{0,200}", re.ASCII)
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether a shell accepts the name of the variable."""
+    return _VARIABLE_NAME.fullmatch(name) is not None
+
+
+def tunes(name: str) -> bool:
+    """Whether a file may set the variable."""
+    return name in TUNING or _THREAD_VARIABLE.fullmatch(name) is not None
+
+
+def variables_objection(variables: Mapping[str, str]) -> str:
+    """Return the reason why a file may not set these variables; "": it may."""
+    for name, value in variables.items():
+        shown = printable(name, longest=60)
+        if not tunes(name):
+            near = get_close_matches(name, TUNING, n=1)
+            return (
+                f"{shown} is not a variable of thread pools or allocators; others can "
+                "make a worker run commands, load code or write files"
+                f"{f' (did you mean {near[0]}?)' if near else ''}. Remove it, or call "
+                "clustertune.resize_workers(client, env=..., allow_any_env=True) in "
+                f"Python. Allowed: *_NUM_THREADS, {', '.join(TUNING)}"
+            )
+        if not _VARIABLE_VALUE.fullmatch(value):
+            return (
+                f"{shown}={printable(repr(value), longest=60)} may contain only ASCII "
+                "letters, digits, spaces and any of _.,:;=+*%{}()[]-"
+            )
+    return ""
+
+
+def variables_text(variables: Mapping[str, str]) -> list[str]:
+    """Format variables; hide values that may be secret."""
+    return [
+        printable(f"{k}={v}" if tunes(k) else f"{k}=(hidden)", longest=80)
+        for k, v in variables.items()
+    ]

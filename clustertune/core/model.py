@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from clustertune.core import environment
+from clustertune.core import arguments
 from clustertune.core.findings import Finding as Finding
 from clustertune.core.findings import Scalar as Scalar
 from clustertune.core.findings import Severity as Severity
@@ -263,7 +263,7 @@ class WorkerSize:
     def __str__(self) -> str:
         parts = [] if self.nthreads is None else [plural(self.nthreads, "thread")]
         parts += [] if self.memory_limit is None else [bytes_text(self.memory_limit)]
-        parts += environment.text(self.env)
+        parts += arguments.variables_text(self.env)
         return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
     def given_to(self, worker: WorkerSnapshot) -> WorkerSnapshot:

@@ -7,9 +7,11 @@ configuration, so ``dask config list`` shows them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from typing import Any
 
@@ -133,3 +135,35 @@ def defaults() -> Mapping[str, Any]:
 
 
 dask.config.update_defaults(defaults())
+
+
+# --- checks and workloads of other packages -------------------------------------------
+
+logger = logging.getLogger("clustertune")
+
+
+def entry_points_of(group: str, function: str = "") -> Mapping[str, Any]:
+    """Return the objects of an entry point group by the names of the entries.
+
+    An object is omitted with a warning if it cannot be loaded, or if it is no function
+    and has none named ``function``.
+    """
+    loaded = {
+        e.name: _load_entry(e, function)
+        for e in entry_points(group=f"clustertune.{group}")
+    }
+    return {name: found for name, found in loaded.items() if found is not None}
+
+
+def _load_entry(entry: EntryPoint, function: str) -> Any:
+    named = f"{entry.group}: {entry.name} = {entry.value}"
+    try:
+        found = entry.load()
+    except Exception as error:  # noqa: BLE001 (code of other packages)
+        text = printable(repr(error), longest=200)
+        logger.warning("%s cannot be loaded and is left out: %s", named, text)
+        return None
+    if function and not callable(getattr(found, function, found)):
+        logger.warning("%s has no function %s and is left out", named, function)
+        return None
+    return found

@@ -205,7 +205,7 @@ def resize_workers(
     env
         Environment variables of the worker's process:
         ``{"OMP_NUM_THREADS": "2"}``. Variables of thread pools and allocators are
-        allowed (``clustertune.core.environment.TUNING``).
+        allowed (``clustertune.core.arguments.TUNING``).
     allow_any_env
         Allow any variable in ``env``. Some variables make a worker run commands or
         load code, so set this only for variables that you wrote yourself. Reports show

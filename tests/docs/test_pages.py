@@ -197,7 +197,7 @@ PYTHON = [
 #: pages whose code runs in other tests
 ELSEWHERE = {
     "README.md",  # tests/docs/test_examples.py
-    "docs/design.md",  # tests/core/test_plugins.py
+    "docs/design.md",  # tests/core/test_settings.py
     "docs/security.md",  # below
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune.actions.cluster.lease import Lease
-from clustertune.core import environment
+from clustertune.core import arguments
 from clustertune.core.model import (
     Bounds,
     Drop,
@@ -377,5 +377,5 @@ async def _differences(client: Client, address: str, size: WorkerSize) -> str:
         if want is not None and has != want
     ]
     other = {k: v for k, v in size.env.items() if found["env"].get(k) != v}
-    wrong += [f"{variable} was not set" for variable in environment.text(other)]
+    wrong += [f"{variable} was not set" for variable in arguments.variables_text(other)]
     return "; ".join(wrong)

@@ -19,7 +19,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from clustertune.core import plugins
+from clustertune.core import settings
 from clustertune.core.model import Profile
 from clustertune.integrations.libraries import (
     dask_ml,
@@ -106,7 +106,9 @@ class _Plugin(Workload):
 @cache
 def available() -> Mapping[str, Workload]:
     """Return every workload by name, in alphabetical order."""
-    others = (_Plugin(module) for module in plugins.of("workloads").values())
+    others = (
+        _Plugin(module) for module in settings.entry_points_of("workloads").values()
+    )
     every = {workload.profile.name: workload for workload in (*others, *OWN)}
     return dict(sorted(every.items()))
 
