@@ -113,12 +113,7 @@ def stages(case):
     from clustertune.monitor import monitor
     from clustertune.operations import page_facts
     from clustertune.operations.journal import Journal
-    from clustertune.planner import (
-        forecast,
-        guards,
-        layouts,
-        verification,
-    )
+    from clustertune.planner import forecast, guards, layouts
     from clustertune.planner import (
         plan as planner,
     )
@@ -172,7 +167,7 @@ def stages(case):
         ),
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
-        "compare before and after": lambda: verification.problems(view, case.after),
+        "compare before and after": lambda: planner.broken_promises(view, case.after),
         "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.collections],
         "report: text, HTML, JSON": reported,
         "report of restarts of all": partial(

@@ -31,7 +31,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.planner.verification import problems
+from clustertune.planner.plan import broken_promises
 
 Homes = Sequence[int | Sequence[int]]
 """For each partition the index of its holder; several for replicas, -1 or none without
@@ -230,7 +230,7 @@ def verify(before: View, after: View) -> None:
 
     Raises ``AssertionError`` if one of these happened. The message lists all problems.
     """
-    wrong = problems(before, after)
+    wrong = broken_promises(before, after)
     if wrong:
         raise AssertionError("; ".join(wrong))
 

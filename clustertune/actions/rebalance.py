@@ -25,7 +25,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
-from clustertune.planner import coverage, layouts
+from clustertune.planner import contents, layouts
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
 
@@ -92,10 +92,10 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
         raise CapacityError(_too_much(layout, view, budget)) from error
     if nearby is not held:
         found = placed(layout.rows, held, weights, nbytes=nbytes, target=found.target)
-    classes = coverage.needed(layout, view)
+    classes = contents.needed_classes(layout, view)
     if classes is None:
         return found
-    covering = coverage.place_all(
+    covering = contents.place_all(
         found,
         classes.counts > 0,
         layout.rows,

@@ -34,7 +34,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import bytes_text, names_text, plural
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import chunking, coverage, layouts
+from clustertune.planner import chunking, contents, layouts
 from clustertune.planner.chunking import Division
 from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.memory import free_memory, too_little
@@ -285,7 +285,7 @@ def _targets(
         target = _by_neighbours(target, rows, nbytes, there)
     covers = True
     if present is not None:
-        covering = coverage.place_all(
+        covering = contents.place_all(
             replace(found, target=target),
             present,
             rows,

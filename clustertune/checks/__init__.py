@@ -38,7 +38,7 @@ from clustertune.errors import (
     AlignmentError,
     CapacityError,
 )
-from clustertune.planner import goals
+from clustertune.planner import plan
 
 Function = Callable[..., Iterable[Finding]]
 Check = Function | ModuleType
@@ -149,7 +149,7 @@ def by_symptom() -> Mapping[str, tuple[str, ...]]:
 
 def explained() -> Mapping[str, Check]:
     """Every name in findings that has a page: checks, and goals of ``prepare``."""
-    return {**goals.GOALS, **available()}
+    return {**plan.GOALS, **available()}
 
 
 def text(check: Check) -> str:
@@ -310,7 +310,7 @@ def error_of(finding: Finding) -> type[Exception] | None:
     if finding.severity is not Severity.critical:
         return None
     own = ERRORS.get(finding.check)
-    if own is not None or finding.check in goals.GOALS:
+    if own is not None or finding.check in plan.GOALS:
         return own
     error: type[Exception] | None = getattr(available()[finding.check], "ERROR", None)
     return error

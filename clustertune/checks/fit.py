@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from clustertune.core.findings import Literal, info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
 from clustertune.core.wording import bytes_text, plural, verb, workers_text
-from clustertune.planner import forecast, grouping, remedies
+from clustertune.planner import contents, forecast, remedies
 from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.forecast import Need
 from clustertune.planner.machines import unknown_findings
@@ -121,7 +121,7 @@ def missing_estimator(view: View) -> Iterator[Finding]:
     """
     if view.goal.workload_chosen or not view.layouts:
         return
-    groups = grouping.has_groups(view.layouts[0])
+    groups = contents.has_groups(view.layouts[0])
     if not groups and "lightgbm" not in view.goal.imported:
         return
     why = "LightGBM's classifier needs every class on every worker"

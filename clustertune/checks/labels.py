@@ -28,8 +28,8 @@ from clustertune.core.wording import (
     verb,
     workers_text,
 )
-from clustertune.planner import coverage, grouping, remedies
-from clustertune.planner.coverage import Classes
+from clustertune.planner import contents, remedies
+from clustertune.planner.contents import Classes
 from clustertune.planner.layouts import home_workers, weights
 from clustertune.planner.memory import free_memory
 
@@ -63,7 +63,7 @@ def missing_classes(view: View) -> Iterator[Finding]:
     labels are numbers and no classes, pass a regressor.
     """
     layout = _placed_training(view)
-    classes = None if layout is None else coverage.of(layout)
+    classes = None if layout is None else contents.classes_of(layout)
     if layout is None or classes is None or len(classes.names) < 2:
         return
     severity = _SEVERITIES[view.goal.workload.needs_all_classes]
@@ -76,7 +76,7 @@ def missing_classes(view: View) -> Iterator[Finding]:
     # other checks report workers without rows
     held = np.bincount(home[home >= 0], layout.rows[home >= 0], len(claim)) > 0
     may = (claim > 0) & (held | needed)
-    lacking = coverage.missing(classes.counts > 0, home, may)
+    lacking = contents.missing_classes(classes.counts > 0, home, may)
     if lacking.any():
         yield _lacking_classes(layout, classes, lacking, view, severity)
 
@@ -115,7 +115,7 @@ def _lacking_classes(
     example = str(classes.names[int(np.flatnonzero(lacking[worst])[0])])
     names = len(classes.names)
     needed = severity is not Severity.info
-    whole = needed and coverage.whole_partitions_suffice(layout, classes, view)
+    whole = needed and contents.whole_partitions_suffice(layout, classes, view)
     return Finding(
         severity=severity,
         message=f"{workers_text(ids)} {verb(ids, 'has')} no rows of some of "
@@ -284,7 +284,7 @@ def query_groups(view: View) -> Iterator[Finding]:
     whole = view.goal.workload.whole_groups
     for layout in view.layouts:
         yield from _without_group(layout, view)
-        groups = grouping.of(layout)
+        groups = contents.groups_of(layout)
         if groups is None:
             yield from () if whole else _split_groups(layout, view)
         elif not groups.together:
@@ -320,7 +320,7 @@ def _count(collection: CollectionInfo, name: str) -> int:
     return sum(int(partition.get(name, 0)) for partition in partitions)
 
 
-def _out_of_order(layout: Layout, groups: grouping.Groups, view: View) -> Finding:
+def _out_of_order(layout: Layout, groups: contents.Groups, view: View) -> Finding:
     workload = view.goal.workload
     splits = f"; {workload.title} would split them" if workload.whole_groups else ""
     return Finding(
@@ -372,10 +372,10 @@ def _split(
 
 
 def _cut_through(
-    layout: Layout, groups: grouping.Groups, view: View
+    layout: Layout, groups: contents.Groups, view: View
 ) -> Iterator[Finding]:
     """Find partitions that end within a group."""
-    count = len(grouping.cut(layout, groups))
+    count = len(contents.cuts_in_groups(layout, groups))
     if count:
         yield critical(
             message=f"{plural(count, 'group')} of {groups.label} would be split, as a "
@@ -388,7 +388,7 @@ def _cut_through(
 
 
 def _too_large(
-    layout: Layout, groups: grouping.Groups, view: View
+    layout: Layout, groups: contents.Groups, view: View
 ) -> Iterator[Finding]:
     """Find groups for which no worker has enough memory."""
     rooms = free_memory(view)[weights(view) > 0]

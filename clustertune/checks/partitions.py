@@ -23,7 +23,7 @@ from clustertune.core.wording import (
     times_text,
     workers_text,
 )
-from clustertune.planner import chunking, grouping, remedies, suitability
+from clustertune.planner import chunking, contents, remedies, suitability
 from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
@@ -240,7 +240,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
 
 def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
     remedy = remedies.cut(view)
-    if grouping.has_groups(layout):
+    if contents.has_groups(layout):
         return f"{remedy} Groups are not cut."
     size, now = layout_bytes(layout), view.eligible_workers
     # assumes that workers still to come are like the present ones

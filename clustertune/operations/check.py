@@ -28,7 +28,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations import page_facts
 from clustertune.operations.call import check_client, stuck_workers
 from clustertune.operations.journal import states_of
-from clustertune.planner import goals, layouts, suitability
+from clustertune.planner import layouts, plan, suitability
 from clustertune.remote.scheduler.survey import MOST
 
 COUNT_SECONDS = 5.0  # for tasks that count rows of spilled partitions
@@ -140,7 +140,7 @@ async def diagnose(request: CheckRequest) -> Report:
             raise TimedOutError(text) from None
         seen.append(replace(seen[-1], unread=(why, remedy)))
     view = suitability.chosen(seen[-1])
-    found = (*checks.run(view, configured), *goals.unmet(view))
+    found = (*checks.run(view, configured), *plan.unmet_goals(view))
     # for the dashboard page and the metrics
     facts = page_facts.facts(view, found)
     await monitor.ask(request.client, "report", facts=facts)

@@ -42,8 +42,8 @@ from clustertune.operations.call import (
 )
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import Prepared
-from clustertune.planner import goals, suitability, verification
 from clustertune.planner import plan as planner
+from clustertune.planner import suitability
 
 Settings = Mapping[str, Mapping[str, Any]]  # by name of check
 Placement = Mapping[str, tuple[str | int | None, ...]]  # workers by label of a layout
@@ -121,7 +121,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
 
 
 def _check(view: View, settings: Settings | None) -> tuple[Finding, ...]:
-    return (*checks.run(view, settings), *goals.unmet(view))
+    return (*checks.run(view, settings), *planner.unmet_goals(view))
 
 
 def _plan(journal: Journal) -> Plan:
@@ -159,7 +159,7 @@ def _refuse(findings: Iterable[Finding]) -> None:
 def _refuse_losses(views: Iterable[View]) -> None:
     """Raise if rows were lost or changed since all data was loaded."""
     loaded = [view for view in views if all(x.loaded for x in view.layouts)]
-    wrong = verification.losses(loaded[0], loaded[-1]) if loaded else ()
+    wrong = planner.lost_rows(loaded[0], loaded[-1]) if loaded else ()
     if wrong:
         raise VerificationError(f"looking again found: {'; '.join(wrong)}")
 

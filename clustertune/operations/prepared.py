@@ -25,7 +25,8 @@ from clustertune.operations.client_context import ClientContext
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
 from clustertune.operations.surviving import FitWatch, Loss
-from clustertune.planner import layouts, suitability, verification
+from clustertune.planner import layouts, suitability
+from clustertune.planner import plan as planner
 
 DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
 LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
@@ -211,8 +212,8 @@ class Prepared(ClientContext):
         run.journal.add(now, checks.run(now, run.settings))
         # memory is not compared: other work may have taken some since
         was = self._journal.views[-1]
-        lost = verification.losses(was, now)
-        moved = (*verification.separations(was, now), *verification.moves(was, now))
+        lost = planner.lost_rows(was, now)
+        moved = (*planner.separations(was, now), *planner.moves(was, now))
         wrong = "; ".join((*lost, *moved))
         status = "failed" if wrong else "fine"
         report = run.journal.report(status, monotonic() - start, wrong)

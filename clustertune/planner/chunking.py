@@ -27,8 +27,8 @@ from clustertune.core.model import (
     Layout,
     View,
 )
-from clustertune.planner import coverage, grouping, layouts, suitability
-from clustertune.planner.grouping import Groups
+from clustertune.planner import contents, layouts, suitability
+from clustertune.planner.contents import Groups
 from clustertune.planner.layouts import HeldBytes, part_bytes
 from clustertune.planner.placement import AIM
 
@@ -360,10 +360,10 @@ def divide(layout: Layout, view: View, about: Sequence[Finding]) -> Division:
     """
     if view.goal.rechunk is False or layouts.is_copied(layout):
         return Division(rows_of(layout.collections[0]))
-    groups = grouping.of(layout)
+    groups = contents.groups_of(layout)
     if groups is not None and view.goal.workload.whole_groups:
         return Division(_at_groups(layout, groups, view, about))
-    if grouping.has_groups(layout) and view.goal.workload.groups != "anywhere":
+    if contents.has_groups(layout) and view.goal.workload.groups != "anywhere":
         return Division(_of_groups(layout, view, about))
     return _anywhere(layout, view, about)
 
@@ -435,12 +435,12 @@ def covering(
     which whole partitions cannot be distributed. The second result is the classes of
     each partition. None means that no class is needed.
     """
-    classes = coverage.needed(layout, view)
+    classes = contents.needed_classes(layout, view)
     if classes is None:
         return None
     n_workers = len(view.eligible_workers)
-    finer = coverage.finer(classes, rows, n_workers, alone=alone)
-    return finer, coverage.present_in(classes, finer)
+    finer = contents.finer(classes, rows, n_workers, alone=alone)
+    return finer, contents.present_in(classes, finer)
 
 
 def _most_even(

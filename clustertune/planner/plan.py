@@ -1,17 +1,120 @@
-"""Turn findings into a plan for the first phase that has a step (pure).
+"""Plan the first phase that has a step, from findings and goals, and verify the result.
 
-A plan covers one phase only, because each phase changes what the next one should do.
-After each phase the cluster is inspected again. Actions propose steps, guards refuse
-some of them, and every refusal keeps its reason.
+All functions are pure. A plan covers one phase only, because each phase changes what
+the next one should do. After each phase the cluster is inspected again. Actions propose
+steps, guards refuse some of them, and every refusal keeps its reason. A goal of a call
+is a function of the view, such as ``rechunk=80``. Its findings make the planner act;
+the function's name is the ``check`` of its findings in reports. At the end both views
+are compared: data must not be worse than before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from clustertune.core.model import Action, Finding, Plan, Refusal, Restart, Step, View
-from clustertune.core.wording import workers_text
-from clustertune.planner import guards
+import numpy as np
+
+from clustertune.core.findings import critical, info
+from clustertune.core.model import (
+    Action,
+    CollectionInfo,
+    Finding,
+    Layout,
+    Plan,
+    Refusal,
+    Restart,
+    Step,
+    View,
+)
+from clustertune.core.wording import are, names_text, plural, workers_text
+from clustertune.planner import guards, layouts, remedies
+from clustertune.planner.chunking import even
+from clustertune.planner.memory import free_memory
+
+# --- goals ----------------------------------------------------------------------------
+
+
+def unloaded_data(view: View) -> Iterator[Finding]:
+    """Find collections that are not in memory yet.
+
+    A training library loads lazy data inside every fit, on any worker. X and y of one
+    Parquet data set can get different partitions if they are loaded one after the
+    other. A library that reads its data once (``Incremental``, predictions) takes lazy
+    data partition by partition, so ``prepare`` leaves it lazy unless ``persist=True``
+    is set.
+
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which loads them in one
+    call. By hand run ``rows = client.persist(rows)``, and take X and y as columns of
+    that frame.
+    """
+    labels = tuple(m.label for m in view.collections if not m.loaded)
+    if labels:
+        what = "so every fit would load them again"
+        if not view.loads_data:
+            what = f"and stay lazy, since {view.goal.workload.title} reads data once"
+        yield info(
+            message=f"{names_text(labels)} {are(labels)} not in memory, {what}",
+            subject=labels,
+            evidence={"collections": len(labels)},
+            remedy=remedies.run(remedies.prepare(view)) if view.loads_data else "",
+            fixed_by="load" if view.loads_data else "",
+        )
+
+
+def requested_partitions(view: View) -> Iterator[Finding]:
+    """Find training data in another number of partitions than ``rechunk=`` requests.
+
+    ``rechunk=80`` requests 80 partitions of the training data, whose rows differ by at
+    most one. Without a number ``prepare`` chooses it to suit the workers.
+    """
+    wanted = view.goal.rechunk
+    layout = view.layouts[0] if view.layouts else None
+    if isinstance(wanted, bool) or layout is None or layout.collections[0].rows is None:
+        return
+    rows = layout.collections[0].rows
+    total = int(rows.sum())
+    if np.array_equal(rows, even(total, min(wanted, max(1, total)))):
+        return
+    yield info(
+        message=f"the {layout.label} has {plural(len(rows), 'partition')} of up to "
+        f"{int(rows.max(initial=0)):,} rows, and not {wanted:,} even ones yet",
+        subject=layout.labels,
+        evidence={"partitions": len(rows), "requested_partitions": wanted},
+        fixed_by=view.goal.cutting_action,
+    )
+
+
+def unread_data(view: View) -> Iterator[Finding]:
+    """Find data that a check could not read within its time limit.
+
+    A worker that does not answer, or whose task never ends, keeps its partitions. The
+    checks of the data cannot run without them.
+
+    Remedy: Restart the worker that the finding names, or give ``clustertune.check`` a
+    longer ``timeout``.
+    """
+    if view.unread is not None:
+        why, remedy = view.unread
+        yield critical(message=f"the data was not read {why}", remedy=remedy)
+
+
+#: by name
+GOALS: Mapping[str, Callable[[View], Iterator[Finding]]] = {
+    goal.__name__: goal for goal in (requested_partitions, unloaded_data, unread_data)
+}
+
+
+def unmet_goals(view: View) -> tuple[Finding, ...]:
+    """Findings of every goal that the given data does not meet."""
+    return tuple(
+        replace(finding, check=name)
+        for name, goal in GOALS.items()
+        for finding in goal(view)
+    )
+
+
+# --- plan -----------------------------------------------------------------------------
 
 #: phases in their order; each is named after its action
 PHASES = (
@@ -89,3 +192,166 @@ def _needs(view: View) -> tuple[str, ...]:
     if not lazy:
         return ()
     return (f"rows, bytes and holders of {', '.join(lazy)}: known once loaded",)
+
+
+# --- verification ---------------------------------------------------------------------
+
+
+def broken_promises(before: View, after: View) -> tuple[str, ...]:
+    """Return what went wrong between two views of the same data.
+
+    - Rows were lost or changed.
+    - Collections that had the same row boundaries differ in them.
+    - More partitions are spread over several workers than before.
+    - Dask's memory manager was left in another state.
+    - A worker holds more than fits below its spill threshold, and did not before.
+    """
+    return (
+        *lost_rows(before, after),
+        *separations(before, after),
+        *_memory_manager(before, after),
+        *_over_budget(before, after),
+    )
+
+
+def lost_rows(before: View, after: View) -> tuple[str, ...]:
+    """Return which rows were lost, changed, or paired with other rows."""
+    found: list[str] = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        found += _lost(old, new)
+        if old.aligned and not new.aligned:
+            found.append(f"{new.label}: row boundaries differ, and they agreed before")
+    return tuple(found)
+
+
+def separations(before: View, after: View) -> tuple[str, ...]:
+    """Return which layouts have more separated pairs than before."""
+    found = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        if new.loaded and new.aligned:
+            now, was = _separated(new, after), _separated(old, before)
+            if now > was:
+                found.append(
+                    f"{new.label}: {now} pairs are separated, {was} were before"
+                )
+    return tuple(found)
+
+
+def _separated(layout: Layout, view: View) -> int:
+    known = layout.loaded and layout.aligned
+    return int(layouts.separated(layout, len(view.now.workers)).sum()) if known else 0
+
+
+def moves(before: View, after: View) -> tuple[str, ...]:
+    """Return which partitions left their workers, and which replicas are missing.
+
+    A surplus replica on another worker is not a move.
+    """
+    found: list[str] = []
+    for old, new in zip(before.layouts, after.layouts, strict=True):
+        if not (old.loaded and old.aligned and new.loaded and new.aligned):
+            continue
+        if len(old.rows) != len(new.rows):
+            continue
+        was, now = _home_ids(old, before), _home_ids(new, after)
+        whole = _whole(new, after)
+        pairs = enumerate(zip(was, now, strict=True))
+        moved = [i for i, (a, b) in pairs if a != b and (i, a) not in whole]
+        found += _missing_replicas(new, was, moved)
+        if moved:
+            i = moved[0]
+            places = f"{workers_text([was[i]])} to {workers_text([now[i]])}"
+            found.append(
+                f"{plural(len(moved), 'partition')} of the {new.label} moved, for "
+                f"example number {i} from {places}"
+            )
+    return tuple(found)
+
+
+def _whole(layout: Layout, view: View) -> set[tuple[int, str | int]]:
+    """Return pairs of a partition and the id of a worker that holds all of it."""
+    there = layouts.held_bytes_by_worker(layout, len(view.now.workers))
+    whole = there.nbytes == layouts.partition_bytes(layout)[there.partition]
+    ids = [view.now.workers[i].id for i in there.worker[whole].tolist()]
+    return set(zip(there.partition[whole].tolist(), ids, strict=True))
+
+
+def _missing_replicas(
+    layout: Layout, was: list[str | int], moved: list[int]
+) -> Iterator[str]:
+    """Yield the workers that lost their replica of an eval set."""
+    if not layouts.is_copied(layout):
+        return
+    full = set(np.flatnonzero(layout.rows > 0).tolist())
+    missing = {was[i] for i in full} - {was[i] for i in full.difference(moved)}
+    if missing:
+        ids = sorted(missing, key=str)
+        yield f"{workers_text(ids)} lost the replica of {layout.label}"
+
+
+def _home_ids(layout: Layout, view: View) -> list[str | int]:
+    """Return the id of the home of each partition."""
+    home = layouts.home_workers(layout, len(view.now.workers)).tolist()
+    return [view.now.workers[i].id if i >= 0 else "none" for i in home]
+
+
+def _lost(old: Layout, new: Layout) -> Iterator[str]:
+    before = {m.label: m for m in old.collections}
+    for label in before.keys() - {m.label for m in new.collections}:
+        yield f"{label} is missing"
+    times = layouts.copies(new) / layouts.copies(old)
+    for now in new.collections:
+        was = before.get(now.label)
+        if was is None:
+            continue  # this call has made the collection
+        if not now.loaded:
+            if was.loaded:
+                yield f"{now.label} is not in memory, and it was before"
+            continue
+        n_held = 0
+        if now.holders is not None:  # np.unique takes ten times as long
+            n_held = int(np.count_nonzero(np.bincount(now.holders[0])))
+        if n_held < len(now.keys):
+            lost = plural(len(now.keys) - n_held, "partition")
+            yield f"no worker holds {lost} of {now.label}"
+        if was.loaded and was.keys != now.keys and not now.made_here:
+            yield f"{now.label} has other keys than before"
+        yield from _changed_rows(was, now, times)
+
+
+def _changed_rows(
+    was: CollectionInfo, now: CollectionInfo, times: float
+) -> Iterator[str]:
+    """Yield changes of row counts; a rechunk is no change.
+
+    ``times`` is the expected ratio of row counts, because eval sets may be replicated.
+    """
+    if was.rows is None:
+        return
+    if now.rows is None:
+        yield f"rows of {now.label} were known before and cannot be counted now"
+        return
+    if was.keys == now.keys and not np.array_equal(was.rows, now.rows):
+        yield f"partitions of {now.label} have other rows than before"
+        return
+    had, has = int(was.rows.sum() * times), int(now.rows.sum())
+    if had != has:
+        yield f"{now.label} had {had:,} rows and has {has:,}"
+
+
+def _memory_manager(before: View, after: View) -> Iterator[str]:
+    if before.now.memory_manager != after.now.memory_manager:
+        state = "runs" if after.now.memory_manager else "does not run"
+        yield f"Dask's memory manager {state}, unlike before"
+
+
+def _over_budget(before: View, after: View) -> Iterator[str]:
+    if not all(x.loaded for x in after.layouts):
+        return
+    ids = [w.id for w in before.now.workers]
+    amounts = layouts.held_bytes(before.layouts, len(ids)).tolist()
+    had = dict(zip(ids, amounts, strict=True))
+    has = layouts.held_bytes(after.layouts, len(after.now.workers))
+    for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
+        if n > most and n > had.get(worker.id, 0):
+            yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"

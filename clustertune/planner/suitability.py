@@ -21,7 +21,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
-from clustertune.planner import forecast, grouping, layouts, machines
+from clustertune.planner import contents, forecast, layouts, machines
 from clustertune.planner.forecast import expected_workers
 from clustertune.planner.placement import place
 
@@ -149,9 +149,9 @@ def _of_groups(layout: Layout, view: View, counted: list[Int64s]) -> list[Units]
     if view.goal.workload.groups == "anywhere":
         return []
     if view.goal.workload.whole_groups:
-        groups = grouping.of(layout)
+        groups = contents.groups_of(layout)
         return [Units(len(np.unique(groups.values)), "group")] if groups else []
-    if not grouping.has_groups(layout) or len(counted) < len(layout.collections):
+    if not contents.has_groups(layout) or len(counted) < len(layout.collections):
         return []
     # a library that does not use groups gets joined partitions, and none is cut
     ends = reduce(np.intersect1d, [np.cumsum(rows) for rows in counted])

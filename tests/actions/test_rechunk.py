@@ -14,7 +14,8 @@ from clustertune import checks
 from clustertune.actions import rechunk, registry
 from clustertune.core.model import Layout, Step, View
 from clustertune.errors import AlignmentError, CapacityError
-from clustertune.planner import goals, layouts
+from clustertune.planner import layouts
+from clustertune.planner import plan as planner
 from clustertune.planner.layouts import list_bytes
 from clustertune.planner.plan import make_plan
 from tests.builders import collection, layout, verify, view, worker
@@ -25,7 +26,7 @@ MIB = 2**20
 
 
 def proposed(seen: View) -> list[Step]:
-    return list(rechunk.propose((*checks.run(seen), *goals.unmet(seen)), seen))
+    return list(rechunk.propose((*checks.run(seen), *planner.unmet_goals(seen)), seen))
 
 
 def unlike(rows: list[int], others: list[int], homes: Any = 0) -> Layout:
@@ -264,7 +265,9 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
-    plan = make_plan((*checks.run(seen), *goals.unmet(seen)), seen, registry.ACTIONS)
+    plan = make_plan(
+        (*checks.run(seen), *planner.unmet_goals(seen)), seen, registry.ACTIONS
+    )
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
     assert plan.phase == "rebalance"
     assert plan.steps

@@ -17,7 +17,8 @@ from clustertune.operations import procedure
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.operations.procedure import Procedure
-from clustertune.planner import layouts, verification
+from clustertune.planner import layouts
+from clustertune.planner import plan as planner
 from clustertune.planner.layouts import is_copied
 from clustertune.planner.suitability import attainable
 from tests.chaos.rounds import Round
@@ -126,7 +127,7 @@ def _violations(
     case: Case, cluster: FaultyCluster, journal: Journal, before: View, outcome: str
 ) -> Iterator[str]:
     now = _now(cluster)
-    yield from verification.losses(before, now)
+    yield from planner.lost_rows(before, now)
     yield from _rows(case, cluster)
     if case.dry_run:
         if cluster.calls:
@@ -167,7 +168,7 @@ def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
     first, last = journal.views[0], journal.views[-1]
     injected = {kind for kind, _ in cluster.injected}
     # faults after the last look are not in the report
-    for text in verification.problems(first, last):
+    for text in planner.broken_promises(first, last):
         foreseen = not ("bytes" in text and injected & UNFORESEEN)
         if foreseen:
             yield text
@@ -203,7 +204,7 @@ def _second_call(
     journal = Journal()
     ended, broken = _call(case, cluster, journal)
     now = _now(cluster)
-    broken = [*broken, *verification.losses(before, now), *_rows(case, cluster)]
+    broken = [*broken, *planner.lost_rows(before, now), *_rows(case, cluster)]
     if (
         outcome in ("fine", "done")
         and ended in ("fine", "done")

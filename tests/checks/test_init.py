@@ -10,7 +10,7 @@ import clustertune
 from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import AlignmentError
-from clustertune.planner import goals
+from clustertune.planner import plan
 from tests.builders import layout, runs, snapshot, view, worker
 
 PACKAGE = Path(clustertune.__file__).parent
@@ -121,7 +121,7 @@ def test_every_check_has_a_page_and_a_test(name):
     assert f" {name}(" in tests or f"({name}(" in tests
 
 
-@pytest.mark.parametrize("name", goals.GOALS)
+@pytest.mark.parametrize("name", plan.GOALS)
 def test_goals_have_a_page_and_are_no_checks(name):
     """Reports show goals, but they cannot be run or configured."""
     assert "Find " in checks.page(name)
@@ -293,7 +293,7 @@ def test_only_critical_findings_of_some_checks_are_errors():
 
 def test_errors_are_of_checks_and_goals_that_exist():
     """Each error belongs to an existing check or goal."""
-    assert set(checks.ERRORS) <= {*NAMES, *goals.GOALS}
+    assert set(checks.ERRORS) <= {*NAMES, *plan.GOALS}
 
 
 def test_a_check_of_another_package_that_fails(monkeypatch, caplog):

@@ -11,7 +11,7 @@ import pytest
 from clustertune import checks
 from clustertune.actions import registry
 from clustertune.core.model import Contents, Moves, Rechunk, View
-from clustertune.planner import goals, layouts, suitability
+from clustertune.planner import layouts, suitability
 from clustertune.planner import plan as planner
 from clustertune.planner.suitability import attainable
 from clustertune.remote.worker import content
@@ -218,7 +218,7 @@ def test_cut_partitions_stay_on_their_host() -> None:
     owners = [1, 3, 0, 2, 3, 1, 2, 0]
     seen = suitability.chosen(on_hosts(owners))
     seen = replace(seen, goal=replace(seen.goal, rechunk=24))
-    findings = (*checks.run(seen), *goals.unmet(seen))
+    findings = (*checks.run(seen), *planner.unmet_goals(seen))
     (step,) = planner.make_plan(findings, seen, registry.ACTIONS).steps
     assert isinstance(step.args, Rechunk)
     hosts = np.array([int(w.host[-1]) for w in seen.now.workers])

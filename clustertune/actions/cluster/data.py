@@ -40,7 +40,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import names_text
 from clustertune.monitor import inquiry
-from clustertune.planner import grouping
+from clustertune.planner.contents import read_groups
 from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
 from clustertune.remote import keys
@@ -256,7 +256,7 @@ class CallData:
     async def size_groups(self, view: View) -> None:
         """Make group sizes, partitioned and placed like the group ids."""
         for layout in view.layouts:
-            info = grouping.collection_of(layout)
+            info = read_groups(layout)
             if info is None:
                 continue
             assert info.contents is not None

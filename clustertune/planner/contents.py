@@ -1,7 +1,7 @@
-"""Distribute partitions so that every worker has every class of labels (pure).
+"""Decide by the contents of data: classes of labels, and query groups (pure).
 
-``remote.worker.content.classes`` returns the rows of each class in every partition, and
-the positions of some of them. These rows are *witnesses*: a worker with a witness of a
+``remote.worker.content`` returns them. *Groups* (``qid``) must begin and end with a
+partition. Some rows of a class are its *witnesses*: a worker with a witness of a
 class has that class. Each worker keeps or gets one partition with each class, and the
 other partitions are placed as usual.
 """
@@ -12,11 +12,80 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from clustertune.core.model import Bools, Float64s, Int64s, Layout, View
+from clustertune.core.model import Bools, CollectionInfo, Float64s, Int64s, Layout, View
+from clustertune.core.wording import variable
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
 from clustertune.planner.placement import Held, Placement, place, placed
+
+# --- groups ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Runs of rows of one group, in the order of rows."""
+
+    label: str  # of the collection with the groups
+    values: npt.NDArray[Any]  # (runs,) group of each run
+    counts: Int64s  # (runs,) rows; meaningless if rows of a group are scattered
+    together: bool  # every group is one run
+
+    @property
+    def edges(self) -> Int64s:
+        """First rows of all runs but the first, at which a cut is allowed."""
+        return np.cumsum(self.counts)[:-1]
+
+
+def has_groups(layout: Layout) -> bool:
+    """Return whether a layout has query groups, which may be unread."""
+    return any(variable(m.label) == "qid" for m in layout.collections)
+
+
+def read_groups(layout: Layout) -> CollectionInfo | None:
+    """Return the collection with the groups, if its values were read."""
+    for m in layout.collections:
+        if variable(m.label) == "qid" and m.contents is not None:
+            is_read = all("counts" in p for p in m.contents.partitions)
+            return m if is_read else None
+    return None
+
+
+def groups_of(layout: Layout) -> Groups | None:
+    """Return the groups of a layout; None: it has none, or they were not read.
+
+    A replicated layout has None: each partition with rows has all groups in order.
+    """
+    collection = read_groups(layout)
+    if collection is None or layouts.is_copied(layout):
+        return None
+    assert collection.contents is not None
+    partitions = [p for p in collection.contents.partitions if len(p["counts"])]
+    if not partitions:
+        return None
+    values = np.concatenate([p["values"] for p in partitions])
+    counts = np.concatenate([p["counts"] for p in partitions]).astype(np.int64)
+    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    values, counts = values[starts], np.add.reduceat(counts, starts)
+    scattered = any(p["scattered"] for p in partitions)
+    return Groups(
+        label=collection.label,
+        values=values,
+        counts=counts,
+        together=not scattered and len(np.unique(values)) == len(values),
+    )
+
+
+def cuts_in_groups(layout: Layout, groups: Groups) -> Int64s:
+    """Return the rows within a group at which some collection is divided."""
+    found = [np.cumsum(m.rows)[:-1] for m in layout.collections if m.rows is not None]
+    inner = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    ends = np.array([0, int(groups.counts.sum())])
+    return np.setdiff1d(inner, np.concatenate([groups.edges, ends]))
+
+
+# --- classes --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +104,7 @@ class Classes:
         return total
 
 
-def of(layout: Layout) -> Classes | None:
+def classes_of(layout: Layout) -> Classes | None:
     """Return the classes of a layout; None: not classes, or not read."""
     collection = next((m for m in layout.collections if m.label == "y"), None)
     if collection is None or collection.contents is None or collection.rows is None:
@@ -60,17 +129,17 @@ def of(layout: Layout) -> Classes | None:
     )
 
 
-def needed(layout: Layout, view: View) -> Classes | None:
+def needed_classes(layout: Layout, view: View) -> Classes | None:
     """Return the classes that every worker needs; None: none, or too few rows."""
     if view.goal.workload.needs_all_classes is False or layout is not view.layouts[0]:
         return None
-    classes = of(layout)
+    classes = classes_of(layout)
     if classes is None or not classes.names:
         return None
     return classes if classes.totals.min() >= len(view.eligible_workers) else None
 
 
-def missing(present: Bools, home: Int64s, eligible: Bools) -> Bools:
+def missing_classes(present: Bools, home: Int64s, eligible: Bools) -> Bools:
     """Return (workers, classes): the classes that eligible workers lack."""
     held = np.zeros((len(eligible), present.shape[1]), dtype=bool)
     np.logical_or.at(held, home[home >= 0], present[home >= 0])
@@ -144,7 +213,7 @@ def place_all(
     :func:`place`, which returned ``start``. Budgets are exceeded only if the partitions
     do not fit otherwise.
     """
-    if not missing(present, start.target, claim > 0).any():
+    if not missing_classes(present, start.target, claim > 0).any():
         return start
     pin = pins(start.target, present, rows, claim, nbytes=nbytes, budget=budget)
     if pin is None:
