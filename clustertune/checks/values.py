@@ -198,22 +198,23 @@ def differing_columns(view: View) -> Iterator[Finding]:
 
 
 def non_numeric_columns(view: View) -> Iterator[Finding]:
-    """Find columns of features that are not numbers.
+    """Find columns of features that are not numbers, and labels of text.
 
     XGBoost and LightGBM refuse columns of text, dates and Python objects. XGBoost takes
     categories with ``enable_categorical=True``. Linear models and ``KMeans`` refuse
     both. A column that the library refuses stops ``prepare`` before data is loaded. The
-    first steps of a pipeline may take any column.
+    first steps of a pipeline may take any column. XGBoost refuses labels of text, too;
+    they stop ``prepare`` when the labels are loaded.
 
     Remedy: Drop these columns, ``X = X.drop(columns=["city"])``. Or make categories of
     columns with few different values: ``X = X.categorize(columns=["city"])``, for
     XGBoost with ``enable_categorical=True``.
     """
     workload = view.goal.workload
-    if workload.transforms:
-        return
     for collection in view.collections:
-        if variable(collection.label) != "X":
+        if variable(collection.label) == "y" and not workload.text_labels:
+            yield from _text_labels(collection, view)
+        if variable(collection.label) != "X" or workload.transforms:
             continue
         for dtype, names in collection.types.items():
             refused = dtype.startswith(NOT_NUMBERS)
@@ -239,6 +240,42 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
                 evidence={"dtype": dtype, "columns": len(names)},
                 remedy=_encode(collection, dtype, names, view),
             )
+
+
+def _text_labels(collection: CollectionInfo, view: View) -> Iterator[Finding]:
+    """Report texts that are no numbers, with code that numbers the classes."""
+    partitions = collection.contents.partitions if collection.contents else ()
+    texts = sorted({text for p in partitions for text in p.get("texts", ())})
+    if all(map(_is_number, texts)):
+        return
+    name = remedies.name_of(collection.label)
+    if len(texts) > MAX_NAMES:
+        codes = "dict(zip(classes, range(len(classes))))"
+        line = f"classes = sorted({name}.dropna().unique().compute()); "
+    else:
+        numbers = ", ".join(f"{code(text)}: {i}" for i, text in enumerate(texts))
+        codes, line = f"{{{numbers}}}", ""
+    line += f'{name} = {name}.map({codes}, meta=({name}.name, "int64"))'
+    edited = remedies.edit([collection.label], line)
+    yield critical(
+        message=f"{collection.label} has texts as labels "
+        f"({names_text(texts, most=MAX_NAMES)}), which {view.goal.workload.title} "
+        "refuses",
+        subject=(collection.label,),
+        evidence={"texts": len(texts)},
+        remedy=f"Make numbers of {name} before you load it."
+        if collection.kind == "array"
+        else f"Run `{edited}`.",
+    )
+
+
+def _is_number(text: str) -> bool:
+    """Whether a library can convert the text to a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _list_code(columns: Iterable[str]) -> str:

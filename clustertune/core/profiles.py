@@ -124,6 +124,8 @@ class Profile:
     categories: bool = False
     #: beginnings of names of types of columns in X that its fit refuses
     refuses: tuple[str, ...] = ()
+    #: whether a classifier takes texts as labels
+    text_labels: bool = True
     #: whether a missing or infinite label makes its fit fail, or spoils the model
     needs_labels: bool = True
 

@@ -115,6 +115,8 @@ class Results:
     memory: tuple[WorkerMemory, ...] = ()
     workers: tuple[WorkerState, ...] = ()
     lost: tuple[Loss, ...] | None = ()
+    #: threads of each training task, if one worker of each host trains for its host
+    host_threads: int | None = None
 
     @property
     def predicted_peak(self) -> int | None:

@@ -243,6 +243,9 @@ def _rows_text(results: Results) -> str:
     rows = f"{few} rows" if few == many else f"{few} to {many} rows"
     holds = "holds" if len(held) == 1 else "hold"
     text = f"{all_of_them}{plural(len(held), 'worker')} {holds} {rows}"
+    if results.host_threads is not None:
+        trains = "trains" if len(held) == 1 else "train"
+        return f"{text} and {trains} with {plural(results.host_threads, 'thread')}"
     return f"{text}, and {empty:,} none" if empty else text
 
 

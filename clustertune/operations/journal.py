@@ -26,7 +26,7 @@ from clustertune.core.results import (
     WorkerMemory,
     WorkerState,
 )
-from clustertune.planner import forecast, layouts
+from clustertune.planner import forecast, layouts, suitability
 from clustertune.planner.memory import process_limit
 
 
@@ -145,6 +145,7 @@ class Journal:
             memory=memory_of(views, self.outcomes),
             workers=states_of(views),
             lost=self.losses,
+            host_threads=suitability.threads_of_task(views[-1]) if views else None,
             # running tasks matter only to steps that are planned, or were not done
             notes=tuple(dict.fromkeys(notes)) if skipped or status == "planned" else (),
         )

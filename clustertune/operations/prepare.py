@@ -146,14 +146,17 @@ def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
-    """Raise the error of the first finding that stops ``prepare``."""
-    for finding in findings:
-        error = checks.error_of(finding)
-        if error is not None:
-            # the remedy of a finding that prepare could fix is the call that failed
-            helps = finding.remedy and not finding.fixed_by
-            remedy = f". Remedy: {finding.remedy}" if helps else ""
-            raise error(f"{finding.message}{remedy}")
+    """Raise one error of all findings that stop ``prepare``."""
+    errors = [(checks.error_of(finding), finding) for finding in findings]
+    stopping = [(error, finding) for error, finding in errors if error is not None]
+    if not stopping:
+        return
+    texts = []
+    for _, finding in stopping:
+        # the remedy of a finding that prepare could fix is the call that failed
+        helps = finding.remedy and not finding.fixed_by
+        texts.append(finding.message + (f". Remedy: {finding.remedy}" if helps else ""))
+    raise stopping[0][0]("\n".join(texts))
 
 
 def _refuse_losses(views: Iterable[View]) -> None:

@@ -198,6 +198,23 @@ def test_rows_of_workers(rows: list[int]) -> None:
     ) in line
 
 
+@pytest.mark.parametrize(
+    ("homes", "text"),
+    [
+        ([0] * 4, "1 worker holds 40 rows and trains with 2 threads"),
+        ([0, 0, 1, 1], "2 workers hold 20 rows and train with 2 threads"),
+    ],
+)
+def test_one_worker_of_each_host(homes: list[int], text: str) -> None:
+    """Workers that need no rows are no problem, so the headline does not count them."""
+    some = [worker(i) for i in range(4)]
+    data = layout([10] * 4, homes)
+    seen = (summarize(data, view(some, [data])),)
+    report = Report(status="fine", seconds=1.0, before=seen, after=seen, host_threads=2)
+    assert text in headlines(report)[0]
+    assert "none" not in headlines(report)[0]
+
+
 def test_a_dry_run() -> None:
     """A dry run has neither cost nor remaining problems, and no measured time."""
     report = report_of(dry_run=True)

@@ -57,6 +57,43 @@ async def test_labels(c: Any, s: Any, a: Any, b: Any, model: Any, wrong: float) 
     assert "nonfinite_values" not in {f.check for f in p.report.left}
 
 
+@pytest.mark.parametrize("n_classes", [2, 12])
+@gen_cluster(client=True, nthreads=TWO)
+async def test_labels_of_text(c: Any, s: Any, a: Any, b: Any, n_classes: int) -> None:
+    """One error names missing and text labels, and its remedies repair both."""
+    texts = [f"class {i:02}" for i in range(n_classes)]
+    frame = numbers(y=np.resize(np.array(texts, dtype=object), ROWS))
+    frame.loc[:99, "y"] = None
+    frame = dd.from_pandas(frame, npartitions=4)
+    X, y = c.persist([frame[["a", "b"]], frame["y"]], workers=[a.address])
+    with pytest.raises(ValueError, match="y has texts as labels") as error:
+        await clustertune.prepare(c, X, y, estimator=DaskXGBClassifier)
+    lines = str(error.value).split("`")[1::2]
+    names: dict[str, Any] = {"X": X, "y": y}
+    if n_classes > 10:  # an asynchronous client cannot compute in one line
+        assert "sorted(y.dropna().unique().compute())" in lines[0]
+        lines[0] = lines[0].partition("; ")[2]
+        names["classes"] = texts
+    for line in lines:
+        exec(line, names)
+    p = await clustertune.prepare(
+        c, names["X"], names["y"], estimator=DaskXGBClassifier
+    )
+    found = await c.compute(p.y)
+    assert len(found) == ROWS - 100
+    expected = np.resize(np.arange(n_classes), ROWS)[100:]
+    assert (found.to_numpy() == expected).all()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_texts_that_are_numbers(c: Any, s: Any, a: Any, b: Any) -> None:
+    """XGBoost converts them, so they are no problem."""
+    y = dd.from_pandas(pd.Series(["0", "1"] * (ROWS // 2), name="y"), npartitions=4)
+    X = dd.from_pandas(numbers(), npartitions=4)
+    p = await clustertune.prepare(c, X, y, estimator=DaskXGBClassifier)
+    assert "non_numeric_columns" not in {f.check for f in p.report.left}
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_labels_of_no_known_library(c: Any, s: Any, a: Any, b: Any) -> None:
     """The finding is a warning, because the library may take them."""

@@ -39,6 +39,7 @@ HIST = Profile(
     random_order=False,
     categories=True,
     refuses=NOT_NUMBERS,
+    text_labels=False,
     eval_everywhere=True,
     packages=("xgboost", "xgboost-cpu"),
     threads="worker",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_CLASSES = 1000  # more different labels than that are no classes
+MOST_TEXTS = 20  # distinct texts that an answer has
 EXACT = 2**53  # floats hold all integers up to this one
 
 
@@ -24,8 +25,8 @@ def all_of(partition: Any, looks: list[Callable[[Any], dict[str, Any]]]) -> Any:
 
 
 def finite(partition: Any) -> dict[str, Any]:
-    """Missing and infinite values."""
-    return {"nonfinite_values": _not_finite(partition)}
+    """Missing and infinite labels, and labels that are texts."""
+    return {"nonfinite_values": _not_finite(partition), "texts": _texts(partition)}
 
 
 def columns(partition: Any, names: list[Any], kinds: list[str]) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def labels(partition: Any) -> dict[str, Any]:
     """Labels that are not finite, the count of each class, and moments."""
     return {
         "nonfinite_values": _not_finite(partition),
+        "texts": _texts(partition),
         "classes": _classes(partition),
         "moments": _moments(partition),
     }
@@ -244,6 +246,18 @@ def _classes(partition: Any) -> list[list[Any]] | None:
     if len(found) > MOST_CLASSES:
         return None
     return [[_plain(v), int(n)] for v, n in zip(found, counts, strict=True)]
+
+
+def _texts(partition: Any) -> list[str]:
+    """The first distinct texts."""
+    import numpy as np
+
+    values = np.asarray(partition)
+    if values.dtype.kind not in "OUS":
+        return []
+    return sorted({x for x in values.ravel().tolist() if isinstance(x, str)})[
+        :MOST_TEXTS
+    ]
 
 
 def _moments(partition: Any) -> list[float] | None:

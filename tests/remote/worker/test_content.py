@@ -53,6 +53,23 @@ def test_classes(partition, classes):
 
 
 @pytest.mark.parametrize(
+    ("partition", "texts"),
+    [
+        (pd.Series(["b", None, "a", "b"]), ["a", "b"]),
+        (pd.Categorical(["b", "a"]), ["a", "b"]),
+        (np.array([["b"], ["a"]]), ["a", "b"]),
+        (pd.Series([1, "a"], dtype=object), ["a"]),
+        (pd.Series([1.0, np.nan]), []),
+        (pd.Series(map(str, range(99))), sorted(map(str, range(99)))[:20]),
+    ],
+)
+def test_texts(partition, texts):
+    """Distinct texts in order, up to a limit."""
+    assert content.finite(partition)["texts"] == texts
+    assert content.labels(partition)["texts"] == texts
+
+
+@pytest.mark.parametrize(
     ("partition", "moments"),
     [
         (np.array([1.0, np.nan, 3.0]), [2, 4.0, 10.0]),
