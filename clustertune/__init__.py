@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from clustertune import errors as errors
     from clustertune import training as training
     from clustertune.core.report import Report as Report
-    from clustertune.dashboard.link import dashboard_page as dashboard_page
+    from clustertune.dashboard.show import dashboard_page as dashboard_page
     from clustertune.operations.check import check as check
     from clustertune.operations.fit import fit as fit
     from clustertune.operations.history import history as history
@@ -44,7 +44,7 @@ _PUBLIC = {
     "hold": "operations.hold",
     "last_report": "operations.prepare",
     "Monitor": "operations.watch",
-    "dashboard_page": "dashboard.link",
+    "dashboard_page": "dashboard.show",
     "merge_workers": "operations.workers",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",

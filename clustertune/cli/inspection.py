@@ -243,7 +243,7 @@ def dashboard(
 ) -> None:
     """Show the page of a cluster, on its dashboard or served from this machine."""
     if not serve:
-        from clustertune.dashboard.link import add_page
+        from clustertune.dashboard.show import add_page
 
         refuse_options(("port", "listen", "origins"), "{} needs --serve")
         click.echo(printable(run(target, add_page).url, longest=2000))
@@ -258,7 +258,7 @@ def dashboard(
 async def _serve(
     client: Client, *, port: int, address: str, origins: tuple[str, ...]
 ) -> None:
-    from clustertune.dashboard import server
+    from clustertune.dashboard import show
     from clustertune.monitor import connection
 
     scheduler: Any = client.scheduler
@@ -266,10 +266,10 @@ async def _serve(
         connection.connected,
         scheduler.address,
         security=client.security,
-        seconds=server.CONNECT,
+        seconds=show.CONNECT,
     )
     try:
-        async with server.serving(
+        async with show.serving(
             connect, port=port, address=address, origins=origins
         ) as url:
             click.echo(f"{url} shows the cluster until ^C")

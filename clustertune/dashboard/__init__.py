@@ -1,7 +1,6 @@
 """The dashboard page: Bokeh figures and tables that show a *page state*.
 
-``state``, ``style``, ``figures``, ``page`` and ``mount`` also run in schedulers without
+``state``, ``figures``, ``page`` and ``mount`` also run in schedulers without
 clustertune. They import only the standard library, Bokeh, each other, and modules that
-:mod:`clustertune.remote.ship` sends with them. ``server`` and ``link`` run in the
-user's process.
+:mod:`clustertune.remote.ship` sends with them. ``show`` runs in the user's process.
 """

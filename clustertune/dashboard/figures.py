@@ -6,14 +6,123 @@ a worker shows as a shape next to its bar, and as words below the figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
-from bokeh.models import FixedTicker, HoverTool
+from bokeh.models import (
+    AdaptiveTicker,
+    ColumnDataSource,
+    FixedTicker,
+    HoverTool,
+    NumeralTickFormatter,
+)
+from bokeh.models.widgets import Div
+from bokeh.plotting import figure
+from bokeh.themes import Theme
 
 from clustertune.core.wording import natural, printable
-from clustertune.dashboard import style
 from clustertune.dashboard.state import Items, State, condition
+
+# --- style ----------------------------------------------------------------------------
+
+# Okabe and Ito's palette
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+VERMILION, PURPLE = "#D55E00", "#CC79A7"
+GREY = "#7a7a7a"  # readable on a light and on a dark background
+
+MAX_TEXT = 1000  # characters of a text from the cluster
+
+CSS = """
+:host { --ink: #1d2129; --soft: #5a6270; --line: #d5d9e0;
+  --bad: #b34700; --good: #00714f; --fair: #7a5600;
+  color: var(--ink); font: 14px/1.45 system-ui, "Helvetica Neue", Arial, sans-serif; }
+@media (prefers-color-scheme: dark) { :host { --ink: #e8eaee;
+  --soft: #a6adba; --line: #3a404b; --bad: #ff9d5c; --good: #4fd3a8; --fair: #f0c24b; }}
+.bk-clearfix { display: block !important; width: 100%; overflow-wrap: anywhere }
+.verdict { font-size: 19px; padding: 6px 12px; border-left: 6px solid }
+.verdict small { display: block; font-size: 13px; color: var(--soft) }
+.verdict div { font-size: 15px }
+.ready { border-color: var(--good) } .ready b { color: var(--good) }
+.usable { border-color: var(--fair) } .usable b { color: var(--fair) }
+.not { border-color: var(--bad) } .not b { color: var(--bad) }
+.unknown { border-color: var(--soft) } .unknown b { color: var(--soft) }
+h4 { font-size: 15px; margin: 10px 0 4px }
+.legend span { margin-right: 14px; white-space: nowrap }
+table { border-collapse: collapse; width: 100% }
+th { text-align: left; font-weight: 600; color: var(--soft); white-space: nowrap }
+td, th { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line);
+  vertical-align: top }
+code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
+"""
+
+PAGE = """
+:host { background: #ffffff; padding: 4px 14px; box-sizing: border-box }
+@media (prefers-color-scheme: dark) { :host { background: #16191f }}
+"""
+
+#: for figures, which have no text of their own but the labels of axes
+THEME = Theme(
+    json={
+        "attrs": {
+            "Plot": {
+                "background_fill_color": None,
+                "border_fill_color": None,
+                "outline_line_color": None,
+            },
+            "Axis": {
+                "axis_line_color": GREY,
+                "major_tick_line_color": GREY,
+                "minor_tick_line_color": None,
+                "major_label_text_color": GREY,
+                "major_label_text_font_size": "12px",
+                "axis_label_text_color": GREY,
+            },
+            "Grid": {"grid_line_color": GREY, "grid_line_alpha": 0.35},
+        }
+    }
+)
+
+
+def escaped(value: object) -> str:
+    """Return untrusted text, escaped for HTML."""
+    return escape(printable(str(value), longest=MAX_TEXT))
+
+
+def html() -> Div:
+    """Return an empty element for HTML."""
+    return Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
+
+
+def caption(title: str, legend: Iterable[tuple[str, str, str]]) -> str:
+    """Return a title and a legend: colour, sign and meaning."""
+    entries = " ".join(
+        f'<span><b style="color:{colour}">{sign}</b> {meaning}</span>'
+        for colour, sign, meaning in legend
+    )
+    return f'<h4>{title}</h4><div class="legend">{entries}</div>'
+
+
+def plot(**options: Any) -> Any:
+    """Return a figure as wide as its column."""
+    return figure(
+        toolbar_location=None, tools="", sizing_mode="stretch_width", **options
+    )
+
+
+def source(*names: str) -> Any:
+    """Return a data source with empty columns."""
+    return ColumnDataSource({name: [] for name in names})
+
+
+def bytes_axis(axis: Any) -> None:
+    """Label an axis with binary prefixes."""
+    powers = [2**i for i in range(10)]
+    axis.ticker = AdaptiveTicker(base=1024, mantissas=powers, desired_num_ticks=4)
+    axis.formatter = NumeralTickFormatter(format="0.[0] ib")
+
+
+# --- figures --------------------------------------------------------------------------
 
 MAX_BARS = 40
 BAR_HEIGHT = 22  # pixels
@@ -23,25 +132,25 @@ MARGIN = 10.0  # seconds after now, so that the last mark is whole
 MAX_MOMENTS = 1000
 
 PARTS = (
-    ("managed", style.BLUE),
-    ("unmanaged", style.ORANGE),
-    ("spilled", style.PURPLE),
+    ("managed", BLUE),
+    ("unmanaged", ORANGE),
+    ("spilled", PURPLE),
 )
-MEMORY = style.caption(
+MEMORY = caption(
     "Memory of workers",
     [
         *((colour, "&#9632;", name) for name, colour in PARTS),
-        (style.GREY, "|", "thresholds: target, spill, pause, terminate"),
+        (GREY, "|", "thresholds: target, spill, pause, terminate"),
     ],
 )
 #: by kind of event: Bokeh's marker, colour, sign in the legend, meaning
 EVENTS = {
-    "did": ("circle", style.GREEN, "&#9679;", "done"),
-    "failed": ("x", style.VERMILION, "&#10005;", "failed"),
-    "held": ("square", style.PURPLE, "&#9632;", "held"),
-    "scheduled": ("inverted_triangle", style.SKY, "&#9660;", "scheduled"),
+    "did": ("circle", GREEN, "&#9679;", "done"),
+    "failed": ("x", VERMILION, "&#10005;", "failed"),
+    "held": ("square", PURPLE, "&#9632;", "held"),
+    "scheduled": ("inverted_triangle", SKY, "&#9660;", "scheduled"),
 }
-TIMELINE = style.caption(
+TIMELINE = caption(
     "Memory of all workers in the last 15 minutes (UTC), and events",
     [
         *((colour, "&#9632;", name) for name, colour in PARTS[:2]),
@@ -62,11 +171,11 @@ class Memory:
 
     def __init__(self) -> None:
         names = [name for name, _ in PARTS]
-        self.source = style.source("y", "name", "label", "status", *names)
-        self.ticks = style.source(*_TICK)
-        self.caption, self.notes = style.html(), style.html()
+        self.source = source("y", "name", "label", "status", *names)
+        self.ticks = source(*_TICK)
+        self.caption, self.notes = html(), html()
         self.caption.text = MEMORY
-        self.chart = style.plot(height=120, x_range=(0, 1), y_range=(1, 0))
+        self.chart = plot(height=120, x_range=(0, 1), y_range=(1, 0))
         self.roots = (self.caption, self.chart, self.notes)
         bars = self.chart.hbar_stack(
             names, y="y", height=0.62, source=self.source, line_color=None,
@@ -75,7 +184,7 @@ class Memory:
         )  # fmt: skip
         self.chart.segment(
             x0="x", x1="x", y0="y0", y1="y1", source=self.ticks, line_width=2,
-            line_color=style.GREY,
+            line_color=GREY,
         )  # fmt: skip
         tooltips = [("worker", "@name"), ("status", "@status")]
         tooltips += [(name, f"@{name}{{0.[0] ib}}") for name in names]
@@ -83,7 +192,7 @@ class Memory:
         self.chart.ygrid.visible = False
         # a new ticker for each update would cost more than all else
         self.chart.yaxis.ticker = FixedTicker(ticks=list(range(MAX_BARS)))
-        style.bytes_axis(self.chart.xaxis)
+        bytes_axis(self.chart.xaxis)
 
     def update(self, state: State) -> None:
         shown = _most_important(state["workers"])
@@ -143,7 +252,7 @@ def _bars(workers: Items) -> dict[str, list[Any]]:
 def _notes(workers: Items, shown: Items) -> str:
     """Return problems of workers in words."""
     lines = [
-        f"&#9650; {style.text(w['id'])}: {style.text(condition(w))}"
+        f"&#9650; {escaped(w['id'])}: {escaped(condition(w))}"
         for w in shown
         if condition(w)
     ]
@@ -158,11 +267,11 @@ class Timeline:
     """Memory of all workers over time, and a mark for each event."""
 
     def __init__(self) -> None:
-        self.source = style.source(*_MOMENT)
-        self.marks = style.source("time", "at", "mark", "colour", "text")
-        self.caption = style.html()
+        self.source = source(*_MOMENT)
+        self.marks = source("time", "at", "mark", "colour", "text")
+        self.caption = html()
         self.caption.text = TIMELINE
-        self.chart = style.plot(
+        self.chart = plot(
             height=200,
             x_axis_type="datetime",
             x_range=(0, 1),
@@ -170,15 +279,15 @@ class Timeline:
         )
         self.roots = (self.caption, self.chart)
         for low, high, colour in (
-            ("managed", "process", style.ORANGE),
-            (0, "managed", style.BLUE),
+            ("managed", "process", ORANGE),
+            (0, "managed", BLUE),
         ):
             self.chart.varea(
                 x="time", y1=low, y2=high, source=self.source, fill_color=colour,
                 fill_alpha=0.8,
             )  # fmt: skip
         line = self.chart.line(
-            x="time", y="process", source=self.source, line_color=style.GREY
+            x="time", y="process", source=self.source, line_color=GREY
         )
         marks = self.chart.scatter(
             x="time", y="at", marker="mark", size=12, source=self.marks,
@@ -189,7 +298,7 @@ class Timeline:
             HoverTool(tooltips=sizes, renderers=[line], mode="vline"),
             HoverTool(tooltips=[("", "@text")], renderers=[marks]),
         )
-        style.bytes_axis(self.chart.yaxis)
+        bytes_axis(self.chart.yaxis)
 
     def update(self, state: State) -> None:
         self._follow(state["history"])

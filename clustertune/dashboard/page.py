@@ -29,7 +29,7 @@ from clustertune.core.wording import (
     seconds_text,
     times_text,
 )
-from clustertune.dashboard import style
+from clustertune.dashboard import figures
 from clustertune.dashboard.figures import EVENTS, Memory, Timeline
 from clustertune.dashboard.state import (
     MAX_IMBALANCE,
@@ -90,12 +90,12 @@ def headline(state: State) -> str:
     """Return whether a fit can begin, the reasons, the cluster, and running fits."""
     word, reasons = verdict(state)
     where = f"{state['scheduler']}: {total(state['workers'])}"
-    rounds = (style.text(rounds_text(fit)) for fit in state["fits"])
+    rounds = (figures.escaped(rounds_text(fit)) for fit in state["fits"])
     fits = "".join(f"<div>Training: {text}</div>" for text in rounds)
     level = word.split()[0].strip(",").lower()
     return (
-        f'<div class="verdict {level}"><b>{word}:</b> {style.text(reasons)}'
-        f"<small>{style.text(where)}</small>{fits}</div>"
+        f'<div class="verdict {level}"><b>{word}:</b> {figures.escaped(reasons)}'
+        f"<small>{figures.escaped(where)}</small>{fits}</div>"
     )
 
 
@@ -176,7 +176,7 @@ def events(state: State) -> str:
         [
             ("time (UTC)", _clock(e["time"], state["time"])),
             ("", EVENTS[e["kind"]][3]),
-            ("event", printable(e["text"], longest=style.MAX_TEXT)),
+            ("event", printable(e["text"], longest=figures.MAX_TEXT)),
         ]
         for e in last
     ]
@@ -206,7 +206,7 @@ class Page:
 
     def __init__(self) -> None:
         self.memory, self.timeline = Memory(), Timeline()
-        self.texts = [style.html() for _ in TEXTS]
+        self.texts = [figures.html() for _ in TEXTS]
         head, held, found, log = self.texts
         columns: list[Any] = [
             Column(children=list(roots), stylesheets=[_HALF], **_WIDE)
@@ -217,7 +217,7 @@ class Page:
             for pair in (columns[:2], columns[2:])
         ]
         children: list[Any] = [head, pairs[0], found, pairs[1]]
-        self.root = Column(children=children, stylesheets=[style.PAGE], **_WIDE)
+        self.root = Column(children=children, stylesheets=[figures.PAGE], **_WIDE)
 
     def update(self, state: State) -> None:
         self.memory.update(state)
@@ -239,7 +239,7 @@ def build(document: Any, read: Read) -> None:
     document.add_root(page.root)
     document.title = "clustertune"
     document.template = OWN_TEMPLATE
-    document.theme = style.THEME
+    document.theme = figures.THEME
 
     async def refresh() -> None:
         page.update(await read())

@@ -17,7 +17,7 @@ from distributed import Scheduler, Worker, wait
 from distributed.core import Status
 
 import clustertune
-from clustertune.dashboard import page, server
+from clustertune.dashboard import page, show
 from clustertune.monitor.connection import connected
 from tests.browser import chromium, needs_browser
 from tests.dashboard.states import GIB, finding, of
@@ -228,14 +228,14 @@ async def test_no_text_is_covered_or_cut(tmp_path):
 @gen_test(timeout=120)
 async def test_a_restarted_scheduler(tmp_path, monkeypatch):
     """The served page shows that the scheduler is lost, and then reconnects."""
-    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.2)
+    monkeypatch.setattr(show, "RETRY_INTERVAL", 0.2)
     board = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **board) as first:
         address, port = first.address, first.port
 
         connect = partial(connected, address, seconds=1)
         async with (
-            server.serving(connect, port=0, address="127.0.0.1", origins=[]) as url,
+            show.serving(connect, port=0, address="127.0.0.1", origins=[]) as url,
             chromium() as tab,
         ):
             await tab.look_at(url, dark=True)

@@ -11,8 +11,8 @@ import pytest
 from bokeh.document import Document
 
 import clustertune.dashboard
+from clustertune.dashboard import figures
 from clustertune.dashboard import page as pages
-from clustertune.dashboard import style
 from clustertune.dashboard.page import Page
 from tests.dashboard.states import finding, layout, of
 
@@ -21,7 +21,7 @@ EVIL = "<script>alert(1)</script>"
 
 def shown(page: Page) -> str:
     """Return all HTML of a page."""
-    found = page.root.select({"type": style.Div})
+    found = page.root.select({"type": figures.Div})
     return " ".join(div.text for div in found)
 
 
@@ -149,9 +149,9 @@ def test_text_of_the_cluster_is_escaped() -> None:
     text = shown(page)
     assert "<script" not in text
     assert text.count("&lt;script&gt;") > 10
-    for div in page.root.select({"type": style.Div}):
+    for div in page.root.select({"type": figures.Div}):
         assert div.disable_math  # dollar signs load no library
 
 
 def test_control_characters_do_nothing() -> None:
-    assert style.text("a\x1b[31m\nb") == r"a\x1b[31m\nb"
+    assert figures.escaped("a\x1b[31m\nb") == r"a\x1b[31m\nb"

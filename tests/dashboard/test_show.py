@@ -1,17 +1,19 @@
-"""The server of the page: page states, its policy, and connections."""
+"""``dashboard_page``: the page on the dashboard of a scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dask
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from tornado.httpclient import (
     AsyncHTTPClient,
     HTTPClientError,
@@ -21,18 +23,100 @@ from tornado.httpclient import (
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import clustertune
-from clustertune.dashboard import link as links
-from clustertune.dashboard import server
+from clustertune.dashboard import show
+from clustertune.dashboard.show import page_url
 from clustertune.dashboard.state import State, verdict
-from clustertune.errors import TimedOutError, VersionMismatchError
+from clustertune.errors import RefusedError, TimedOutError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import connected
 from tests.in_process import gen_cluster, gen_test
-from tests.processes import soon
+from tests.processes import BLOCK, cluster, soon
+
+BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
+ONE = [("127.0.0.1", 1)]
+
+
+async def get(url: str) -> str:
+    return (await AsyncHTTPClient().fetch(url)).body.decode()
+
+
+@gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
+async def test_it_is_part_of_the_dashboard_once(c, s, a):
+    """The page, and the link in the navigation."""
+    page = await clustertune.dashboard_page(c)
+    again = await clustertune.dashboard_page(c)
+    base = f"http://127.0.0.1:{s.http_server.port}"
+    assert page == again
+    assert page.url == f"{base}/clustertune"
+    assert len(s.http_application.applications) == 2
+    page, status = await get(page.url), await get(f"{base}/status")
+    assert page.count('href="clustertune"') == status.count('href="clustertune"') == 1
+
+
+@gen_cluster(
+    client=True, nthreads=ONE, scheduler_kwargs=BOARD | {"http_prefix": "my/proxy"}
+)
+async def test_a_dashboard_prefix_is_used(c, s, a):
+    page = await clustertune.dashboard_page(c)
+    assert page.url.endswith("/my/proxy/clustertune")
+    assert "clustertune" in await get(page.url)
+
+
+@gen_cluster(client=True, nthreads=ONE)
+async def test_a_scheduler_without_a_dashboard(c, s, a):
+    with pytest.raises(RefusedError, match=r"serves no dashboard.*dashboard --serve"):
+        await clustertune.dashboard_page(c)
+
+
+@gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
+async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.server.tornado", None)
+    with pytest.raises(RefusedError, match="has no Bokeh"):
+        await clustertune.dashboard_page(c)
+
+
+def test_a_scheduler_process_that_cannot_import_bokeh(tmp_path: Path) -> None:
+    """The code of the page cannot be loaded there."""
+    code = BLOCK.replace('"clustertune"', '"bokeh"')
+    (tmp_path / "sitecustomize.py").write_text(code)
+    with (
+        cluster(tmp_path, 1, PYTHONPATH=str(tmp_path)) as file,
+        Client(scheduler_file=file) as client,
+        pytest.raises(RefusedError, match="has no Bokeh"),
+    ):
+        clustertune.dashboard_page(client)
+
+
+@pytest.mark.parametrize(
+    ("link", "path", "url"),
+    [
+        ("http://h:1/status", "/clustertune", "http://h:1/clustertune"),
+        ("http://h:1/p/status", "/p/clustertune", "http://h:1/p/clustertune"),
+        ("http://h:1/status", "/p/clustertune", "http://h:1/p/clustertune"),
+        ("/user/a/proxy/8787/status", "/clustertune", "/user/a/proxy/8787/clustertune"),
+        ("https://hub/x/", "/clustertune", "https://hub/x/clustertune"),
+        ("https://hub", "/clustertune", "https://hub/clustertune"),
+    ],
+)
+def test_the_url_of_the_page(link: str, path: str, url: str) -> None:
+    assert page_url(link, path) == url
+
+
+def test_in_a_notebook_it_is_a_frame() -> None:
+    page = show.DashboardPage('http://h/"><script>')
+    assert "<script" not in page.show()._repr_html_() + page._repr_html_()
+    assert 'height="500"' in page.show(height=500)._repr_html_()
+
+
+def test_it_takes_a_client_and_no_address() -> None:
+    with pytest.raises(TypeError, match="client"):
+        clustertune.dashboard_page("tcp://127.0.0.1:8786")
+
+
+# --- a server in this process ---------------------------------------------------------
 
 EVIL = "<script>alert(1)</script>"
 PROXY = "hub.example:8443"
-ONE = [("127.0.0.1", 1)]
 
 
 async def asked(url: str, **headers: str) -> HTTPResponse:
@@ -52,7 +136,7 @@ async def websocket(page: str, origin: str) -> WebSocketClientConnection:
 async def served(address: str) -> AsyncIterator[str]:
     connect = partial(connected, address, seconds=60)
     options: dict[str, Any] = {"port": 0, "address": "127.0.0.1", "origins": [PROXY]}
-    async with server.serving(connect, **options) as url:
+    async with show.serving(connect, **options) as url:
         yield url
 
 
@@ -60,8 +144,8 @@ async def served(address: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def source_of(connect: server.Connect) -> AsyncIterator[server.Source]:
-    source = server.Source(connect)
+async def source_of(connect: show.Connect) -> AsyncIterator[show.Source]:
+    source = show.Source(connect)
     following = asyncio.ensure_future(source.follow())
     try:
         yield source
@@ -70,7 +154,7 @@ async def source_of(connect: server.Connect) -> AsyncIterator[server.Source]:
         await asyncio.wait([following])
 
 
-async def trouble(source: server.Source, words: str) -> State:
+async def trouble(source: show.Source, words: str) -> State:
     """Read states until the trouble begins with these words; "" is no trouble."""
 
     def is_there() -> bool:
@@ -98,7 +182,7 @@ async def test_a_cluster_to_which_no_code_is_sent(s, a, monkeypatch):
     async def refuse(client):
         raise VersionMismatchError("another Python")
 
-    monkeypatch.setattr(links, "run_checks", refuse)
+    monkeypatch.setattr(show, "run_checks", refuse)
     async with source_of(partial(connected, s.address, seconds=60)) as source:
         state = await trouble(source, "another Python")
         assert verdict(state) == ("Unknown", "another Python")
@@ -113,7 +197,7 @@ async def test_checks_that_fail(s, a, monkeypatch):
         await monitor.install_plugin(client, await monitor.identify(client))
         raise TimedOutError("a worker hangs")
 
-    monkeypatch.setattr(links, "run_checks", fail)
+    monkeypatch.setattr(show, "run_checks", fail)
     async with source_of(partial(connected, s.address, seconds=60)) as source:
         state = await trouble(source, "")
         assert state["findings"] is None
@@ -133,8 +217,8 @@ async def test_no_reader_no_request(s, a):
 @gen_test()
 async def test_a_lost_scheduler_that_returns(monkeypatch):
     """The last state stays, with the reason, until the scheduler is back."""
-    monkeypatch.setattr(server, "RETRY_INTERVAL", 0.0)
-    monkeypatch.setattr(server, "INTERVAL", 0.0)
+    monkeypatch.setattr(show, "RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr(show, "INTERVAL", 0.0)
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, **options) as s:
         address, port = s.address, s.port
@@ -194,7 +278,6 @@ async def test_the_page_source_has_no_cluster_data(s: Any) -> None:
 
 
 ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
-BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 
 
 @gen_cluster(
