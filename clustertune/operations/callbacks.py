@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.integrations.libraries.continuing import Continuation
+from clustertune.integrations.libraries.workload import Continuation
 from clustertune.remote import ship
 from clustertune.remote.worker.rounds import Reports
 

@@ -15,8 +15,7 @@ from typing import Any
 import fsspec
 
 from clustertune.core.wording import printable
-from clustertune.integrations.libraries.continuing import Checkpoint
-from clustertune.integrations.libraries.workload import last_step
+from clustertune.integrations.libraries.workload import Checkpoint, last_step
 
 FORMAT = 1
 MAX_HEADER = 2**26  # bytes
