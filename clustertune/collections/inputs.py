@@ -1,11 +1,14 @@
-"""Validate, name and group the collections of a call.
+"""Validate, name and group the collections of a call, and suit them to a library.
 
 All arguments are validated here, before anything on the cluster changes. Collections
 with the same rows form a group. The rest of the package uses :class:`CollectionInfo`.
+Data that does not suit the workload is refused. A library that takes Arrays only gets
+Arrays, made of frames by Dask.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +16,15 @@ from typing import Any
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
+import pandas as pd
+from dask._task_spec import Task, TaskRef
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
-from clustertune.collections.conversion import as_collection, group_numbers
+from clustertune.collections.loading import lengths, unjoined
+from clustertune.core.findings import code
+from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS
 from clustertune.core.wording import names_text, variable
 
@@ -329,3 +338,184 @@ def evaluated(inputs: Inputs) -> tuple[str, ...]:
     """Return the eval sets that are the training data."""
     names = (f"eval_set[{i}]" for i in range(len(inputs.eval_sets)))
     return tuple(n for n in names if inputs.same[f"{n}.X"] in inputs.training)
+
+
+# --- other kinds of collections -------------------------------------------------------
+
+MAX_GROUPS = 2**32  # in a partition
+
+
+def as_collection(x: Any) -> Any:
+    """Return a NumPy array or a pandas object as a collection of one partition."""
+    if isinstance(x, np.ndarray):
+        return da.from_array(x, chunks=-1)
+    if isinstance(x, pd.DataFrame | pd.Series):
+        return dd.from_pandas(x, npartitions=1, sort=False)
+    return x
+
+
+def as_array(x: Any, rows: Int64s | None) -> da.Array:
+    """Return a frame or Series as an Array, by Dask's own conversion.
+
+    Columns are chosen by name, because a partition may list them in another order than
+    the metadata. ``rows`` are those of every partition; None: unknown.
+    """
+    if isinstance(x, dd.DataFrame) and x.columns.is_unique:
+        names = list(x.columns)
+        x = x.map_partitions(operator.getitem, names, meta=x._meta)  # noqa: SLF001
+    # Dask joins small reads, and the Array would lack the keys of the joined partitions
+    x = unjoined(x)
+    lengths = None if rows is None else tuple(rows.tolist())
+    array: da.Array = x.to_dask_array(lengths=lengths)
+    return array
+
+
+def group_numbers(label: str, sizes: Any) -> da.Array:
+    """Turn sizes of groups, as LightGBM takes them, into the group of each row.
+
+    The numbers ascend, and the partitions are those of the sizes.
+    """
+    array = sizes.to_dask_array() if isinstance(sizes, dd.Series) else sizes
+    if not isinstance(array, da.Array):
+        raise TypeError(
+            f"{label} must be a Dask Array or Series of the sizes of groups, in the "
+            f"order of rows; it was {type(sizes).__name__}"
+        )
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{label} must have one whole number for each group, its rows; it has "
+            f"{array.ndim} dimensions of {array.dtype}"
+        )
+    array = array.astype(np.int64)
+    name = f"groups-{tokenize(sizes)}"
+    tasks: dict[Any, Any] = {}
+    for i in range(array.numblocks[0]):
+        rows = TaskRef((array.name, i))
+        numbers = Task(None, np.arange, Task(None, len, rows))
+        numbers = Task(None, np.repeat, numbers, rows)
+        tasks[name, i] = Task((name, i), np.add, numbers, i * MAX_GROUPS)
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[array])
+    chunks = ((float("nan"),) * array.numblocks[0],)
+    return da.Array(graph, name, chunks, dtype=np.int64)
+
+
+# --- requirements of libraries --------------------------------------------------------
+
+
+def refuse_sizes(inputs: Inputs, profile: Profile) -> None:
+    """Refuse sizes of groups for a library that takes the group of each row."""
+    if inputs.sizes and not profile.group_sizes:
+        raise ValueError(
+            "group= has sizes of groups, which LightGBM's ranker takes; for "
+            f"{profile.title} give qid=, the group of each row"
+        )
+
+
+def refuse_unfit(inputs: Inputs, goal: Goal) -> None:
+    """Refuse data that does not suit the workload or the other arguments.
+
+    Raises
+    ------
+    ValueError
+        An argument is missing or contradicts another one.
+    """
+    _refuse_arrays(inputs, goal.workload)
+    if "y" in inputs.training:
+        _refuse_swapped(inputs.collection("X"), inputs.collection("y"))
+    for i in range(len(inputs.eval_sets)):
+        _refuse_unfit_eval_set(inputs, goal.workload, f"eval_set[{i}]")
+    if goal.persist is False and goal.changes_data:
+        raise ValueError(
+            "persist=False leaves lazy data unchanged, but release_inputs= or a number "
+            "for rechunk= change it; leave one of them out"
+        )
+
+
+def _refuse_arrays(inputs: Inputs, profile: Profile) -> None:
+    """Refuse Arrays for an estimator that takes frames only."""
+    arrays = [x.label for x in inputs if isinstance(x.collection, da.Array)]
+    if arrays and profile.refuses_arrays:
+        verb = "is an Array" if len(arrays) == 1 else "are Arrays"
+        shown = names_text(arrays, most=4)
+        raise ValueError(f"{shown} {verb}: {profile.title}: {profile.refuses_arrays}")
+
+
+def _refuse_swapped(X: Any, y: Any) -> None:
+    """Refuse a single feature with several labels: X and y are probably swapped."""
+    if X.ndim == 1 and y.ndim == 2 and y.shape[1] > 1:
+        raise ValueError(
+            f"X has one value a row, and y has {y.shape[1]:,}: are they swapped? It is "
+            "prepare(client, X, y), features first; features of one column have two "
+            "dimensions"
+        )
+
+
+def _refuse_unfit_eval_set(inputs: Inputs, profile: Profile, name: str) -> None:
+    if profile.groups and f"{name}.qid" not in inputs.same:
+        raise ValueError(
+            f"{profile.title} scores groups of rows: {name} needs them too, "
+            'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
+        )
+    if profile.stops_early and name in evaluated(inputs):
+        raise ValueError(
+            f"{name} is the training data, and each worker of {profile.title} scores "
+            "only the rows that it holds: with early stopping the workers would stop "
+            "at different rounds, and the fit would hang; leave it out of eval_set, or "
+            "fit without early stopping"
+        )
+
+
+# --- Arrays ---------------------------------------------------------------------------
+
+
+def with_arrays(inputs: Inputs, profile: Profile, *, asynchronous: bool) -> Inputs:
+    """Return Arrays instead of frames for a library that takes Arrays only.
+
+    The first steps of a pipeline get X as it is. Raises ``ValueError`` for columns that
+    are not plain numbers.
+    """
+    if "dataframe" in profile.kinds:
+        return inputs
+
+    def made(given: Given) -> Any:
+        x, features = given.collection, variable(given.label) == "X"
+        if isinstance(x, da.Array) or (features and profile.transforms):
+            return x
+        _refuse_other_types(given, profile)
+        return as_array(x, lengths(x, asynchronous=asynchronous))
+
+    return inputs.with_collections([made(given) for given in inputs])
+
+
+def _refuse_other_types(given: Given, profile: Profile) -> None:
+    """Refuse columns of which an Array would have objects, with a fix."""
+    x, name = given.collection, variable(given.label)
+    is_frame = isinstance(x, dd.DataFrame)
+    types = list(x.dtypes.items()) if is_frame else [(x.name, x.dtype)]
+    other = {str(c): t for c, t in types if not _is_plain(t)}
+    if not other:
+        return
+    numbers = all(
+        getattr(t, "numpy_dtype", np.dtype(object)).kind in "biuf"
+        for t in other.values()
+    )
+    columns = f"[{', '.join(map(code, other))}]"
+    if numbers:  # nullable numbers
+        types_text = f'dict.fromkeys({columns}, "float64")' if is_frame else '"float64"'
+        fix = f"make plain numbers of them: {name} = {name}.astype({types_text})"
+    elif is_frame:
+        fix = f"encode them, or drop them: {name} = {name}.drop(columns={columns})"
+    else:
+        fix = "encode it, for example with .cat.codes or dask_ml.preprocessing"
+    shown = names_text([f"{c} ({t})" for c, t in other.items()])
+    raise ValueError(
+        f"{profile.title} takes Arrays of numbers, and {given.label} has columns of "
+        f"other types: {shown}; {fix}"
+        if is_frame
+        else f"{profile.title} takes Arrays of numbers, and the type of {given.label} "
+        f"is {next(iter(other.values()))}; {fix}"
+    )
+
+
+def _is_plain(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind in "biuf"

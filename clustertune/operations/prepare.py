@@ -17,7 +17,7 @@ from distributed import Client
 from clustertune import checks
 from clustertune.actions import registry
 from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
-from clustertune.collections import inputs, requirements
+from clustertune.collections import inputs
 from clustertune.core import arguments, settings
 from clustertune.core.model import (
     Cluster,
@@ -366,11 +366,11 @@ def prepare_data(client: Client, given: inputs.Inputs, options: Options) -> Prep
     """
     check_client(client, given)
     profile = libraries.choose(options.estimator)
-    requirements.refuse_sizes(given, profile)
+    inputs.refuse_sizes(given, profile)
     libraries.refuse(profile, inputs.companions(given))
     goal = _goal(given, profile, options)
-    requirements.refuse_unfit(given, goal)
-    given = requirements.with_arrays(given, profile, asynchronous=client.asynchronous)
+    inputs.refuse_unfit(given, goal)
+    given = inputs.with_arrays(given, profile, asynchronous=client.asynchronous)
     prepared: Prepared = sync(
         client,
         _prepare,

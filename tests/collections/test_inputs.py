@@ -17,7 +17,7 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune import errors
-from clustertune.collections import inputs, loading, metadata, requirements
+from clustertune.collections import inputs, loading, metadata
 from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC, choose, refuse
@@ -137,7 +137,7 @@ def test_what_does_not_go_together(wanted: dict[str, Any], text: str) -> None:
     """Arguments that exclude each other are an error before any change."""
     goal = Goal(workload=GENERIC.profile, **wanted)
     with pytest.raises(ValueError, match=text):
-        requirements.refuse_unfit(gather(X, Y), goal)
+        inputs.refuse_unfit(gather(X, Y), goal)
 
 
 def test_swapped() -> None:
@@ -145,9 +145,9 @@ def test_swapped() -> None:
     goal = Goal(workload=GENERIC.profile)
     frame = dd.from_pandas(pd.DataFrame({"a": [1, 2], "b": [1, 2]}), npartitions=1)
     for features, labels in ((X, Y), (frame, frame["a"])):
-        requirements.refuse_unfit(gather(features, labels), goal)
+        inputs.refuse_unfit(gather(features, labels), goal)
         with pytest.raises(ValueError, match=r"y has \d: are they swapped"):
-            requirements.refuse_unfit(gather(labels, features), goal)
+            inputs.refuse_unfit(gather(labels, features), goal)
 
 
 ARRAYS = replace(GENERIC.profile, kinds=("array",), title="The library")
@@ -162,17 +162,17 @@ def test_frames_become_arrays_for_a_library_of_arrays() -> None:
 
     frame = dd.from_map(part, [1, 2], meta=part(2), enforce_metadata=False)
     given = gather(frame, frame["b"], X)
-    made = requirements.with_arrays(given, ARRAYS, asynchronous=False)
+    made = inputs.with_arrays(given, ARRAYS, asynchronous=False)
     found = [x.collection for x in made]
     assert all(isinstance(x, da.Array) for x in found)
     assert found[0].compute(scheduler="sync").tolist() == [[1, -1]] * 2 + [[2, -2]] * 2
     assert found[1].compute(scheduler="sync").tolist() == [-1, -1, -2, -2]
     assert found[2] is X
-    same = requirements.with_arrays(given, GENERIC.profile, asynchronous=False)
+    same = inputs.with_arrays(given, GENERIC.profile, asynchronous=False)
     assert same is given
     # a pipeline transforms X before its last step, and passes y on
     steps = replace(ARRAYS, transforms=True)
-    made = requirements.with_arrays(given, steps, asynchronous=False)
+    made = inputs.with_arrays(given, steps, asynchronous=False)
     kinds = [isinstance(x.collection, da.Array) for x in made]
     assert kinds == [False, True, True]
 
@@ -193,15 +193,15 @@ def test_columns_that_no_array_has(values: Any, text: str) -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0], "c": values})
     given = gather(dd.from_pandas(frame, npartitions=1))
     with pytest.raises(ValueError, match=text) as error:
-        requirements.with_arrays(given, ARRAYS, asynchronous=False)
+        inputs.with_arrays(given, ARRAYS, asynchronous=False)
     names = {"X": given.collection("X")}
     exec(str(error.value).rpartition(": ")[2], names)
     made = gather(names["X"])
-    made = requirements.with_arrays(made, ARRAYS, asynchronous=False)
+    made = inputs.with_arrays(made, ARRAYS, asynchronous=False)
     assert made.collection("X").compute(scheduler="sync").dtype == "f8"
     labels = gather(X, dd.from_pandas(values, npartitions=1))
     with pytest.raises(ValueError, match="the type of y is"):
-        requirements.with_arrays(labels, ARRAYS, asynchronous=False)
+        inputs.with_arrays(labels, ARRAYS, asynchronous=False)
 
 
 def test_the_training_data_as_eval_set_is_no_second_group() -> None:
@@ -226,13 +226,11 @@ def test_the_training_data_as_eval_set() -> None:
     assert inputs.evaluated(given) == ("eval_set[0]",)
     assert given.collection("eval_set[0].X") is given.collection("X")
     copies = replace(GENERIC.profile, eval_copies=True)
-    requirements.refuse_unfit(given, Goal(workload=copies))
+    inputs.refuse_unfit(given, Goal(workload=copies))
     stops = replace(copies, stops_early=True)
     with pytest.raises(ValueError, match=r"eval_set\[0\] is the training data"):
-        requirements.refuse_unfit(given, Goal(workload=stops))
-    requirements.refuse_unfit(
-        gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops)
-    )
+        inputs.refuse_unfit(given, Goal(workload=stops))
+    inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), Goal(workload=stops))
 
 
 # --- groups that are given as sizes ---------------------------------------------------
@@ -261,8 +259,8 @@ def test_sizes_of_groups_become_the_group_of_each_row(group: Any) -> None:
     assert counts.tolist() == SIZES.tolist()
     assert len(values) == 4
     with pytest.raises(ValueError, match=r"group= has sizes .* give qid="):
-        requirements.refuse_sizes(given, GENERIC.profile)
-    requirements.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
+        inputs.refuse_sizes(given, GENERIC.profile)
+    inputs.refuse_sizes(given, replace(GENERIC.profile, group_sizes=True))
 
 
 def test_what_are_no_sizes_of_groups() -> None:
