@@ -34,7 +34,7 @@ JUSTIFIED = {
     ("cli/__init__.py", "importlib.import_module"): "modules of commands, by a table",
     ("operations/callbacks.py", "importlib.import_module"): "of the package itself",
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
-    ("collections/metadata.py", "pickle.loads"): "undoes a dumps of the same line",
+    ("collections/graphs.py", "pickle.loads"): "undoes a dumps of the same line",
     ("core/progress.py", "importlib.import_module"): "IPython, only in a notebook",
     ("training/remote_fits.py", "__import__"): "imports modules of a list in that file",
     (

@@ -22,7 +22,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
-from clustertune.collections.loading import lengths, unjoined
+from clustertune.collections.partitions import lengths, unjoined
 from clustertune.core.findings import code
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS

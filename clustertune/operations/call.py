@@ -21,7 +21,7 @@ from distributed import Client
 from clustertune import checks
 from clustertune.actions import registry
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
-from clustertune.collections import inputs, metadata
+from clustertune.collections import graphs, inputs
 from clustertune.collections.inputs import Inputs
 from clustertune.core import counts, settings
 from clustertune.core.model import (
@@ -90,7 +90,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
     connection.refuse_closed(client)
     scheduler: Any = client.scheduler
     for x in given:
-        if lost := metadata.missing(x.collection):
+        if lost := graphs.missing_rows(x.collection):
             promised = x.collection.npartitions
             raise AlignmentError(
                 f"{x.label} has {promised} partitions by its metadata, but only "
@@ -98,7 +98,7 @@ def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:
                 f"Parquet data when it loads them. Nothing can use {x.label} in this "
                 f"state. Give prepare the lazy {x.label}, from before it was persisted"
             )
-        _, futures = metadata.partitions(x.collection)
+        _, futures = graphs.partitions(x.collection)
         owner = futures[0].client if futures else client
         theirs = getattr(owner.scheduler, "address", None)
         if theirs is None:

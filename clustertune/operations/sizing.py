@@ -201,12 +201,12 @@ def dense(rows: object, columns: object, dtype: object) -> Dataset:
 
 def measured(collections: Sequence[Any]) -> Dataset:
     """Return the size of Dask collections by their metadata."""
-    from clustertune.collections import inputs, loading, metadata
+    from clustertune.collections import graphs, inputs, partitions
 
     found = []
     for label, x in ((g.label, g.collection) for g in inputs.of_rows(collections)):
-        rows = loading.lengths(x, asynchronous=True)  # runs no tasks
-        known = metadata.describe(label, x, (), loaded=False, rows=rows)
+        rows = partitions.lengths(x, asynchronous=True)  # runs no tasks
+        known = graphs.describe(label, x, (), loaded=False, rows=rows)
         if rows is None or not (known.columns and known.itemsize and known.total_bytes):
             raise ValueError(
                 f"the bytes of {label} are unknown by its metadata: only tasks can "

@@ -25,7 +25,7 @@ from dask.sizeof import sizeof
 from distributed import Client, Future, KilledWorker
 from distributed.sizeof import safe_sizeof
 
-from clustertune.collections import graphs, metadata
+from clustertune.collections import graphs
 from clustertune.core.model import Key
 from clustertune.core.wording import printable
 from clustertune.errors import (
@@ -233,7 +233,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
     columns = [list(request.futures)] if request.futures else []
     made: list[Future[Any]] = []
     try:
-        found = [metadata.partitions(x)[1] for x in request.collections]
+        found = [graphs.partitions(x)[1] for x in request.collections]
         lazy = [
             # Dask joins small Parquet partitions, which must happen before loading
             x if isinstance(x, da.Array) else x.optimize()
@@ -242,7 +242,7 @@ def _loaded(request: SumRequest) -> Iterator[list[list[Future[Any]]]]:
         ]
         persisted = iter(request.client.persist(lazy)) if lazy else iter(())
         for futures in found:
-            column = futures or metadata.partitions(next(persisted))[1]
+            column = futures or graphs.partitions(next(persisted))[1]
             assert column is not None
             made += column if futures is None else []
             columns.append(column)

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from distributed import Client
 
-from clustertune.collections import graphs, inputs, metadata
+from clustertune.collections import graphs, inputs
 from clustertune.core import arguments
 from clustertune.core.wording import names_text, plural, printable, workers_text
 from clustertune.errors import IncompleteError, NoWorkersError
@@ -339,7 +339,7 @@ def _refusal(
 async def _assigned(request: _Request) -> dict[str, list[Candidate]]:
     client, framework = request.client, request.framework
     entries, running = await monitor.running_workers(client)
-    futures = [f for x in request.data for f in metadata.partitions(x)[1] or ()]
+    futures = [f for x in request.data for f in graphs.partitions(x)[1] or ()]
     (held,) = await monitor.held_bytes(client, [[f.key for f in futures]])
     answers = await ship.on_workers(
         client,
@@ -414,7 +414,7 @@ async def _place(
     prepared: Prepared = await placing
     collections = list(prepared)
     stack.callback(collections.clear)
-    columns = [metadata.partitions(x)[0] for x in collections]
+    columns = [graphs.partitions(x)[0] for x in collections]
     scheduler: Any = request.client.scheduler
     keys = [key for column in columns for key in column]
     holders = await scheduler.who_has(keys=keys)

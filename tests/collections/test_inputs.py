@@ -17,7 +17,7 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune import errors
-from clustertune.collections import inputs, loading, metadata
+from clustertune.collections import graphs, inputs, partitions
 from clustertune.collections.inputs import Inputs, gather
 from clustertune.core.model import Goal
 from clustertune.integrations.libraries import GENERIC, choose, refuse
@@ -37,7 +37,7 @@ def labels(given: Inputs) -> list[tuple[str, list[str]]]:
 
 
 def loaded(*collections: Any) -> list[bool]:
-    return [metadata.partitions(c)[1] is not None for c in collections]
+    return [graphs.partitions(c)[1] is not None for c in collections]
 
 
 # --- groups ---------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_other_collections_keep_names_and_groups() -> None:
 
 def test_an_array_tells_its_bytes() -> None:
     """Bytes of an array are known without computing its graph."""
-    found = metadata.describe("X", X, *_keys(X))
+    found = graphs.describe("X", X, *_keys(X))
     assert (found.kind, found.columns, found.column_blocks) == ("array", 4, 1)
     assert (found.total_bytes, found.itemsize, found.loaded) == (3200, 8, False)
     assert found.n_partitions == 10
@@ -304,7 +304,7 @@ def test_an_array_tells_its_bytes() -> None:
 
 def test_an_array_of_unknown_rows_says_so() -> None:
     """Rows of unknown chunks are unknown, not guessed."""
-    found = metadata.describe("X", X[X[:, 0] > 0], *_keys(X[X[:, 0] > 0]))
+    found = graphs.describe("X", X[X[:, 0] > 0], *_keys(X[X[:, 0] > 0]))
     assert found.rows is None
     assert found.total_bytes is None
     assert found.columns == 4
@@ -313,28 +313,28 @@ def test_an_array_of_unknown_rows_says_so() -> None:
 def test_blocks_of_columns_are_counted() -> None:
     """An array with blocks of columns has fewer partitions than keys."""
     cut = da.ones((100, 4), chunks=(10, 2))
-    found = metadata.describe("X", cut, *_keys(cut))
+    found = graphs.describe("X", cut, *_keys(cut))
     assert (len(found.keys), found.column_blocks, found.n_partitions) == (20, 2, 10)
 
 
 def test_a_frame_tells_columns_but_not_rows() -> None:
     """The item size of a frame is that of its widest numbers; rows are unknown."""
-    found = metadata.describe("X", FRAME, *_keys(FRAME))
+    found = graphs.describe("X", FRAME, *_keys(FRAME))
     assert (found.kind, found.rows, found.columns) == ("dataframe", None, 3)
     assert (found.itemsize, found.total_bytes) == (8, None)
-    numbers = metadata.describe("X", FRAME[["b"]], *_keys(FRAME), np.array([10, 5]))
+    numbers = graphs.describe("X", FRAME[["b"]], *_keys(FRAME), np.array([10, 5]))
     assert (numbers.itemsize, numbers.total_bytes) == (4, 60)
-    assert metadata.describe("X", FRAME[["c"]], *_keys(FRAME)).itemsize is None
+    assert graphs.describe("X", FRAME[["c"]], *_keys(FRAME)).itemsize is None
 
 
 def test_a_series_is_a_column() -> None:
     """A series has one column and differs from a frame."""
-    found = metadata.describe("y", FRAME["b"], *_keys(FRAME["b"]))
+    found = graphs.describe("y", FRAME["b"], *_keys(FRAME["b"]))
     assert (found.kind, found.columns, found.itemsize) == ("series", 1, 4)
 
 
 def _keys(collection: Any) -> tuple[Any, bool]:
-    keys, futures = metadata.partitions(collection)
+    keys, futures = graphs.partitions(collection)
     return keys, futures is not None
 
 
@@ -343,7 +343,7 @@ def _keys(collection: Any) -> tuple[Any, bool]:
 
 def test_lazy_collections_have_no_futures() -> None:
     """Lazy collections have ordered keys and no futures."""
-    keys, futures = metadata.partitions(X)
+    keys, futures = graphs.partitions(X)
     assert futures is None
     assert keys == [(X.name, i, 0) for i in range(10)]
     assert loaded(FRAME, FRAME["a"], FRAME[["a"]]) == [False] * 3
@@ -364,7 +364,7 @@ async def test_partitions_of_persisted_collections(c, s, a):
         [PANDAS["a"][i : i + 20] for i in range(0, 100, 20)],
     ]
     for collection, parts in zip(given, expected, strict=True):
-        keys, futures = metadata.partitions(collection)
+        keys, futures = graphs.partitions(collection)
         assert keys == [f.key for f in futures]
         assert all(s.tasks[key].state == "memory" for key in keys)
         found = await c.gather(futures)
@@ -376,8 +376,8 @@ async def test_partitions_of_persisted_collections(c, s, a):
 async def test_aliases_are_followed(c, s, a):
     """A selection of whole partitions of a persisted frame keeps the keys."""
     frame = await c.persist(FRAME)
-    keys, _ = metadata.partitions(frame)
-    part, futures = metadata.partitions(frame.partitions[1:3])
+    keys, _ = graphs.partitions(frame)
+    part, futures = graphs.partitions(frame.partitions[1:3])
     assert part == keys[1:3]
     assert [f.key for f in futures] == part
     # the frame's own keys are aliases: nothing on the scheduler has their names
@@ -403,8 +403,8 @@ def test_sources_are_known_without_their_graph(monkeypatch: Any) -> None:
     monkeypatch.setattr(dd.DataFrame, "__dask_graph__", refuse)
     monkeypatch.setattr(dd.Series, "__dask_graph__", refuse)
     for lazy in (FRAME, FRAME["a"], FRAME[["a"]] + 1):
-        assert metadata.partitions(lazy)[1] is None
-        assert metadata.missing(lazy) == 0
+        assert graphs.partitions(lazy)[1] is None
+        assert graphs.missing_rows(lazy) == 0
 
 
 # --- bad input, seen without a cluster ------------------------------------------------
@@ -638,10 +638,10 @@ async def test_partitions_that_dask_joins(c, s, a, parquet):
     """Dask persists fewer partitions than the frame has; clustertune keeps all."""
     for frame in (parquet[["f1", "s"]], parquet["f1"]):
         joined = c.persist(frame)
-        assert metadata.missing(frame) == 0
-        assert metadata.missing(joined) == 5
-        whole = c.persist(loading.unjoined(frame))
-        assert metadata.missing(whole) == 0
+        assert graphs.missing_rows(frame) == 0
+        assert graphs.missing_rows(joined) == 5
+        whole = c.persist(partitions.unjoined(frame))
+        assert graphs.missing_rows(whole) == 0
         assert loaded(whole) == [True]
         assert type(whole) is type(frame)
         assert whole.divisions == frame.divisions
@@ -673,6 +673,6 @@ async def test_parquet_is_loaded_in_the_partitions_that_it_has(c, s, a, kind, pa
     prepared = await clustertune.prepare(c, *given)
     for collection, lazy in zip(prepared, given, strict=True):
         assert type(collection) is type(lazy)
-        assert len(metadata.partitions(collection)[1]) == 8
+        assert len(graphs.partitions(collection)[1]) == 8
         found, expected = await c.compute(collection), await c.compute(lazy)
         assert np.array_equal(found, expected)

@@ -26,7 +26,7 @@ def shown(page: Page) -> str:
 
 
 #: modules that draw nothing; tests/actions/test_registry.py tests the imports of mount
-NOT_DRAWN = {"mount", "link", "server"}
+NOT_DRAWN = {"mount", "show"}
 DRAWN = [
     path
     for path in Path(clustertune.dashboard.__path__[0]).glob("*.py")

@@ -24,7 +24,6 @@ HELPERS = {
     "monitor.monitor",
     "collections.graphs",
     "collections.inputs",
-    "collections.metadata",
     "errors",
     "core.model",
     "remote",

@@ -19,14 +19,7 @@ from clustertune.actions.cluster import ownership
 from clustertune.actions.cluster.computing import POLL, RELEASE, Computing
 from clustertune.actions.cluster.lease import Lease
 from clustertune.actions.cluster.ownership import Claims
-from clustertune.collections import (
-    contents,
-    cutting,
-    graphs,
-    inputs,
-    loading,
-    metadata,
-)
+from clustertune.collections import contents, graphs, inputs, partitions
 from clustertune.core.model import (
     CollectionInfo,
     Key,
@@ -92,7 +85,7 @@ class CallData:
     def _collection(self, x: inputs.Given, found: _Found) -> CollectionInfo:
         loaded = found.futures is not None
         return replace(
-            metadata.describe(x.label, x.collection, found.keys, loaded, found.rows),
+            graphs.describe(x.label, x.collection, found.keys, loaded, found.rows),
             made_here=x.label in self._ours,
             shared=x.label in self._shared,
             derived=found.derived,
@@ -124,7 +117,7 @@ class CallData:
     async def load(self, load: Load, notify: Notify) -> Result:
         """Load lazy collections in one graph, each partition on its worker."""
         lazy = [
-            loading.Lazy(
+            partitions.Lazy(
                 x.label,
                 x.collection,
                 _targets(load, x.label),
@@ -134,13 +127,13 @@ class CallData:
             if (found := await self._partitions(x)).futures is None
         ]
         # making the graph takes a while, and must not block the event loop
-        graph = await asyncio.to_thread(loading.build, lazy)
+        graph = await asyncio.to_thread(partitions.loading_graph, lazy)
         judge = None
         if load.free_memory is not None:
             labels = [x.label for x in lazy]
             judge = partial(refuse_overfull, labels, load.free_memory)
         futures = await self.computing.partitions(graph, notify, "loading", judge)
-        make = partial(loading.collections, lazy, graph, futures)
+        make = partial(partitions.loaded_collections, lazy, graph, futures)
         made = await asyncio.to_thread(make)
         # a persisted or an earlier prepared collection may have the same keys
         shared = await ownership.shared(self.client, graph.partitions)
@@ -170,10 +163,10 @@ class CallData:
         mine = [f for label in lent for f in old[label]]
         await ownership.refuse_shared(self.client, mine, others)
         types = await self._types(old)
-        graph = await asyncio.to_thread(cutting.build, recut, given, types)
+        graph = await asyncio.to_thread(partitions.cutting_graph, recut, given, types)
         async with self.computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
-            make = partial(cutting.collections, recut, given, graph, futures)
+            make = partial(partitions.recut_collections, recut, given, graph, futures)
             now = await asyncio.to_thread(make)
             made = {k: [futures[x] for x in own] for k, own in graph.partitions.items()}
             releases = [
@@ -283,11 +276,11 @@ def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
 
     Runs in a separate thread.
     """
-    names, futures = metadata.partitions(collection)
+    names, futures = graphs.partitions(collection)
     if futures is None:
         asynchronous = claims.client.asynchronous
-        rows = loading.lengths(collection, asynchronous=asynchronous)
-        return collection, _Found(names, None, rows, *metadata.origin(collection))
+        rows = partitions.lengths(collection, asynchronous=asynchronous)
+        return collection, _Found(names, None, rows, *graphs.origin(collection))
     collection, own = claims.own(collection, futures)
     return collection, _Found(names, own, None)
 

@@ -17,7 +17,7 @@ from distributed import wait
 
 import clustertune
 from clustertune.actions import load
-from clustertune.collections.loading import Lazy, build, lengths
+from clustertune.collections.partitions import Lazy, lengths, loading_graph
 from clustertune.errors import CapacityError, IncompleteError
 from tests.builders import layout, view, worker
 from tests.in_process import gen_cluster
@@ -96,7 +96,7 @@ def test_what_one_worker_needs_is_made_there():
     shared = base.sum()
     X, y = base * 2 + shared, base[:, 0]
     homes = ["a", "b", "a", "b"]
-    graph = build([Lazy("X", X, homes, None), Lazy("y", y, homes, None)])
+    graph = loading_graph([Lazy("X", X, homes, None), Lazy("y", y, homes, None)])
     assert [graph.where[k] for k in graph.partitions["X"]] == homes
     assert [graph.where[k] for k in graph.partitions["y"]] == homes
     free = [k for k in graph.tasks if k not in graph.where]
@@ -106,7 +106,7 @@ def test_what_one_worker_needs_is_made_there():
 
 def test_without_places_nothing_is_bound():
     """Dask chooses the workers of data with unknown rows."""
-    graph = build([Lazy("X", da.ones((4, 2), chunks=2), None, None)])
+    graph = loading_graph([Lazy("X", da.ones((4, 2), chunks=2), None, None)])
     assert graph.where == {}
     assert len(graph.partitions["X"]) == 2
 
