@@ -63,13 +63,6 @@ OTHERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
             "description": "File for the audit trail of the preload module, or syslog.",
         },
     ),
-    "playbooks": (
-        None,
-        {
-            "type": ["string", "null"],
-            "description": "A folder with playbooks of your own, as *.yaml files.",
-        },
-    ),
     "reason": (
         None,
         {

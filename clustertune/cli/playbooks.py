@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from tabulate import tabulate
 
 from clustertune.cli.options import (
     PROBLEMS,
@@ -25,8 +23,8 @@ from clustertune.cli.options import (
 )
 from clustertune.cli.running import carry_out, text_or_json
 from clustertune.core.model import Severity
+from clustertune.core.tables import Section, Table, to_text
 from clustertune.core.wording import plural, printable
-from clustertune.operations.playbooks import PlaybookError, available, content, find
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -67,24 +65,27 @@ def run(
     """Carry out a playbook: run checks, and act on their findings.
 
     PLAYBOOK is a name of `clustertune run --list`, or a file. If it may change
-    something, the command first shows a plan and asks. The list has the shipped
-    playbooks, and the *.yaml files in the folder that `clustertune.playbooks` names in
-    Dask's configuration. Your own playbooks override shipped ones with the same name.
+    something, the command first shows a plan and asks.
     """
+    from clustertune.operations.playbooks import reading
+
     if listing + show + lint > 1:
         raise click.UsageError("--list, --show and --lint exclude each other")
-    with usage_errors(ValueError):
-        if listing:
-            _list(form)
-        elif playbook is None:
-            raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
-        elif show:
-            lines = content(find(playbook)).decode(errors="replace").splitlines()
-            click.echo("\n".join(map(printable, lines)))
-        elif lint:
-            _lint(playbook, form)
-        else:
-            _run(target, playbook, form, **options)
+    if listing:
+        found = {name: reading.read(name).description for name in reading.shipped()}
+        table = Table(("playbook", "what it does"), tuple(found.items()))
+        text = to_text([Section("Shipped playbooks", (table,))])
+        click.echo(text_or_json(text, form, {"playbooks": found}))
+    elif playbook is None:
+        raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
+    elif lint:
+        _lint(playbook, form)
+    elif show:
+        with usage_errors(ValueError):
+            lines = reading.content(playbook)[1].decode(errors="replace").splitlines()
+        click.echo("\n".join(map(printable, lines)))
+    else:
+        _run(target, playbook, form, **options)
 
 
 def _run(
@@ -97,12 +98,13 @@ def _run(
 ) -> None:
     from clustertune.operations.playbooks import reading, running
 
-    try:
-        playbook = reading.read(name)
-    except PlaybookError as error:
-        click.echo(str(error), err=True)
-        sys.exit(2)
-    running.refuse_without_data(playbook)
+    with usage_errors(ValueError):
+        try:
+            playbook = reading.read(name)
+        except reading.PlaybookError as error:
+            click.echo(str(error), err=True)
+            sys.exit(2)
+        running.refuse_without_data(playbook)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # the file may change after the plan was shown
@@ -121,33 +123,13 @@ def _run(
     sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
 
 
-def _list(form: str) -> None:
-    found = [_described(name, path) for name, path in available().items()]
-    rows = [[printable(x["name"]), printable(x["text"]), x["file"]] for x in found]
-    headers = ["playbook", "what it does", "file"]
-    table = tabulate(rows, headers=headers, maxcolwidths=[None, 60, None])
-    click.echo(text_or_json(table, form, {"playbooks": found}))
-
-
-def _described(name: str, path: Path) -> dict[str, str]:
-    """A row of the list; for a bad playbook, its first mistake."""
-    from clustertune.operations.playbooks import reading
-
-    try:
-        text = reading.read(path).description
-    except ValueError as error:
-        text = f"cannot be used: {str(error).partition(chr(10))[0]}"
-    return {"name": name, "text": text, "file": printable(str(path))}
-
-
 def _lint(playbook: str, form: str) -> None:
     """Print all problems of a playbook, and exit with 1 if there is one."""
     from clustertune.operations.playbooks import reading
 
     found: list[str] = []
     try:
-        path = find(playbook)
-        reading.load(content(path), printable(str(path)))
+        reading.read(playbook)
     except ValueError as error:  # a PlaybookError has a line for each mistake
         found = str(error).splitlines()
     summary = f"{printable(playbook)}: {plural(len(found), 'problem')}"

@@ -214,7 +214,9 @@ def duration(name: str, value: Any) -> float:
         seconds = parse_seconds(value)
     except UNREADABLE as error:
         raise wrong from error
-    if seconds > 0:
+    # Dask reads "s" as one second
+    has_number = not isinstance(value, str) or value.lstrip()[0] in ".0123456789"
+    if has_number and 0 < seconds < inf:
         return seconds
     raise wrong
 

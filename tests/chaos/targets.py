@@ -38,7 +38,8 @@ from clustertune.core.report import Report
 from clustertune.core.results import Done, LayoutSummary, WorkerShare
 from clustertune.integrations import libraries
 from clustertune.operations import history
-from clustertune.operations.playbooks import PlaybookError, available, reading
+from clustertune.operations.playbooks import reading
+from clustertune.operations.playbooks.reading import PlaybookError
 from clustertune.operations.scheduling import triggers
 
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -247,18 +248,18 @@ def _read_playbook(data: bytes) -> None:
 
 
 def _playbooks() -> list[bytes]:
-    return [p.read_bytes() for p in available().values()]
+    return [p.read_bytes() for p in reading.shipped().values()]
 
 
 def _playbook_words() -> list[str]:
     known = [
         *("version", "name", "description", "steps", "limits", "on_failure"),
         *("check", "do", "when", "at_least", "holds", "with", "settle"),
-        *(key for known in reading.ACTIONS.values() for key in known),
+        *reading.ARGUMENTS,
     ]
     return [
         *known,
-        *reading.ACTIONS,
+        *reading.CALLS,
         *checks.available(),
         "info",
         "warning",
@@ -340,7 +341,6 @@ def _read_config(data: bytes) -> None:
         for read in (
             checks.configured,
             history.configured,
-            available,
             preload.configured_schedules,
         ):
             _tolerant(read, (ValueError,))
@@ -359,7 +359,6 @@ def _configs() -> list[bytes]:
     env = {
         "DASK_CLUSTERTUNE__HISTORY__LABEL": "10",
         "DASK_CLUSTERTUNE__CHECKS__MEMORY_GROWTH__LEAST": "0.1",
-        "DASK_CLUSTERTUNE__PLAYBOOKS": "/tmp",
     }
     return [dumped(own), dumped({"env": env}), yaml.safe_dump(own).encode()]
 
@@ -367,7 +366,7 @@ def _configs() -> list[bytes]:
 def _config_words() -> list[str]:
     known = checks.available()
     each = [k for c in known.values() for k in checks.settings_of(c)]
-    return [*known, *each, "clustertune", "checks", "history", "playbooks", "label"]
+    return [*known, *each, "clustertune", "checks", "history", "label"]
 
 
 # --- the command line -----------------------------------------------------------------
@@ -446,7 +445,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
 
 def _command_words() -> list[str]:
     options = {o for _, c in _commands() for p in c.params for o in p.opts}
-    files = [str(p) for p in available().values()]
+    files = [str(p) for p in reading.shipped().values()]
     return [
         *(name for path, _ in _commands() for name in path),
         *(o for o in options if o.startswith("-")),

@@ -97,7 +97,10 @@ def test_a_duration(value: object, expected: float) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "soon", "5 parsecs", "-3s", 0, -1, None, [], float("nan"), b"10s", True],
+    [
+        *("", " ", "soon", "5 parsecs", "-3s", "s", " min", b"10s"),
+        *(0, -1, None, [], True, float("nan"), float("inf")),
+    ],
 )
 def test_no_duration(value: object) -> None:
     """The error has the name, the value and an example."""

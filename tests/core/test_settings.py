@@ -324,12 +324,10 @@ TWO = [("127.0.0.1", 1)] * 2
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=SMALL)
 async def test_its_playbook(c: Any, s: Any, a: Any, b: Any, ours: Path) -> None:
     """It trims if its check has a finding, and reports it."""
-    with dask.config.set({"clustertune.playbooks": str(ours)}):
-        planned = await clustertune.run_playbook(
-            c, "our-night", dry_run=True, progress=False
-        )
-        assert planned.status == "planned"
-        done = await clustertune.run_playbook(c, "our-night", progress=False)
+    file = ours / "our-night.yaml"
+    planned = await clustertune.run_playbook(c, file, dry_run=True, progress=False)
+    assert planned.status == "planned"
+    done = await clustertune.run_playbook(c, file, progress=False)
     assert [step.status for step in done.steps] == ["done", "checked"]
     (step,) = done.steps[0].report.steps
     assert (step.action, step.status) == ("trim", "done")

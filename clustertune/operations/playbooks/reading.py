@@ -1,14 +1,14 @@
-"""Read playbooks, and list all mistakes with their lines.
+"""Find and read playbooks, and list all mistakes with their lines.
 
 A file holds plain data in YAML: text, numbers, true and false, lists, and mappings.
 """
 
 from __future__ import annotations
 
-import math
-import re
+import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,18 @@ from clustertune import checks
 from clustertune.core import arguments
 from clustertune.core.findings import Severity
 from clustertune.core.wording import near, printable, seconds_text
-from clustertune.operations.playbooks import MAX_BYTES, PlaybookError, content, find
+from clustertune.operations import workers
+from clustertune.operations.prepare import prepare
+from clustertune.operations.release import release_data
 
+MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8  # levels of lists and mappings
 MAX_STEPS = 50
 NAMED = "named"  # ``workers``: the workers that the condition names
+
+
+class PlaybookError(ValueError):
+    """A playbook is invalid; nothing was done. The text has a line for each mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,7 @@ class Step:
     """Run checks, or an action if a condition is met."""
 
     line: str  # file and line
-    check: tuple[str, ...] = ()  # names of checks, or words of their names
+    check: tuple[str, ...] = ()  # names of checks; "all": all checks
     when: str = ""  # the check whose finding is the condition; "": no condition
     at_least: Severity = Severity.warning
     holds: float = 0.0  # seconds for which the condition must last
@@ -52,7 +59,6 @@ class Limits:
     """Bounds that hold for every step."""
 
     disrupted_workers: float = 1  # away at the same time; below 1: a fraction of all
-    minimum_workers: int = 0  # that must run meanwhile
     settle: float = 5.0  # seconds after a step before the cluster is read again
 
 
@@ -67,13 +73,49 @@ class Playbook:
     on_failure: str = "stop"
 
 
+# --- files ----------------------------------------------------------------------------
+
+
+def shipped() -> Mapping[str, Path]:
+    """Map the names of shipped playbooks to their files."""
+    # the wheel has the folder inside the package, a checkout next to it
+    package = Path(__file__).parents[2]
+    inside = package / "playbooks"
+    folder = inside if inside.is_dir() else package.parent / "playbooks"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def content(which: str | Path) -> tuple[str, bytes]:
+    """Return the name and the text of a file, by the name of a playbook or by a path.
+
+    A path has a folder or a suffix. The text has at most one byte more than the limit.
+    Raise ValueError if there is no such playbook, or no regular file.
+    """
+    text, known = str(which), shipped()
+    is_path = isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml"))
+    if not is_path and text not in known:
+        raise ValueError(
+            f"unknown playbook {_short(text)}{near(text, known)}; choose from "
+            f"{', '.join(known)}, or give the path of a file"
+        )
+    try:
+        path = Path(which).expanduser() if is_path else known[text]
+        if stat.S_ISREG(path.stat().st_mode):  # a pipe may never end
+            with path.open("rb") as file:
+                return printable(path.name), file.read(MAX_BYTES + 1)
+        reason = "it is not a regular file"
+    except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
+        reason = getattr(error, "strerror", None) or str(error)
+    raise ValueError(f"the playbook {printable(text)} cannot be read: {reason}")
+
+
 def read(which: str | Path) -> Playbook:
     """Find a playbook by name or path, and read it.
 
     Raise PlaybookError for a bad playbook, and ValueError if there is none.
     """
-    path = find(which)
-    return load(content(path), printable(path.name))
+    source, text = content(which)
+    return load(text, source)
 
 
 def load(text: str | bytes, source: str) -> Playbook:
@@ -119,38 +161,20 @@ def _unknown(key: str, value: Any, known: Collection[str]) -> str:
     return f"unknown {what} {_short(value)}{near(str(value), known)}; {which}"
 
 
-def matching_checks(word: str) -> tuple[str, ...]:
-    """Names of checks: this name, or all with this word in their names, or ``all``."""
-    known = checks.available()
-    if word in known:
-        return (word,)
-    return tuple(n for n in known if word == "all" or word in n.split("_"))
+def _check(key: str, value: Any) -> Any:
+    return _one_of(*checks.available())(key, value)
 
 
-def _checks(_key: str, value: Any) -> tuple[str, ...]:
+def _checks(key: str, value: Any) -> tuple[str, ...]:
+    valid = _one_of("all", *checks.available())
     words = value if isinstance(value, list) else [value]
     if not words:
         raise ValueError("check names no check")
-    known = checks.available()
-    parts = {part for name in known for part in name.split("_")}
-    valid = _one_of(*sorted({"all", *known, *parts}))
-    return tuple(valid("check", word) for word in words)
-
-
-def _check(key: str, value: Any) -> str:
-    return str(_one_of(*checks.available())(key, value))
-
-
-def _duration(key: str, value: Any) -> float:
-    # Dask reads "s" as one second
-    has_number = re.match(r"\s*[.\d]", str(value))
-    if has_number and math.isfinite(seconds := arguments.duration(key, value)):
-        return seconds
-    raise ValueError(f'{key}={_short(value)} must be a duration, like "30s"')
+    return tuple(valid(key, word) for word in words)
 
 
 def _pause(key: str, value: Any) -> float:
-    return 0.0 if str(value) in ("0", "0s") else _duration(key, value)
+    return 0.0 if value == 0 else arguments.duration(key, value)
 
 
 def _steps(_key: str, value: Any) -> Any:
@@ -163,7 +187,17 @@ def _any(_key: str, value: Any) -> Any:
     return value  # its own keys are checked later
 
 
-#: the arguments of actions. None of them loses data or exceeds the limits
+#: public calls by action
+CALLS: Mapping[str, Callable[..., Any]] = {
+    "merge": workers.merge_workers,
+    "prepare": prepare,
+    "release": release_data,
+    "resize": workers.resize_workers,
+    "restart": workers.restart_workers,
+    "scale": workers.scale,
+    "trim": workers.trim_memory,
+}
+#: the arguments that a playbook can give. None of them loses data or exceeds the limits
 ARGUMENTS: Mapping[str, Check] = {
     "env": arguments.variables,
     "if_needed": arguments.flag,
@@ -174,24 +208,13 @@ ARGUMENTS: Mapping[str, Check] = {
     "on_low_memory": _one_of("report", "raise"),
     "rechunk": arguments.cutting,
     "release_inputs": arguments.flag,
-    "timeout": _duration,
-    "wait": _duration,
+    "timeout": arguments.duration,
+    "wait": arguments.duration,
     "workers": lambda key, x: x if x == NAMED else arguments.names(key, x),
 }
-ACTIONS: Mapping[str, tuple[str, ...]] = {
-    "merge": ("timeout", "wait", "workers"),
-    "prepare": ("on_low_memory", "rechunk", "release_inputs", "timeout"),
-    "release": ("keep", "timeout"),
-    "resize": ("env", "memory_limit", "nthreads", "timeout", "wait", "workers"),
-    "restart": ("if_needed", "timeout", "wait", "workers"),
-    "scale": ("n_workers", "timeout", "wait"),
-    "trim": ("timeout", "workers"),
-}
-#: arguments of which an action needs one
-_NEEDED = {"scale": ("n_workers",), "resize": ("nthreads", "memory_limit", "env")}
 _STEP: Mapping[str, Check] = {
     "check": _checks,
-    "do": _one_of(*ACTIONS),
+    "do": _one_of(*CALLS),
     "when": _check,
     "at_least": lambda key, x: Severity[_one_of("info", "warning", "critical")(key, x)],
     "holds": _pause,
@@ -199,11 +222,7 @@ _STEP: Mapping[str, Check] = {
 }
 #: keys of a step that belong to another key
 _OWNERS = {"when": "do", "with": "do", "at_least": "when", "holds": "when"}
-_LIMITS: Mapping[str, Check] = {
-    "disrupted_workers": arguments.part,
-    "minimum_workers": lambda key, x: x if x == 0 else arguments.number(key, x),
-    "settle": _pause,
-}
+_LIMITS: Mapping[str, Check] = {"disrupted_workers": arguments.part, "settle": _pause}
 _PLAYBOOK: Mapping[str, Check] = {
     "version": lambda key, x: _one_of("1")(key, str(x)),
     "name": arguments.text,
@@ -212,6 +231,12 @@ _PLAYBOOK: Mapping[str, Check] = {
     "limits": _any,
     "on_failure": _one_of("stop", "continue"),
 }
+
+
+def arguments_of(action: str) -> Mapping[str, Parameter]:
+    """Return the parameters of an action's call that a playbook can give."""
+    known = signature(CALLS[action]).parameters.items()
+    return {name: x for name, x in sorted(known) if name in ARGUMENTS}
 
 
 # --- from text to a playbook ----------------------------------------------------------
@@ -294,13 +319,13 @@ class _Document:
         top = self.mapping(data, "", _PLAYBOOK, "version", "name", "steps")
         limits = Limits(**self.mapping(top.pop("limits", {}), "limits", _LIMITS))
         given = enumerate(top.pop("steps", []))
-        steps = [self._step(step, f"steps[{i}]", limits) for i, step in given]
+        steps = [self._step(step, f"steps[{i}]") for i, step in given]
         if self.mistakes:
             raise PlaybookError("\n".join(text for _, text in sorted(self.mistakes)))
         del top["version"]
         return Playbook(**top, steps=tuple(steps), limits=limits)
 
-    def _step(self, data: Any, path: str, limits: Limits) -> Step:
+    def _step(self, data: Any, path: str) -> Step:
         step = self.mapping(data, path, _STEP)
         keys = data if isinstance(data, dict) else ()
         if ("check" in keys) == ("do" in keys) and isinstance(data, dict):
@@ -310,21 +335,13 @@ class _Document:
                 self.note(f"{path}.{key}", f"belongs to {owner}")
         given = step.pop("with", {})
         if do := step.get("do"):
-            known = {name: ARGUMENTS[name] for name in ACTIONS[do]}
-            options = self.mapping(given, f"{path}.with", known)
-            if (
-                do in _NEEDED
-                and isinstance(given, dict)
-                and not {*given} & {*_NEEDED[do]}
-            ):
-                self.note(path, f"{do} needs {' or '.join(_NEEDED[do])}")
+            known = arguments_of(do)
+            needed = [n for n, x in known.items() if x.default is Parameter.empty]
+            allowed = {name: ARGUMENTS[name] for name in known}
+            options = self.mapping(given, f"{path}.with", allowed, *needed)
             if options.get("workers") == NAMED and "when" not in keys:
                 text = "named means the workers that the condition names: give when"
                 self.note(f"{path}.with.workers", text)
-            least = limits.minimum_workers
-            if (n := options.get("n_workers", least)) < least:
-                text = f"n_workers={n} is less than limits.minimum_workers={least}"
-                self.note(f"{path}.with", text)
         return Step(line=f"{self.source}:{self.lines[path]}", options=given, **step)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clustertune.core import counts, report, sections, tables
+from clustertune.core import report, sections, tables
 from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.tables import Section, Table
 from clustertune.core.wording import plural, seconds_text
-from clustertune.operations.playbooks.reading import Step
 from clustertune.operations.prepared import Prepared
 
 SCHEMA_VERSION = 1
@@ -26,18 +25,21 @@ class StepResult:
 
     Attributes
     ----------
-    step
-        It prints in words; ``step.line`` has file and line.
+    step, line
+        The step in words, and its file and line.
     status
         ``checked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
         run), ``skipped`` (the condition is not met, or unknown), ``refused`` (nothing
         was changed), ``left`` (done in part), ``failed``, or ``not begun`` (an earlier
         step failed).
+    reason
+        Why it has this status; may be empty.
     report
         The report of the check or of the action.
     """
 
-    step: Step
+    step: str
+    line: str
     status: str
     reason: str = ""
     seconds: float = 0.0
@@ -47,22 +49,6 @@ class StepResult:
     def found(self) -> tuple[Finding, ...]:
         """The findings of a step with ``check``."""
         return self.report.found if self.report and self.status == "checked" else ()
-
-    @property
-    def outcome(self) -> str:
-        """The result in one line."""
-        if self.status == "checked":
-            number = Counter(str(f.severity) for f in self.found)
-            return ", ".join(f"{n} {name}" for name, n in number.items()) or "nothing"
-        if self.reason or self.report is None:
-            return self.reason
-        done = counts.line(self.report.steps, lost=self.report.lost)
-        return planned_of(self.report) or done or "nothing to do"
-
-
-def planned_of(report: Report) -> str:
-    """The planned steps in one line."""
-    return "; then ".join(s.summary for s in report.steps if s.status == "planned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +122,8 @@ class PlaybookResult:
     def to_json(self) -> str:
         """Return all but the collections as JSON, with ``schema_version``."""
         steps = [
-            {
-                "step": str(s.step),
-                "line": s.step.line,
-                "status": s.status,
-                "reason": s.reason,
-                "seconds": s.seconds,
-                "report": s.report and json.loads(s.report.to_json()),
-            }
+            asdict(replace(s, report=None))
+            | {"report": s.report and json.loads(s.report.to_json())}
             for s in self.steps
         ]
         plain = {"schema_version": SCHEMA_VERSION, "playbook": self.playbook}
@@ -161,7 +141,7 @@ class PlaybookResult:
 
     def _sections(self) -> list[Section]:
         rows = tuple(
-            (f"[{i}]", s.status, str(s.step), s.outcome)
+            (f"[{i}]", s.status, s.step, _result_text(s))
             for i, s in enumerate(self.steps)
         )
         found = [
@@ -171,3 +151,9 @@ class PlaybookResult:
         ]
         table = Table(("", "status", "step", "result"), rows)
         return [Section(self._headline(), (table,)), *found]
+
+
+def _result_text(step: StepResult) -> str:
+    if step.status in BAD or step.report is None:
+        return step.reason
+    return ": ".join(filter(None, [step.reason, sections.verdict(step.report)[1]]))

@@ -8,54 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from distributed import Client
 
-from clustertune.actions.cluster.live import ids_of
 from clustertune.collections import inputs
 from clustertune.core import arguments
-from clustertune.core.model import Finding, Goal, Notify, Severity, Snapshot, View
+from clustertune.core.model import Finding, Notify, Severity
 from clustertune.core.progress import Progress
 from clustertune.core.report import Report, acted, is_refused
-from clustertune.core.wording import plural, printable, seconds_text
+from clustertune.core.wording import printable, seconds_text
 from clustertune.errors import REFUSALS, ClustertuneError, RefusedError
 from clustertune.integrations import libraries
-from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import release, workers
 from clustertune.operations.call import check_client
 from clustertune.operations.check import check
 from clustertune.operations.playbooks import reading
-from clustertune.operations.playbooks.reading import NAMED, Limits, Playbook, Step
-from clustertune.operations.playbooks.results import (
-    BAD,
-    PlaybookResult,
-    StepResult,
-    planned_of,
-)
-from clustertune.operations.prepare import prepare
+from clustertune.operations.playbooks.reading import CALLS, NAMED, Playbook, Step
+from clustertune.operations.playbooks.results import BAD, PlaybookResult, StepResult
 from clustertune.operations.prepared import Prepared
-from clustertune.planner.machines import shared_hosts
 
 logger = logging.getLogger("clustertune")
 
 INTERVAL = 2.0  # seconds between two looks at a condition that must last
-#: public calls by action
-CALLS: Mapping[str, Any] = {
-    "merge": workers.merge_workers,
-    "prepare": prepare,
-    "release": release.release_data,
-    "resize": workers.resize_workers,
-    "restart": workers.restart_workers,
-    "scale": workers.scale,
-    "trim": workers.trim_memory,
-}
 
 Id = str | int
 
@@ -156,24 +136,25 @@ class PlaybookRun:
 
     async def run(self) -> PlaybookResult:
         """Carry out all steps."""
-        start, results, stopped = monotonic(), [], ""
+        start, stopped = monotonic(), ""
+        results: list[StepResult] = []
         shown = Progress(self.progress)
         stops = self.playbook.on_failure == "stop" and not self.dry_run
         for i, step in enumerate(self.playbook.steps):
-            if stopped:
-                results.append(
-                    StepResult(step=step, status="not begun", reason=stopped)
-                )
-                continue
-            if results and results[-1].status in ("done", "left"):
-                shown.notify("letting the cluster settle", None)
-                await asyncio.sleep(self.playbook.limits.settle)
-            logger.info("%s: %s", printable(self.playbook.name), step)
-            begun = monotonic()
-            result = await self._step(step, shown.notify)
-            results.append(replace(result, seconds=monotonic() - begun))
-            if result.status in BAD and stops:
-                stopped = f"steps[{i}] ended as {result.status}"
+            result = StepResult(
+                step=str(step), line=step.line, status="not begun", reason=stopped
+            )
+            if not stopped:
+                if results and results[-1].status in ("done", "left"):
+                    shown.notify("letting the cluster settle", None)
+                    await asyncio.sleep(self.playbook.limits.settle)
+                logger.info("%s: %s", printable(self.playbook.name), step)
+                begun = monotonic()
+                outcome = await self._step(step, shown.notify)
+                result = replace(result, **outcome, seconds=monotonic() - begun)
+                if result.status in BAD and stops:
+                    stopped = f"steps[{i}] ended as {result.status}"
+            results.append(result)
         shown.finish([])
         return PlaybookResult(
             playbook=self.playbook.name,
@@ -185,49 +166,44 @@ class PlaybookRun:
             prepared=self.prepared,
         )
 
-    async def _step(self, step: Step, notify: Notify) -> StepResult:
+    async def _step(self, step: Step, notify: Notify) -> dict[str, Any]:
+        """Return status, reason and report of a step."""
         try:
             if step.check:
-                names = {
-                    n for word in step.check for n in reading.matching_checks(word)
-                }
                 report = await self._check()
                 # some findings are of no check, such as data that is not loaded
                 every = "all" in step.check
-                found = tuple(f for f in report.found if every or f.check in names)
+                found = tuple(f for f in report.found if every or f.check in step.check)
                 report = replace(report, found=found)
-                return StepResult(step=step, status="checked", report=report)
+                return {"status": "checked", "reason": "", "report": report}
             return await self._do(step, notify)
         except ClustertuneError as error:
             refused = isinstance(error, REFUSALS) and not acted(error.report)
-            return StepResult(
-                step=step,
-                status="refused" if refused else "failed",
-                reason=str(error),
-                report=error.report,
-            )
+            status = "refused" if refused else "failed"
+            return {"status": status, "reason": str(error), "report": error.report}
         except (TypeError, ValueError) as error:  # such as an unknown worker
-            return StepResult(step=step, status="failed", reason=str(error))
+            return {"status": "failed", "reason": str(error)}
 
     async def _check(self) -> Report:
         checking: Any = check(self.client, **self.data, estimator=self.estimator)
         report: Report = await checking
         return report
 
-    async def _do(self, step: Step, notify: Notify) -> StepResult:
+    async def _do(self, step: Step, notify: Notify) -> dict[str, Any]:
         if step.do in ("prepare", "release") and self.data.get("X") is None:
             if step.do == "prepare":
                 raise RefusedError("an earlier step released the data")
-            return StepResult(step=step, status="skipped", reason="no data is given")
-        names, condition = await self._condition(step, notify)
-        if not names:
-            return StepResult(step=step, status="skipped", reason=condition)
+            return {"status": "skipped", "reason": "no data is given"}
+        names: frozenset[Id | None] = frozenset()
+        condition = ""
+        if step.when:
+            names, condition = await self._condition(step, notify)
+            if not names:
+                return {"status": "skipped", "reason": condition}
         report = await self._act(step, names)
         status = status_of(report, in_part=step.do == "prepare")
-        reason = failure_of(report) if status in BAD else ""
-        if status == "planned" and condition:
-            reason = f"{condition}: {planned_of(report)}"
-        return StepResult(step=step, status=status, reason=reason, report=report)
+        reason = failure_of(report) if status in BAD else condition
+        return {"status": status, "reason": reason, "report": report}
 
     async def _condition(
         self, step: Step, notify: Notify
@@ -237,8 +213,6 @@ class PlaybookRun:
         Without subjects, the step is skipped, and the text is the reason. ``holds``
         keeps the subjects that the condition always names.
         """
-        if not step.when:
-            return frozenset((None,)), ""
         found = (await self._check()).found
         names = subjects(step, found)
         if not names:
@@ -258,9 +232,14 @@ class PlaybookRun:
 
     async def _act(self, step: Step, names: frozenset[Id | None]) -> Report:
         """Make the public call of a step."""
-        options = dict(step.options)
-        if step.do in ("restart", "resize", "merge", "trim"):
-            await self._choose_workers(step, names, options)
+        call, options = CALLS[step.do], dict(step.options)
+        if options.get("workers") == NAMED:
+            there = {w.worker for w in (await self._check()).workers}
+            options["workers"] = sorted(names & there, key=str)
+            if not options["workers"]:  # an empty list would mean all workers
+                raise RefusedError(f"{step.when} names no worker of the cluster")
+        if "max_unavailable" in signature(call).parameters:
+            options["max_unavailable"] = self.playbook.limits.disrupted_workers
         collections: list[Any] = []
         if step.do == "prepare":
             options |= {**self.data, "estimator": self.estimator}
@@ -270,7 +249,7 @@ class PlaybookRun:
             if "keep" in options:
                 options["keep"], collections = collections, []
         options |= {"dry_run": self.dry_run, "progress": self.progress}
-        done = await CALLS[step.do](self.client, *collections, **options)
+        done = await call(self.client, *collections, **options)
         if step.do == "prepare":
             if not self.dry_run:
                 self.prepared = done
@@ -280,27 +259,6 @@ class PlaybookRun:
             self.data, self.prepared = {}, None
         report: Report = done
         return report
-
-    async def _choose_workers(
-        self, step: Step, names: frozenset[Id | None], options: dict[str, Any]
-    ) -> None:
-        """Replace ``named`` by the workers of the condition, and apply the limits."""
-        await monitor.install_plugin(self.client, await monitor.identify(self.client))
-        snapshot, _ = await monitor.look(self.client, [])
-        if options.get("workers") == NAMED:
-            options["workers"] = [w.id for w in snapshot.workers if w.id in names]
-            if not options["workers"]:  # an empty list would mean all workers
-                raise RefusedError(f"{step.when} names no worker of the cluster")
-        if step.do != "trim":
-            view = View(
-                snapshots=(snapshot,), goal=Goal(workload=libraries.choose(None))
-            )
-            options["max_unavailable"] = max_unavailable(
-                self.playbook.limits,
-                snapshot,
-                ids_of(options.get("workers"), view),
-                merges=step.do == "merge",
-            )
 
 
 # --- decisions (pure) -----------------------------------------------------------------
@@ -312,30 +270,6 @@ def subjects(step: Step, found: Iterable[Finding]) -> frozenset[Id | None]:
     return frozenset(x for f in own for x in f.subject or (None,))
 
 
-def max_unavailable(
-    limits: Limits, snapshot: Snapshot, ids: Collection[Id], *, merges: bool = False
-) -> int:
-    """How many of these workers may be away at the same time.
-
-    Raise RefusedError if fewer than ``minimum_workers`` would remain: without one
-    worker that is away, or without the workers that a merge retires.
-    """
-    wanted = limits.disrupted_workers
-    if not isinstance(wanted, int):
-        wanted = math.floor(wanted * len(snapshot.workers))
-    running = [w for w in snapshot.workers if w.running]
-    if not any(w.id in ids for w in running):
-        return max(1, wanted)  # all running workers stay
-    groups = shared_hosts(snapshot, ids) if merges else ()
-    away = max(1, sum(len(group) - 1 for group in groups))
-    if len(running) - away < limits.minimum_workers:
-        raise RefusedError(
-            f"limits.minimum_workers={limits.minimum_workers}, and "
-            f"{plural(len(running) - away, 'worker')} would remain; nothing was touched"
-        )
-    return min(max(1, wanted), len(running) - limits.minimum_workers)
-
-
 def status_of(report: Report, *, in_part: bool) -> str:
     """The status of a step, from the report of its action.
 
@@ -344,7 +278,7 @@ def status_of(report: Report, *, in_part: bool) -> str:
     if report.status == "planned":  # a dry run
         if is_refused(report, in_part=in_part):
             return "refused"
-        return "planned" if planned_of(report) else "fine"
+        return "planned" if any(s.status == "planned" for s in report.steps) else "fine"
     return report.status if report.status in ("done", "fine", "left") else "failed"
 
 

@@ -14,7 +14,7 @@ from distributed import Nanny, futures_of, wait
 from distributed.core import Status
 
 import clustertune
-from clustertune.operations.playbooks import available, reading
+from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.running import PlaybookRun
 from tests.in_process import gen_cluster
 from tests.processes import soon
@@ -25,7 +25,7 @@ HEAD = "version: 1\nname: p\n"
 
 def quick(name: str, folder: Path) -> Path:
     """Write a shipped playbook with shorter pauses."""
-    text = available()[name].read_text()
+    text = reading.shipped()[name].read_text()
     file = folder / f"{name}.yaml"
     file.write_text(re.sub(r"(holds|settle): \d+s", r"\1: 1s", text))
     return file
@@ -186,7 +186,8 @@ async def test_a_condition_of_data(
     X = c.persist(da.ones((80, 2), chunks=(10, 2)), workers=[a.address])
     await wait(X)
     plan = await clustertune.run_playbook(c, file, X, dry_run=True)
-    assert plan.steps[0].reason.startswith("if it holds for 0.5 s: move ")
+    assert plan.steps[0].reason == "if it holds for 0.5 s"
+    assert plan.steps[0].report.steps[0].summary.startswith("move ")
     done = await clustertune.run_playbook(c, file, X)
     assert done.steps[0].status == "done", str(done)
     assert {len(a.data), len(b.data)} == {4}
@@ -201,7 +202,7 @@ steps:
     with: {workers: [divine]}
   - do: release
   - do: prepare
-  - check: memory
+  - check: memory_pressure
 """
 
 
