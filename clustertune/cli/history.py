@@ -16,6 +16,7 @@ from clustertune.cli.options import (
     command,
     format_option,
     refuse_options,
+    time_option,
     usage_errors,
     with_options,
 )
@@ -28,7 +29,7 @@ MAX_SHOWN = 50  # records in the table
 
 @command(
     "clustertune history --call fit --label nightly",
-    "clustertune history --since 7days -f json tcp://10.0.0.5:8786",
+    "clustertune history --since 7days -f json",
     "clustertune history --last -f html tcp://10.0.0.5:8786 > report.html",
 )
 @cluster_options()
@@ -39,8 +40,7 @@ MAX_SHOWN = 50  # records in the table
         "or restart; fit is a block that held the workers for prepared data."),
     click.option("--label", metavar="TEXT", help="Select the label of a hold, or "
         "clustertune.history.label of Dask's configuration."),
-    click.option("--since", metavar="WHEN", help="Select records since a time, like "
-        "2026-11-20, or of the last duration, like 7days."),
+    time_option("--since", help="Select the records of the last time, like 7days."),
     click.option("--path", type=click.Path(dir_okay=False), help="Read this file. By "
         "default clustertune.history.path of Dask's configuration."),
     format_option,
@@ -48,19 +48,15 @@ MAX_SHOWN = 50  # records in the table
 def history(target: Target, form: str, last: bool, **selection: Any) -> None:
     """List past calls, held blocks and fits.
 
-    The records are in a file on this machine. With ADDRESS, select those of this
-    cluster. Only --last asks the cluster.
+    The records are in a file on this machine. Only --last asks the cluster.
     """
     if last:
         refuse_options(selection, "{} and --last do not go together")
         _show_last(target, form)
         return
-    refuse_options(
-        ("scheduler_file", "tls_ca_file", "tls_cert", "tls_key"), "{} needs --last"
-    )
-    if form == "html":
-        raise click.UsageError("--format html needs --last")
-    _list(form, cluster=target.address, **selection)
+    if target != Target() or form == "html":
+        raise click.UsageError("a cluster and --format html need --last")
+    _list(form, **selection)
 
 
 def _show_last(target: Target, form: str) -> None:

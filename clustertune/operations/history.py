@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +65,6 @@ class Record:
     nbytes: int | None = None
     findings: tuple[tuple[str, str], ...] = ()  # severity and check, at first
     steps: tuple[str, ...] = ()  # that were done, or are planned
-    predicted_bytes: int | None = None  # of the steps for which both are known
-    moved_bytes: int | None = None
     predicted_peak: int | None = None  # process bytes of the fullest worker
     peak: int | None = None
     limit: int | None = None  # memory limit of the worker with this peak
@@ -181,12 +178,6 @@ def _from_line(line: bytes) -> Record | None:
 def of_call(call: str, journal: Journal, report: Report, began: float) -> Record:
     """Return the record of a call."""
     steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
-    dry = report.status == "planned"
-    known = [
-        (s.predicted_bytes, s.nbytes or 0)
-        for s in steps
-        if s.predicted_bytes is not None and (dry or s.nbytes is not None)
-    ]
     return replace(
         of_data(journal, report),
         call=call,
@@ -195,8 +186,6 @@ def of_call(call: str, journal: Journal, report: Report, began: float) -> Record
         status=report.status,
         findings=named(report.found),
         steps=tuple(printable(s.summary, longest=MAX_TEXT) for s in steps[:MAX_STEPS]),
-        predicted_bytes=sum(n for n, _ in known) if known else None,
-        moved_bytes=sum(n for _, n in known) if known and not dry else None,
         predicted_peak=report.predicted_peak,
         error=printable(report.error, longest=MAX_TEXT),
     )
@@ -263,9 +252,8 @@ async def note(make: Callable[[], Record]) -> str:
 def history(
     call: str | None = None,
     *,
-    cluster: str | None = None,
     label: str | None = None,
-    since: str | float | datetime | None = None,
+    since: str | float | None = None,
     path: str | Path | None = None,
 ) -> pd.DataFrame:
     """Read the records of past calls, held blocks and fits.
@@ -275,15 +263,11 @@ def history(
     call
         Select one kind of call: ``"prepare"``, ``"restart"``, ..., ``"hold"``, or
         ``"fit"``: a block that held the workers for prepared data.
-    cluster
-        Select one cluster by the address of its scheduler, such as
-        ``"tcp://10.0.0.5:8786"`` or ``"10.0.0.5:8786"``.
     label
         Select one label: ``clustertune.history.label`` of Dask's configuration, or the
         label of a hold.
     since
-        Select records since a time (``"2026-11-20"``, a datetime), or of the last
-        seconds or duration (``"7 days"``).
+        Select the records of the last seconds or duration (``"7 days"``).
     path
         Path of the file; by default ``clustertune.history.path``.
 
@@ -296,7 +280,7 @@ def history(
     Raises
     ------
     ValueError
-        ``since`` is neither a time nor a duration, or a setting is wrong.
+        ``since`` is no duration, or a setting is wrong.
     ClustertuneError
         The file cannot be read; the message has the reason.
 
@@ -308,15 +292,14 @@ def history(
 
     settings.refuse_unknown(checks.all_settings())
     default = configured()["path"]
-    begin = 0.0 if since is None else _moment(since)
+    begin = 0.0
+    if since is not None:
+        begin = time.time() - arguments.duration("since", since)
     records, skipped = read(file_of(default if path is None else path))
     rows = [
         _escaped(asdict(r))
         for r in records
-        if call in (None, r.call)
-        and label in (None, r.label)
-        and cluster in (None, r.cluster, r.cluster.rpartition("://")[2])
-        and r.began >= begin
+        if call in (None, r.call) and label in (None, r.label) and r.began >= begin
     ]
     kinds = {f.name: _KINDS.get(str(f.type), "object") for f in fields(Record)}
     frame = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
@@ -333,14 +316,3 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_escaped, value))
     return printable(value) if isinstance(value, str) else value
-
-
-def _moment(since: Any) -> float:
-    """Return epoch seconds of a time, or of a duration before now."""
-    with suppress(TypeError, ValueError, OverflowError):
-        moment = since if isinstance(since, datetime) else datetime.fromisoformat(since)
-        return moment.timestamp()
-    try:
-        return time.time() - arguments.duration("since", since)
-    except ValueError as error:
-        raise ValueError(f'{error}; or a time, like "2026-11-20"') from error

@@ -477,7 +477,7 @@ def _histories() -> list[bytes]:
             workers=n, threads=n, hosts=1, rows=1000, columns=3, nbytes=10**6,
             partitions=4, workload="xgboost", findings=(("warning", "uneven_rows"),),
             steps=("rebalance",), predicted_peak=2**29, peak=2**29, limit=2**30,
-            moved_bytes=5, predicted_bytes=6, spilled=0, busy=1.5,
+            spilled=0, busy=1.5,
         )
         for i, n in enumerate((1, 2, 4, 2, 8))
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 from time import time
 from typing import Any
@@ -50,8 +50,6 @@ RECORD = Record(
     nbytes=2**30,
     findings=(("warning", "uneven_rows"),),
     steps=("move 3 partitions",),
-    predicted_bytes=10,
-    moved_bytes=11,
     predicted_peak=2**31,
     peak=2**31,
     limit=2**32,
@@ -285,7 +283,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_selecting(tmp_path: Path) -> None:
-    """Records are selected by call, label, cluster and time; the latest is last."""
+    """Records are selected by call, label and time; the latest is last."""
     path = tmp_path / "h.jsonl"
     now = time()
     for i, (call, label) in enumerate([("fit", "a"), ("trim", ""), ("fit", "b")]):
@@ -300,16 +298,11 @@ def test_selecting(tmp_path: Path) -> None:
     assert chosen("fit") == [0, 2]
     assert chosen("fit", label="b") == [2]
     assert chosen("fits") == []
-    assert chosen(cluster="tcp://10.0.0.1:8786", label="") == [1]
-    assert chosen(cluster="10.0.0.1:8786") == [0, 1, 2]
-    assert chosen(cluster="10.0.0.1") == []
-    moment = datetime.fromtimestamp(now - 9000, timezone.utc)
-    for since in ("150 minutes", 9000, moment, moment.isoformat()):
+    assert chosen(label="") == [1]
+    for since in ("150 minutes", 9000):
         assert chosen(since=since) == [1, 2]
-    yesterday = (moment - timedelta(days=1)).date()
-    assert chosen(since=str(yesterday)) == [0, 1, 2]
     for wrong in ("soon", "", -1, datetime, [1]):
-        with pytest.raises(ValueError, match=r"since=.*like \"2026-11-20\""):
+        with pytest.raises(ValueError, match=r"since=.* must be a duration"):
             clustertune.history(since=wrong, path=path)  # type: ignore[arg-type]
 
 
@@ -376,7 +369,7 @@ async def test_calls_and_holds_are_noted(
     assert ("info", "unloaded_data") in prepare.findings
     assert plan.steps[0].startswith("load X, y")
     assert prepare.steps[0].startswith("load X, y")
-    assert (fit.steps, fit.predicted_bytes) == ((), None)
+    assert fit.steps == ()
     assert fit.peak
     assert fit.limit == a.memory_manager.memory_limit
     assert fit.spilled == 0
@@ -464,31 +457,21 @@ def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert asyncio.run(history.note(bad)) == ""
 
 
-def test_predicted_and_moved_bytes() -> None:
-    """They are sums over steps for which both are known; a dry run has predictions."""
+def test_steps() -> None:
+    """They are the steps that were done, in part, too, or are planned."""
     steps = [
         Done(
             action="move",
             summary=f"step {n}",
             gain="",
             status=status,
-            predicted_bytes=predicted,
+            predicted_bytes=1,
             at_risk="",
-            nbytes=took,
-            seconds=took,
         )
-        for n, (status, predicted, took) in enumerate(
-            [("done", 10, 12), ("partly", None, 5), ("done", 20, 21), ("failed", 1, 1)]
-        )
+        for n, status in enumerate(["done", "partly", "planned", "failed"])
     ]
     done = Report(status="left", seconds=3.0, steps=tuple(steps))
     record = history.of_call("restart", Journal(), done, 5.0)
     assert (record.call, record.began, record.seconds) == ("restart", 5.0, 3.0)
     assert record.steps == ("step 0", "step 1", "step 2")
-    assert (record.predicted_bytes, record.moved_bytes) == (30, 33)
-    planned = [replace(s, status="planned", nbytes=None, seconds=None) for s in steps]
-    plan = Report(status="planned", seconds=3.0, steps=tuple(planned))
-    record = history.of_call("restart", Journal(), plan, 5.0)
-    assert (record.predicted_bytes, record.moved_bytes) == (31, None)
-    nothing = history.of_call("trim", Journal(), replace(done, steps=()), 5.0)
-    assert (nothing.predicted_bytes, nothing.workers) == (None, None)
+    assert record.workers is None
