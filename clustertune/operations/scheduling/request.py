@@ -214,12 +214,9 @@ class Options:
         found = triggers.cron_times(self.cron, self.zone, now, expires)
         if found:
             return found
-        later = triggers.next_time(self.cron, self.zone, expires, MAX_EXPIRES)
-        first = f"is {time_text(later, self.zone)}" if later else "is more than a year"
         raise ValueError(
             f"cron={self.cron!r} has no time before the restart expires, at "
-            f"{time_text(expires, self.zone)}: its next time {first}"
-            f"{'' if later else ' later'}; give a longer expires"
+            f"{time_text(expires, self.zone)}: give a longer expires"
         )
 
 

@@ -6,7 +6,7 @@ are untrusted, so their text is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from clustertune.core.wording import (
     printable,
     seconds_text,
     time_text,
-    utc_text,
     workers_text,
 )
 from clustertune.monitor import monitor
@@ -95,7 +94,7 @@ class Schedule:
         scheduler's configuration has it, and it could not be scheduled yet.
     waits
         Why it waits: ``for`` is ``instant``, ``held``, ``busy``, ``idle``, ``need`` or
-        ``room``; other keys have details.
+        ``room``, and ``text`` a sentence.
     idle_for
         Seconds without a task and without a hold that make a gap.
     instants
@@ -119,7 +118,7 @@ class Schedule:
     idle_for: float
     expires: float
     made: float = 0.0
-    waits: Mapping[str, Any] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
     instants: tuple[float, ...] = ()
     if_needed: bool = False
     workers: tuple[str | int, ...] | None = None
@@ -176,36 +175,19 @@ class Schedule:
         text += ", if needed" if self.if_needed else ""
         return f"{text}; until {time_text(self.expires)}"
 
-    def standing(self, show: Callable[[float], str] = time_text) -> str:
-        """Describe its state in one line; ``show`` formats times."""
+    def standing(self) -> str:
+        """Describe its state in one line."""
         if self.state == "running":
             return f"running: {workers_text(self.left or ())} not restarted yet"
         if self.state not in ("waiting", "refused"):
             return printable(self.state)
-        why = _waits_text(self.waits, self.idle_for, show)
-        return f"{self.state}: {printable(why, longest=500)}"
+        why = printable(self.waits.get("text", ""), longest=500)
+        return f"{self.state}: {why}"
 
     def plain(self) -> dict[str, Any]:
         values = asdict(replace(self, client=None))
         del values["client"]
-        return values | {"waiting_for": self.standing(utc_text)}
-
-
-def _waits_text(
-    waits: Mapping[str, Any], idle_for: float, show: Callable[[float], str]
-) -> str:
-    kind = waits.get("for")
-    if kind == "instant":
-        return f"not before {show(waits['until'])}"
-    if kind == "held":
-        whose = f" (client {waits['client']})" if waits["client"] else ""
-        return f"held by {waits['label']}{whose} since {show(waits['since'])}"
-    if kind == "busy":
-        queued = f", {waits['queued']:,} queued" if waits["queued"] else ""
-        return f"not idle: {plural(waits['tasks'], 'task')} running{queued}"
-    if kind == "idle":
-        return f"idle for {seconds_text(waits['seconds'])} of {seconds_text(idle_for)}"
-    return str(waits.get("text", ""))
+        return values | {"waiting_for": self.standing()}
 
 
 # --- answers of the scheduler ---------------------------------------------------------

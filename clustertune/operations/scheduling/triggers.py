@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from itertools import islice, takewhile
 from pathlib import Path
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
@@ -75,14 +75,9 @@ def zone(name: str | None) -> tzinfo:
         return ZoneInfo(name)
     # a name of another type, of a folder, outside the database, or nested too deeply
     except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
-        known = available_timezones()
-        if not known:
-            raise ValueError(
-                f"{given}: this machine has no time zone database; install the package "
-                "tzdata (with pip, or from the system)"
-            ) from error
         raise ValueError(
-            f"{given} is no time zone; it must be a name like 'Europe/Berlin' or 'UTC'"
+            f"{given} is no time zone of this machine: give a name like "
+            "'Europe/Berlin' or 'UTC', or install the package tzdata"
         ) from error
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clustertune.core.wording import plural, seconds_text, utc_text
+
 MAX_FAILURES = 3  # failures in a row after which a schedule ends
 MAX_RESULTS = 20  # of one schedule
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
@@ -57,9 +59,7 @@ class Schedule:
         self.instants = deque(terms["instants"])
         self.state = "waiting"
         self.ended_at = 0.0
-        self.waits: dict[str, Any] = {"for": "idle", "seconds": 0.0}
-        if self.instants:
-            self.waits = {"for": "instant", "until": self.instants[0]}
+        self.waits = self._for_instant() if self.instants else self._for_gap(0.0)
         self.cancelled = False
         self.tries = 0
         self.idle_from = now  # earlier idle time does not count
@@ -71,22 +71,32 @@ class Schedule:
     def ended(self) -> bool:
         return self.state in ENDED
 
-    def obstacle(self, moment: Moment) -> dict[str, Any] | None:
+    def obstacle(self, moment: Moment) -> dict[str, str] | None:
         """Return why the restart must wait now, or None."""
         if len(self.instants) > 1 and self.instants[1] <= moment.now:
             self._begin_latest(moment.now)
         if self.left is None and self.instants and moment.now < self.instants[0]:
-            return {"for": "instant", "until": self.instants[0]}
-        if moment.holder is not None:
-            return {"for": "held", **moment.holder}
+            return self._for_instant()
+        if (holder := moment.holder) is not None:
+            text = f"held by {holder['label']} since {utc_text(holder['since'])}"
+            return {"for": "held", "text": text}
         if moment.tasks or moment.queued:
-            return {"for": "busy", "tasks": moment.tasks, "queued": moment.queued}
+            queued = f", {moment.queued:,} queued" if moment.queued else ""
+            text = f"not idle: {plural(moment.tasks, 'task')} running{queued}"
+            return {"for": "busy", "text": text}
         idle = moment.now - max(moment.idle_since, self.idle_from)
         if idle < self.terms["idle_for"]:
-            return {"for": "idle", "seconds": max(0.0, idle)}
+            return self._for_gap(max(0.0, idle))
         if moment.now < self.again:
             return self.waits
         return None
+
+    def _for_instant(self) -> dict[str, str]:
+        return {"for": "instant", "text": f"not before {utc_text(self.instants[0])}"}
+
+    def _for_gap(self, idle: float) -> dict[str, str]:
+        whole = seconds_text(self.terms["idle_for"])
+        return {"for": "idle", "text": f"idle for {seconds_text(idle)} of {whole}"}
 
     def _begin_latest(self, now: float) -> None:
         """Begin with all workers again, because a later instant has come."""
@@ -94,7 +104,7 @@ class Schedule:
             self.instants.popleft()
         self.left, self.tries = None, 0
 
-    def wait(self, reason: dict[str, Any], again: float = 0.0) -> None:
+    def wait(self, reason: dict[str, str], again: float = 0.0) -> None:
         """Continue to wait; evaluate the reason again at a given time."""
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
@@ -102,7 +112,7 @@ class Schedule:
     def wait_for_next_gap(self, now: float) -> None:
         """Ignore the idle time so far."""
         self.idle_from = now
-        self.wait({"for": "idle", "seconds": 0.0})
+        self.wait(self._for_gap(0.0))
 
     def end(self, state: str, now: float) -> None:
         self.state, self.waits, self.ended_at = state, {}, now
@@ -113,7 +123,7 @@ class Schedule:
         while self.instants and self.instants[0] <= now:
             self.instants.popleft()
         if self.instants:
-            self.wait({"for": "instant", "until": self.instants[0]})
+            self.wait(self._for_instant())
         else:
             self.end("done", now)
 

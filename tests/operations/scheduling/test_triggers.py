@@ -115,7 +115,9 @@ def test_too_many() -> None:
 @pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
 def test_bad_time_zones(name: object) -> None:
     """Any failure of zoneinfo is a ValueError."""
-    with pytest.raises(ValueError, match="is no time zone"):
+    with pytest.raises(
+        ValueError, match=r"is no time zone.*, or install the package tzdata"
+    ):
         triggers.zone(name)  # type: ignore[arg-type]
 
 
@@ -129,10 +131,3 @@ def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     monkeypatch.delenv("TZ")
     monkeypatch.setattr(triggers, "LOCALTIME", tmp_path / "none")
     assert str(triggers.zone(None)) == "UTC"
-
-
-def test_without_a_time_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the package to install."""
-    monkeypatch.setattr(triggers, "available_timezones", set)
-    with pytest.raises(ValueError, match="install the package tzdata"):
-        triggers.zone("Mars/Sea")

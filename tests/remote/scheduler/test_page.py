@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed import wait
 
+from clustertune.core.wording import utc_text
 from clustertune.dashboard import state as states
 from clustertune.dashboard.page import events
 from clustertune.monitor import monitor
@@ -169,6 +170,7 @@ async def test_events_and_holds(c, s, a, b):
     schedules = s.plugins[NAME].schedules
     name = schedules.add(terms | {"expires": time() + 60})["id"]
     await soon(lambda: schedules.kept[name].waits["for"] == "held")
+    held = f"held by a fit since {utc_text(s.plugins[NAME].lease.in_use()['since'])}"
     events = (await looked(c))["events"]
     schedules.cancel(name)
     assert [(e["kind"], e["text"]) for e in events] == [
@@ -177,7 +179,7 @@ async def test_events_and_holds(c, s, a, b):
         ("did", "trim: Done: it"),
         ("held", "held for a fit"),
         ("did", f"schedule made: id {name}, owner me"),
-        ("scheduled", "restart between runs if needed, by me: waiting (held)"),
+        ("scheduled", f"restart between runs if needed, by me: waiting ({held})"),
     ]
 
 

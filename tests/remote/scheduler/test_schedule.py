@@ -23,6 +23,13 @@ def schedule(**terms: Any) -> Schedule:
     return Schedule("name", given | terms, 0.0)
 
 
+HOLDER = {"label": "x", "client": "c", "since": 9.0}
+
+
+def text_of(obstacle: dict[str, str] | None) -> str | None:
+    return obstacle and obstacle["text"]
+
+
 def moment(now: float, **others: Any) -> Moment:
     what = {"tasks": 0, "queued": 0, "idle_since": -100.0, "holder": None}
     return Moment(now=now, **(what | others))
@@ -31,29 +38,29 @@ def moment(now: float, **others: Any) -> Moment:
 @pytest.mark.parametrize(
     ("now", "others", "reason"),
     [
-        (29, {}, {"for": "idle", "seconds": 29}),  # from when it was scheduled
+        (29, {}, "idle for 29 s of 30 s"),  # from when it was scheduled
         (31, {}, None),
-        (50, {"idle_since": 30}, {"for": "idle", "seconds": 20}),
+        (50, {"idle_since": 30}, "idle for 20 s of 30 s"),
         (60, {"idle_since": 30}, None),
-        (60, {"tasks": 2}, {"for": "busy", "tasks": 2, "queued": 0}),
-        (60, {"queued": 3}, {"for": "busy", "tasks": 0, "queued": 3}),
-        (60, {"holder": {"label": "x"}, "tasks": 2}, {"for": "held", "label": "x"}),
+        (60, {"tasks": 2}, "not idle: 2 tasks running"),
+        (60, {"queued": 3000}, "not idle: 0 tasks running, 3,000 queued"),
+        (60, {"holder": HOLDER, "tasks": 2}, "held by x since 1970-01-01T00:00:09Z"),
     ],
 )
 def test_what_is_in_the_way(now: float, others: Any, reason: Any) -> None:
     """A gap has no tasks, no queued tasks and no holds."""
-    assert schedule().obstacle(moment(now, **others)) == reason
+    assert text_of(schedule().obstacle(moment(now, **others))) == reason
 
 
 def test_instants() -> None:
     """Each time is used once, in the first gap after it."""
     it = schedule(instants=[100.0, 200.0, 210.0, 400.0])
-    assert it.waits == {"for": "instant", "until": 100.0}
-    assert it.obstacle(moment(99)) == {"for": "instant", "until": 100.0}
+    first = {"for": "instant", "text": "not before 1970-01-01T00:01:40Z"}
+    assert it.waits == it.obstacle(moment(99)) == first
     assert it.obstacle(moment(101, tasks=1))["for"] == "busy"
     assert it.obstacle(moment(150)) is None
     it.end_instant(150)
-    assert it.waits == {"for": "instant", "until": 200.0}
+    assert it.waits["text"] == "not before 1970-01-01T00:03:20Z"
     it.end_instant(250)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
     it.end_instant(450)
@@ -66,7 +73,7 @@ def test_what_has_begun_needs_no_instant() -> None:
     it.instants.popleft()
     it.left = ["b"]
     it.wait_for_next_gap(150.0)
-    assert it.obstacle(moment(170)) == {"for": "idle", "seconds": 20}
+    assert text_of(it.obstacle(moment(170))) == "idle for 20 s of 30 s"
     assert it.obstacle(moment(181)) is None
 
 
@@ -94,7 +101,8 @@ def test_failures() -> None:
     for n in range(1, MAX_FAILURES):
         it.failed(100.0 * n)
         assert it.state == "waiting"
-        assert it.obstacle(moment(100.0 * n + 5)) == {"for": "idle", "seconds": 5}
+        idle = it.obstacle(moment(100.0 * n + 5))
+        assert text_of(idle) == "idle for 5 s of 30 s"
     it.failed(300.0)
     assert it.state == "failed"
 

@@ -72,15 +72,15 @@ async def test_why_it_has_not_run_yet(c: Any, s: Any, *workers: Any) -> None:
     await soon(lambda: any(ws.processing for ws in s.workers.values()))
     plugin, it = begin(s)
     await waits(it, "busy")
-    assert it.waits["tasks"] == 1
+    assert it.waits["text"] == "not idle: 1 task running"
     await gate.set()
     await busy
     plugin.acquire(c.id, "training", "h", hold=True)
     await waits(it, "held")
-    assert it.waits["label"] == "training"
+    assert it.waits["text"].startswith("held by training since 20")
     assert (await plugin.release("h"))["held"]
     plugin.acquire(c.id, "prepare", "t")
-    await soon(lambda: it.waits.get("label") == "prepare")
+    await soon(lambda: it.waits["text"].startswith("held by prepare since "))
     await plugin.release("t")
     await waits(it, "room")
     assert "worker 0: it has no nanny" in it.waits["text"]
