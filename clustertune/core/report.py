@@ -179,11 +179,6 @@ def with_commands(report: Report, cluster: str) -> Report:
     return replace(report, found=found, left=left)
 
 
-def acted(report: Report | None) -> bool:
-    """Whether a step was carried out, according to the report."""
-    return report is not None and report.changed
-
-
 def is_refused(planned: Report, *, in_part: bool = False) -> bool:
     """Whether a call would refuse to do what a dry run has planned.
 
@@ -192,11 +187,6 @@ def is_refused(planned: Report, *, in_part: bool = False) -> bool:
     """
     states = {step.status for step in planned.steps}
     return "refused" in states and not (in_part and "planned" in states)
-
-
-def findings_text(title: str, found: Sequence[Finding]) -> str:
-    """Return findings as text, with their remedies."""
-    return tables.to_text([sections.of_findings(title, found)])
 
 
 def findings_html(title: str, found: Sequence[Finding]) -> str:

@@ -6,7 +6,7 @@ report has only what the reader still has to do or to know; the rest is in its d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clustertune.core import counts
@@ -361,9 +361,7 @@ def _row(
     held: tuple[WorkerShare | None, WorkerShare | None] | None,
 ) -> Row:
     """Return all that is known of a worker, before and after the call."""
-    ran = [s for s in steps if s.status in EXECUTED and len(s.workers) == 1]
     measured = next((m for m in results.memory if m.worker == id and steps), None)
-    memory = measured or WorkerMemory(worker=id)
     plain = state if held is None and not steps else None
     limit = bytes_text(plain.limit) if plain and plain.limit else "none"
     return [
@@ -374,21 +372,12 @@ def _row(
         ("data in memory", _state_change(plain, "data")),
         ("process memory", _process_text(state, measured, steps)),
         ("memory limit", limit if plain else NONE),
-        ("keys", value_text(memory.keys, "{:,}".format)),
-        ("bytes moved", value_text(_sum(s.nbytes for s in ran), bytes_text)),
-        ("seconds", value_text(_sum(s.seconds for s in ran), seconds_text)),
         ("outcome", "; ".join(map(_outcome, steps)) or NONE),
         (
             "peak in the fit,\npredicted",
             value_text(state.peak if state else None, bytes_text),
         ),
     ]
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values; None: there are none."""
-    known = [x for x in values if x is not None]
-    return sum(known) if known else None
 
 
 def _change(

@@ -6,10 +6,8 @@ characters, and the HTML is escaped. There are no colours in text.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,15 +115,10 @@ def change(
 
 def to_text(sections: Sequence[Section], width: int | None = None) -> str:
     """Render sections as text of at most ``width`` columns; None: of the terminal."""
-    width = _terminal_width() if width is None else width
+    if width is None:
+        terminal = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
+        width = max(MIN_WIDTH, min(MAX_WIDTH, terminal))
     return "\n\n".join("\n".join(_section_lines(s, width)) for s in sections)
-
-
-def _terminal_width() -> int:
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    if not (terminal or os.environ.get("COLUMNS", "").isdecimal()):
-        return MAX_WIDTH
-    return max(MIN_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))
 
 
 def _section_lines(section: Section, width: int) -> Iterator[str]:

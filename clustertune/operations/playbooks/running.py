@@ -21,7 +21,7 @@ from clustertune.collections import inputs
 from clustertune.core import arguments
 from clustertune.core.model import Finding, Notify, Severity
 from clustertune.core.progress import Progress
-from clustertune.core.report import Report, acted, is_refused
+from clustertune.core.report import Report, is_refused
 from clustertune.core.wording import printable, seconds_text
 from clustertune.errors import REFUSALS, ClustertuneError, RefusedError
 from clustertune.integrations import libraries
@@ -178,7 +178,8 @@ class PlaybookRun:
                 return {"status": "checked", "reason": "", "report": report}
             return await self._do(step, notify)
         except ClustertuneError as error:
-            refused = isinstance(error, REFUSALS) and not acted(error.report)
+            acted = error.report is not None and error.report.changed
+            refused = isinstance(error, REFUSALS) and not acted
             status = "refused" if refused else "failed"
             return {"status": status, "reason": str(error), "report": error.report}
         except (TypeError, ValueError) as error:  # such as an unknown worker
