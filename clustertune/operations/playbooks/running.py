@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from time import monotonic
@@ -133,6 +133,7 @@ class PlaybookRun:
     dry_run: bool = False
     progress: bool | Notify | None = None
     prepared: Prepared | None = None
+    there: set[Id] = field(default_factory=set)  # ids of workers at the last check
 
     async def run(self) -> PlaybookResult:
         """Carry out all steps."""
@@ -188,6 +189,7 @@ class PlaybookRun:
     async def _check(self) -> Report:
         checking: Any = check(self.client, **self.data, estimator=self.estimator)
         report: Report = await checking
+        self.there = {w.worker for w in report.workers}
         return report
 
     async def _do(self, step: Step, notify: Notify) -> dict[str, Any]:
@@ -235,8 +237,7 @@ class PlaybookRun:
         """Make the public call of a step."""
         call, options = CALLS[step.do], dict(step.options)
         if options.get("workers") == NAMED:
-            there = {w.worker for w in (await self._check()).workers}
-            options["workers"] = sorted(names & there, key=str)
+            options["workers"] = sorted(names & self.there, key=str)
             if not options["workers"]:  # an empty list would mean all workers
                 raise RefusedError(f"{step.when} names no worker of the cluster")
         if "max_unavailable" in signature(call).parameters:
