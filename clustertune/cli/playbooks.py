@@ -67,8 +67,11 @@ def run(
     PLAYBOOK is a name of `clustertune run --list`, or a file. If it may change
     something, the command first shows a plan and asks.
     """
+    from clustertune.operations.call import refuse_wrong_settings
     from clustertune.operations.playbooks import reading
 
+    with usage_errors(ValueError):
+        refuse_wrong_settings()
     if listing + show + lint > 1:
         raise click.UsageError("--list, --show and --lint exclude each other")
     if listing:
