@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -34,6 +37,12 @@ def facts(dask_worker: Any) -> tuple[int, int, str | None, list[int]]:
     pools = [p["num_threads"] for p in threadpool_info()]
     variable = os.environ.get("OPENBLAS_NUM_THREADS")
     return dask_worker.state.nthreads, limit, variable, pools
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        yield
 
 
 @pytest.fixture
@@ -81,6 +90,33 @@ def test_variables(spawned: None, two: Any) -> None:
     pools = [f[3] for f in found.values() if f[2] == "2"]
     assert all(n == 2 for n in pools[0]), pools
     assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="for Linux")
+def test_a_variable_that_a_new_process_does_not_read(
+    forked: None, two: Any, tmp_path: Path
+) -> None:
+    """A process of a fork server has the memory allocator of that server."""
+    _, client = two
+    pids = client.run(os.getpid)
+    env = {"MALLOC_TRIM_THRESHOLD_": "12345678"}
+    report = clustertune.resize_workers(client, env=env)
+    assert report.status == "left", str(report)
+    assert "'spawn' where the nannies are started" in str(report)
+    assert client.run(os.getpid) == pids
+    client.restart()
+    found = client.run(os.getenv, "MALLOC_TRIM_THRESHOLD_")
+    assert set(found.values()) == {"65536"}  # as Dask sets it
+    with cluster(tmp_path, 1) as file, Client(scheduler_file=file) as client:
+        client.wait_for_workers(1)
+        report = clustertune.resize_workers(client, env=env)
+        assert report.status == "done", str(report)
+        (found,) = client.run(at_start).values()
+    assert b"MALLOC_TRIM_THRESHOLD_=12345678" in found
+
+
+def at_start() -> list[bytes]:
+    return Path("/proc/self/environ").read_bytes().split(b"\0")
 
 
 def test_any_variable(two: Any) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 import psutil
 from distributed.core import Status
 from distributed.nanny import Nanny, WorkerProcess
-
-from clustertune.remote.worker.probe import pools
+from distributed.utils import get_mp_context
 
 SECOND = "clustertune-second-process"  # its name among the plugins of a nanny
 KILL_TIMEOUT = 5.0  # seconds for a killed process to end, as in Dask
 NEW_PROCESS = 2**30  # bytes of a new process without data; it rarely needs so many
+#: beginnings of variables that glibc, its loader and Python read once, at their start
+READ_AT_START = ("MALLOC_", "GLIBC_", "LD_", "PYTHON")
 
 # --- size -----------------------------------------------------------------------------
 
@@ -44,6 +45,14 @@ def change(
     nanny, process = dask_worker, dask_worker.process
     if process is None:
         raise RuntimeError("the nanny has no worker process now")
+    method = get_mp_context().get_start_method()
+    fixed = [name for name in env or () if name.startswith(READ_AT_START)]
+    if fixed and method != "spawn":
+        raise RuntimeError(
+            f"it starts processes with {method!r}, so a new process does not read "
+            f"{', '.join(fixed)}. Set distributed.worker.multiprocessing-method to "
+            "'spawn' where the nannies are started"
+        )
     before: dict[str, Any] = {"kwargs": {}, "memory_limit": memory_limit}
     for name, value in (("nthreads", nthreads), ("memory_limit", memory_limit)):
         if value is not None:
@@ -235,12 +244,11 @@ def least_memory(dask_worker: Any) -> int | None:
 
 
 def started_with(dask_worker: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The worker's threads, memory limit, variables and native pools."""
+    """The worker's threads, memory limit and variables."""
     return {
         "nthreads": dask_worker.state.nthreads,
         "memory_limit": dask_worker.memory_manager.memory_limit,
         "env": {name: os.environ.get(name) for name in names},
-        "pools": pools(),
     }
 
 
