@@ -103,6 +103,7 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         partitions.no_rows,
         partitions.column_chunks,
         values.non_numeric_columns,
+        labels.class_labels,
         placement.eval_sets,
         scheduler.stuck_tasks,
         scheduler.unrunnable_tasks,
@@ -112,6 +113,7 @@ _OWN = {check.__name__: check for group in CHECKS.values() for check in group}
 
 #: the errors with which critical findings stop ``prepare``, by check or goal
 ERRORS: Mapping[str, type[Exception]] = {
+    "class_labels": ValueError,
     "column_chunks": AlignmentError,
     "differing_categories": ValueError,
     "differing_columns": ValueError,

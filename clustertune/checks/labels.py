@@ -30,7 +30,7 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import contents, remedies
 from clustertune.planner.contents import Classes
-from clustertune.planner.layouts import home_workers, weights
+from clustertune.planner.layouts import home_workers, is_copied, weights
 from clustertune.planner.memory import free_memory
 
 #: by whether the workload needs all classes on every worker; None: unknown
@@ -127,6 +127,51 @@ def _lacking_classes(
         remedy=remedies.cut(view) if needed else remedies.random_order(layout),
         fixed_by=("rebalance" if whole else view.goal.cutting_action) if needed else "",
     )
+
+
+def class_labels(view: View) -> Iterator[Finding]:
+    """Find numbers of classes that do not begin at 0, or have a gap.
+
+    XGBoost's classifier takes the integers 0 to n - 1 for n classes, and its fit fails
+    for others, such as 1 and 2. LightGBM takes any labels. ``prepare`` reads the
+    labels, and such a label stops it; ``check`` reads them with ``deep=True``.
+
+    Remedy: Number the classes: ``classes = sorted(y.unique().compute()); y =
+    y.astype(object).map({name: i for i, name in enumerate(classes)}, meta=(y.name,
+    "int64"))``. Then class ``i`` is ``classes[i]``. Number labels of eval sets with the
+    same list.
+    """
+    if not view.goal.workload.numbered_classes:
+        return
+    n_classes = None  # in the training data
+    for layout in view.layouts:
+        for collection in layout.collections:
+            found = _labels(collection)
+            if variable(collection.label) != "y" or found is None:
+                continue
+            training = layout is view.layouts[0]
+            n_classes = len(found) if training else n_classes
+            wrong = found - set(range(len(found) if n_classes is None else n_classes))
+            if wrong:
+                one = printable(repr(min(wrong, key=str)), longest=40)
+                title = view.goal.workload.title
+                yield critical(
+                    message=f"{collection.label} has the label {one}, but {title} "
+                    "takes the numbers from 0 as labels of classes, so the fit fails",
+                    subject=(collection.label,),
+                    evidence={"labels": len(found)},
+                    remedy=remedies.number_classes(collection, training=training),
+                )
+
+
+def _labels(collection: CollectionInfo) -> set[Any] | None:
+    """Return the different labels; None: unknown, texts or no classes."""
+    partitions = collection.contents.partitions if collection.contents else ()
+    found = [p.get("distinct") for p in partitions]
+    if not found or any(x is None for x in found):
+        return None
+    labels = {name for names in found for name in names or ()}
+    return None if any(isinstance(name, str) for name in labels) else labels
 
 
 # --- order ----------------------------------------------------------------------------
@@ -285,8 +330,8 @@ def query_groups(view: View) -> Iterator[Finding]:
     for layout in view.layouts:
         yield from _without_group(layout, view)
         groups = contents.groups_of(layout)
-        if groups is None:
-            yield from () if whole else _split_groups(layout, view)
+        if groups is None:  # a copy for each worker has all groups
+            yield from () if is_copied(layout) else _split_groups(layout, view)
         elif not groups.together:
             yield _out_of_order(layout, groups, view)
         elif whole:

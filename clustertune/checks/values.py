@@ -151,14 +151,17 @@ def _categorize(collection: CollectionInfo, columns: Mapping[str, int]) -> str:
     """Code that gives all partitions the same categories, which reads all data."""
     name = remedies.name_of(collection.label)
     listed = _list_code(columns)
+    if name != variable(collection.label):  # an eval set gets the lists of X
+        types = f"types = X.partitions[0].compute().dtypes[{listed}].to_dict()"
+        line = f"{types}; {name} = {name}.astype(types)"
+        return remedies.run(remedies.edit([collection.label], line))
     if many := [column for column, n in columns.items() if n > MAX_CATEGORIES]:
         drop = f"{name} = {name}.drop(columns={_list_code(many)})"
         most = f"{max(columns.values()):,} categories"
         text = f", or make numbers of columns with up to {most}"
-        return remedies.run(remedies.edit([collection.label], drop), text)
+        return remedies.run(drop, text)
     as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
-    line = f"{name} = {as_objects}.categorize(columns={listed})"
-    return remedies.run(remedies.edit([collection.label], line))
+    return remedies.run(f"{name} = {as_objects}.categorize(columns={listed})")
 
 
 def differing_columns(view: View) -> Iterator[Finding]:

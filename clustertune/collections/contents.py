@@ -96,7 +96,7 @@ def of_need(
     if role == "y" and training and profile.random_order:
         return content.moments
     if role == "y":
-        return content.finite
+        return content.distinct if profile.numbered_classes else content.finite
     if role == "X" and profile.categories and "category" in info.types:
         return content.types
     return None

@@ -102,6 +102,8 @@ class Profile:
     #: whether it fails if a worker has no row of some class; None: only classifiers do,
     #: and the estimator is unknown
     needs_all_classes: bool | None = False
+    #: whether it takes labels as classes, which must be the integers from 0
+    numbered_classes: bool = False
     #: whether each worker needs all rows of eval sets, since it uses partitions next to
     #: its training data
     eval_copies: bool = False

@@ -83,6 +83,11 @@ def prepare_again(labels: Collection[str], *texts: str) -> str:
         named.insert(1, f"({', '.join(bounds)})")
     line = f"clustertune.prepare({', '.join(['client', *named, *texts])})"
     one = f".{results[0]}" if len(results) == 1 else ""
+    if "eval_set=eval_set" in texts:  # eval sets are not unpacked
+        line, kept = "prepared", f"prepared = {line}; "
+        return (
+            f"{kept}{', '.join(results)} = prepared{one}; eval_set = prepared.eval_set"
+        )
     return f"{', '.join(results)} = {line}{one}"
 
 
@@ -248,14 +253,14 @@ def edit(labels: Sequence[str], line: str) -> str:
     place = labels[0].rpartition(".")[0]
     if not place:
         return line
-    roles, names = [*map(variable, labels)], [*map(name_of, labels)]
-    if roles == ["X"]:
-        return f"X_valid, *rest = {place}; {line}; {place} = (X_valid, *rest)"
-    if {*roles} <= {"X", "y"}:
-        pair = "X_valid, y_valid"
-        return f"{pair} = {place}; {line}; {place} = ({pair})"
-    taken = ", ".join(f"{place}[{code(role)}]" for role in roles)
-    return f"{', '.join(names)} = {taken}; {line}; {taken} = {', '.join(names)}"
+    pair = "X_valid, y_valid"
+    more = [x for x in map(variable, labels) if x not in POSITIONAL]
+    if not more:
+        return f"{pair}, *rest = {place}; {line}; {place} = ({pair}, *rest)"
+    taken = "; ".join(f"{x}_valid = named[{code(x)}]" for x in more)
+    named = ", ".join(f"{code(x)}: {x}_valid" for x in more)
+    put = f"{place} = ({pair}, {{**named, {named}}})"
+    return f"{pair}, named = {place}; {taken}; {line}; {put}"
 
 
 def drop_rows(
@@ -329,6 +334,26 @@ def _taken(names: Sequence[str]) -> str:
     unpacked = f"{arrays}," if len(names) == 1 else arrays
     # Dask takes rows of known chunks only
     return f"{unpacked} = [x.compute_chunk_sizes()[order] for x in {every}]"
+
+
+def number_classes(collection: CollectionInfo, *, training: bool) -> str:
+    """Return how to number classes from 0; eval sets use the list of the training."""
+    name = name_of(collection.label)
+    if collection.kind == "array":
+        listed = f"dask.array.unique({name}).compute()"
+        numbered = f"{name}.map_blocks(lambda part: numpy.searchsorted(classes, part), "
+        numbered += 'dtype="int64")'
+    elif collection.kind == "series":
+        listed = f"sorted({name}.unique().compute())"
+        numbers = "{name: i for i, name in enumerate(classes)}"
+        numbered = f'{name}.astype(object).map({numbers}, meta=({name}.name, "int64"))'
+    else:
+        return f"Give the classes of {collection.label} the numbers from 0."
+    line = f"{name} = {numbered}"
+    if training:
+        return run(f"classes = {listed}; {line}", "; then class i is `classes[i]`")
+    line = edit([collection.label], line)
+    return run(line, " with the sorted list `classes` of the classes of y")
 
 
 def to_float32(collection: CollectionInfo) -> str:

@@ -79,11 +79,14 @@ def _makes_quantiles(estimator: object) -> bool:
 
 
 def _for_parameters(profile: Profile, estimator: object) -> Profile:
-    """Return the profile with what parameters change: memory, metric, categories."""
+    """Return the profile with what the class and parameters of the model change."""
     metric = parameter(estimator, "eval_metric")
     metrics = metric if isinstance(metric, list | tuple) else [metric]
     # XGBoost returns the mean of the workers' values, weighted by no rows
     profile = replace(profile, eval_copies=any(map(callable, metrics)))
+    if isa(estimator, "xgboost.dask", "DaskXGBClassifier"):
+        own = callable(parameter(estimator, "objective"))
+        profile = replace(profile, numbered_classes=not own)
     if profile.fit_memory is not None:
         profile = replace(profile, fit_memory=hist_memory(parameters_of(estimator)))
     if parameter(estimator, "enable_categorical") is not False:

@@ -84,11 +84,17 @@ def features(partition: Any) -> dict[str, Any]:
 def labels(partition: Any) -> dict[str, Any]:
     """Labels that are not finite, the count of each class, and moments."""
     return {
-        "nonfinite_values": _not_finite(partition),
-        "texts": _texts(partition),
+        **distinct(partition),
         "classes": _classes(partition),
         "moments": _moments(partition),
     }
+
+
+def distinct(partition: Any) -> dict[str, Any]:
+    """Different labels if they are classes, besides the answer of :func:`finite`."""
+    found = None if _is_masked(partition) else _classes(_as_labels(partition))
+    names = None if found is None else [name for name, _ in found]
+    return {**finite(partition), "distinct": names}
 
 
 def groups(partition: Any) -> dict[str, Any]:
@@ -142,12 +148,7 @@ def classes(partition: Any, most: int) -> dict[str, Any]:
     """
     import numpy as np
 
-    labels = np.asarray(partition)
-    if labels.ndim > 1 and labels.shape[1] == 1:  # a DataFrame with one column
-        labels = labels.ravel()
-    if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
-        whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
-        labels = whole if (whole == labels).all() else labels
+    labels = _as_labels(partition)
     found = None if _is_masked(partition) else _classes(labels)
     rows = {}
     if found is not None and most:
@@ -164,6 +165,19 @@ def classes(partition: Any, most: int) -> dict[str, Any]:
         "moments": None if _is_masked(partition) else _moments(labels),
         "nonfinite_values": _not_finite(partition),
     }
+
+
+def _as_labels(partition: Any) -> Any:
+    """Return labels as an array of one dimension, whole numbers as integers."""
+    import numpy as np
+
+    labels = np.asarray(partition)
+    if labels.ndim > 1 and labels.shape[1] == 1:  # a DataFrame with one column
+        labels = labels.ravel()
+    if labels.dtype.kind == "f" and (np.abs(labels) < EXACT).all():
+        whole = labels.astype("i8")  # 0.0 and 1.0 are classes too
+        labels = whole if (whole == labels).all() else labels
+    return labels
 
 
 def moments(partition: Any) -> dict[str, Any]:
