@@ -19,6 +19,7 @@ from clustertune.core.model import (
     BringBack,
     Finding,
     Key,
+    ParkingSpace,
     Price,
     Resize,
     Restart,
@@ -35,7 +36,7 @@ from clustertune.planner.memory import lower_limit, lowered_limits, process_limi
 
 WAIT = 60.0  # seconds to wait for running tasks
 TIMEOUT = 1800.0  # seconds for one worker of a scheduled restart
-NEW_PROCESS = "its new process"
+NEW_PROCESS, AND_BACK = "its new process", "other workers and back"
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -106,8 +107,8 @@ def steps(
     for worker, args in ends(view, ids, wait=wait, most=most, at_once=end_tasks):
         yield Step(
             action="restart",
-            summary=summary("restart", worker, NEW_PROCESS),
-            price=price(worker),
+            summary=summary("restart", worker, _way(worker)),
+            price=_price(worker),
             gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
             args=Restart(**args, end_tasks=end_tasks),
         )
@@ -130,8 +131,8 @@ def resizes(
         limits = (0, 0) if limit is None else lowered_limits(worker, limit)
         yield Step(
             action=action,
-            summary=f"{summary('resize', worker, NEW_PROCESS)}; to {size}",
-            price=price(worker),
+            summary=f"{summary('resize', worker, _way(worker))}; to {size}",
+            price=_price(worker),
             gain=f"now {was}",
             args=Resize(**args, size=size, lowered_limits=limits),
         )
@@ -229,6 +230,32 @@ def price(worker: WorkerSnapshot) -> Price:
     """Return the price of moving all unreplicated keys of a worker."""
     nbytes = None if worker.held_data is None else worker.held_data.nbytes
     return Price(nbytes=nbytes, peak=nbytes)
+
+
+def _price(worker: WorkerSnapshot) -> Price:
+    """Return the price of a restart; keys that make a detour are sent twice.
+
+    The nanny takes over spilled keys as files. Keys with other replicas are sent once.
+    """
+    data, detour = worker.held_data, _detours(worker)
+    if data is None or (data.nbytes and detour is None):
+        return replace(price(worker), nbytes=None)
+    sent = max(0, data.nbytes - worker.spilled)
+    return replace(price(worker), nbytes=(1 + bool(detour)) * sent + data.copied)
+
+
+def _way(worker: WorkerSnapshot) -> str:
+    return AND_BACK if _detours(worker) else NEW_PROCESS
+
+
+def _detours(worker: WorkerSnapshot) -> bool | None:
+    """Whether its nanny cannot run two processes of a worker; None: unknown."""
+    space = worker.parking_space
+    if worker.resources:
+        return True
+    if not isinstance(space, ParkingSpace):
+        return None
+    return bool(space.obstacle) or worker.counted + space.second > space.memory
 
 
 def _needed(worker: WorkerSnapshot) -> int:

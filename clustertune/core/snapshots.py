@@ -109,14 +109,17 @@ class HeldData:
     nbytes: int  # bytes of the unique keys
     scattered: int  # unique keys that cannot be recomputed
     actors: int
+    copied: int = 0  # bytes of the other keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkingSpace:
-    """Bytes that a parking worker in a worker's nanny may fill."""
+    """Bytes that a worker's nanny may fill with keys while the worker restarts."""
 
     memory: int
     disk: int
+    obstacle: str = ""  # why the nanny cannot run two processes of the worker
+    second: int = 0  # bytes of another process of the worker, without keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ class WorkerSnapshot:
     cancelled: int = 0  # running tasks that were cancelled and cannot be stopped
     details: Details | Unknown | None = None  # None: not read
     held_data: HeldData | None = None  # None: not read
+    resources: bool = False  # whether tasks may require resources of it
     parking: bool = False  # keeps the keys of a worker in its nanny during its restart
     parking_space: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
     #: least bytes that its process has had; None: unknown

@@ -32,10 +32,8 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
-from clustertune.core.rules import is_parked_first
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
-from clustertune.planner.memory import free_below, process_limit
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
 from clustertune.remote.worker import park, probe, process
@@ -198,14 +196,10 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
     return monitor.with_values(snapshot, "least_memory", least)
 
 
-async def with_held_data(
-    client: Client, snapshot: Snapshot, limit: int | None = None
-) -> Snapshot:
+async def with_held_data(client: Client, snapshot: Snapshot) -> Snapshot:
     """Add the tasks of each worker, and the data that its restart has to save.
 
-    Also the holder of the cluster, and the parking space of each worker. That space is
-    read only if other workers may lack memory. ``limit`` is the memory limit that the
-    workers will get.
+    Also the holder of the cluster, and the parking space of workers with such data.
     """
     addresses = [w.address for w in snapshot.workers]
     mine = {"owner": client.id, "workers": addresses}
@@ -222,30 +216,26 @@ async def with_held_data(
             seconds=max(0.0, snapshot.time - holder["since"]),
         )
     snapshot = replace(snapshot, lease_holder=holder)
-    names = ("keys", "unique", "nbytes", "scattered", "actors")
+    names = ("keys", "unique", "nbytes", "scattered", "actors", "copied")
     held = dict(zip(found, _read_rows(HeldData, names, found.values()), strict=True))
     snapshot = monitor.with_values(snapshot, "held_data", held)
-    spaces = await _parking_spaces(client, snapshot.workers, limit)
+    spaces = await _parking_spaces(client, snapshot.workers)
     return monitor.with_values(snapshot, "parking_space", spaces)
 
 
 async def _parking_spaces(
-    client: Client, workers: Sequence[WorkerSnapshot], limit: int | None
+    client: Client, workers: Sequence[WorkerSnapshot]
 ) -> dict[str, ParkingSpace | Unknown]:
-    """Return the space in nannies by address of workers that may need it."""
+    """Return the space in nannies by address of workers with unique keys."""
     there = [w for w in workers if w.nanny and w.held_data and w.held_data.nbytes]
-    free = sorted(free_below(w, process_limit(w, limit)) for w in workers if w.running)
-    # the emptiest worker, and others, may be restarted at the same time
-    short = sum(free[:-1]) < 2 * sum(w.held_data.nbytes for w in there if w.held_data)
-    needy = [w for w in there if short or is_parked_first(w.status, w.spilled)]
-    answers = await monitor.ask_workers(client, needy, park.room, nanny=True)
+    answers = await monitor.ask_workers(client, there, park.prospects, nanny=True)
     found: dict[str, ParkingSpace | Unknown] = {}
-    for address in (w.address for w in needy):
+    for address in (w.address for w in there):
         answer = answers.get(address, monitor.NO_VERSIONS)
         if isinstance(answer, BaseException):
             answer = Unknown(f"its nanny did not answer: {answer!r}")
         elif not isinstance(answer, Unknown):
-            answer = ParkingSpace(memory=answer["memory"], disk=answer["disk"])
+            answer = ParkingSpace(**answer)
         found[address] = answer
     return found
 

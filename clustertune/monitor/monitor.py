@@ -525,6 +525,7 @@ def _worker(
         cpu=float(metrics.get("cpu", 0.0)) / 100,
         processing=processing,
         **_task_counts(metrics.get("task_counts", {})),
+        resources=bool(entry["resources"]),
         parking=scheduler_state.is_parking(entry["name"]),
     )
 

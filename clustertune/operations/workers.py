@@ -261,7 +261,7 @@ TimedOutError
         dry_run=dry_run,
         progress=progress,
         timeout=timeout,
-        look=replace(RESTART_LOOK, limit=size.memory_limit),
+        look=RESTART_LOOK,
         skips=SKIPS,
     )
 

@@ -166,6 +166,35 @@ async def test_named_workers(c: Any, s: Any, *nannies: Any) -> None:
         await clustertune.restart_workers(c, workers=["absent"])
 
 
+@pytest.mark.parametrize("way", ["direct", "resources", "data"])
+def test_predicted_bytes_are_those_that_are_sent(way: str) -> None:
+    """A detour sends keys twice, and copies of keys once."""
+    options = dict(OPTIONS["worker_kwargs"])
+    if way == "resources":
+        options = DETOUR["worker_kwargs"]
+    elif way == "data":  # its nanny cannot run two processes
+        options["data"] = dict
+
+    @gen_cluster(nthreads=THREE, **NANNIES, worker_kwargs=options)
+    async def test(c: Any, s: Any, *nannies: Any) -> None:
+        await c.amm.stop()
+        X, y, scattered = await data(c)
+        copied = await c.scatter(np.arange(5000), broadcast=True)
+        plan = await clustertune.restart_workers(c, X, y, dry_run=True)
+        report = await clustertune.restart_workers(c, X, y)
+        assert report.status == "done", str(report)
+        moved = [step.nbytes for step in report.steps]
+        assert [step.predicted_bytes for step in plan.steps] == moved
+        assert [step.predicted_bytes for step in report.steps] == moved
+        once = X.nbytes + y.nbytes + sum(s.tasks[f.key].nbytes for f in scattered)
+        times = 1 if way == "direct" else 2
+        assert sum(moved) == times * once + 3 * s.tasks[copied.key].nbytes
+        text = "other workers and back" if times == 2 else "its new process"
+        assert all(step.summary.endswith(text) for step in plan.steps)
+
+    test()
+
+
 def train(seconds: float) -> str:
     import time
 

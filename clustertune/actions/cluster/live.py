@@ -57,7 +57,6 @@ class LookOptions:
     """Optional facts of a look; the time for some grows with all keys."""
 
     held_data: bool = False  # unreplicated keys of each worker, and past runs
-    limit: int | None = None  # bytes: the future memory limit of the workers
     least_memory: bool = False  # the least memory that each process has had
     holdings: bool = False  # keys in memory, and the clients that hold them
     kept: tuple[Key, ...] = ()  # keys that are not listed in holdings
@@ -215,8 +214,7 @@ class LiveCluster:
             )
         runs = None
         if self.options.held_data:
-            limit = self.options.limit
-            snapshot = await inquiry.with_held_data(self.client, snapshot, limit)
+            snapshot = await inquiry.with_held_data(self.client, snapshot)
             runs = await inquiry.past_runs(self.client)
         if self.options.least_memory:
             snapshot = await inquiry.with_least_memory(self.client, snapshot)

@@ -125,7 +125,7 @@ async def chunk_types(
 
 
 async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[int]]:
-    """By worker: keys; keys, bytes and scattered keys that are unique; actors.
+    """By worker: keys; unique keys, their bytes, scattered ones; actors; other bytes.
 
     A key is unique if no other running worker holds it.
     """
@@ -137,7 +137,7 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
         for ts in (None, *worker.has_what)
     )
     async for worker, ts in in_turns(tasks):
-        row = found.setdefault(worker.address, [0, 0, 0, 0, len(worker.actors)])
+        row = found.setdefault(worker.address, [0, 0, 0, 0, len(worker.actors), 0])
         if ts is None:
             continue
         row[0] += 1
@@ -147,6 +147,8 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
             row[1] += 1
             row[2] += ts.nbytes
             row[3] += ts.run_spec is None
+        else:
+            row[5] += ts.nbytes
     return found
 
 

@@ -72,6 +72,11 @@ def room(dask_worker: Any) -> dict[str, int]:
     }
 
 
+def prospects(dask_worker: Any) -> dict[str, Any]:
+    """Return what a nanny may fill, and whether it can run two processes."""
+    return room(dask_worker) | process.second_process(dask_worker)
+
+
 # --- files ----------------------------------------------------------------------------
 
 
@@ -342,7 +347,6 @@ STEPS: dict[str, Callable[..., Any]] = {
     "replace": process.replace,
     "detach": process.detach,
     "end": process.end,
-    "room": room,
     "open": open_parking,
     "spilled": spilled,
     "adopt": adopt,

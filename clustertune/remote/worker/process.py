@@ -138,9 +138,12 @@ async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> s
     second = nanny.plugins.get(SECOND)
     if second is not None and second.ending is not None:
         await asyncio.wait([second.ending])
-    why = next(_obstacles(nanny, nbytes, free), "")
-    if why:
-        return why
+    found = second_process(nanny)
+    if found["obstacle"]:
+        return str(found["obstacle"])
+    needed = nbytes + found["second"]
+    if needed > free:
+        return f"a second process may need {needed:,} bytes, and may fill {free:,}"
     new = WorkerProcess(
         worker_kwargs=former.worker_kwargs,
         silence_logs=former.silence_logs,
@@ -183,7 +186,19 @@ async def _start(process: Any, nanny: Any, timeout: float) -> None:
         raise RuntimeError(f"its nanny is {nanny.status.name}")
 
 
-def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
+def second_process(dask_worker: Any) -> dict[str, Any]:
+    """Return why a nanny cannot run two processes, or the bytes of another one.
+
+    These are the bytes of a new process without data.
+    """
+    why = next(_obstacles(dask_worker), "")
+    nbytes = 0
+    if not why:
+        nbytes = psutil.Process(dask_worker.process.pid).memory_info().rss
+    return {"obstacle": why, "second": min(nbytes, NEW_PROCESS)}
+
+
+def _obstacles(nanny: Any) -> Iterator[str]:
     """Yield why a nanny cannot run two processes of its worker."""
     process = nanny.process
     own = type(nanny).instantiate is Nanny.instantiate
@@ -204,9 +219,6 @@ def _obstacles(nanny: Any, nbytes: int, free: int) -> Iterator[str]:
         yield "its dashboard may not use any free port"
     if given.get("data") is not None:
         yield "it does not keep its data in Dask's own buffer"
-    needed = nbytes + min(psutil.Process(process.pid).memory_info().rss, NEW_PROCESS)
-    if needed > free:
-        yield f"a second process may need {needed:,} bytes, and may fill {free:,}"
 
 
 def detach(dask_worker: Any) -> None:
