@@ -12,6 +12,7 @@ from clustertune.core.model import (
     Finding,
     HeldData,
     OtherVersions,
+    ParkingSpace,
     Severity,
     Unknown,
     View,
@@ -41,7 +42,8 @@ def refusal(*workers: Any, **options: Any) -> str | None:
 
 def test_a_step_for_each_worker_with_its_price() -> None:
     """Its keys move once."""
-    some = [worker(i, held_data=held_data()) for i in range(3)]
+    space = ParkingSpace(memory=GIB, disk=0)
+    some = [worker(i, held_data=held_data(), parking_space=space) for i in range(3)]
     one, other = steps(*some, ids=(0, 2))
     assert one.summary == (
         "restart worker 0; 3 unreplicated keys (1.0 GiB) move to its new process"
@@ -50,6 +52,27 @@ def test_a_step_for_each_worker_with_its_price() -> None:
     assert one.args.process_limits.keys() == {1, 2}
     assert one.args.process_limits[1] == int(0.7 * 4 * GIB)
     assert other.args.id == 2
+
+
+@pytest.mark.parametrize(
+    ("space", "fields", "gib"),
+    [
+        (ParkingSpace(memory=GIB, disk=0), {}, 1 + 3),
+        (ParkingSpace(memory=GIB, disk=0), {"spilled": GIB}, 3),
+        (ParkingSpace(memory=GIB, disk=0), {"resources": True}, 2 + 3),
+        (ParkingSpace(memory=GIB, disk=0, obstacle="a port"), {}, 2 + 3),
+        (ParkingSpace(memory=GIB, disk=0, second=GIB), {"counted": 1}, 2 + 3),
+        (Unknown("no answer"), {}, None),
+    ],
+)
+def test_bytes_that_a_restart_sends(
+    space: Any, fields: dict[str, Any], gib: int | None
+) -> None:
+    """Keys that make a detour are sent twice, replicas once, spill files never."""
+    data = held_data(copied=3 * GIB)
+    (step,) = steps(worker(0, held_data=data, parking_space=space, **fields))
+    assert step.price.nbytes == (None if gib is None else gib * GIB)
+    assert step.price.peak == GIB
 
 
 def test_ceilings_are_those_of_the_others() -> None:
