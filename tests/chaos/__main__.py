@@ -135,6 +135,30 @@ def fits(log: Log, which: Iterable[int], libraries: tuple[str, ...]) -> None:
 
 
 @main.command()
+@_rounds
+def hosts(log: Log, which: Iterable[int]) -> None:
+    """Inject faults of hosts and links, as root on Linux."""
+    from tests.chaos.hosts import draw, opened
+
+    with opened() as player:
+        play_all(_printing(lambda n: player.play(draw(n))), log, which)
+
+
+@main.command()
+@_rounds
+@click.argument("tests", nargs=-1)
+def stress(log: Log, which: Iterable[int], tests: tuple[str, ...]) -> None:
+    """Run tests of Dask while another process restarts workers.
+
+    TESTS are files or tests of Dask. Without them, each round draws 200.
+    """
+    _fork_workers()
+    from tests.chaos.stress import play
+
+    play_all(_printing(lambda n: play(n, tests)), log, which)
+
+
+@main.command()
 @click.option("--rounds", default=50, show_default=True)
 def soak(rounds: int) -> None:
     """Repeat training, a memory leak and a restart."""
