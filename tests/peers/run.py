@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -39,13 +39,14 @@ EXPECTED = HERE / "expected.yaml"
 
 @dataclass(frozen=True)
 class Expected:
-    """A test that fails with ``prepare``, and the error with which it fails."""
+    """A test that fails with ``prepare``, or that needs other arguments."""
 
     test: str  # file::name, in which * stands for any text
-    kind: str  # refusal | no fault
-    error: str
-    match: str  # text in the error
+    kind: str  # refusal | no fault | other arguments
     reason: str
+    error: str = ""
+    match: str = ""  # text in the error
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the test's function
 
     def is_of(self, test: str) -> bool:
         pattern = re.escape(self.test).replace(r"\*", ".*")
@@ -130,6 +131,7 @@ class Peers:
 
         self.open = ExitStack()
         self.cluster = ExitStack()  # of tests that start none
+        self.client: Client | None = None
         self.workers: set[str] = set()
 
     def pytest_sessionstart(self) -> None:
@@ -142,13 +144,24 @@ class Peers:
 
     def _start_cluster(self) -> None:
         """Start a cluster, also if a worker was lost: tests would not be alike."""
-        if self.workers and self.workers == set(default_client().nthreads()):
+        if self._is_whole():
             return
         self.cluster.close()
         options = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
         cluster = self.cluster.enter_context(LocalCluster(n_workers=2, **options))
-        client = self.cluster.enter_context(Client(cluster))
-        self.workers = set(client.nthreads())
+        self.client = self.cluster.enter_context(Client(cluster))
+        self.workers = set(self.client.nthreads())
+
+    def _is_whole(self) -> bool:
+        """Whether the cluster has all its workers, and tests use it.
+
+        A test may leave a client of its own, which is then the default.
+        """
+        try:
+            client = default_client()
+        except ValueError:  # there is none
+            return False
+        return client is self.client and self.workers == set(client.nthreads())
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -170,6 +183,12 @@ class Peers:
             self._start_cluster()
         self.adapter.calls.clear()
         self.adapter.held.clear()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
+        for entry in self.expected:
+            if entry.is_of(_name(pyfuncitem)):
+                pyfuncitem.funcargs |= entry.arguments
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
@@ -194,7 +213,8 @@ class Peers:
         self, report: pytest.TestReport, test: str, error: BaseException | None
     ) -> None:
         """Compare the outcome with the expected one."""
-        entry = next((e for e in self.expected if e.is_of(test)), None)
+        errors = (e for e in self.expected if e.error)
+        entry = next((e for e in errors if e.is_of(test)), None)
         changed = [
             c.error for c in self.adapter.calls if "ValuesChangedError" in c.error
         ]

@@ -169,6 +169,8 @@ def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> N
 
 
 STAND_IN = """
+import warnings
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -203,6 +205,15 @@ def test_is_refused_unexpectedly(client):
 
 def test_passes_unexpectedly(client):
     fit(300)
+
+@pytest.mark.parametrize("sizes", [[0]])
+def test_with_other_arguments(client, sizes):
+    if sizes == [0]:
+        with pytest.warns(UserWarning, match="one worker trains"):
+            warnings.warn("one worker trains")
+    else:
+        assert sizes == [0.5]
+        fit(300)
 """
 
 ENTRIES = """
@@ -215,6 +226,10 @@ lightgbm:
   reason: one class has one row
 - {<<: *entry, test: "test_*::test_is_refused_other*", match: another text}
 - {<<: *entry, test: "test_stand_in.py::test_passes_unexpectedly"}
+- test: test_stand_in.py::test_with_other_arguments[*]
+  kind: other arguments
+  arguments: {sizes: [0.5]}
+  reason: the test checks nothing but a warning
 """
 
 
@@ -237,9 +252,9 @@ def test_only_expected_differences_pass(tmp_path: Path, module: Any) -> None:
         tmp_path / "test_stand_in.py",
     )
     plain = run("plain", *tests)
-    assert "1 failed, 5 passed" in plain.stdout, plain.stdout
+    assert "1 failed, 6 passed" in plain.stdout, plain.stdout
     prepared = run("prepared", *tests, "--", "-ra")
-    assert "3 failed, 1 passed, 1 skipped, 1 xfailed" in prepared.stdout, (
+    assert "3 failed, 2 passed, 1 skipped, 1 xfailed" in prepared.stdout, (
         prepared.stdout
     )
     lines = (tmp_path / "lightgbm-prepared.jsonl").read_text().splitlines()
@@ -251,17 +266,19 @@ def test_only_expected_differences_pass(tmp_path: Path, module: Any) -> None:
         "is_refused_otherwise": "failed",
         "is_refused_unexpectedly": "failed",
         "passes_unexpectedly": "failed",
+        "with_other_arguments[sizes0]": "passed",
     }
     assert "AlignmentError" in found["is_refused"]["error"]
-    assert found["passes"]["fits"][0]["error"] == ""
+    for name in ("passes", "with_other_arguments[sizes0]"):
+        assert found[name]["fits"][0]["error"] == ""
     assert "remove its entry" in prepared.stdout
     other = {**found["is_refused"], "test": "of another commit", "commit": "other"}
     file = tmp_path / "lightgbm-prepared.jsonl"
     file.write_text("\n".join([json.dumps(other), *lines]))
     read = module("run").Results(tmp_path, "lightgbm", "prepared").read()
-    assert len(read) == 6
+    assert len(read) == 7
     table = module("run").table(tmp_path)
-    assert "| lightgbm | 6 | 5 | 1 (1 with a prepared fit) | 1 | 3 |" in table
+    assert "| lightgbm | 7 | 6 | 2 (2 with a prepared fit) | 1 | 3 |" in table
 
 
 def test_every_expected_difference_names_a_fix_or_a_reason(module: Any) -> None:
@@ -272,9 +289,8 @@ def test_every_expected_difference_names_a_fix_or_a_reason(module: Any) -> None:
         entries = run.expected_differences(run.EXPECTED, library)
         assert len({e.test for e in entries}) == len(entries)
         for entry in entries:
-            assert entry.kind in {"refusal", "no fault"}
-            assert entry.error
-            assert entry.match
+            assert entry.kind in {"refusal", "no fault", "other arguments"}
+            assert bool(entry.error) == bool(entry.match) != bool(entry.arguments)
             assert entry.reason
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -36,15 +37,25 @@ async def read(client: Any, collection: Any) -> Values:
         or collection.numblocks[0] == collection.npartitions
     )
     if not is_split_by_rows:
-        return Values(await client.compute(collection))
+        return Values(*await _computed(client, [collection]))
     if not is_loaded:
         # Dask may know another shape than its chunks have: do not let it join them
         delayed = np.ravel(np.asarray(collection.to_delayed(), dtype=object)).tolist()
-        computed = client.compute(delayed)
-        return Values(_join(await client.gather(computed, asynchronous=True)))
+        return Values(_join(await _computed(client, delayed)))
     partitions = await client.gather([futures[key] for key in keys], asynchronous=True)
     rows = tuple(int(p.shape[0]) for p in partitions)
     return Values(_join(partitions), rows)
+
+
+async def _computed(client: Any, collections: list[Any]) -> list[Any]:
+    """Compute without keys on the cluster that the fit uses with another graph.
+
+    Dask optimises the graph of each computation, and mixes up tasks of one key.
+    """
+    if not futures_of(collections):
+        return list(dask.compute(*collections, scheduler="sync"))
+    computed = client.compute(collections)
+    return list(await client.gather(computed, asynchronous=True))
 
 
 def _join(partitions: list[Any]) -> Any:
