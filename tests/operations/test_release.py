@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Iterable
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -180,7 +181,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
     report = await clustertune.release_data(c, keep=[X, some])
     assert report.steps[0].details == "10 keys (3.1 KiB) released"
     assert len(s.tasks) == 22
-    with pytest.raises(Exception, match="cancelled"):
+    with pytest.raises(CancelledError, match="cancelled"):
         await c.compute(old.sum())
     assert (await c.compute((X * 0).sum())) == 0
     assert await c.gather(some) == [1, 2]
@@ -207,7 +208,7 @@ async def test_given_collections(c: Any, s: Any, *workers: Any) -> None:
     report = await clustertune.release_data(c, y)
     assert report.status == "done"
     assert {ts.prefix.name for ts in s.tasks.values()} == {"ones_like"}
-    with pytest.raises(Exception, match="cancelled"):
+    with pytest.raises(CancelledError, match="cancelled"):
         await c.compute(y.sum())
     again = c.persist(half)  # another collection with five of the keys
     await wait(again)
