@@ -155,7 +155,7 @@ class Peers:
     def _is_whole(self) -> bool:
         """Whether the cluster has all its workers, and tests use it.
 
-        A test may leave a client of its own, which is then the default.
+        A test may leave another client, which is then the default.
         """
         try:
             client = default_client()
