@@ -22,7 +22,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.core.model import Rechunk
 from clustertune.planner import plan as planner
 from clustertune.planner.chunking import held_parts, parts_of
@@ -80,7 +80,7 @@ def view_of(kind, generator):
 def measure(kind, number):
     """Ratios of bytes between hosts and of all bytes; None if nothing is planned."""
     view = view_of(kind, np.random.default_rng(number))
-    plan = planner.make_plan(checks.run(view), view, registry.ACTIONS)
+    plan = planner.make_plan(checks.run(view), view, ACTIONS)
     if not plan.steps:
         return None
     (step,), (layout,) = plan.steps, view.layouts

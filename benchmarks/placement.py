@@ -25,7 +25,7 @@ from scipy.optimize import Bounds, LinearConstraint, brentq, linprog, milp
 from tabulate import tabulate
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.core.model import Rechunk
 from clustertune.errors import CapacityError
 from clustertune.planner import plan as planner
@@ -296,7 +296,7 @@ def planned(kind, number):
     view = view_of(kind, np.random.default_rng(number))
     found = checks.run(view)
     start = time.process_time()
-    plan = planner.make_plan(found, view, registry.ACTIONS)
+    plan = planner.make_plan(found, view, ACTIONS)
     seconds = time.process_time() - start
     if not plan.steps:
         return None

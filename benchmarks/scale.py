@@ -106,7 +106,7 @@ def burden(nbytes):
 def stages(case):
     """The timed functions by name."""
     from clustertune import checks
-    from clustertune.actions import registry, restart
+    from clustertune.actions import ACTIONS, restart
     from clustertune.core.model import Outcome, Plan
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
@@ -130,7 +130,7 @@ def stages(case):
         ),
     )
     wrong = checks.run(case.misaligned)
-    known = registry.ACTIONS
+    known = ACTIONS
     raw = answers(case)
     steps = list(restart.steps(view, {w.id for w in view.now.workers}))
     state = make(**columns(case))
@@ -162,9 +162,7 @@ def stages(case):
         "checks": lambda: checks.run(view),
         "checks, no memory limits": lambda: checks.run(unlimited),
         "plan a move": lambda: planner.make_plan(found, view, known),
-        "plan a rechunk": lambda: planner.make_plan(
-            wrong, case.misaligned, registry.ACTIONS
-        ),
+        "plan a rechunk": lambda: planner.make_plan(wrong, case.misaligned, ACTIONS),
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
         "compare before and after": lambda: planner.broken_promises(view, case.after),

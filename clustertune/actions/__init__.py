@@ -1,21 +1,39 @@
-"""Actions: one file each, named after the action; ``registry`` has all of them.
+"""Actions by name: which steps each proposes, and how a step is carried out.
 
-``propose(findings, view) -> steps`` is pure. ``enact(step, cluster, notify) -> Result``
-carries out one step, and acts only through the port ``cluster``.
+Modules here propose steps (pure). A step acts only through the port
+(:class:`~clustertune.core.model.Cluster`), by one of its methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
-from clustertune.core.model import Cluster, Notify, Result, Step
+from clustertune.actions import load, merge, rebalance, rechunk, restart, scale
+from clustertune.core.model import Action, Cluster, Notify, Result, Step
 
 
-def by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]:
-    """Return the ``enact`` of an action for which the port has a method."""
+def _by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]]:
+    """Return the function that carries out a step by one method of the port."""
 
     async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:
         result: Result = await getattr(cluster, method)(step.args, notify)
         return result
 
     return enact
+
+
+#: without ``propose``, only the caller can request the action
+ACTIONS: Mapping[str, Action] = {
+    "adapt": Action(_by_port("adapt"), scale.propose_bounds),
+    "drop": Action(_by_port("drop")),
+    "load": Action(_by_port("load"), load.propose),
+    "merge": Action(_by_port("restart"), merge.propose),
+    "rebalance": Action(_by_port("move"), rebalance.propose),
+    "rechunk": Action(rechunk.enact, rechunk.propose),
+    "release": Action(_by_port("release")),
+    "replicate": Action(_by_port("rechunk"), rebalance.propose_replicas),
+    "restart": Action(_by_port("restart"), restart.propose, restart.needless),
+    "retire": Action(_by_port("restart")),
+    "scale": Action(_by_port("scale"), scale.propose),
+    "trim": Action(_by_port("trim"), restart.propose_trims),
+}

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.actions import by_port
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -167,6 +166,3 @@ def _follow(rows: Int64s, home: Int64s, own: Int64s) -> Int64s:
     result = np.zeros(len(own), dtype=np.int64)
     result[code[order] // n_workers] = code[order] % n_workers
     return result
-
-
-enact = by_port("load")

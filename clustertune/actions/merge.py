@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from clustertune.actions import by_port, restart, retire
+from clustertune.actions import restart
 from clustertune.core.model import (
     Finding,
     Retire,
@@ -129,7 +129,7 @@ def _retirements(merges: list[Merge], view: View, wait: float) -> Iterator[Step]
         merge = by_id[worker.id]
         id = merge.kept.id
         limits = _limits(merge, args["process_limits"])
-        where = f"worker {id}" if len(limits) == 1 else retire.OTHERS
+        where = f"worker {id}" if len(limits) == 1 else restart.OTHERS
         yield Step(
             action="merge",
             summary=restart.summary("retire", worker, where),
@@ -149,6 +149,3 @@ def _limits(merge: Merge, limits: Mapping[str | int, int]) -> Mapping[str | int,
         if free_below(merge.size.given_to(merge.kept), limits[id]) >= needed:
             return {id: limits[id]}
     return limits
-
-
-enact = by_port("restart")

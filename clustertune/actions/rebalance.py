@@ -12,20 +12,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.actions import by_port
 from clustertune.core.model import (
+    Cut,
     Finding,
     Float64s,
+    Int64s,
     Key,
     Layout,
     Moves,
     Price,
+    Rechunk,
     Step,
     View,
 )
 from clustertune.core.wording import bytes_text, plural
 from clustertune.errors import CapacityError, NoWorkersError
 from clustertune.planner import contents, layouts
+from clustertune.planner.layouts import held_bytes
 from clustertune.planner.memory import free_memory, too_little
 from clustertune.planner.placement import AIM, Placement, place, placed
 
@@ -165,4 +168,77 @@ def _gain(layout: Layout, view: View, placement: Placement) -> str:
     return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
 
 
-enact = by_port("move")
+# --- eval sets on every worker --------------------------------------------------------
+
+
+def propose_replicas(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """Propose one step for each eval set that is not on every worker.
+
+    Raises ``CapacityError`` if the replicas do not fit below the thresholds at which
+    workers spill.
+    """
+    wrong = [f for f in findings if f.fixed_by == "replicate"]
+    n_workers = len(view.now.workers)
+    left = free_memory(view) - held_bytes(view.layouts, n_workers)
+    for layout in view.layouts[1:]:
+        labels = set(layout.labels)
+        if all(labels.isdisjoint(f.subject) for f in wrong):
+            continue
+        first = layouts.first_partitions(view)
+        home = layouts.home_workers(view.layouts[0], n_workers)
+        nbytes = layout.nbytes // layouts.copies(layout)
+        lacking = [i for i in home[first].tolist() if left[i] < nbytes]
+        if lacking:
+            raise CapacityError(
+                f"{view.goal.workload.title} needs {layout.label} "
+                f"({bytes_text(nbytes)}) on every worker, but it does not fit below "
+                f"the thresholds at which {plural(len(lacking), 'worker')} would "
+                "spill. Give fewer rows, or workers with more memory"
+            )
+        left[home[first]] -= nbytes
+        yield _replica_step(layout, view, first, home)
+
+
+def _replica_step(layout: Layout, view: View, first: Int64s, home: Int64s) -> Step:
+    one = layouts.original(layout)
+    rows = np.zeros(len(home), dtype=np.int64)
+    rows[first] = sum(stop - start for _, start, stop in one)
+    nothing = ((one[0][0], 0, 0),)
+    parts = [
+        (new, key, start, stop)
+        for new, n in enumerate(rows.tolist())
+        for key, start, stop in (one if n else nothing)
+    ]
+    new, key, start, stop = np.array(parts, dtype=np.int64).T
+    cuts = tuple(
+        Cut(
+            label=m.label,
+            keys=m.keys,
+            new=new,
+            key=key,
+            start=start,
+            stop=stop,
+            owner=layouts.owners(m, view)[key],
+        )
+        for m in layout.collections
+    )
+    nbytes = layout.nbytes // layouts.copies(layout)
+    recut = Rechunk(
+        workers=tuple(w.address for w in view.now.workers),
+        rows=rows,
+        targets=home,
+        cuts=cuts,
+        copies=len(first),
+    )
+    received, _ = layouts.recut_bytes(recut, layout.collections)
+    return Step(
+        action="replicate",
+        summary=f"copy all of {layout.label} ({bytes_text(nbytes)}) to each of "
+        f"{plural(len(first), 'worker')}",
+        price=Price(
+            nbytes=int(received.sum()),
+            peak=nbytes,
+        ),
+        gain="all workers have the same score, and stop at the same round",
+        args=recut,
+    )

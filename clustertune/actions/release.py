@@ -1,23 +1,23 @@
-"""Release keys by their prefix.
+"""Release keys, or all data of workers, on request only.
 
 Memory fills with forgotten data: old versions of a collection, results in the history
 of a notebook. Released data is lost, so the step lists it first, by prefix, with its
 bytes. Published keys and keys of other clients stay.
+
+A drop restarts workers at once. This is the fastest way to clean processes, and ends
+tasks that never end by themselves. With all workers all clients lose their data on the
+cluster, and published names are removed. The step lists both first. With some workers
+Dask computes their keys again, except scattered ones. Data of other clients needs the
+caller's consent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from clustertune.actions import by_port
-from clustertune.core.model import Finding, Key, KeyGroup, Price, Release, Step, View
-from clustertune.core.wording import plural, printable
-from clustertune.planner.guards import key_bytes_text, owners_text
-
-
-def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-    """Propose nothing: only the caller knows which data is not needed."""
-    yield from ()
+from clustertune.core.model import Drop, Key, KeyGroup, Price, Release, Step, View
+from clustertune.core.wording import plural, printable, workers_text
+from clustertune.planner.guards import at_risk, key_bytes_text, owners_text
 
 
 def steps(view: View, kept: tuple[Key, ...] = (), *, named: bool) -> Iterator[Step]:
@@ -58,4 +58,48 @@ def _step(args: Release, groups: list[KeyGroup]) -> Step:
     )
 
 
-enact = by_port("release")
+# --- drops ----------------------------------------------------------------------------
+
+
+def drops(
+    view: View,
+    ids: Collection[str | int],
+    *,
+    wait: float = 0.0,
+    include_other_clients: bool = False,
+) -> Iterator[Step]:
+    """Return one step for these workers.
+
+    With all workers it also ends the parking workers that earlier restarts left.
+    """
+    real = [w for w in view.now.workers if not w.parking]
+    workers = {w.address: w.id for w in view.now.workers if w.id in ids}
+    every = all(w.address in workers for w in real)
+    if every:
+        workers = {w.address: w.id for w in real}
+    if not workers:
+        return
+    args = Drop(
+        workers=workers,
+        all=every,
+        wait=wait,
+        include_other_clients=include_other_clients,
+    )
+    which = f"all {plural(len(workers), 'worker')}"
+    if every:
+        risk = at_risk(view.now.key_groups or ())
+    else:
+        which = workers_text(list(workers.values()))
+        held = [view.now.by_address[a].held_data for a in workers]
+        scattered = sum(data.scattered for data in held if data is not None)
+        risk = (
+            f"{plural(scattered, 'scattered key')}; Dask computes other keys again, "
+            "and running tasks are cancelled"
+        )
+    yield Step(
+        action="drop",
+        summary=f"restart {which} at once",
+        price=Price(nbytes=0, at_risk=risk),
+        gain="all processes are new",
+        args=args,
+    )

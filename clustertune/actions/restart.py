@@ -5,6 +5,9 @@ of all clients move there. Leaked and fragmented memory ends with the former pro
 the nanny cannot run two processes of the worker, the keys move to other workers and
 back, or the nanny parks them. A restart that could lose data is refused before anything
 changes: other workers or the nanny must have room for the keys.
+
+A retirement begins like a restart; the empty worker is then closed. A trim comes before
+restarts, and often makes them unnecessary.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from clustertune.actions import by_port
 from clustertune.core.model import (
     BringBack,
     Finding,
@@ -23,7 +25,9 @@ from clustertune.core.model import (
     Price,
     Resize,
     Restart,
+    Retire,
     Step,
+    Trim,
     Unknown,
     View,
     WorkerSize,
@@ -309,4 +313,59 @@ def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
     )
 
 
-enact = by_port("restart")
+# --- retirements ----------------------------------------------------------------------
+
+OTHERS = "the other workers"
+
+
+def retirements(view: View, n_workers: int, *, wait: float = WAIT) -> Iterator[Step]:
+    """Return a step for each worker beyond ``n_workers``."""
+    there = [w for w in view.now.workers if w.is_counted]
+    least = sorted(there, key=_keys_to_move)
+    going = least[: max(0, len(there) - n_workers)]
+    leaving = frozenset(w.id for w in going)
+    yield from bring_back(view, wait)
+    for worker, args in ends(view, leaving, wait=wait, leaving=leaving):
+        yield Step(
+            action="retire",
+            summary=summary("retire", worker, OTHERS),
+            price=price(worker),
+            gain="the cluster has the requested number of workers",
+            args=Retire(**args),
+        )
+
+
+def _keys_to_move(worker: WorkerSnapshot) -> tuple[int, int, str]:
+    """Sort key; workers with actors go last, because actors cannot be moved."""
+    data = worker.held_data
+    held = (0, 0) if data is None else (data.actors, data.nbytes)
+    return *held, str(worker.id)
+
+
+# --- trims ----------------------------------------------------------------------------
+
+
+def propose_trims(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
+    """Propose one step for all workers that a finding about memory names.
+
+    Only with ``restart="auto"``, if nothing runs, and once for each worker.
+    """
+    idle = not any(w.busy for w in view.now.workers)
+    if view.goal.restart == "auto" and idle:
+        named = memory.warned(findings, memory.MEMORY)
+        included = set(filter(view.goal.includes, named))
+        yield from trims(view, included - view.goal.trimmed)
+
+
+def trims(view: View, ids: Collection[str | int]) -> Iterator[Step]:
+    """Return one step for all these workers."""
+    workers = [w for w in view.now.workers if w.id in ids and not w.parking]
+    if workers:
+        unmanaged = sum(w.unmanaged for w in workers)
+        yield Step(
+            action="trim",
+            summary=f"trim the memory of {workers_text([w.id for w in workers])}",
+            price=Price(nbytes=0),
+            gain=f"frees some of {bytes_text(unmanaged)} of unmanaged memory",
+            args=Trim(workers={w.address: w.id for w in workers}),
+        )

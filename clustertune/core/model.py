@@ -8,7 +8,15 @@ are pure functions over these values. Unknown values are :class:`Unknown` with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -486,15 +494,21 @@ class Cluster(Protocol):
         """Complete the prepared collections, and keep them on their workers."""
 
 
-class Action(Protocol):
-    """The contract of a module in ``actions/``.
+def _proposes_nothing(_: tuple[Finding, ...], __: View) -> Iterator[Step]:
+    yield from ()
 
-    A module may also have ``needless(step, view)``. It is called before each step, and
-    returns why the step is not needed any more; empty if it is needed.
-    """
 
-    def propose(self, findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
-        """Return steps that fix findings (pure)."""
+def _always_needed(_: Step, __: View) -> str:
+    return ""
 
-    async def enact(self, step: Step, cluster: Cluster, notify: Notify) -> Result:
-        """Carry out one step."""
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One kind of change to a cluster."""
+
+    #: carries out one step
+    enact: Callable[[Step, Cluster, Notify], Awaitable[Result]]
+    #: returns steps that fix findings (pure)
+    propose: Callable[[tuple[Finding, ...], View], Iterator[Step]] = _proposes_nothing
+    #: returns why a planned step is not needed any more; empty if it is needed
+    needless: Callable[[Step, View], str] = _always_needed

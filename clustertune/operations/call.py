@@ -19,7 +19,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import graphs, inputs
 from clustertune.collections.inputs import Inputs
@@ -147,7 +147,8 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        needless = registry.needless(step, view)
+        action = ACTIONS[step.action]
+        needless = action.needless(step, view)
         if needless:
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
@@ -159,8 +160,7 @@ async def execute(
         start = monotonic()
         notify(step.summary, None)
         try:
-            enact = registry.ACTIONS[step.action].enact
-            result = await enact(step, cluster, notify)
+            result = await action.enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)
             outcomes.append(_outcome(step, known, monotonic() - start, text))

@@ -15,7 +15,7 @@ from typing import Any
 from distributed import Client
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.actions.cluster.live import RESTARTABLE, LookOptions
 from clustertune.collections import inputs
 from clustertune.core import arguments, settings
@@ -131,7 +131,7 @@ def _plan(journal: Journal) -> Plan:
     # rows and values of spilled data are unknown until a restart lets workers run again
     if not view.goal.restart or any(w.running for w in view.now.workers):
         _refuse(unfixable)
-    plan = planner.make_plan(found, view, registry.ACTIONS)
+    plan = planner.make_plan(found, view, ACTIONS)
     if not plan.steps or plan.phase not in ("merge", "trim", "restart"):
         _refuse(unfixable)
     journal.plans.append(plan)

@@ -9,13 +9,10 @@ from typing import Any
 
 from distributed import Client
 
-from clustertune.actions import adapt as adapting
-from clustertune.actions import drop as dropping
 from clustertune.actions import merge as merging
+from clustertune.actions import release as releasing
 from clustertune.actions import restart as restarting
-from clustertune.actions import retire as retiring
 from clustertune.actions import scale as scaling
-from clustertune.actions import trim as trimming
 from clustertune.actions.cluster.live import LookOptions
 from clustertune.core import arguments
 from clustertune.core.model import Notify, Step, View, WorkerSize
@@ -146,11 +143,11 @@ def restart_workers(
 
     def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
         if dropped:
-            yield from dropping.steps(
+            yield from releasing.drops(
                 view, ids, wait=seconds, include_other_clients=others
             )
         elif by_need:
-            yield from trimming.steps(view, ids)
+            yield from restarting.trims(view, ids)
         else:
             yield from restarting.steps(
                 view, ids, wait=seconds, most=most, end_tasks=ended
@@ -378,7 +375,7 @@ def scale(
     seconds = arguments.duration("wait", wait)
 
     def steps(view: View, *_: object) -> Iterator[Step]:
-        yield from adapting.exactly(view, wanted)
+        yield from scaling.exact_bounds(view, wanted)
         there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
             reason = managers.obstacle(client.cluster, wanted)
@@ -388,7 +385,7 @@ def scale(
                 raise NoWorkersError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
         else:
-            yield from retiring.steps(view, wanted, wait=seconds)
+            yield from restarting.retirements(view, wanted, wait=seconds)
 
     return operate(
         client,
@@ -439,7 +436,7 @@ TimedOutError
     return operate(
         client,
         "trim",
-        lambda view, ids, _: trimming.steps(view, ids),
+        lambda view, ids, _: restarting.trims(view, ids),
         workers=workers,
         dry_run=dry_run,
         progress=progress,

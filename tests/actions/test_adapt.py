@@ -14,7 +14,7 @@ from xgboost.dask import DaskXGBClassifier
 
 import clustertune
 from clustertune import checks, errors
-from clustertune.actions import adapt, scale
+from clustertune.actions import scale
 from clustertune.core import arguments
 from clustertune.core.model import Bounds, Profile, Unknown
 from clustertune.planner import forecast
@@ -32,7 +32,7 @@ def seen(adaptive: Any = None, n: int = 2, **goal: Any) -> Any:
 
 
 def proposed(found: Any) -> list[Any]:
-    return list(adapt.propose(checks.run(found), found))
+    return list(scale.propose_bounds(checks.run(found), found))
 
 
 # --- bounds (pure) --------------------------------------------------------------------
@@ -58,11 +58,11 @@ def test_bounds(adaptive: Any, wanted: int | None, bounds: Any) -> None:
 
 def test_exactly() -> None:
     """``scale`` sets both bounds to the requested number."""
-    (step,) = adapt.exactly(seen((0, 8)), 3)
+    (step,) = scale.exact_bounds(seen((0, 8)), 3)
     assert step.args == Bounds(minimum=3, maximum=3)
     assert "to 3 workers instead of 0 to 8" in step.summary
-    assert list(adapt.exactly(seen((3, 3)), 3)) == []
-    assert list(adapt.exactly(seen(None), 3)) == []
+    assert list(scale.exact_bounds(seen((3, 3)), 3)) == []
+    assert list(scale.exact_bounds(seen(None), 3)) == []
 
 
 # --- as many as memory needs (pure) ---------------------------------------------------

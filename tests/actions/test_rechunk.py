@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustertune import checks
-from clustertune.actions import rechunk, registry
+from clustertune.actions import ACTIONS, rechunk
 from clustertune.core.model import Layout, Step, View
 from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import layouts
@@ -265,9 +265,7 @@ def test_what_need_not_be_cut_is_refused_without_room() -> None:
     homes = {"X": [0, 0, 1], "y": [1, 0, 1]}
     data = layout([10] * 3, homes, row_bytes={"X": 2_500_000, "y": 8})
     seen = view(some, [data])
-    plan = make_plan(
-        (*checks.run(seen), *planner.unmet_goals(seen)), seen, registry.ACTIONS
-    )
+    plan = make_plan((*checks.run(seen), *planner.unmet_goals(seen)), seen, ACTIONS)
     assert [r.guard for r in plan.refused] == ["memory_is_enough"]
     assert plan.phase == "rebalance"
     assert plan.steps

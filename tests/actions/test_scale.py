@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, wait
 
 import clustertune
-from clustertune.actions import retire
+from clustertune.actions import restart as restarting
 from clustertune.core.model import HeldData, Retire
 from clustertune.errors import NoWorkersError, RefusedError
 from tests.builders import view, worker
@@ -26,13 +26,13 @@ def burden(nbytes: int) -> HeldData:
 def test_who_goes() -> None:
     """Workers with the fewest unreplicated bytes leave."""
     some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
-    first, second = retire.steps(view(some), 2)
+    first, second = restarting.retirements(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
     assert first.args.process_limits.keys() == {0, 2}
     assert isinstance(first.args, Retire)
     assert first.price.nbytes in (10, 20)
-    assert list(retire.steps(view(some), 4)) == []
-    assert list(retire.propose((), view(some))) == []
+    assert list(restarting.retirements(view(some), 4)) == []
+    assert list(restarting.propose((), view(some))) == []
 
 
 def test_down_and_up(local_cluster: Any) -> None:

@@ -9,8 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from clustertune import checks
-from clustertune.actions import adapt as adapting
-from clustertune.actions import release, restart, retire, scale, trim
+from clustertune.actions import release, restart, scale
 from clustertune.core.model import Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
 from clustertune.operations import procedure
@@ -110,12 +109,12 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
         size = WorkerSize(nthreads=2, memory_limit=(256 * MIB, 2**34)[case.seed % 2])
         yield from restart.resizes(view, ids, size)
     elif case.action == "trim":
-        yield from trim.steps(view, ids)
+        yield from restart.trims(view, ids)
     elif case.action == "release":
         yield from release.steps(view, named=False)
     elif case.seed % 3:
-        yield from adapting.exactly(view, 1 + case.seed % n)
-        yield from retire.steps(view, 1 + case.seed % n)
+        yield from scale.exact_bounds(view, 1 + case.seed % n)
+        yield from restart.retirements(view, 1 + case.seed % n)
     else:
         yield scale.step(n, n + 1 + case.seed % 5)
 

@@ -18,7 +18,7 @@ from distributed import Client
 
 import clustertune
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.cli import main
 from clustertune.core import settings
 from clustertune.core.model import Severity
@@ -349,7 +349,7 @@ def test_none_of_it_takes_the_place_of_ours(
     try:
         with caplog.at_level(logging.WARNING, "clustertune"):
             assert dict(settings.entry_points_of("workloads")) == {}
-            assert registry.ACTIONS["trim"].__name__ == "clustertune.actions.trim"
+            assert ACTIONS["trim"].__name__ == "clustertune.actions.restart"
         assert "bad = ours cannot be loaded" in caplog.text
         assert "not today" in caplog.text
     finally:

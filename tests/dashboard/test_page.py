@@ -25,7 +25,7 @@ def shown(page: Page) -> str:
     return " ".join(div.text for div in found)
 
 
-#: modules that draw nothing; tests/actions/test_registry.py tests the imports of mount
+#: modules that draw nothing; tests/actions/test_init.py tests the imports of mount
 NOT_DRAWN = {"mount", "show"}
 DRAWN = [
     path

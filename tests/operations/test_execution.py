@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.core.model import Outcome, Plan, Price, Step, View
 from clustertune.errors import NoWorkersError
 from clustertune.operations.call import execute
@@ -36,7 +36,7 @@ def start(**goal: Any) -> View:
 
 def place(seen: View) -> Plan:
     """Return a plan of two steps: the training data, then the eval set."""
-    plan = planner.make_plan(checks.run(seen), seen, registry.ACTIONS)
+    plan = planner.make_plan(checks.run(seen), seen, ACTIONS)
     assert [s.action for s in plan.steps] == ["rebalance", "rebalance"]
     return plan
 

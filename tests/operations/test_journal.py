@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.core.model import (
     Outcome,
     Plan,
@@ -31,9 +31,7 @@ def after(*views: View) -> Journal:
     for seen in views:
         journal.views.append(seen)
         journal.findings.append(checks.run(seen))
-        journal.plans.append(
-            planner.make_plan(journal.findings[-1], seen, registry.ACTIONS)
-        )
+        journal.plans.append(planner.make_plan(journal.findings[-1], seen, ACTIONS))
     return journal
 
 

@@ -26,7 +26,7 @@ from distributed import (
 )
 
 import clustertune
-from clustertune.actions import drop, release
+from clustertune.actions import ACTIONS, release
 from clustertune.cli import main
 from clustertune.core import arguments
 from clustertune.core.model import KeyGroup, Step, View
@@ -98,11 +98,11 @@ def test_what_others_want_stays() -> None:
 def test_what_others_want_is_refused(changes: Any, text: str) -> None:
     """Both a release and a restart that drops data are refused."""
     found = seen(holding("a", 5, **changes))
-    for steps in (release.steps(found, named=True), drop.steps(found, BOTH)):
+    for steps in (release.steps(found, named=True), release.drops(found, BOTH)):
         (no,) = refusals(steps, found)
         assert text in str(no)
     assert "include_other_clients=True" in str(no)
-    assert refusals(drop.steps(found, BOTH, include_other_clients=True), found) == [
+    assert refusals(release.drops(found, BOTH, include_other_clients=True), found) == [
         None
     ]
 
@@ -118,26 +118,26 @@ def test_what_a_drop_loses_is_listed() -> None:
             shared=(("published", "train"), ("published", "test")),
         ),
     )
-    (step,) = drop.steps(found, BOTH)
+    (step,) = release.drops(found, BOTH)
     assert step.price.at_risk == (
         "3 keys (3.0 MiB), named b and a; 2 of them were scattered; this includes "
         "2.0 MiB which are published as test and train; the published test and train "
         "will be unpublished"
     )
-    (step,) = drop.steps(seen(), BOTH)
+    (step,) = release.drops(seen(), BOTH)
     assert step.price.at_risk == ""
 
 
 def test_a_drop_needs_nannies() -> None:
-    (no,) = refusals(drop.steps(found := seen(nanny=None), BOTH), found)
+    (no,) = refusals(release.drops(found := seen(nanny=None), BOTH), found)
     assert "no nanny" in str(no)
 
 
 def test_in_memory() -> None:
     """The cluster in memory releases too."""
     cluster = MemoryCluster(seen(managed=5 * MB, process=90 * MB))
-    (step,) = drop.steps(seen(), BOTH)
-    asyncio.run(drop.enact(step, cluster, lambda *_: None))
+    (step,) = release.drops(seen(), BOTH)
+    asyncio.run(ACTIONS["drop"].enact(step, cluster, lambda *_: None))
     after = asyncio.run(cluster.look(lambda *_: None))
     assert [w.managed for w in after.now.workers] == [0, 0]
     assert cluster.calls == ["drop 2"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustertune.actions import registry, restart, trim
+from clustertune.actions import ACTIONS, restart
 from clustertune.core.model import (
     Finding,
     HeldData,
@@ -146,57 +146,57 @@ def auto(*workers: Any, **goal: Any) -> View:
     return view(workers, restart="auto", **goal)
 
 
-def proposed(action: Any, seen: View, *findings: Finding) -> list[Any]:
-    return list(action.propose(findings, seen))
+def proposed(action: str, seen: View, *findings: Finding) -> list[Any]:
+    return list(ACTIONS[action].propose(findings, seen))
 
 
 def test_what_findings_propose() -> None:
     """Workers named by a finding and above a threshold are restarted if that helps."""
     seen = auto(*(worker(i, held_data=held_data(), process=FULL) for i in range(3)))
     for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
-        (step,) = proposed(restart, seen, named(check, 1))
+        (step,) = proposed("restart", seen, named(check, 1))
         assert step.args.id == 1
         assert step.gain.endswith("its spill threshold is 2.8 GiB")
-    assert proposed(restart, seen, named("uneven_rows", 1)) == []
+    assert proposed("restart", seen, named("uneven_rows", 1)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
-    assert proposed(restart, seen, mild) == []
+    assert proposed("restart", seen, mild) == []
     advised = view([worker(i, held_data=held_data(), process=FULL) for i in range(3)])
-    assert proposed(restart, advised, named("memory_growth", 1)) == []
-    assert proposed(trim, advised, named("memory_growth", 1)) == []
+    assert proposed("restart", advised, named("memory_growth", 1)) == []
+    assert proposed("trim", advised, named("memory_growth", 1)) == []
     every = view([worker(i, held_data=held_data()) for i in range(3)], restart=True)
-    assert len(proposed(restart, every)) == 3
+    assert len(proposed("restart", every)) == 3
     some = replace(every, goal=replace(every.goal, workers=frozenset({2})))
-    assert [step.args.id for step in proposed(restart, some)] == [2]
+    assert [step.args.id for step in proposed("restart", some)] == [2]
     some = replace(seen, goal=replace(seen.goal, workers=frozenset({2})))
     found = named("unmanaged_memory", 1, 2)
-    assert [step.args.id for step in proposed(restart, some, found)] == [2]
-    (step,) = proposed(trim, some, found)
+    assert [step.args.id for step in proposed("restart", some, found)] == [2]
+    (step,) = proposed("trim", some, found)
     assert set(step.args.workers.values()) == {2}
     busy = auto(worker(0, processing=1), worker(1, process=FULL))
-    assert proposed(restart, busy, named("memory_growth", 1)) == []
-    assert proposed(trim, busy, named("memory_growth", 1)) == []
+    assert proposed("restart", busy, named("memory_growth", 1)) == []
+    assert proposed("trim", busy, named("memory_growth", 1)) == []
     full = worker(0, status="paused", process=3 * GIB, managed=GIB, processing=2)
     paused = auto(full, worker(1))
-    (step,) = proposed(restart, paused, named("paused_workers", 0))
+    (step,) = proposed("restart", paused, named("paused_workers", 0))
     assert step.args.id == 0
     tried = replace(paused, goal=replace(paused.goal, restarted=frozenset({0})))
-    assert proposed(restart, tried, named("paused_workers", 0)) == []
-    (step,) = proposed(trim, seen, named("unmanaged_memory", 0, 2))
+    assert proposed("restart", tried, named("paused_workers", 0)) == []
+    (step,) = proposed("trim", seen, named("unmanaged_memory", 0, 2))
     assert set(step.args.workers.values()) == {0, 2}
     trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 2})))
-    assert proposed(trim, trimmed, named("unmanaged_memory", 0, 2)) == []
-    assert proposed(trim, seen) == []
+    assert proposed("trim", trimmed, named("unmanaged_memory", 0, 2)) == []
+    assert proposed("trim", seen) == []
 
 
 def test_named_workers_only() -> None:
     """A call that names workers restarts and trims no others, also not as a fix."""
     some = [worker(i, held_data=held_data(), process=FULL) for i in range(3)]
     every = view(some, restart=True, goal_workers=[0])
-    assert [step.args.id for step in proposed(restart, every)] == [0]
+    assert [step.args.id for step in proposed("restart", every)] == [0]
     needed = view(some, restart="auto", goal_workers=[0])
     found = (named("unmanaged_memory", 0, 1), named("memory_growth", 1))
-    assert [step.args.id for step in proposed(restart, needed, *found)] == [0]
-    (step,) = proposed(trim, needed, *found)
+    assert [step.args.id for step in proposed("restart", needed, *found)] == [0]
+    (step,) = proposed("trim", needed, *found)
     assert set(step.args.workers.values()) == {0}
     assert needed.goal.may_restart([0, 1])
     assert not needed.goal.may_restart([1])
@@ -207,12 +207,12 @@ def test_the_trim_comes_first() -> None:
     held = held_data(nbytes=9)
     seen = auto(*(worker(i, held_data=held, process=FULL - i * GIB) for i in (0, 1)))
     found = (named("unmanaged_memory", 0, 1),)
-    plan = planner.make_plan(found, seen, registry.ACTIONS)
+    plan = planner.make_plan(found, seen, ACTIONS)
     assert (plan.phase, len(plan.steps)) == ("trim", 1)
     text = "only workers that need it then are restarted (worker 0 now)"
     assert text in plan.needs[0]
     trimmed = replace(seen, goal=replace(seen.goal, trimmed=frozenset({0, 1})))
-    plan = planner.make_plan(found, trimmed, registry.ACTIONS)
+    plan = planner.make_plan(found, trimmed, ACTIONS)
     assert (plan.phase, len(plan.steps)) == ("restart", 1)
     (step,) = plan.steps
     assert restart.needless(step, trimmed) == ""
@@ -258,11 +258,11 @@ def test_need(changes: Any, growth: int, needed: bool) -> None:
 def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
     """The growth per run decides; abandoned tasks always need a restart."""
     seen = auto(worker(0, process=2 * GIB), worker(1))
-    (step,) = proposed(restart, seen, named("memory_growth", 0, bytes_per_run=GIB))
+    (step,) = proposed("restart", seen, named("memory_growth", 0, bytes_per_run=GIB))
     assert step.args.growth == GIB
     assert "grows by 1.0 GiB in a run" in step.gain
-    assert proposed(restart, seen, named("memory_growth", 0, bytes_per_run=9)) == []
-    (step,) = proposed(restart, seen, named("abandoned_tasks", 1))
+    assert proposed("restart", seen, named("memory_growth", 0, bytes_per_run=9)) == []
+    (step,) = proposed("restart", seen, named("abandoned_tasks", 1))
     assert (step.args.id, step.args.growth) == (1, None)
     assert restart.needless(step, seen) == ""
 
@@ -274,7 +274,7 @@ async def _restarted() -> tuple[Any, Any, Any]:
     )
     cluster = MemoryCluster(seen)
     (step,) = restart.steps(seen, (0,))
-    result = await restart.enact(step, cluster, lambda *_: None)
+    result = await ACTIONS["restart"].enact(step, cluster, lambda *_: None)
     return seen, await cluster.look(lambda *_: None), result
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustertune import checks
-from clustertune.actions import registry, restart
+from clustertune.actions import ACTIONS, restart
 from clustertune.core.model import (
     BringBack,
     HeldData,
@@ -133,7 +133,7 @@ UNEVEN = layout(ROWS, [0, 0, 0, 0])
 
 def plan(seen: View) -> Plan:
     return planner.make_plan(
-        (*checks.run(seen), *planner.unmet_goals(seen)), seen, registry.ACTIONS
+        (*checks.run(seen), *planner.unmet_goals(seen)), seen, ACTIONS
     )
 
 
@@ -166,7 +166,7 @@ def test_information_alone_is_no_reason_to_act() -> None:
     seen = two([layout(ROWS, [0, 1, 0, 1])], affinity=frozenset((0,)))
     found = checks.run(seen)
     assert "thread_count" in {f.check for f in found}
-    assert planner.make_plan(found, seen, registry.ACTIONS) == Plan()
+    assert planner.make_plan(found, seen, ACTIONS) == Plan()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_first_phase_that_has_something_to_do(
 
 def test_every_phase_has_its_action() -> None:
     """Each phase has the name of an action."""
-    assert set(planner.PHASES) <= set(registry.ACTIONS)
+    assert set(planner.PHASES) <= set(ACTIONS)
 
 
 def test_steps_keep_the_order_in_which_they_were_proposed() -> None:

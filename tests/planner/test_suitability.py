@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustertune import checks
-from clustertune.actions import registry
+from clustertune.actions import ACTIONS
 from clustertune.core.model import Contents, Moves, Rechunk, View
 from clustertune.planner import layouts, suitability
 from clustertune.planner import plan as planner
@@ -168,7 +168,7 @@ def test_one_worker_of_each_host() -> None:
 def test_partitions_stay_on_their_host(owners: list[int], crossing: int) -> None:
     """Only rows that the host has in excess use the network."""
     seen = suitability.chosen(on_hosts(owners))
-    plan = planner.make_plan(checks.run(seen), seen, registry.ACTIONS)
+    plan = planner.make_plan(checks.run(seen), seen, ACTIONS)
     (step,) = plan.steps
     assert isinstance(step.args, Moves)
     hosts = {w.address: w.host for w in seen.now.workers}
@@ -208,7 +208,7 @@ def test_classes_keep_partitions_on_their_host() -> None:
     seen = replace(on_hosts([]), layouts=(data,), trainers=frozenset({0, 2}))
     workload = replace(seen.goal.workload, needs_all_classes=True)
     seen = replace(seen, goal=replace(seen.goal, workload=workload))
-    (step,) = planner.make_plan(checks.run(seen), seen, registry.ACTIONS).steps
+    (step,) = planner.make_plan(checks.run(seen), seen, ACTIONS).steps
     assert isinstance(step.args, Moves)
     assert step.args.moves[0].targets.tolist() == [0, 0, 2, 2]
 
@@ -219,7 +219,7 @@ def test_cut_partitions_stay_on_their_host() -> None:
     seen = suitability.chosen(on_hosts(owners))
     seen = replace(seen, goal=replace(seen.goal, rechunk=24))
     findings = (*checks.run(seen), *planner.unmet_goals(seen))
-    (step,) = planner.make_plan(findings, seen, registry.ACTIONS).steps
+    (step,) = planner.make_plan(findings, seen, ACTIONS).steps
     assert isinstance(step.args, Rechunk)
     hosts = np.array([int(w.host[-1]) for w in seen.now.workers])
     for cut in step.args.cuts:

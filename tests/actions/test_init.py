@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import clustertune
 from clustertune import checks
-from clustertune.actions import load, rebalance, registry, scale
+from clustertune.actions import ACTIONS
 from clustertune.core.model import Layout, Load, Moves, Step, Unknown, View
 from clustertune.errors import CapacityError, NoWorkersError
 from tests.builders import collection, layout, view, worker
@@ -22,8 +23,8 @@ from tests.memory_cluster import MemoryCluster
 MB = 2**20
 
 
-def propose(action: Any, seen: View) -> list[Step]:
-    return list(action.propose(checks.run(seen), seen))
+def propose(action: str, seen: View) -> list[Step]:
+    return list(ACTIONS[action].propose(checks.run(seen), seen))
 
 
 def targets(step: Step) -> dict[str, dict[Any, str]]:
@@ -41,28 +42,27 @@ def at(i: int) -> str:
     return worker(i).address
 
 
-def enact(action: Any, step: Step, cluster: MemoryCluster) -> Any:
-    return asyncio.run(action.enact(step, cluster, lambda *_: None))
+def enact(action: str, step: Step, cluster: MemoryCluster) -> Any:
+    return asyncio.run(ACTIONS[action].enact(step, cluster, lambda *_: None))
 
 
 # --- all of them ----------------------------------------------------------------------
 
 
 def test_every_action_keeps_the_contract() -> None:
-    """An action is a module with propose and enact; its file has its name."""
-    files = {p.stem for p in Path(registry.__file__).parent.glob("*.py")}
-    assert set(registry.ACTIONS) == files - {"__init__", "registry"}
-    for name, action in registry.ACTIONS.items():
-        assert action.__name__ == f"clustertune.actions.{name}"
-        assert callable(action.propose)
+    """Each has its row in the design, and carries out steps in the event loop."""
+    design = (PACKAGE.parent / "docs" / "design.md").read_text()
+    table = design.partition("\n## Actions\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(ACTIONS)
+    for action in ACTIONS.values():
         assert asyncio.iscoroutinefunction(action.enact)
-        assert action.__doc__
+        assert list(action.propose((), view())) == []
 
 
 def test_healthy_data_needs_no_action() -> None:
     """Without problems no action proposes a step."""
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0, 1, 0, 1])], n_workers=2)
-    assert [propose(a, seen) for a in registry.ACTIONS.values()] == [[]] * 12
+    assert [propose(name, seen) for name in ACTIONS] == [[]] * 12
 
 
 # --- scale ----------------------------------------------------------------------------
@@ -70,20 +70,20 @@ def test_healthy_data_needs_no_action() -> None:
 
 def test_scale_up() -> None:
     """One step starts the missing workers; its summary has their number."""
-    (step,) = propose(scale, view([worker(0)], n_workers=3))
+    (step,) = propose("scale", view([worker(0)], n_workers=3))
     assert (step.action, step.args) == ("scale", 3)
     assert step.summary.startswith("scale from 1 to 3 workers")
     assert (step.price.nbytes, step.price.at_risk) == (0, "")
     cluster = MemoryCluster(view([worker(0)]))
-    assert enact(scale, step, cluster).nbytes == 0
+    assert enact("scale", step, cluster).nbytes == 0
     assert cluster.calls == ["scale 3"]
     assert len(cluster.workers) == 3
 
 
 def test_scale_is_not_asked_for() -> None:
     """Without n_workers, or with enough workers, nothing is scaled."""
-    assert propose(scale, view([worker(0)])) == []
-    assert propose(scale, view([worker(0), worker(1)], n_workers=2)) == []
+    assert propose("scale", view([worker(0)])) == []
+    assert propose("scale", view([worker(0), worker(1)], n_workers=2)) == []
 
 
 # --- persist --------------------------------------------------------------------------
@@ -93,20 +93,20 @@ def test_persist_everything_in_one_step() -> None:
     """One step loads all lazy data of all layouts, with its size if known."""
     valid = layout([4], None, ("eval_set[0].X",), label="eval_set[0]")
     seen = view((), [layout([MB, MB], None), valid])
-    (step,) = propose(load, seen)
+    (step,) = propose("load", seen)
     assert step.action == "load"
     assert step.summary == "load X, y, eval_set[0].X (176.0 MiB) in one call"
     assert step.price.peak == MB * 88 + 4 * 80
     assert step.price.nbytes is None
     cluster = MemoryCluster(seen)
-    assert enact(load, step, cluster).not_done == ""
+    assert enact("load", step, cluster).not_done == ""
     assert cluster.calls == ["load"]
 
 
 def test_persist_data_that_does_not_tell_its_size() -> None:
     """One collection of unknown size makes the size of the step unknown."""
     data = layout([10], None, total_bytes=None)
-    (step,) = propose(load, view((), [data]))
+    (step,) = propose("load", view((), [data]))
     text = "load X, y (of unknown size; no more than 4.8 GiB) in one call"
     assert step.summary == text
     assert step.price.peak is None
@@ -115,16 +115,16 @@ def test_persist_data_that_does_not_tell_its_size() -> None:
 def test_what_is_loaded_is_not_loaded_again() -> None:
     """Only lazy collections are loaded; without any there is no step."""
     mixed = layout([10], [0])
-    assert propose(load, view((), [mixed])) == []
+    assert propose("load", view((), [mixed])) == []
     lazy = layout([10], None).collections[1]
     mixed = replace(mixed, collections=(mixed.collections[0], lazy))
-    (step,) = propose(load, view((), [mixed]))
+    (step,) = propose("load", view((), [mixed]))
     assert step.summary == "load y (80 B) in one call"
 
 
 def loads(layouts: Any, workers: Any) -> dict[str, list[int]]:
     """Return by label the number of the worker for each key that is loaded."""
-    (step,) = propose(load, view(workers, layouts))
+    (step,) = propose("load", view(workers, layouts))
     assert isinstance(step.args, Load)
     return {label: where.tolist() for label, where in step.args.targets.items()}
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_bound() -> None:
     ):
         data = Layout(label="training data", collections=(X, y))
         assert list(loads([data], TWO)) == ["X"]
-    (step,) = propose(load, view(TWO, [data]))
+    (step,) = propose("load", view(TWO, [data]))
     assert step.gain.endswith("; X on the workers that train")
     assert loads([data], [worker(0, status="paused")]) == {}
 
@@ -184,19 +184,19 @@ def test_what_cannot_fit_is_not_loaded() -> None:
     small = [worker(i, memory_limit=1000, process=0) for i in range(2)]
     data = layout([10] * 4, None, row_bytes={"X": 50, "y": 8})
     with pytest.raises(CapacityError, match=r"X and y \(2.3 KiB\) cannot be loaded"):
-        propose(load, view(small, [data]))
-    (step,) = propose(load, view(small, [layout([10], None, total_bytes=None)]))
+        propose("load", view(small, [data]))
+    (step,) = propose("load", view(small, [layout([10], None, total_bytes=None)]))
     assert "load X, y (of unknown size; no more than 1.2 KiB)" in step.summary
     assert step.args.free_memory.tolist() == [600.0, 600.0]
     vague = [replace(w, facts=Unknown("not read")) for w in small]
-    (step,) = propose(load, view(vague, [layout([10], None, total_bytes=None)]))
+    (step,) = propose("load", view(vague, [layout([10], None, total_bytes=None)]))
     assert (step.args.free_memory, "(of unknown size)" in step.summary) == (None, True)
     other = layout([10], [0], ("eval_set[0].X",), label="eval_set[0]")
     lazy = layout([10], None, row_bytes={"X": 30, "y": 8})
-    assert propose(load, view(small, [lazy]))
+    assert propose("load", view(small, [lazy]))
     full = replace(other, collections=(collection("eval_set[0].X", [10], [0], 90),))
     with pytest.raises(CapacityError, match="n_workers="):
-        propose(load, view(small[:1], [lazy, full]))
+        propose("load", view(small[:1], [lazy, full]))
 
 
 # --- rebalance ------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_what_cannot_fit_is_not_loaded() -> None:
 def test_rebalance_moves_whole_partitions_with_all_members() -> None:
     """Half of the partitions go to the empty worker, each X_i with its y_i."""
     data = layout([10] * 4, [0, 0, 0, 0])
-    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    (step,) = propose("rebalance", view([worker(0), worker(1)], [data]))
     found = targets(step)
     assert set(found) == {"X", "y"}
     assert {k[1] for k in found["X"]} == {k[1] for k in found["y"]}
@@ -217,7 +217,7 @@ def test_rebalance_is_priced_by_what_travels() -> None:
     """The price has bytes, and the rise of memory of the fullest worker."""
     row = 25_000_000 // 88  # 25 MB for each partition
     data = layout([row] * 6, [0] * 6)
-    (step,) = propose(rebalance, view([worker(i) for i in range(3)], [data]))
+    (step,) = propose("rebalance", view([worker(i) for i in range(3)], [data]))
     assert step.price.nbytes == 4 * row * 88
     assert step.price.peak == 2 * row * 88
     assert step.price.at_risk == ""
@@ -228,7 +228,7 @@ def test_rebalance_is_priced_by_what_travels() -> None:
 def test_rebalance_brings_the_small_to_the_large() -> None:
     """Of a separated pair, the smaller y goes to X."""
     data = layout([10] * 4, {"X": [0, 1, 0, 1], "y": [1, 0, 0, 1]})
-    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    (step,) = propose("rebalance", view([worker(0), worker(1)], [data]))
     assert targets(step) == {"y": {("y", 0): at(0), ("y", 1): at(1)}}
     assert step.price.nbytes == 2 * 10 * 8
     assert "2 separated pairs together" in step.gain
@@ -237,7 +237,7 @@ def test_rebalance_brings_the_small_to_the_large() -> None:
 def test_rebalance_goes_by_threads() -> None:
     """A worker with three times the threads gets three times the rows."""
     some = [worker(0), worker(1, nthreads=3)]
-    (step,) = propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
+    (step,) = propose("rebalance", view(some, [layout([10] * 4, [0] * 4)]))
     assert list(targets(step)["X"].values()) == [at(1)] * 3
 
 
@@ -245,7 +245,7 @@ def test_rebalance_leaves_workers_that_may_not_train() -> None:
     """All partitions leave a paused worker, and none goes there."""
     some = [worker(0), worker(1), worker(2, status="paused")]
     data = layout([10] * 4, [0, 1, 2, 2])
-    (step,) = propose(rebalance, view(some, [data]))
+    (step,) = propose("rebalance", view(some, [data]))
     found = targets(step)["X"]
     assert set(found) == {("X", 2), ("X", 3)}
     assert sorted(found.values()) == [at(0), at(1)]
@@ -256,7 +256,7 @@ def test_rebalance_keeps_below_the_lines() -> None:
     """A worker that is nearly full gets no partition, however few rows it has."""
     full = worker(2, process=int(0.7 * 4 * 2**30), managed=0)
     some = [worker(0), worker(1), full]
-    (step,) = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
+    (step,) = propose("rebalance", view(some, [layout([10] * 6, [0] * 6)]))
     assert set(targets(step)["X"].values()) == {at(1)}
     assert step.args.process_limits[:2] == (int(0.8 * 4 * 2**30),) * 2
 
@@ -265,7 +265,7 @@ def test_rebalance_has_no_ceiling_where_nothing_pauses() -> None:
     """A worker without a pause threshold, or with an unknown one, has no limit."""
     some = [worker(0, pause=None), worker(1, memory_limit=0)]
     some.append(worker(2, facts=Unknown("it hangs")))
-    steps = propose(rebalance, view(some, [layout([10] * 6, [0] * 6)]))
+    steps = propose("rebalance", view(some, [layout([10] * 6, [0] * 6)]))
     assert steps[0].args.process_limits == (0, 0, 0)
 
 
@@ -273,7 +273,7 @@ def test_rebalance_places_every_layout() -> None:
     """The training data has the first step, each eval set its own step after it."""
     valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), valid])
-    first, second = propose(rebalance, seen)
+    first, second = propose("rebalance", seen)
     assert set(targets(first)) == {"X", "y"}
     assert set(targets(second)) == {"Xv", "yv"}
 
@@ -283,7 +283,7 @@ def test_rebalance_leaves_eval_sets_the_room_that_is_left() -> None:
     small = worker(1, memory_limit=3200, process=0)  # 1,920 bytes fit, 1,760 come
     valid = layout([5, 5], [0, 0], ("Xv", "yv"), label="eval_set[0]")
     seen = view([worker(0), small], [layout([10] * 4, [0] * 4), valid])
-    (step,) = propose(rebalance, seen)
+    (step,) = propose("rebalance", seen)
     assert set(targets(step)) == {"X", "y"}
 
 
@@ -292,14 +292,14 @@ def test_rebalance_places_no_partition_twice() -> None:
     part = layout([10, 10], [0, 0], label="eval_set[0]")
     data = layout([10] * 4, [0] * 4)
     assert set(part.collections[0].keys) < set(data.collections[0].keys)
-    (step,) = propose(rebalance, view([worker(0), worker(1)], [data, part]))
+    (step,) = propose("rebalance", view([worker(0), worker(1)], [data, part]))
     assert "training data" in step.summary
 
 
 def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
     """One of several replicas remains; nothing has to be transferred."""
     data = layout([10] * 4, [[0, 1]] * 4)
-    (step,) = propose(rebalance, view([worker(0), worker(1)], [data]))
+    (step,) = propose("rebalance", view([worker(0), worker(1)], [data]))
     assert step.price.nbytes == 0
     assert sorted(targets(step)["X"].values()) == [at(0), at(0), at(1), at(1)]
 
@@ -308,7 +308,7 @@ def test_rebalance_leaves_what_it_cannot_judge() -> None:
     """A lazy layout, or one whose rows differ, is left unchanged."""
     lazy = layout([5, 5], None, label="eval_set[0]")
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4), lazy])
-    (step,) = propose(rebalance, seen)
+    (step,) = propose("rebalance", seen)
     assert "training data" in step.summary
 
 
@@ -317,22 +317,22 @@ def test_rebalance_of_more_than_fits() -> None:
     tiny = [worker(i, memory_limit=2000, process=0) for i in (0, 1)]
     data = layout([10] * 4, [0] * 4)  # 3,520 bytes, 1,200 fit on each
     with pytest.raises(CapacityError, match=r"training data .*3.4 KiB.* n_workers=3"):
-        propose(rebalance, view(tiny, [data]))
+        propose("rebalance", view(tiny, [data]))
 
 
 def test_rebalance_without_workers() -> None:
     """Without eligible workers there is no plan."""
     some = [worker(0, status="paused"), worker(1, status="paused")]
     with pytest.raises(NoWorkersError, match="none of 2 workers may hold the data"):
-        propose(rebalance, view(some, [layout([10] * 4, [0] * 4)]))
+        propose("rebalance", view(some, [layout([10] * 4, [0] * 4)]))
 
 
 def test_rebalance_enacts_through_the_port() -> None:
     """The cluster gets the proposed moves, and its answer is the result."""
     seen = view([worker(0), worker(1)], [layout([10] * 4, [0] * 4)])
-    (step,) = propose(rebalance, seen)
+    (step,) = propose("rebalance", seen)
     cluster = MemoryCluster(seen)
-    assert enact(rebalance, step, cluster).nbytes == step.price.nbytes
+    assert enact("rebalance", step, cluster).nbytes == step.price.nbytes
     assert isinstance(step.args, Moves)
     assert cluster.calls == ["move 4"]
 
