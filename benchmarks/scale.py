@@ -111,7 +111,7 @@ def stages(case):
     from clustertune.dashboard.page import Page
     from clustertune.dashboard.state import make
     from clustertune.monitor import monitor
-    from clustertune.operations import page_facts
+    from clustertune.operations import journal as journals
     from clustertune.operations.journal import Journal
     from clustertune.planner import forecast, guards, layouts
     from clustertune.planner import (
@@ -172,7 +172,7 @@ def stages(case):
             reported, [Outcome(step=s, status="done", seconds=1.0) for s in steps]
         ),
         "summary": lambda: layouts.summarize(case.layout, view),
-        "facts for the page": lambda: page_facts.facts(view, found),
+        "facts for the page": lambda: journals.page_facts(view, found),
         "page: two updates": update_page,
     }
 
@@ -207,10 +207,10 @@ def answers(case):
 def columns(case):
     """Entries of a page state."""
     from clustertune.dashboard import state
-    from clustertune.operations.page_facts import facts
+    from clustertune.operations.journal import page_facts
     from clustertune.planner.layouts import shares
 
-    known_facts = facts(case.view, ())["workers"]
+    known_facts = page_facts(case.view, ())["workers"]
     rows = [
         (w.id, w.address, w.host, "running", 0.5, w.nthreads, w.memory_limit,
          w.process, w.managed, 0, *known_facts[w.address])

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
-    from clustertune.operations.release import release_data as release_data
     from clustertune.operations.scheduling.request import (
         schedule_restart as schedule_restart,
     )
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
     from clustertune.operations.workers import merge_workers as merge_workers
+    from clustertune.operations.workers import release_data as release_data
     from clustertune.operations.workers import resize_workers as resize_workers
     from clustertune.operations.workers import restart_workers as restart_workers
     from clustertune.operations.workers import scale as scale
@@ -48,7 +48,7 @@ _PUBLIC = {
     "merge_workers": "operations.workers",
     "prepare": "operations.prepare",
     "Prepared": "operations.prepared",
-    "release_data": "operations.release",
+    "release_data": "operations.workers",
     "Report": "core.report",
     "resize_workers": "operations.workers",
     "restart_workers": "operations.workers",

@@ -43,7 +43,8 @@ from clustertune.core.wording import seconds_text
 from clustertune.errors import AlignmentError, ClustertuneError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import connection, inquiry
-from clustertune.operations import event_log, history
+from clustertune.operations import history
+from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 
@@ -295,7 +296,7 @@ class RunningCall:
             await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
         # even if this call is being cancelled: others must learn what was done
         refused = "" if call.dry_run else error
-        noted = event_log.log_call(call.client, call.name, report, journal, refused)
+        noted = journals.log_call(call.client, call.name, report, journal, refused)
         await asyncio.shield(noted)
         return report
 

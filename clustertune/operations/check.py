@@ -25,7 +25,7 @@ from clustertune.errors import TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import page_facts
+from clustertune.operations import journal as journals
 from clustertune.operations.call import check_client, stuck_workers
 from clustertune.operations.journal import states_of
 from clustertune.planner import layouts, plan, suitability
@@ -142,7 +142,7 @@ async def diagnose(request: CheckRequest) -> Report:
     view = suitability.chosen(seen[-1])
     found = (*checks.run(view, configured), *plan.unmet_goals(view))
     # for the dashboard page and the metrics
-    facts = page_facts.facts(view, found)
+    facts = journals.page_facts(view, found)
     await monitor.ask(request.client, "report", facts=facts)
     survey = view.now.survey
     return Report(

@@ -35,8 +35,8 @@ from clustertune.core.wording import (
 )
 from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.monitor import monitor
+from clustertune.monitor.connection import ClientContext
 from clustertune.operations import history
-from clustertune.operations.client_context import ClientContext
 from clustertune.operations.history import Record
 from clustertune.operations.surviving import FitWatch
 from clustertune.operations.watch import Monitor

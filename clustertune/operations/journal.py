@@ -1,11 +1,27 @@
-"""The journal of a call: views, findings, plans, outcomes; and its report."""
+"""What a call saw and did, for its report, the dashboard page and Dask's event log.
+
+The scheduler itself has memory, threads and holders for the page. Only a client reads
+thresholds, rows of partitions and findings; the plugin keeps them with their age.
+
+``client.get_events("clustertune")`` shows, with Dask alone, each change with its
+author, its reason, and the state before and after. The scheduler plugin also logs its
+work there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
+import logging
+import os
+import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dask
+from distributed import Client
 
 from clustertune.core import counts
 from clustertune.core.model import (
@@ -14,9 +30,12 @@ from clustertune.core.model import (
     Layout,
     Outcome,
     Plan,
+    Severity,
     Trim,
+    Unknown,
     View,
     WorkerEnd,
+    WorkerSnapshot,
 )
 from clustertune.core.report import Report
 from clustertune.core.results import (
@@ -26,8 +45,13 @@ from clustertune.core.results import (
     WorkerMemory,
     WorkerState,
 )
+from clustertune.core.sections import headlines
+from clustertune.core.wording import printable
+from clustertune.monitor import connection
 from clustertune.planner import forecast, layouts, suitability
 from clustertune.planner.memory import process_limit
+from clustertune.remote import keys
+from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 
 
 @dataclass
@@ -213,3 +237,180 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         return "interrupted"
     return str(error) or type(error).__name__
+
+
+# --- facts for the page ---------------------------------------------------------------
+
+#: checks of worker processes; a restart makes their findings obsolete
+OF_PROCESSES = frozenset(
+    ("blocked_event_loops", "child_processes", "memory_growth", "unmanaged_memory")
+)
+
+
+def page_facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:
+    """Return all facts of a view and its findings.
+
+    Without collections in the view, those of an earlier call stay on the page.
+    """
+    addresses = {w.id: w.address for w in view.now.workers}
+    result = worker_facts(view)
+    result["findings"] = {
+        "time": view.now.time,
+        "command": f"clustertune check {view.now.scheduler}",
+        "found": [_finding(f, addresses) for f in found],
+    }
+    known = [x for x in view.layouts if x.loaded and x.aligned]
+    if sum(len(m.keys) for x in known for m in x.collections) > MOST_KEYS:
+        known = []
+    if view.layouts:
+        result["collections"] = [_layout(x, view) for x in known]
+    return result
+
+
+def worker_facts(view: View) -> dict[str, Any]:
+    """Return the facts of workers only; findings of an earlier call stay."""
+    return {"workers": {w.address: _thresholds(w) for w in view.now.workers}}
+
+
+def _finding(finding: Finding, addresses: Mapping[Any, str]) -> dict[str, Any]:
+    """A finding as in the state of the page; ``addresses`` of workers by id."""
+    processes = finding.subject if finding.check in OF_PROCESSES else ()
+    return {
+        "severity": str(finding.severity),
+        "check": finding.check,
+        "message": finding.message,
+        "remedy": finding.remedy,
+        "processes": [addresses[id] for id in processes if id in addresses],
+    }
+
+
+def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
+    """Thresholds in bytes, in the order of ``THRESHOLDS``; None: unknown or not set."""
+    own, limit = worker.thresholds, worker.memory_limit
+    if isinstance(own, Unknown) or not limit:
+        return [None] * len(THRESHOLDS)
+    fractions = [getattr(own, name) for name in THRESHOLDS]
+    return [int(f * limit) if isinstance(f, float | int) else None for f in fractions]
+
+
+def _layout(layout: Layout, view: View) -> dict[str, Any]:
+    return {
+        "label": layout.label,
+        "names": list(layout.labels),
+        "members": [keys.pack(m.keys) for m in layout.collections],
+        "rows": layout.rows.tolist(),
+        "alike": view.goal.workload.equal_shares,
+    }
+
+
+# --- Dask's event log -----------------------------------------------------------------
+
+logger = logging.getLogger("clustertune")
+
+TOPIC = "clustertune"
+LOG_TIMEOUT = 5.0  # seconds
+# limits, because the scheduler keeps the log in memory
+MAX_STEPS = 50
+MAX_TEXT = 500  # characters
+
+
+async def log_call(
+    client: Client,
+    action: str,
+    report: Report,
+    journal: Journal,
+    refused: str = "",
+) -> None:
+    """Log a call that has begun a step, or why it was ``refused`` before.
+
+    Do nothing if the scheduler is gone.
+    """
+    scheduler: Any = client.scheduler
+    begun = bool(journal.outcomes)
+    if not (begun or refused) or client.status != "running" or scheduler is None:
+        return
+    # the last look may have been interrupted before the checks ran
+    looks = list(zip(journal.views, journal.findings, strict=False))
+    event = {
+        "action": action,
+        "status": report.status if begun else "refused",
+        "summary": printable(headlines(report)[0], longest=MAX_TEXT),
+        "seconds": report.seconds,
+        "by": user(),
+        "pid": os.getpid(),
+        "client": client.id,
+        "reason": change_reason(),
+        "before": state_of_cluster(*looks[0]) if looks else None,
+        "after": state_of_cluster(*looks[-1]) if looks else None,
+        "lost": sum(o.lost or 0 for o in journal.outcomes)
+        + sum(x.keys for x in journal.losses or ()),
+        "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
+        "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
+    }
+    if not begun:
+        event["problem"] = printable(refused, longest=MAX_TEXT)
+    try:
+        logging_event = scheduler.log_event(topic=TOPIC, msg=event)
+        await asyncio.wait_for(logging_event, LOG_TIMEOUT)
+    # any error: the operation has ended, and the caller must get its result
+    except Exception as error:  # noqa: BLE001
+        gone = connection.lost(client, error) is not None
+        level = logging.INFO if gone else logging.WARNING
+        text = "clustertune could not write to Dask's event log: %r"
+        logger.log(level, text, error)
+
+
+def _step(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "action": outcome.step.action,
+        "summary": printable(outcome.step.summary, longest=MAX_TEXT),
+        "status": outcome.status,
+        "seconds": outcome.seconds,
+        "nbytes": None if outcome.nbytes is None else int(outcome.nbytes),
+        "reason": printable(outcome.reason or outcome.details, longest=MAX_TEXT),
+    }
+
+
+def user() -> str:
+    """Return the user of this process and its host: ``ada@node7``."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a user without a name
+        user = f"uid {os.getuid()}"
+    return printable(f"{user}@{socket.gethostname()}", longest=200)
+
+
+def configured_reason() -> Any:
+    """Return the setting ``clustertune.reason``."""
+    return dask.config.get("clustertune.reason", None)
+
+
+def change_reason() -> str | None:
+    """Return the reason for changes as text for the log."""
+    reason = configured_reason()
+    return None if reason is None else printable(str(reason), longest=1000)
+
+
+def state_of_cluster(view: View, found: Sequence[Finding]) -> dict[str, Any]:
+    """Return the state of a view as short plain data."""
+    workers = [w for w in view.now.workers if not w.parking]
+    severities = Counter(str(f.severity) for f in found if f.severity > Severity.info)
+    known = [x for x in view.layouts[:1] if x.loaded and x.aligned]
+    return {
+        "workers": len(workers),
+        "threads": sum(w.nthreads for w in workers),
+        "process_bytes": sum(w.process for w in workers),
+        "managed_bytes": sum(w.managed for w in workers),
+        "spilled_bytes": sum(w.spilled for w in workers),
+        "findings": dict(severities),
+        "data": [
+            {
+                "label": m.label,
+                "partitions": m.n_partitions,
+                "nbytes": None if m.nbytes is None else int(m.nbytes.sum()),
+            }
+            for m in view.collections
+        ],
+        # of the training data; None: there is none, or its rows are unknown
+        "imbalance": float(layouts.imbalance(known[0], view)) if known else None,
+    }

@@ -33,7 +33,7 @@ from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
 from clustertune.monitor.connection import sync
-from clustertune.operations import page_facts
+from clustertune.operations import journal as journals
 from clustertune.operations.call import (
     Call,
     RunningCall,
@@ -109,7 +109,7 @@ async def _prepare(call: Call, estimator: object) -> Prepared:
         settings=run.settings,
         dry_run=call.dry_run,
     )
-    report = await run.finish(work, journal.status, page_facts.facts)
+    report = await run.finish(work, journal.status, journals.page_facts)
     # the goal with the ids of workers that the call found, and without finished parts
     goal = journal.views[-1].goal
     done = replace(call, given=cluster.data.given, goal=goal, look=LookOptions())

@@ -18,10 +18,9 @@ from clustertune.errors import VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
 from clustertune.monitor import counting, monitor
-from clustertune.monitor.connection import sync
+from clustertune.monitor.connection import ClientContext, sync
 from clustertune.operations import history
 from clustertune.operations.call import Call, RunningCall
-from clustertune.operations.client_context import ClientContext
 from clustertune.operations.hold import Hold
 from clustertune.operations.journal import Journal
 from clustertune.operations.surviving import FitWatch, Loss

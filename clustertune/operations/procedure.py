@@ -32,7 +32,7 @@ from clustertune.core.model import (
 from clustertune.core.report import Report
 from clustertune.errors import RefusedError
 from clustertune.monitor.connection import sync
-from clustertune.operations import page_facts
+from clustertune.operations import journal as journals
 from clustertune.operations.call import (
     Call,
     RunningCall,
@@ -94,7 +94,7 @@ async def carry_out(procedure: Procedure) -> Report:
         _work(procedure, run),
         partial(_status, run.journal),
         # findings that the page shows of data stay
-        lambda view, _: page_facts.of_workers(view),
+        lambda view, _: journals.worker_facts(view),
     )
 
 

@@ -33,8 +33,8 @@ from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError
 from clustertune.integrations import libraries
 from clustertune.monitor import inquiry, monitor
+from clustertune.monitor.connection import ClientContext
 from clustertune.operations import worker_changes
-from clustertune.operations.client_context import ClientContext
 from clustertune.operations.worker_changes import WorkerChange
 
 logger = logging.getLogger("clustertune")

@@ -22,8 +22,7 @@ from clustertune.core.model import Key
 from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, FunctionError, TimedOutError
 from clustertune.monitor import connection, monitor
-from clustertune.monitor.connection import sync
-from clustertune.operations.client_context import ClientContext
+from clustertune.monitor.connection import ClientContext, sync
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 

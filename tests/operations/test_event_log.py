@@ -15,7 +15,7 @@ from distributed import Status, wait
 import clustertune
 from clustertune.core.model import Finding, Outcome, Price, Severity, Step
 from clustertune.core.report import Report
-from clustertune.operations import event_log
+from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal
 from tests.builders import layout, view, worker
 from tests.in_process import gen_cluster
@@ -51,7 +51,7 @@ async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
     (event,) = await noted(c)
     assert (event["action"], event["status"]) == ("prepare", "done")
     assert event["summary"].startswith("Ready: moved")
-    assert event["by"] == event_log.user()
+    assert event["by"] == journals.user()
     assert (event["pid"], event["client"]) == (os.getpid(), c.id)
     assert event["reason"] == "ticket 7\\x1b[2J"
     assert event["before"]["workers"] == event["after"]["workers"] == 2
@@ -80,7 +80,7 @@ async def test_a_scheduler_that_does_not_answer(
         caplog.text
     )
     await c.close()
-    await event_log.log_call(c, "trim", *trimmed())
+    await journals.log_call(c, "trim", *trimmed())
 
 
 @gen_cluster(client=True)
@@ -95,7 +95,7 @@ async def test_a_scheduler_that_ends_meanwhile(
 
     s.handlers["log_event"] = ends
     with caplog.at_level(logging.INFO, "clustertune"):
-        await event_log.log_call(c, "trim", *trimmed())
+        await journals.log_call(c, "trim", *trimmed())
     found = [r.levelname for r in caplog.records if "event log" in r.message]
     assert found == ["INFO"]
     assert c.status == "running"
@@ -106,7 +106,7 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
-    assert event_log.user().startswith("uid 4000000000@")
+    assert journals.user().startswith("uid 4000000000@")
 
 
 def test_a_state_is_plain_and_short() -> None:
@@ -117,7 +117,7 @@ def test_a_state_is_plain_and_short() -> None:
         Finding(severity=severity, message="m")
         for severity in (Severity.info, Severity.warning, Severity.warning)
     ]
-    state = event_log.summarize(seen, found)
+    state = journals.state_of_cluster(seen, found)
     assert (state["workers"], state["threads"]) == (2, 3)
     assert state["process_bytes"] == 12
     assert state["findings"] == {"warning": 2}

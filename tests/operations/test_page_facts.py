@@ -6,7 +6,7 @@ import pytest
 
 from clustertune import checks
 from clustertune.core.model import Finding, Severity, Unknown
-from clustertune.operations import page_facts
+from clustertune.operations import journal as journals
 from clustertune.remote.keys import unpack
 from tests.builders import layout, view, worker
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def test_thresholds_are_bytes_of_each_worker() -> None:
-    told = page_facts.facts(view([worker(0), worker(1, pause=None)]), [])
+    told = journals.page_facts(view([worker(0), worker(1, pause=None)]), [])
     first, second = told["workers"].values()
     assert first == [int(f * 4 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
     assert second == [int(0.6 * 4 * GIB), int(0.7 * 4 * GIB), None, int(0.95 * 4 * GIB)]
@@ -29,13 +29,13 @@ def test_thresholds_are_bytes_of_each_worker() -> None:
     ],
 )
 def test_what_is_not_known_is_none(blind) -> None:
-    told = page_facts.facts(view([blind]), [])
+    told = journals.page_facts(view([blind]), [])
     assert list(told["workers"].values()) == [[None] * 4]
 
 
 def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
-    assert "collections" not in page_facts.facts(view(), [])
-    (told,) = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])[
+    assert "collections" not in journals.page_facts(view(), [])
+    (told,) = journals.page_facts(view(layouts=[layout([5, 7], [0, 1])]), [])[
         "collections"
     ]
     assert told["rows"] == [5, 7]
@@ -46,8 +46,8 @@ def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
 
 
 def test_too_many_keys_are_not_sent(monkeypatch) -> None:
-    monkeypatch.setattr(page_facts, "MOST_KEYS", 3)
-    many = page_facts.facts(view(layouts=[layout([5, 7], [0, 1])]), [])
+    monkeypatch.setattr(journals, "MOST_KEYS", 3)
+    many = journals.page_facts(view(layouts=[layout([5, 7], [0, 1])]), [])
     assert many["collections"] == []
 
 
@@ -62,9 +62,9 @@ def test_findings_of_processes_say_of_which() -> None:
             ("blocked_event_loops", ("scheduler",)),
         )
     }
-    told = page_facts.facts(view(workers), every.values())["findings"]["found"]
+    told = journals.page_facts(view(workers), every.values())["findings"]["found"]
     assert [f["processes"] for f in told] == [[workers[1].address], [], []]
 
 
 def test_the_checks_of_processes_exist() -> None:
-    assert set(checks.available()) >= page_facts.OF_PROCESSES
+    assert set(checks.available()) >= journals.OF_PROCESSES

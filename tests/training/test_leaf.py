@@ -28,7 +28,6 @@ HELPERS = {
     "core.model",
     "remote",
     "operations.call",
-    "operations.client_context",
     "core.wording",
 }
 

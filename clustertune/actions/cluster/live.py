@@ -18,9 +18,8 @@ import numpy as np
 from distributed import Client
 
 from clustertune.actions.cluster import workers as on_workers
-from clustertune.actions.cluster.computing import POLL
 from clustertune.actions.cluster.data import CallData
-from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster.lease import POLL, Lease
 from clustertune.collections import inputs
 from clustertune.core.model import (
     Bounds,

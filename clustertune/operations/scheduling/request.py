@@ -33,7 +33,7 @@ from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import event_log
+from clustertune.operations import journal as journals
 from clustertune.operations.call import check_client
 from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
@@ -222,7 +222,7 @@ class Options:
 
 def _reason(reason: object) -> str | None:
     if reason is None:
-        reason = event_log.configured_reason()
+        reason = journals.configured_reason()
     if reason is None:
         return None
     if isinstance(reason, str) and 0 < len(reason) <= MAX_REASON:

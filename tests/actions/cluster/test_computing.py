@@ -6,9 +6,8 @@ import pytest
 from distributed import wait
 from distributed.core import Status
 
-from clustertune.actions.cluster import computing
-from clustertune.actions.cluster.computing import Computing
-from clustertune.actions.cluster.lease import Lease
+from clustertune.actions.cluster import lease as leases
+from clustertune.actions.cluster.lease import Computing, Lease
 from clustertune.collections import graphs
 from clustertune.errors import IncompleteError
 from clustertune.monitor import monitor
@@ -39,8 +38,8 @@ async def test_partitions_that_may_run_on_a_worker_that_is_gone_only(
     c, s, a, b, monkeypatch
 ):
     """The error names these partitions, without waiting forever."""
-    monkeypatch.setattr(computing, "UNMET_INTERVAL", 0.0)
-    monkeypatch.setattr(computing, "RETURN_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "UNMET_INTERVAL", 0.0)
+    monkeypatch.setattr(leases, "RETURN_SECONDS", 0.2)
     await monitor.install_plugin(c, await monitor.identify(c))
     lease, told = Lease(c, lambda: 30.0), []
     lease.opened = True
