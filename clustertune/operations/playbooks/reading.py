@@ -20,7 +20,6 @@ from clustertune.core.findings import Severity
 from clustertune.core.wording import near, printable, seconds_text
 from clustertune.operations import workers
 from clustertune.operations.prepare import prepare
-from clustertune.operations.release import release_data
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8  # levels of lists and mappings
@@ -191,7 +190,7 @@ def _any(_key: str, value: Any) -> Any:
 CALLS: Mapping[str, Callable[..., Any]] = {
     "merge": workers.merge_workers,
     "prepare": prepare,
-    "release": release_data,
+    "release": workers.release_data,
     "resize": workers.resize_workers,
     "restart": workers.restart_workers,
     "scale": workers.scale,

@@ -16,8 +16,11 @@ from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.fits import is_training
 from clustertune.remote.scheduler.nanny import GRACE, POLL_INTERVAL, call
-from clustertune.remote.scheduler.published import unpublish_all
-from clustertune.remote.scheduler.release import release_for, wanted_tasks
+from clustertune.remote.scheduler.release import (
+    release_for,
+    unpublish_all,
+    wanted_tasks,
+)
 from clustertune.remote.scheduler.state import (
     COMING,
     WAITING,

@@ -1,4 +1,4 @@
-"""Release data on request: by prefix, or by a restart.
+"""Release data on request: by prefix, or by a restart; and the names that hold data.
 
 The scans take time that grows with all keys, in short turns of the event loop. They run
 only before data is destroyed.
@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Container, Mapping
 from time import time
 from typing import Any
 
+from dask.utils import stringify
+
 from clustertune.remote.keys import batches, drained, in_turns
-from clustertune.remote.scheduler.published import (
-    shared_names,
-)
 from clustertune.remote.scheduler.state import (
     COMING,
 )
@@ -105,3 +104,29 @@ async def release_for(
             )
             message = {"op": "cancelled-keys", "keys": some}
             scheduler.report(message | {"reason": REASON, "msg": reason}, client=client)
+
+
+# --- published names, variables and queues --------------------------------------------
+
+
+def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
+    """Return kind and name of published data, variables and queues, by client id."""
+    extensions = scheduler.extensions
+    found = {}
+    for extension, table, kind in (
+        ("publish", "datasets", "published"),
+        ("variables", "variables", "variable"),
+        ("queues", "queues", "queue"),
+    ):
+        for name in getattr(extensions.get(extension), table, ()):
+            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
+    return found
+
+
+def unpublish_all(scheduler: Any) -> list[str]:
+    """Remove all published names that hold keys, before all keys are lost."""
+    datasets = getattr(scheduler.extensions.get("publish"), "datasets", {})
+    names = [name for name, entry in datasets.items() if entry["keys"]]
+    for name in names:
+        del datasets[name]
+    return [str(name) for name in names]

@@ -34,6 +34,7 @@ from clustertune.remote.scheduler.evacuation import (
     Evacuation,
     HeldKeys,
     Refused,
+    UnsendableKeys,
 )
 from clustertune.remote.scheduler.mover import (
     ManagerHold,
@@ -62,7 +63,6 @@ from clustertune.remote.scheduler.state import (
     shuffles,
     still_busy,
 )
-from clustertune.remote.scheduler.unsendable import UnsendableKeys
 
 logger = logging.getLogger("distributed.clustertune")
 

@@ -29,7 +29,7 @@ from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import unpack_frames
 from distributed.spill import SpillBuffer, SpilledSize
 
-from clustertune.remote.worker import process, sendable
+from clustertune.remote.worker import probe, process
 from clustertune.remote.worker.probe import available_memory, disk
 
 logger = logging.getLogger("distributed.clustertune")
@@ -350,5 +350,5 @@ STEPS: dict[str, Callable[..., Any]] = {
     "open": open_parking,
     "spilled": spilled,
     "adopt": adopt,
-    "unsendable": sendable.unsendable,
+    "unsendable": probe.unsendable,
 }

@@ -18,7 +18,7 @@ from distributed.spill import SpillBuffer
 import clustertune
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.worker import park
-from clustertune.remote.worker.sendable import unsendable
+from clustertune.remote.worker.probe import unsendable
 from tests.in_process import gen_cluster
 from tests.processes import soon
 

@@ -10,7 +10,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustertune.training.remote_context import split_rows
+from clustertune.training.remote_roles import split_rows
 
 
 def partitions(counts: list[int]) -> list[tuple[Any, ...]]:
