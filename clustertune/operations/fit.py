@@ -192,7 +192,9 @@ class _Work:
         if not self.losses:
             return text
         seconds = seconds_text(monotonic() - self.lost_at)
-        return f"{text} after {seconds} on {plural(len(prepared.addresses), 'worker')}"
+        text += f" after {seconds} on {plural(len(prepared.addresses), 'worker')}"
+        again = self.attempts[-2].held_only_by(self.losses[-1].emptied)
+        return text + f"; {plural(again, 'partition')} computed again" * bool(again)
 
     async def _keep(self, checkpoint: Checkpoint) -> None:
         assert self.file is not None

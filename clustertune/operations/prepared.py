@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, NoReturn
@@ -168,6 +168,15 @@ class Prepared(ClientContext):
         there = set(self.placement.get(self.after.label, ()))
         workers = self._journal.views[-1].now.workers
         return tuple(w.address for w in workers if w.id in there)
+
+    def held_only_by(self, workers: Collection[str | int]) -> int:
+        """Return the number of training partitions of which only these have a copy."""
+        homes = self.placement.get(self.after.label, ())
+        copied = layouts.replicated(self.after)
+        return sum(
+            home in workers and not copy
+            for home, copy in zip(homes, copied, strict=False)
+        )
 
     @property
     def named_workers(self) -> frozenset[str | int] | None:

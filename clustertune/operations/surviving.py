@@ -56,6 +56,7 @@ class Loss:
 
     workers: tuple[str | int, ...]
     gone: frozenset[str | int]  # ids and addresses of workers that leave or are gone
+    emptied: frozenset[str | int]  # ids of workers whose data left with their process
     reasons: tuple[str, ...]  # one for each worker
     round: int
     rounds: int | None
@@ -296,6 +297,7 @@ class FitWatch:
         return Loss(
             workers=tuple(lost),
             gone=frozenset({*gone, *(lost.keys() - set(here.values()))}),
+            emptied=frozenset(w for w, how in lost.items() if how != "leaving"),
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],
@@ -315,7 +317,8 @@ class FitWatch:
             for event in watched.events:
                 change = event.worker
                 if change is not None and event.kind != "joined":
-                    reasons[change.worker] = change.reason or UNKNOWN
+                    # its next process may end too
+                    reasons.setdefault(change.worker, change.reason or UNKNOWN)
             reasons = {w: reasons[w] for w in lost if w in reasons}
             await asyncio.sleep(INTERVAL)
         return {worker: reasons.get(worker, UNKNOWN) for worker in lost}

@@ -153,7 +153,11 @@ def test_a_fit_finishes_although_a_worker_is_killed(
     assert len(trees(survived)) == len(trees(whole)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
     assert "the fit lost worker 1: killed by signal 9 (SIGKILL)" in notes
-    assert re.search(r"resumed from round \d+ after \S+ \w+ on 3 workers; ident", notes)
+    assert re.search(
+        r"resumed from round \d+ after \S+ \w+ on 3 workers; "
+        r"2 partitions computed again; ident",
+        notes,
+    )
     if kind == "xgboost":
         assert "identical to an uninterrupted fit: yes" in notes
         assert trees(survived) == trees(whole)
@@ -199,6 +203,7 @@ def test_a_worker_that_retires(local_cluster: Any) -> None:
     assert len(trees(survived)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
     assert re.search(r"resumed from round \d+ after \S+ \w+ on 2 workers", notes)
+    assert "computed again" not in notes  # the worker gave its partitions away
     assert "rows are on other workers" in notes
     until(lambda: len(workers_of(client)) == 2)  # without parking workers
 
@@ -225,6 +230,24 @@ def test_named_workers_that_do_not_return(local_cluster: Any) -> None:
     )
     threads[0].join()
     assert len(trees(survived)) == 800
+
+
+def test_interrupted_while_it_resumes(local_cluster: Any) -> None:
+    """After ^C all workers are free, the data is complete, and a fit can follow."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    watcher = Watcher(killer(client))
+
+    def progress(text: str, fraction: float | None) -> None:
+        watcher(text, fraction)
+        if text.endswith("the fit continues"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
+    assert watcher.action is None
+    check_whole(client, X, y)
+    fit(client, model("xgboost", n_estimators=5), X, y, progress=False)
 
 
 def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
