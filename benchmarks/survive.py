@@ -3,16 +3,21 @@
 Three workers with one thread each hold 0.1 GB. `plain` is `clustertune.fit` with
 `max_failures=0`. `checkpoints` is the same with `max_failures=1` and a checkpoint each
 second, and loses no worker. `killed` is `checkpoints`, and one worker is killed with
-SIGKILL when half of the rounds are done. The seconds are those of the whole call.
-`loss` is the log loss on rows that no model has seen.
+SIGKILL when half of the rounds are done. `ray_killed` is a trainer of Ray Train for
+XGBoost with the same rows in Ray's memory, as many workers, about as many checkpoints
+and the same loss; it needs `pip install "ray[train]"`. The seconds are those of the
+whole call. `loss` is the log loss on rows that no model has seen.
 
-Options: `--rounds 6`, `--mb 100`, `--trees 400`, `--variants plain,checkpoints,killed`.
+Options: `--rounds 6`, `--mb 100`, `--trees 400`,
+`--variants plain,checkpoints,killed,ray_killed`, `--every 20` (trees between two
+checkpoints of Ray).
 """
 
 import argparse
 import json
 import os
 import signal
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import measure
@@ -24,7 +29,7 @@ COLUMNS = 50
 PARTITIONS = 12
 HELD_OUT = 50_000  # rows
 INTERVAL = 1.0  # seconds between two checkpoints
-VARIANTS = ("plain", "checkpoints", "killed")
+VARIANTS = ("plain", "checkpoints", "killed", "ray_killed")
 
 
 def block(number, rows):
@@ -62,7 +67,72 @@ class Killer:
             self.pid = None
 
 
-def variant(name, mb, trees):
+def train(given):
+    """The training of one worker of Ray, which continues from a checkpoint."""
+    import ray
+    import xgboost
+    from ray.train.xgboost import RayTrainReportCallback
+
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    values = np.concatenate(ray.get(list(given["blocks"][rank::WORKERS])))
+    rows = xgboost.QuantileDMatrix(values[:, :-1], values[:, -1])
+    checkpoint = ray.train.get_checkpoint()
+    former = checkpoint and RayTrainReportCallback.get_model(checkpoint)
+    done = former.num_boosted_rounds() if former else 0
+
+    class Kill(xgboost.callback.TrainingCallback):
+        def after_iteration(self, model, epoch, evals_log):
+            if former is None and rank == 1 and epoch >= given["trees"] // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return False
+
+    xgboost.train(
+        {"objective": "binary:logistic", "nthread": 1},
+        rows,
+        given["trees"] - done,
+        xgb_model=former,
+        callbacks=[Kill(), RayTrainReportCallback(frequency=given["every"])],
+    )
+
+
+def with_ray(mb, trees, every):
+    """Return the seconds of a training that loses a worker, and its booster."""
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.xgboost import RayTrainReportCallback, XGBoostTrainer
+
+    quiet = {
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": "error",
+    }
+    ray.init(num_cpus=WORKERS, **quiet)
+    rows = mb * 10**6 // (4 * (COLUMNS + 1) * PARTITIONS)
+    made = ray.remote(num_cpus=1)(block)
+    blocks = [made.remote(i, rows) for i in range(PARTITIONS)]
+    ray.wait(blocks, num_returns=PARTITIONS)
+    with TemporaryDirectory() as folder:
+        trainer = XGBoostTrainer(
+            train,
+            train_loop_config={"blocks": blocks, "trees": trees, "every": every},
+            scaling_config=ScalingConfig(
+                num_workers=WORKERS, resources_per_worker={"CPU": 1}
+            ),
+            run_config=RunConfig(
+                storage_path=folder, failure_config=FailureConfig(max_failures=1)
+            ),
+        )
+        start = perf_counter()
+        result = trainer.fit()
+        seconds = perf_counter() - start
+        booster = RayTrainReportCallback.get_model(result.checkpoint)
+    ray.shutdown()
+    return seconds, booster
+
+
+def with_dask(name, trees, mb):
+    """Return the seconds of a fit, its booster, and whether it counts as identical."""
     import dask
     import xgboost.dask
     from distributed import wait
@@ -88,9 +158,17 @@ def variant(name, mb, trees):
         seconds = perf_counter() - start
         assert killer.pid is None, "no worker was killed"
         booster = model.get_booster()
-        assert booster.num_boosted_rounds() == trees
         notes = "\n".join(model.clustertune_report_.notes)
-        identical = "identical to an uninterrupted fit: yes" in notes
+    return seconds, booster, "identical to an uninterrupted fit: yes" in notes
+
+
+def variant(name, mb, trees, every):
+    if name == "ray_killed":
+        seconds, booster = with_ray(mb, trees, every)
+        identical = False
+    else:
+        seconds, booster, identical = with_dask(name, trees, mb)
+    assert booster.num_boosted_rounds() == trees
     test = block(PARTITIONS, HELD_OUT)
     predicted = booster.inplace_predict(test[:, :-1]).clip(1e-7, 1 - 1e-7)
     right = np.where(test[:, -1] == 1, predicted, 1 - predicted)
@@ -106,16 +184,19 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--mb", type=int, default=100)
     parser.add_argument("--trees", type=int, default=400)
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--variants", default="plain,checkpoints,killed")
     parser.add_argument("--variant", choices=VARIANTS)
     given = parser.parse_args()
     if given.variant:
-        print(json.dumps(variant(given.variant, given.mb, given.trees)))
+        made = variant(given.variant, given.mb, given.trees, given.every)
+        print(json.dumps(made))
         return
     names = given.variants.split(",")
     if {*names} - {*VARIANTS} or "plain" not in names:
         parser.error(f"--variants: choose plain and others from {VARIANTS}")
     sizes = ("--mb", str(given.mb), "--trees", str(given.trees))
+    sizes += ("--every", str(given.every))
     rounds = measure.run(__file__, names, given.rounds, *sizes)
     print(measure.machine())
     measure.show(
@@ -144,6 +225,13 @@ def main():
         measure.ratios(rounds, "killed.loss", "plain.loss"),
         at_most=1.01,
     )
+    if "ray_killed" in names:
+        measure.compare(
+            "seconds, killed / Ray Train with the same loss",
+            measure.ratios(rounds, "killed.seconds", "ray_killed.seconds"),
+            at_most=0.7,
+            headline=True,
+        )
     same = [r["killed.identical"] for r in rounds]
     measure.compare("fits that were reported as identical", f"{sum(same):.0f} of "
         f"{len(same)}")  # fmt: skip

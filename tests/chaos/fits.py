@@ -9,23 +9,31 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+from dask.utils import parse_bytes
+
 import clustertune
 from clustertune.errors import ClustertuneError, IncompleteError
-from tests.chaos.clusters import LocalWorkers, becomes_true
+from tests.chaos.clusters import LIMIT, LocalWorkers, becomes_true
 from tests.chaos.rounds import Round
 from tests.operations import test_surviving as fits
 
-DEADLINE = 120.0  # seconds for a fit with its faults
+DEADLINE = 120.0  # seconds for a fit with its faults, and for that of a second client
 FREE = 30.0  # seconds until workers are free after a fit
-FROZEN = 10.0  # seconds
+#: seconds for which a worker is frozen; the longer is above the limit of a fit
+FROZEN = {"freeze": 10.0, "freeze long": 75.0}
 N_WORKERS = 3
 ROUNDS = 800
-KINDS = ("kill", "freeze", "retire", "kill two")
+KINDS = (
+    *("kill", "kill two", "kill in turn", "freeze", "freeze long", "retire"),
+    *("fill memory", "kill while another trains"),
+)
+TWO = ("kill two", "kill in turn")
 #: the state of the scheduler at which a fault is injected
 PHASES = {
     "loading": lambda now: now["loading"],
@@ -46,6 +54,7 @@ class Case:
     phase: str
     workers: tuple[int, ...]
     delay: float  # seconds after the begin of the phase
+    between: float  # seconds between two kills in turn
     max_failures: int
 
 
@@ -57,9 +66,10 @@ def draw(seed: int, libraries: tuple[str, ...] = ("xgboost",)) -> Case:
         library=rng.choice(libraries),
         kind=kind,
         phase=rng.choice(list(PHASES)),
-        workers=tuple(rng.sample(range(N_WORKERS), 2 if kind == "kill two" else 1)),
+        workers=tuple(rng.sample(range(N_WORKERS), 2 if kind in TWO else 1)),
         delay=rng.choice((0.0, 0.0, 0.02, 0.1)),
         max_failures=rng.choice((0, 1, -1)),
+        between=rng.uniform(0.5, 10.0),
     )
 
 
@@ -107,13 +117,21 @@ def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]
     fault = threading.Thread(
         target=_inject, args=(case, cluster, addresses, injected, over), daemon=True
     )
+    other = threading.Thread(target=_train, args=(cluster, over), daemon=True)
+    if case.kind == "kill while another trains":
+        other.start()
     fault.start()
     work.start()
-    work.join(DEADLINE)
+    seconds = DEADLINE + FROZEN.get(case.kind, 0.0)
+    work.join(seconds)
     over.set()
-    if work.is_alive():
+    if other.ident is not None:
+        other.join(seconds)
+    if work.is_alive() or other.is_alive():
         stacks = {w: list(tasks) for w, tasks in cluster.watch.processing().items()}
-        return "hung", [f"no end after {DEADLINE:g} s"], str(stacks), injected.is_set()
+        whose = "the fit" if work.is_alive() else "the fit of the second client"
+        text = f"{whose} had no end after {seconds:g} s"
+        return "hung", [text], str(stacks), injected.is_set()
     fault.join()
     error = result.get("error")
     outcome = "finished" if error is None else type(error).__name__
@@ -138,6 +156,17 @@ def _fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> None:
         result["notes"] = fitted.clustertune_report_.notes
     except Exception as error:
         result["error"] = error
+
+
+def _train(cluster: LocalWorkers, over: threading.Event) -> None:
+    """Train as a second client until the round is over; its fits may lose workers."""
+    X, y = fits.lazy(seed=1)
+    while not over.is_set():
+        model = fits.model("xgboost", n_estimators=200)
+        model.client = cluster.watch
+        held = clustertune.hold(cluster.watch, on_lost_worker="cancel")
+        with suppress(Exception), cluster.watch.as_current(), held:
+            model.fit(X, y)
 
 
 def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:
@@ -199,10 +228,24 @@ def _inject(
     if case.kind == "retire":
         cluster.watch.retire_workers(targets)
         return
-    frozen = case.kind == "freeze"
+    if case.kind == "fill memory":
+        cluster.watch.run(_fill, workers=targets, wait=False)
+        return
+    frozen = FROZEN.get(case.kind)
     for address in targets:
-        os.kill(pids[address], signal.SIGSTOP if frozen else signal.SIGKILL)
-    if frozen:
-        sleep(FROZEN)
+        with suppress(ProcessLookupError):  # its nanny may have ended it since
+            os.kill(pids[address], signal.SIGKILL if frozen is None else signal.SIGSTOP)
+        if case.kind == "kill in turn":
+            over.wait(case.between)
+    if frozen is not None:
+        over.wait(frozen)
         for address in targets:
-            os.kill(pids[address], signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it was restarted
+                os.kill(pids[address], signal.SIGCONT)
+
+
+def _fill() -> None:
+    """Take more than the memory limit, until the nanny ends the process."""
+    taken = [b"x" * 2**24 for _ in range(parse_bytes(LIMIT) // 2**24)]
+    threading.Event().wait(FREE)
+    del taken
