@@ -111,7 +111,7 @@ async def turns_of(n_workers):
 async def requests(scheduler, n_keys):
     """Measure every request."""
     from clustertune.remote.keys import pack
-    from clustertune.remote.scheduler import runs
+    from clustertune.remote.scheduler import lease
     from clustertune.remote.scheduler.plugin import ClustertunePlugin
 
     plugin = ClustertunePlugin(scheduler)
@@ -144,7 +144,7 @@ async def requests(scheduler, n_keys):
     await ask("holdings", owner="me", kept=listed[0] + listed[1],
               title="holdings, listed keys")  # fmt: skip
     await measured("watch of runs", partial(
-        now, plugin.runs.note, time(), False, runs.measured(scheduler)
+        now, plugin.runs.note, time(), False, lease.measured(scheduler)
     ))  # fmt: skip
     await ask("report", facts=facts_of(scheduler, packed, n_keys))
     await ask("page")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.findings import Literal, info, unknown, warning
 from clustertune.core.model import Finding, Layout, Scalar, Severity, Unknown, View
+from clustertune.core.results import Literal, info, unknown, warning
 from clustertune.core.wording import bytes_text, plural, verb, workers_text
 from clustertune.planner import contents, forecast, remedies
 from clustertune.planner.chunking import wanted_partitions

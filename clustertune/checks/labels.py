@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from clustertune.core.findings import critical, warning
 from clustertune.core.model import (
     Bools,
     CollectionInfo,
@@ -20,6 +19,7 @@ from clustertune.core.model import (
     Severity,
     View,
 )
+from clustertune.core.results import critical, warning
 from clustertune.core.wording import (
     bytes_text,
     plural,

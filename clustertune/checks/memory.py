@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from clustertune.core.findings import info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -17,6 +16,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
+from clustertune.core.results import info, unknown, warning
 from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,

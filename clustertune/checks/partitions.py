@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clustertune.core.findings import critical, unknown, warning
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -16,6 +15,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
+from clustertune.core.results import critical, unknown, warning
 from clustertune.core.wording import (
     bytes_text,
     names_text,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from clustertune.core.findings import code, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -14,6 +13,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.results import code, info, unknown, warning
 from clustertune.core.wording import (
     are,
     bytes_text,

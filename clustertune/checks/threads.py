@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from clustertune.core.findings import Scalar, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -14,6 +13,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.results import Scalar, info, unknown, warning
 from clustertune.core.wording import (
     are,
     names_text,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clustertune.core.findings import code, critical, info
 from clustertune.core.model import (
     CollectionInfo,
     Finding,
@@ -15,6 +14,7 @@ from clustertune.core.model import (
     View,
 )
 from clustertune.core.profiles import NOT_NUMBERS
+from clustertune.core.results import code, critical, info
 from clustertune.core.wording import (
     bytes_text,
     names_text,

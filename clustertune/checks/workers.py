@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from clustertune.core.findings import code, critical, info, unknown, warning
 from clustertune.core.model import (
     Details,
     Finding,
@@ -16,6 +15,7 @@ from clustertune.core.model import (
     View,
     WorkerSnapshot,
 )
+from clustertune.core.results import code, critical, info, unknown, warning
 from clustertune.core.wording import (
     are,
     bytes_text,

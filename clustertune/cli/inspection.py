@@ -36,8 +36,8 @@ from clustertune.cli.running import (
     with_usage_errors,
 )
 from clustertune.core import tables
-from clustertune.core.findings import Severity
 from clustertune.core.report import with_commands
+from clustertune.core.results import Severity
 from clustertune.core.tables import Section, Table
 from clustertune.core.wording import near, plural, printable, rounds_text
 from clustertune.errors import ConnectionLostError

@@ -18,7 +18,7 @@ import dask
 from click.core import ParameterSource
 
 from clustertune.core import arguments
-from clustertune.core.findings import Severity
+from clustertune.core.results import Severity
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
 from clustertune.collections.partitions import lengths, unjoined
-from clustertune.core.findings import code
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS
+from clustertune.core.results import code
 from clustertune.core.wording import names_text, variable
 
 COMPANIONS = ("sample_weight", "qid", "base_margin", "init_score")

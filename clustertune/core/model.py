@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from clustertune.core import arguments
-from clustertune.core.findings import Finding as Finding
-from clustertune.core.findings import Scalar as Scalar
-from clustertune.core.findings import Severity as Severity
 from clustertune.core.profiles import Profile as Profile
+from clustertune.core.results import Finding as Finding
+from clustertune.core.results import Scalar as Scalar
+from clustertune.core.results import Severity as Severity
 from clustertune.core.snapshots import COPIED as COPIED
 from clustertune.core.snapshots import PARTS as PARTS
 from clustertune.core.snapshots import Bools as Bools

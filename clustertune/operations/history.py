@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from clustertune import checks
 from clustertune.core import arguments, decoding, settings
-from clustertune.core.findings import Severity
 from clustertune.core.model import Finding, Snapshot
 from clustertune.core.report import Report
+from clustertune.core.results import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import ClustertuneError
 from clustertune.operations.journal import Journal

@@ -21,7 +21,7 @@ from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import NoWorkersError, RefusedError
 from clustertune.integrations import managers
-from clustertune.operations.procedure import operate
+from clustertune.operations.call import operate
 from clustertune.planner import machines
 
 #: what restarts need in addition to a snapshot

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustertune.core.findings import Literal
 from clustertune.core.model import (
     CollectionInfo,
     Float64s,
@@ -34,6 +33,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.profiles import ByteRange, TrainingShare
+from clustertune.core.results import Literal
 from clustertune.core.wording import bytes_text, plural, variable
 from clustertune.planner import remedies
 from clustertune.planner.layouts import (

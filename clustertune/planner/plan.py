@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustertune.core.findings import critical, info
 from clustertune.core.model import (
     Action,
     CollectionInfo,
@@ -27,6 +26,7 @@ from clustertune.core.model import (
     Step,
     View,
 )
+from clustertune.core.results import critical, info
 from clustertune.core.wording import are, names_text, plural, workers_text
 from clustertune.planner import guards, layouts, remedies
 from clustertune.planner.chunking import even

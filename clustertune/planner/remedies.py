@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from clustertune.core.findings import ADDRESS, Literal, code
 from clustertune.core.model import (
     CollectionInfo,
     Layout,
@@ -15,6 +14,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.profiles import BOUNDS
+from clustertune.core.results import ADDRESS, Literal, code
 from clustertune.core.wording import names_text, variable
 from clustertune.planner.machines import by_host, host_memory
 

@@ -25,7 +25,7 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
-from clustertune.training import remote_fits
+from clustertune.training import remote_sums
 
 #: Bytes that a thread copies for a fit, as a multiple of all data: rows to train on,
 #: rows to score on, and conversions. Measured with joblib 1.6, cv=4 and one thread per
@@ -148,7 +148,7 @@ def joblib_backend(
     if problem is not None:
         raise CapacityError(problem)
     sharing = _tasks_per_machine(workers)
-    runner = ship.function(remote_fits.fit_runner(sharing, threads, nested))
+    runner = ship.function(remote_sums.fit_runner(sharing, threads, nested))
     backend = Backend(nbytes=nbytes, threads=sum(w.threads for w in workers))
 
     def count(fits: int) -> None:

@@ -40,7 +40,7 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
 from clustertune.remote.scheduler import replicas as copies
-from clustertune.training import remote_fits
+from clustertune.training import remote_sums
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy
 SEND_TIMEOUT = 15.0  # seconds in which a worker gets lost data again
@@ -53,7 +53,7 @@ logger = logging.getLogger("clustertune")
 
 
 class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Send batches of fits to the first replica, the ``remote_fits.fit_runner``.
+    """Send batches of fits to the first replica, the ``remote_sums.fit_runner``.
 
     The other replicas are the shared arrays. ``count_fits`` gets the number of fits of
     each finished batch.
@@ -157,7 +157,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         ends: list[tuple[str, str]] = []
         if self.client.status == "running":
             ends = await ship.on_scheduler(
-                self.client, remote_fits.ended_workers, keys=keys
+                self.client, remote_sums.ended_workers, keys=keys
             )
         allowed = dask.config.get("distributed.scheduler.allowed-failures")
         if isinstance(cause, KilledWorker) or len(ends) > allowed:
@@ -229,12 +229,12 @@ def limited_threads(
     name, addresses = uuid4().hex, list(sharing)
     limits = {"name": name, "tasks_per_machine": sharing, "threads": threads}
     try:
-        _on_workers(client, remote_fits.limit_threads, addresses, **limits)
+        _on_workers(client, remote_sums.limit_threads, addresses, **limits)
         yield
     finally:
         if client.status == "running":
             left = [a for a in addresses if a in client.nthreads()]
-            _on_workers(client, remote_fits.restore_threads, left, name=name)
+            _on_workers(client, remote_sums.restore_threads, left, name=name)
 
 
 def _on_workers(

@@ -12,10 +12,10 @@ from clustertune import checks
 from clustertune.actions import release, restart, scale
 from clustertune.core.model import Severity, View, WorkerSize
 from clustertune.errors import ClustertuneError
-from clustertune.operations import procedure
+from clustertune.operations import call
+from clustertune.operations.call import Procedure
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
-from clustertune.operations.procedure import Procedure
 from clustertune.planner import layouts
 from clustertune.planner import plan as planner
 from clustertune.planner.layouts import is_copied
@@ -92,13 +92,13 @@ async def _operate(case: Case, cluster: FaultyCluster, journal: Journal) -> str:
     port: Any = cluster
     view = journal.continued(await port.look(lambda *_: None))
     journal.add(view, checks.run(view, checks.configured()))
-    plan = procedure._plan(order, journal, order.steps)
+    plan = call._plan(order, journal, order.steps)
     if case.dry_run:
         return "planned"
     if plan.refused:
         return "refused"
-    await procedure._act(plan, port, journal, lambda *_: None)
-    return procedure._status(journal, case.dry_run)
+    await call._act(plan, port, journal, lambda *_: None)
+    return call._status(journal, case.dry_run)
 
 
 def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:

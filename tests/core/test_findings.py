@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clustertune.core.findings import Finding, Severity, code, warning
+from clustertune.core.results import Finding, Severity, code, warning
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from distributed import Client
 
 import clustertune
 from clustertune.monitor.connection import sync
-from clustertune.remote.scheduler import replicas
-from clustertune.training.joblib_parallel import replicated
+from clustertune.remote.scheduler import bindings
+from clustertune.training.joblib_fits import replicated
 from tests.in_process import gen_cluster
 from tests.processes import soon, until
 
@@ -190,7 +190,7 @@ def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
     """^C does not skip the request to stop keeping them."""
     kept = replicated(client, "some", [], 30)
     kept.__enter__()
-    plugin = client.cluster.scheduler.plugins[replicas.NAME]
+    plugin = client.cluster.scheduler.plugins[bindings.NAME]
     assert plugin.any()
     interrupted(monkeypatch, client, lambda: kept.__exit__(None, None, None))
     until(lambda: not plugin.any())

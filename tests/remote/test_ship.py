@@ -19,7 +19,7 @@ from clustertune.dashboard import mount
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import plugin
 from clustertune.remote.worker import content, probe
-from clustertune.training import remote_fits, remote_sums
+from clustertune.training import remote_sums
 from tests.in_process import gen_cluster
 from tests.processes import blocking
 
@@ -107,7 +107,7 @@ def test_only_code_of_clustertune_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ship, "_codes", {})
     ship.function(lambda: 1)
     ship.function(partial(content.each, content.runs))
-    ship.function(remote_fits.fit_runner({}, 1, True))
+    ship.function(remote_sums.fit_runner({}, 1, True))
     assert ship._codes == {}
     ship.function(probe.worker_facts)
     assert list(ship._codes) == [probe.worker_facts]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from time import monotonic, time
 from typing import Any
 
-from clustertune.remote.scheduler.runs import TRAINING
+from clustertune.remote.scheduler.lease import TRAINING
 from clustertune.remote.scheduler.state import id_of, is_parking
 
 #: beginnings of keys of tasks in which a library trains, or prepares its training.

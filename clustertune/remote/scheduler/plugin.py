@@ -23,8 +23,7 @@ from clustertune.remote.keys import (
     in_turns,
 )
 from clustertune.remote.scheduler import survey
-from clustertune.remote.scheduler.bindings import Bindings
-from clustertune.remote.scheduler.changes import WorkerChanges
+from clustertune.remote.scheduler.bindings import Bindings, PreparedKeys
 from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.fits import Fits
 from clustertune.remote.scheduler.jobs import Jobs
@@ -33,7 +32,11 @@ from clustertune.remote.scheduler.lease import (
     Lease,
     LeaseEndedError,
     Owners,
+    Runs,
     has_closed,
+    measured,
+    settled,
+    watch_runs,
 )
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
@@ -41,12 +44,10 @@ from clustertune.remote.scheduler.release import (
     holdings,
     release,
 )
-from clustertune.remote.scheduler.replicas import PreparedKeys
 from clustertune.remote.scheduler.restart import WorkerRestart
-from clustertune.remote.scheduler.runs import Runs, measured, settled, watch_runs
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.state import is_parking, worker_id
-from clustertune.remote.scheduler.telemetry import Metrics, audit
+from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
 PROTOCOL = 23  # of requests and answers; clients of another protocol are refused

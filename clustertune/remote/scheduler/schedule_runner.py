@@ -18,8 +18,7 @@ from uuid import uuid4
 
 from clustertune.core import rules
 from clustertune.core.wording import plural
-from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
-from clustertune.remote.scheduler.runs import growth
+from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule
 from clustertune.remote.scheduler.schedule_report import report
 from clustertune.remote.scheduler.state import (

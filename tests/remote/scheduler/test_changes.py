@@ -12,7 +12,7 @@ from distributed import Client, Nanny, Worker, wait
 import clustertune
 from clustertune.monitor import monitor
 from clustertune.remote.keys import pack
-from clustertune.remote.scheduler.changes import MAX_READS
+from clustertune.remote.scheduler.telemetry import MAX_READS
 from tests.in_process import gen_cluster
 from tests.processes import soon
 

@@ -7,7 +7,7 @@ from distributed.active_memory_manager import ReduceReplicas
 from distributed.utils_test import inc
 
 from clustertune.remote import ship
-from clustertune.remote.scheduler import replicas
+from clustertune.remote.scheduler import bindings
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -29,16 +29,16 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
     kept_on, other = [await everywhere(c, s, key) for key in ("kept", "other")]
     manager = s.extensions["amm"]
     before = set(manager.policies)
-    await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
-    await ship.on_scheduler(c, replicas.keep, name="2", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, bindings.keep, name="1", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, bindings.keep, name="2", owner=c.id, prefix="ke")
     for _ in range(2):
         manager.run_once()
         await soon(lambda: len(s.tasks["other"].who_has) == 1)
         assert len(s.tasks["kept"].who_has) == 2
-        await ship.on_scheduler(c, replicas.stop_keeping, name="1")
-    await ship.on_scheduler(c, replicas.stop_keeping, name="2")
+        await ship.on_scheduler(c, bindings.stop_keeping, name="1")
+    await ship.on_scheduler(c, bindings.stop_keeping, name="2")
     assert set(manager.policies) == before
-    assert replicas.NAME not in s.plugins
+    assert bindings.NAME not in s.plugins
     manager.run_once()
     await soon(lambda: len(s.tasks["kept"].who_has) == 1)
 
@@ -46,9 +46,9 @@ async def test_named_copies_are_kept(c: Any, s: Any, a: Any, b: Any) -> None:
 @gen_cluster(client=True, config=STILL)
 async def test_it_ends_with_its_client(c: Any, s: Any, a: Any, b: Any) -> None:
     async with Client(s.address, asynchronous=True) as other:
-        await ship.on_scheduler(c, replicas.keep, name="1", owner=other.id, prefix="ke")
-        assert replicas.NAME in s.plugins
-    await soon(lambda: replicas.NAME not in s.plugins)
+        await ship.on_scheduler(c, bindings.keep, name="1", owner=other.id, prefix="ke")
+        assert bindings.NAME in s.plugins
+    await soon(lambda: bindings.NAME not in s.plugins)
     assert {type(p) for p in s.extensions["amm"].policies} == {ReduceReplicas}
 
 
@@ -74,7 +74,7 @@ async def one_left(s: Any, *names: str) -> None:
 async def test_a_prepared_key_keeps_its_place(c: Any, s: Any, a: Any, b: Any) -> None:
     """Surplus replicas are dropped on other workers, fuller or not."""
     futures = [await everywhere(c, s, name) for name in ("on-a", "on-b", "other")]
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("on-a", a.address)
     prepared.put("on-b", b.address)
     prepared.begin()
@@ -92,7 +92,7 @@ async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) ->
     future = await everywhere(c, s, "x")
     manager = s.extensions["amm"]
     before = set(manager.policies)
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("x", a.address)
     prepared.put("unknown", a.address)
     prepared.begin()
@@ -107,7 +107,7 @@ async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) ->
 @gen_cluster(client=True, config=STILL)
 async def test_a_later_place_counts(c: Any, s: Any, a: Any, b: Any) -> None:
     future = await everywhere(c, s, "x")
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("x", a.address)
     prepared.put("x", b.address)
     prepared.begin()
@@ -122,7 +122,7 @@ async def test_a_worker_that_leaves_gives_its_keys_away(
     """Retiring a worker moves prepared keys too, and leaves no surplus replica."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await wait(future)
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("x", a.address)
     prepared.begin()
     s.extensions["amm"].start()
@@ -140,7 +140,7 @@ async def test_dask_rebalances_prepared_keys(
     """``rebalance`` drops replicas without the policy, after its copy."""
     future = c.submit(inc, 1, key="x", workers=[a.address])
     await c.replicate([future], workers=[a.address, b.address])
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("x", a.address)
     prepared.begin()
     manager = s.extensions["amm"]
@@ -158,16 +158,16 @@ async def test_dask_rebalances_prepared_keys(
 async def test_kept_copies_of_prepared_keys(c: Any, s: Any, a: Any, b: Any) -> None:
     """A block that keeps all replicas and one that keeps placement coexist."""
     future = await everywhere(c, s, "kept")
-    prepared = replicas.PreparedKeys(s)
+    prepared = bindings.PreparedKeys(s)
     prepared.put("kept", a.address)
     prepared.begin()
-    await ship.on_scheduler(c, replicas.keep, name="1", owner=c.id, prefix="ke")
+    await ship.on_scheduler(c, bindings.keep, name="1", owner=c.id, prefix="ke")
     prepared.begin()
     manager = s.extensions["amm"]
     manager.run_once()
     await c.run(lambda: None)
     assert len(holders(s, "kept")) == 2
-    await ship.on_scheduler(c, replicas.stop_keeping, name="1")
+    await ship.on_scheduler(c, bindings.stop_keeping, name="1")
     await one_left(s, "kept")
     assert holders(s, future.key) == {a.address}
     assert len(manager.policies) == 1

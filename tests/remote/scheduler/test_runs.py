@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from clustertune.checks.memory import memory_growth
 from clustertune.monitor import inquiry, monitor
-from clustertune.remote.scheduler import runs as module
-from clustertune.remote.scheduler.lease import Holds, Owners
-from clustertune.remote.scheduler.runs import (
+from clustertune.remote.scheduler import lease
+from clustertune.remote.scheduler.lease import (
     GAP,
     MAX_RUNS,
+    Holds,
+    Owners,
     Runs,
     SampledMemory,
     growth,
@@ -58,7 +59,7 @@ def test_what_a_run_leaves_is_seen_in_the_gap():
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
 async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
     """A failed look is logged, and observation continues."""
-    monkeypatch.setattr(module, "TICK", 0.01)
+    monkeypatch.setattr(lease, "TICK", 0.01)
     told = []
 
     class Odd(Runs):
@@ -68,7 +69,7 @@ async def test_a_failure_is_a_gap_and_not_the_end(c, s, a, monkeypatch):
                 raise ZeroDivisionError
 
     with captured_logger("distributed.clustertune") as log:
-        task = asyncio.ensure_future(module.watch_runs(s, Odd(), Holds(Owners(s))))
+        task = asyncio.ensure_future(lease.watch_runs(s, Odd(), Holds(Owners(s))))
         await soon(lambda: len(told) > 2)
         task.cancel()
     assert "ZeroDivisionError" in log.getvalue()
