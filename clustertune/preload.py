@@ -44,7 +44,7 @@ from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.remote.scheduler.plugin import NAME, install
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.telemetry import audit_logger
-from clustertune.remote.versions import own_release
+from clustertune.remote.ship import own_release
 
 logger = logging.getLogger("distributed.clustertune")
 

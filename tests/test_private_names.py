@@ -1,6 +1,6 @@
 """Private names of Dask that the package needs, and the modules that use each.
 
-The scheduler plugin checks its names at installation (``remote/versions.py``). Here the
+The scheduler plugin checks its names at installation (``remote/ship.py``). Here the
 tables are compared with live objects and with the code. ``docs/design.md`` names the
 tests of what the names do.
 """
@@ -22,7 +22,7 @@ from distributed import LocalCluster, Nanny, active_memory_manager, wait
 from distributed.deploy.spec import SpecCluster
 
 import clustertune
-from clustertune.remote.versions import REQUIRED
+from clustertune.remote.ship import REQUIRED
 from tests.in_process import gen_cluster
 
 PACKAGE = Path(clustertune.__path__[0])

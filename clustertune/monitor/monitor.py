@@ -45,7 +45,7 @@ from clustertune.errors import (
 from clustertune.integrations import managers
 from clustertune.monitor import connection, counting
 from clustertune.planner import machines
-from clustertune.remote import keys, ship, versions
+from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import plugin
 from clustertune.remote.scheduler import state as scheduler_state
 from clustertune.remote.worker import probe
@@ -173,7 +173,7 @@ async def approve(client: Client, workers: Mapping[str, Mapping[str, Any]]) -> s
     ]
     if new or not (cached.approved or cached.silent or cached.objections):
         try:
-            sides = await versions.read(client, new)
+            sides = await ship.read_versions(client, new)
         except OSError as error:
             raise ConnectionLostError(connection.not_answering(error)) from error
         if objection := sides.scheduler_objection():
@@ -286,17 +286,15 @@ async def install_plugin(client: Client, identity: Mapping[str, Any]) -> None:
     try:
         found = await ship.on_scheduler(client, plugin.present)
         if found is None:
-            names = await ship.on_scheduler(client, versions.missing_names)
+            names = await ship.on_scheduler(client, ship.missing_names)
         if found is None and not names["missing"]:
             code = plugin.install
-            found = await ship.on_scheduler(
-                client, code, version=versions.own_release()
-            )
+            found = await ship.on_scheduler(client, code, version=ship.own_release())
     # the scheduler can raise any kind of error
     except Exception as error:
         raise _of_scheduler(client, error) from error
     if names["missing"]:
-        raise VersionMismatchError(versions.refusal(**names))
+        raise VersionMismatchError(ship.missing_names_text(**names))
     if found["protocol"] != plugin.PROTOCOL:
         raise VersionMismatchError(_other_release(**found))
 
@@ -314,7 +312,7 @@ def _other_release(protocol: int, version: str, *, preloaded: bool) -> str:
             "use that release here, or install this one where the scheduler starts "
             "with --preload clustertune.preload"
         )
-    here = f"{versions.own_release()} (protocol {plugin.PROTOCOL})"
+    here = f"{ship.own_release()} (protocol {plugin.PROTOCOL})"
     return (
         f"this scheduler has the plugin of clustertune {there}, and this process has "
         f"{here}, so nothing was done: {fix}"

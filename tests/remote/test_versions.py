@@ -12,8 +12,8 @@ from packaging.version import Version
 
 import clustertune
 from clustertune.errors import VersionMismatchError
-from clustertune.remote import versions
-from clustertune.remote.versions import Sides
+from clustertune.remote import ship
+from clustertune.remote.ship import Sides
 from tests.in_process import gen_cluster
 from tests.processes import cluster
 
@@ -62,14 +62,14 @@ def test_an_old_distributed() -> None:
     """A scheduler older than the plugin knows is refused with the oldest known."""
     text, _ = objections(GOOD | {"distributed": "2021.3.0"}, {})
     assert "2021.3.0" in text
-    assert ".".join(map(str, versions.OLDEST)) in text
+    assert ".".join(map(str, ship.OLDEST_DISTRIBUTED)) in text
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_versions_are_read_without_code(c, s, a, b):
     """Versions of all sides come from distributed's own handlers."""
     s.handlers["run_function"] = None  # would fail if it were used
-    sides = await versions.read(c, packages=["scikit-learn"])
+    sides = await ship.read_versions(c, packages=["scikit-learn"])
     assert set(sides.workers) == {a.address, b.address}
     assert sides.scheduler["distributed"] == sides.client["distributed"]
     assert "scikit-learn" in sides.client
@@ -86,7 +86,7 @@ async def test_a_silent_worker(c, s, a, b):
         await forever.wait()
 
     a.handlers["versions"] = hang
-    sides = await versions.read(c, timeout=3)
+    sides = await ship.read_versions(c, timeout=3)
     forever.set()
     assert sides.silent == (a.address,)
     assert set(sides.workers) == {b.address}
@@ -99,9 +99,9 @@ async def test_a_silent_worker(c, s, a, b):
 async def test_no_name_is_missing(s):
     """The installed release has all names, and is one of the tested ones."""
     version = distributed.__version__
-    assert versions.missing_names(s) == {"version": version, "missing": []}
-    oldest, newest = map(Version, versions.TESTED)
-    assert oldest.release[:2] == versions.OLDEST
+    assert ship.missing_names(s) == {"version": version, "missing": []}
+    oldest, newest = map(Version, ship.TESTED)
+    assert oldest.release[:2] == ship.OLDEST_DISTRIBUTED
     assert oldest <= Version(version) <= newest, "set versions.TESTED"
 
 
@@ -118,17 +118,19 @@ async def test_missing_names_are_found(s):
                 raise AttributeError(name)
             return getattr(self.thing, name)
 
-    assert versions.missing_names(Without(s, "unrunnable"))["missing"] == [
+    assert ship.missing_names(Without(s, "unrunnable"))["missing"] == [
         "Scheduler.unrunnable"
     ]
     s.extensions["publish"] = Without(s.extensions["publish"], "datasets")
     s.extensions["stealing"] = None  # switched off
-    assert versions.missing_names(s)["missing"] == ["publish extension.datasets"]
+    assert ship.missing_names(s)["missing"] == ["publish extension.datasets"]
 
 
 def test_the_message_is_short() -> None:
     """Versions and names come from another process."""
-    text = versions.refusal("2030.1.0\x1b[2J", [f"Scheduler.{n}" for n in "abcde"])
+    text = ship.missing_names_text(
+        "2030.1.0\x1b[2J", [f"Scheduler.{n}" for n in "abcde"]
+    )
     assert "\x1b" not in text
     assert "Scheduler.c and 2 more, which clustertune needs" in text
 
