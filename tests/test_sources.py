@@ -32,7 +32,7 @@ DANGEROUS = frozenset(
 JUSTIFIED = {
     ("__init__.py", "importlib.import_module"): "modules of the package, by a table",
     ("cli/__init__.py", "importlib.import_module"): "modules of commands, by a table",
-    ("operations/callbacks.py", "importlib.import_module"): "of the package itself",
+    ("operations/checkpoints.py", "importlib.import_module"): "of the package itself",
     ("integrations/libraries/lightgbm.py", "importlib.import_module"): "of a constant",
     ("collections/graphs.py", "pickle.loads"): "undoes a dumps of the same line",
     ("core/progress.py", "importlib.import_module"): "IPython, only in a notebook",

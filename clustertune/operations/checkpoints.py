@@ -1,4 +1,4 @@
-"""Checkpoints of a fit in a file or at a URL, so that a later session can continue.
+"""Checkpoints of a fit in a file or at a URL, and the callbacks that make them.
 
 The first line of a file is JSON that describes the fit, with the history; the bytes of
 the model follow, in the library's own format. Nothing in a file can run code.
@@ -6,6 +6,7 @@ the model follow, in the library's own format. Nothing in a file can run code.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,9 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
+from distributed import Client
 
 from clustertune.core.wording import printable
-from clustertune.integrations.libraries.workload import Checkpoint, last_step
+from clustertune.integrations.libraries.workload import (
+    Checkpoint,
+    Continuation,
+    last_step,
+)
+from clustertune.remote import ship
+from clustertune.remote.worker.rounds import Reports
 
 FORMAT = 1
 MAX_HEADER = 2**26  # bytes
@@ -108,3 +116,39 @@ def facts_of(model: Any, X: Any) -> dict[str, Any]:
         "columns": X.shape[1] if columns is None else [str(name) for name in columns],
         "parameters": params,
     }
+
+
+# --- callbacks that send checkpoints --------------------------------------------------
+
+
+class Callbacks:
+    """Makes the callbacks of one attempt.
+
+    Parameters
+    ----------
+    client
+        The client of the fit.
+    continuation
+        The library's; it names the module of its callbacks.
+    reports
+        The reports of rank 0.
+    """
+
+    def __init__(self, client: Client, continuation: Continuation, reports: Reports):
+        scheduler: Any = client.scheduler
+        # tasks in the same process get the objects themselves
+        self._sends = not scheduler.address.startswith("inproc")
+        name = f"clustertune.remote.worker.{continuation.callbacks}"
+        self._module: Any = importlib.import_module(name)
+        self._reports = reports
+
+    def rounds(self, history: Any) -> Any:
+        """Return the callback that reports rounds, and sends checkpoints."""
+        return self._sent(self._module.Rounds(self._reports, history))
+
+    def continued(self, inner: Any, *arguments: Any) -> Any:
+        """Return another callback, which gets the rounds of the whole training."""
+        return self._sent(self._module.Continued(inner, *arguments))
+
+    def _sent(self, callback: Any) -> Any:
+        return ship.function(callback) if self._sends else callback

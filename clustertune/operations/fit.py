@@ -37,8 +37,7 @@ from clustertune.integrations.libraries.workload import (
 )
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
-from clustertune.operations.callbacks import Callbacks
-from clustertune.operations.checkpoints import CheckpointFile, facts_of
+from clustertune.operations.checkpoints import Callbacks, CheckpointFile, facts_of
 from clustertune.operations.prepare import Options, prepare, prepare_data
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.surviving import FitWatch, Loss
