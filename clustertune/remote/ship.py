@@ -281,7 +281,7 @@ async def read_versions(
     more = list(packages)
     remote: Any = client.scheduler  # distributed has no types for its calls
     here = get_versions(packages=more)["packages"]
-    scheduler = (await remote.ship(packages=more))["packages"]
+    scheduler = (await remote.versions(packages=more))["packages"]
     if workers is None:
         workers = (await remote.identity(n_workers=-1))["workers"]
     asked = list(workers)

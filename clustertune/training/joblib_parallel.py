@@ -39,7 +39,7 @@ from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
-from clustertune.remote.scheduler import replicas as copies
+from clustertune.remote.scheduler import bindings as copies
 from clustertune.training import remote_sums
 
 LOAD_TIMEOUT = 30.0  # seconds in which a worker loads NumPy and SciPy

@@ -227,7 +227,7 @@ def test_an_object_that_is_no_check_is_left_out(monkeypatch, caplog):
         )
         for name, x in found.items()
     ]
-    monkeypatch.setattr(checks.plugins, "entry_points", lambda group: entries)
+    monkeypatch.setattr(checks.settings, "entry_points", lambda group: entries)
     known = checks.available.__wrapped__()
     assert set(known) == {"good", *NAMES}
     assert known["uneven_rows"] is checks.available()["uneven_rows"]

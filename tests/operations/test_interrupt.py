@@ -15,7 +15,7 @@ from distributed import Client
 import clustertune
 from clustertune.monitor.connection import sync
 from clustertune.remote.scheduler import bindings
-from clustertune.training.joblib_fits import replicated
+from clustertune.training.joblib_parallel import replicated
 from tests.in_process import gen_cluster
 from tests.processes import soon, until
 
