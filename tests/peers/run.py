@@ -155,13 +155,15 @@ class Peers:
     def _is_whole(self) -> bool:
         """Whether the cluster has all its workers, and tests use it.
 
-        A test may leave another client, which is then the default.
+        A test may leave another client, which is then the default, or close this one.
         """
         try:
             client = default_client()
         except ValueError:  # there is none
             return False
-        return client is self.client and self.workers == set(client.nthreads())
+        if client is not self.client or client.status != "running":
+            return False
+        return self.workers == set(client.nthreads())
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -194,6 +196,8 @@ class Peers:
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
         report = yield
         error = call.excinfo.value if call.excinfo else None
+        if "from pytest-timeout" in str(error):
+            self.workers.clear()  # its tasks may still run: the next test gets others
         if report.when == "call" and self.is_prepared:
             self._judge(report, _name(item), error)
         if report.when == "call" or (report.when == "setup" and not report.passed):

@@ -143,8 +143,21 @@ def test_changed_values_are_found(
         values.compare(given, handed)
         return
     with pytest.raises(values.ValuesChangedError) as raised:
-        values.compare(given, handed)
+        values.compare(given, handed, takes_arrays=True)
     assert str(raised.value).startswith(text)
+
+
+def test_frames_may_become_arrays_for_libraries_that_take_arrays(module: Any) -> None:
+    """The values stay the same; another library keeps its frames."""
+    values = module("values")
+    table = {"X": values.Values(frame(a=[1, 2], b=[3, 4]))}
+    array = {"X": values.Values(np.array([[1, 3], [2, 4]]))}
+    values.compare(table, array, takes_arrays=True)
+    with pytest.raises(values.ValuesChangedError, match="DataFrame before"):
+        values.compare(table, array)
+    other = {"X": values.Values(np.array([[1, 3], [2, 5]]))}
+    with pytest.raises(values.ValuesChangedError, match="X: "):
+        values.compare(table, other, takes_arrays=True)
 
 
 def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> None:

@@ -69,13 +69,20 @@ def _join(partitions: list[Any]) -> Any:
     return np.concatenate(partitions)
 
 
-def compare(before: Mapping[str, Values], after: Mapping[str, Values]) -> None:
+def compare(
+    before: Mapping[str, Values],
+    after: Mapping[str, Values],
+    *,
+    takes_arrays: bool = False,
+) -> None:
     """Compare every collection by its label.
 
     Parameters
     ----------
     before, after
         By label what was given to ``prepare`` and what goes to the fit.
+    takes_arrays
+        The library takes Arrays only, so ``prepare`` may convert frames.
 
     Raises
     ------
@@ -92,6 +99,8 @@ def compare(before: Mapping[str, Values], after: Mapping[str, Values]) -> None:
         expected, got = given.whole, after[label].whole
         if label.endswith("group"):  # LightGBM converts any type to an array
             expected, got = np.asarray(expected), np.asarray(got)
+        if takes_arrays and isinstance(got, np.ndarray):
+            expected = np.asarray(expected)
         problem = _difference(expected, got, copies="eval_set" in label)
         if problem:
             raise ValuesChangedError(f"{label}: {problem}")
