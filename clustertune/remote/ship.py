@@ -258,6 +258,8 @@ class Sides:
 
 # --- versions of all sides ------------------------------------------------------------
 
+TOGETHER = 3.0  # seconds for the answers of all workers to one request
+
 
 async def read_versions(
     client: Client,
@@ -285,9 +287,10 @@ async def read_versions(
     if workers is None:
         workers = (await remote.identity(n_workers=-1))["workers"]
     asked = list(workers)
-    found = await _ask(remote, asked, more, timeout) if asked else {}
+    # one silent worker delays the answers of all: then ask each alone
+    first = min(timeout, TOGETHER) if len(asked) > 1 else timeout
+    found = await _ask(remote, asked, more, first) if asked else {}
     if len(asked) > 1 and all(answer is None for answer in found.values()):
-        # one silent worker delays the answers of all: ask each alone
         each = await asyncio.gather(*(_ask(remote, [a], more, timeout) for a in asked))
         found = {a: answer for one in each for a, answer in one.items()}
     return Sides(

@@ -92,6 +92,23 @@ async def test_a_silent_worker(c, s, a, b):
     assert set(sides.workers) == {b.address}
 
 
+@pytest.mark.slow
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_check_with_a_silent_worker(c, s, a, b):
+    """A check of 20 s does not wait for it twice, and has what is known."""
+    forever = asyncio.Event()
+
+    async def hang(**kwargs: object) -> None:
+        await forever.wait()
+
+    a.handlers["versions"] = hang
+    try:
+        report = await clustertune.check(c, timeout="20 s")
+    finally:
+        forever.set()
+    assert {w.worker for w in report.workers} == {a.name, b.name}
+
+
 # --- private names of distributed -----------------------------------------------------
 
 
