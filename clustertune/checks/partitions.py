@@ -36,10 +36,10 @@ def misaligned_partitions(view: View) -> Iterator[Finding]:
     differ, XGBoost without ``hist`` and LightGBM can train on labels of other rows
     without an error. The check compares lazy data after loading.
 
-    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which cuts y and
-    companions where X is cut. By hand use ``y = y.rechunk({0: X.chunks[0]})`` for
-    arrays, or take X and y as columns of one DataFrame. If the numbers of rows differ,
-    find the step that changed the rows of only one collection.
+    Remedy: Run ``X, y = clustertune.prepare(client, X, y)``, which gives y
+    and companions the partitions of X. By hand use ``y = y.rechunk({0: X.chunks[0]})``
+    for arrays, or take X and y as columns of one DataFrame. If the numbers of rows
+    differ, find the step that changed the rows of only one collection.
     """
     for layout in view.layouts:
         known = [m for m in layout.collections if m.rows is not None]
@@ -92,9 +92,11 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
 
 
 def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
-    """Code that cuts the second collection where the first one is cut."""
+    """Code that gives the second collection the partitions of the first one."""
     if view.goal.cutting_action:
-        return remedies.cut(view, f", which cuts {b.label} where {a.label} is cut")
+        return remedies.cut(
+            view, f", which gives {b.label} the partitions of {a.label}"
+        )
     remedy = remedies.cut(view)
     if b.kind == "array":
         name, lengths = remedies.name_of(b.label), _lengths(a)

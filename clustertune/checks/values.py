@@ -42,7 +42,9 @@ def unreadable_values(view: View) -> Iterator[Finding]:
 
     ``deep=True`` reads all partitions. The checks of other collections still run.
 
-    Remedy: Correct the source of the partition, or leave it out of the data.
+    Remedy: Correct the source of the partition, or leave it out of the data. For CSV
+    files with numbers and texts in a column, give ``na_values=`` or ``dtype=`` to
+    ``dask.dataframe.read_csv``.
     """
     for layout in view.layouts:
         for collection in layout.collections:
@@ -52,7 +54,8 @@ def unreadable_values(view: View) -> Iterator[Finding]:
                     f"of its values are missing: {collection.unreadable}",
                     subject=(collection.label,),
                     remedy="Correct the source of this partition of "
-                    f"{variable(collection.label)}, and check again.",
+                    f"{variable(collection.label)}, or how it is read (for CSV files "
+                    "`dtype=` and `na_values=`), and check again.",
                 )
 
 

@@ -8,6 +8,7 @@ few numbers.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -217,7 +218,9 @@ def _note_failure(
     label: str, partition: int, error: Any, failures: dict[str, str] | None
 ) -> None:
     """Record why a partition could not be read, or raise it."""
-    text = printable(repr(error), longest=500)
+    # Dask's errors about types have tables
+    words = re.sub(r"\+[-+]+\+", "", f"{type(error).__name__}: {error}").split()
+    text = printable(" ".join(words), longest=700)
     if failures is None:
         raise IncompleteError(f"the data could not be read: {text}") from error
     failures[label] = f"partition {partition}: {text}"

@@ -53,6 +53,8 @@ table { border-collapse: collapse; width: 100% }
 th { text-align: left; font-weight: 600; color: var(--soft); white-space: nowrap }
 td, th { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line);
   vertical-align: top }
+@media (max-width: 600px) { td, th { padding-right: 6px; font-size: 12px }
+  th { white-space: normal; overflow-wrap: normal }}
 code { font: 13px ui-monospace, Menlo, Consolas, monospace; user-select: all }
 """
 

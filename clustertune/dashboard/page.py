@@ -77,9 +77,15 @@ OWN_TEMPLATE = (
     "{% block preamble %}<meta http-equiv='Content-Security-Policy' content=\""
     f'{POLICY}">{STYLE}{{% endblock %}}'
 )
-#: for Dask's dashboard, whose own pages are light only
+#: for Dask's dashboard, whose own pages are light only; its bar of links would cover
+#: the page if it has two lines
 DASK_TEMPLATE = (
-    '{% extends "simple.html" %}{% block extra_resources %}' + STYLE + "{% endblock %}"
+    '{% extends "simple.html" %}{% block extra_resources %}'
+    + STYLE
+    + """<style>
+  body { padding-top: 0 }
+  .navbar { position: sticky; margin: 0 -10px }
+</style>{% endblock %}"""
 )
 
 

@@ -16,7 +16,7 @@ from inspect import Parameter
 from time import monotonic
 from typing import Any
 
-from dask.base import unpack_collections
+from dask.base import annotate, unpack_collections
 from distributed import Client
 
 from clustertune.collections import inputs
@@ -233,8 +233,10 @@ class _Work:
         kwargs = {**self.fit_kwargs, **prepared.fit_kwargs}
         kwargs |= {f"{prefix}{name}": x for name, x in attempt.fit_kwargs.items()}
         former = assign(step, needed)
+        # Dask could give the tasks that pack partitions to idle workers of the host
+        own = None if prepared.n_threads is None else list(prepared.addresses)
         try:
-            with self.client.as_current():
+            with self.client.as_current(), annotate(**{"workers": own} if own else {}):
                 yield partial(self.model.fit, *data, **kwargs)
         finally:
             assign(step, former)

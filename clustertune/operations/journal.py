@@ -294,12 +294,15 @@ def _thresholds(worker: WorkerSnapshot) -> list[int | None]:
 
 
 def _layout(layout: Layout, view: View) -> dict[str, Any]:
+    some = view.trainers is not None or view.goal.workers is not None
     return {
         "label": layout.label,
         "names": list(layout.labels),
         "members": [keys.pack(m.keys) for m in layout.collections],
         "rows": layout.rows.tolist(),
         "alike": view.goal.workload.equal_shares,
+        # other workers need no rows; None: all workers train
+        "trainers": [w.id for w in view.eligible_workers] if some else None,
     }
 
 

@@ -236,19 +236,19 @@ def prepare(
     workers
         Names or addresses: place the data on these workers only.
     restart
-        False: only advise. ``"auto"``: if nothing runs, trim the workers that findings
-        about memory name, and restart those still above a threshold, now or after the
-        next run. True: all. With ``workers``, only these. See
+        False: restart none; findings advise it. ``"auto"``: if nothing runs, trim the
+        workers that use too much memory, and restart the ones that still do, or will do
+        after the next run. True: restart all. With ``workers``, only these. See
         :func:`clustertune.restart_workers`.
     merge_workers
         First replace the workers of each host by one with all their threads and
         memory, keeping their data; see :func:`clustertune.merge_workers`. Not with
         ``n_workers``.
     rechunk
-        True: cut and join partitions where their rows do not match each other or the
-        workers; y and companions are cut where X is. False: never, which is an error
-        where partitions do not match each other. A number: that many partitions of the
-        training data. With fewer partitions, rows or groups than workers, as many
+        True: cut and join partitions if their rows do not match each other or the
+        workers; y and companions get the partitions of X. False: never, which is an
+        error if partitions do not match each other. A number: that many partitions of
+        the training data. With fewer partitions, rows or groups than workers, as many
         workers train.
     release_inputs
         Release the old partitions of collections that are cut as soon as the new ones

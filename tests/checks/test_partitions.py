@@ -73,7 +73,8 @@ def test_other_boundaries_are_critical():
         "100 rows in X, 50 rows in y"
     )
     assert finding.remedy == (
-        "Run `X, y = clustertune.prepare(client, X, y)`, which cuts y where X is cut."
+        "Run `X, y = clustertune.prepare(client, X, y)`, which gives y the partitions "
+        "of X."
     )
     assert finding.evidence["same_total"] is True
 
@@ -151,10 +152,10 @@ def test_an_eval_set_is_compared_within_itself():
     evals = Layout(label="eval_set[0]", collections=tuple(collections))
     (finding,) = misaligned_partitions(view(layouts=[evals], rechunk=False))
     assert finding.remedy.endswith(
-        "`X_valid, y_valid = eval_set[0]; y_valid = "
+        "`X_valid, y_valid, *rest = eval_set[0]; y_valid = "
         "y_valid.compute_chunk_sizes().rechunk("
         "{0: X_valid.compute_chunk_sizes().chunks[0]}); "
-        "eval_set[0] = (X_valid, y_valid)`."
+        "eval_set[0] = (X_valid, y_valid, *rest)`."
     )
 
 
@@ -228,8 +229,9 @@ def test_blocks_of_columns_are_critical():
         "columns of a row in one partition"
     )
     assert finding.remedy == (
-        "Run `X_valid, *rest = eval_set[0]; X_valid = X_valid.rechunk({1: -1}); "
-        "eval_set[0] = (X_valid, *rest)`."
+        "Run `X_valid, y_valid, *rest = eval_set[0]; "
+        "X_valid = X_valid.rechunk({1: -1}); "
+        "eval_set[0] = (X_valid, y_valid, *rest)`."
     )
 
 

@@ -190,6 +190,9 @@ async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
         await tab.shows("Usable, but", "workers 1 and 2 hold no rows of training data")
         X, y = await clustertune.prepare(c, X, y)
         await tab.shows("9 partitions; evenly distributed", "prepare: Ready")
+        for width in (1600, 900, 480):  # the dashboard's links take two lines at 900
+            await tab.set(dark=False, width=width)
+            await laid_out(tab, width)
         await tab.set(dark=True, width=1920)
         await tab.picture(out / "after-dark.png")
         await x.close()

@@ -36,6 +36,7 @@ from distributed import (
     Scheduler,
     SpecCluster,
     futures_of,
+    get_worker,
     wait,
 )
 from sklearn.linear_model import SGDClassifier
@@ -206,6 +207,29 @@ def test_a_fit_leaves_the_data_in_place(local_cluster: Any) -> None:
     until(lambda: placed(client, X, y) == before)
     until(lambda: sum(map(len, client.has_what().values())) == 24)
     np.testing.assert_array_equal(client.gather(client.compute(X)), VALUES)
+
+
+def test_no_idle_worker_steals_partitions(local_cluster: Any) -> None:
+    """Only the worker that holds the data trains, although others of its host idle."""
+
+    class Noting(xgb.callback.TrainingCallback):
+        def before_training(self, model: Any) -> Any:
+            worker = get_worker()
+            worker.log_event("trained", worker.address)
+            return model
+
+    # tasks of unknown duration seem long, so idle workers take them at once
+    stealing = {"work-stealing-interval": "1ms", "unknown-task-duration": "60s"}
+    with dask.config.set(
+        {f"distributed.scheduler.{name}": x for name, x in stealing.items()}
+    ):
+        _, client = local_cluster(3)
+        X, y = client.persist([rows(VALUES, 20), rows(LABELS, 20)])
+        wait([X, y])
+        model = dxgb.DaskXGBRegressor(callbacks=[Noting()], **TREES)
+        fit(client, model, X, y)
+    assert "one worker of each host trained" in str(model.clustertune_report_)
+    assert len(client.get_events("trained")) == 1
 
 
 @pytest.mark.parametrize("metric", ["logloss", ["error", "logloss"]])

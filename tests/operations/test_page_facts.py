@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clustertune import checks
@@ -43,6 +45,14 @@ def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
         [("X", 0), ("X", 1)],
         [("y", 0), ("y", 1)],
     ]
+
+
+@pytest.mark.parametrize("some", [None, frozenset({1})])
+def test_workers_that_train(some) -> None:
+    """The page expects no rows on workers that do not train."""
+    seen = view([worker(0), worker(1)], [layout([5, 7], [1, 1])])
+    (told,) = journals.page_facts(replace(seen, trainers=some), [])["collections"]
+    assert told["trainers"] == (None if some is None else [1])
 
 
 def test_too_many_keys_are_not_sent(monkeypatch) -> None:

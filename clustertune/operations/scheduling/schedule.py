@@ -119,7 +119,7 @@ class Schedule:
     expires: float
     made: float = 0.0
     waits: Mapping[str, str] = field(default_factory=dict)
-    instants: tuple[float, ...] = ()
+    instants: tuple[float, ...] = field(default=(), repr=False)  # may be thousands
     if_needed: bool = False
     workers: tuple[str | int, ...] | None = None
     reason: str | None = None

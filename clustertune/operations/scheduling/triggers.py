@@ -34,7 +34,7 @@ def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, 
     if len(found) > MAX_TIMES:
         raise ValueError(
             f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
-            "fewer times, or a shorter expires"
+            'fewer times, or a shorter time such as expires="5 days"'
         )
     return tuple(found)
 

@@ -182,9 +182,14 @@ async def _count(
         held_partitions[home] += 1
     # other workers are former processes or parking workers
     parked = held_rows.total() - sum(held_rows[ws] for ws in workers)
-    alike = layout["alike"]
+    alike, trainers = layout["alike"], layout.get("trainers")
     claims = [
-        0 if ws.status.name != "running" else 1 if alike else ws.nthreads
+        0
+        if ws.status.name != "running"
+        or (trainers is not None and id_of(ws) not in trainers)
+        else 1
+        if alike
+        else ws.nthreads
         for ws in workers
     ]
     every, all_claims = sum(rows), max(1, sum(claims))

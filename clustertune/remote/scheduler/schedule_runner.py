@@ -433,11 +433,14 @@ class ScheduleRunner:
             for turn in turns
         ]
         failed = outcome in ("failed", "lost")
-        left = outcome != "done" or result["lost"]
+        # a fit that begins meanwhile is no failure: the rest waits for the next gap
+        waits = outcome == "interrupted" and not result["lost"]
+        left = (outcome != "done" and not waits) or result["lost"]
+        rest = "; the others wait for the next gap" if waits else ""
         done = plural(len(result["restarted"]), "worker")
         event = {
             "action": "restart",
-            "summary": f"restarted {done}" + ("; some are left" if left else ""),
+            "summary": f"restarted {done}" + ("; some are left" if left else rest),
             "status": "failed" if failed else "left" if left else "done",
             "schedule": schedule.name,
             "client": schedule.terms["owner"],
