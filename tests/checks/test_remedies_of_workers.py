@@ -1,0 +1,393 @@
+"""Remedies of checks of the cluster, run as they are printed: their findings are gone.
+
+A test has the name of its check.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+from click.testing import CliRunner
+from distributed import Client, Event, LocalCluster, wait
+
+import clustertune
+from clustertune import checks
+from clustertune.cli import main
+from clustertune.core.model import Severity
+from clustertune.remote.scheduler.state import PARKING_PREFIX
+from clustertune.remote.worker import park
+from tests.checks import test_remedies_of_data as of_data
+from tests.checks.applying import Situation, code
+from tests.checks.test_faults_seen import fill, have_children, leak
+from tests.processes import LOCAL, cluster, until, workers_of
+
+MIB = 2**20
+
+#: checks whose remedy no test can apply, and why
+NOT_APPLIED = {
+    "adaptive_scaling": "a hold keeps the workers, and the bounds stay: test_hold",
+    "blocked_event_loops": "the code of a user's task has to change",
+    "changed_partitions": "prepare keeps the number itself: test_dask_ml",
+    "daemonic_workers": "only workloads of other packages start processes",
+    "fit_memory": "it has several ways, whose effects are in test_forecast",
+    "no_rows": "the user has to correct the source of the data",
+    "software_versions": "it installs packages, or retires workers: test_foreign",
+    "unreadable_values": "the user has to correct the source of the data",
+    "unresponsive_workers": "the scheduler has to start with another setting",
+}
+
+
+def test_every_check_has_a_case() -> None:
+    """A new check needs a test that applies its remedy."""
+    own = {name.removeprefix("test_") for name in globals()}
+    cases = own | of_data.CASES.keys() | NOT_APPLIED.keys()
+    assert not checks.available().keys() - cases
+    assert not NOT_APPLIED.keys() & (own | of_data.CASES.keys())
+    assert NOT_APPLIED.keys() <= checks.available().keys()
+
+
+@contextmanager
+def settings(**values: Any) -> Iterator[None]:
+    """Set settings of checks: ``spill_space=dict(min_free_fraction=0)``."""
+    with dask.config.set({f"clustertune.checks.{k}": v for k, v in values.items()}):
+        yield
+
+
+def run_command(situation: Situation, name: str, line: int = 0) -> None:
+    """Run a command of a remedy in its own process, as a shell would."""
+    finding, *_ = situation.found(name)
+    address = situation.client.scheduler.address
+    words = shlex.split(code(finding.as_command(address).remedy)[line])
+    assert words.pop(0) == "clustertune"
+    result = CliRunner().invoke(main, [*words, "--yes"])
+    assert result.exit_code == 0, result.output
+
+
+# --- threads and size -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_command", [False, True])
+def test_thread_count(local_cluster: Any, as_command: bool) -> None:
+    """The call is for all workers of all hosts with too many threads."""
+    _, client = local_cluster(2, threads_per_worker=64)
+    situation = Situation(client)
+    run = partial(run_command, situation) if as_command else situation.apply
+    run("thread_count")
+    if os.cpu_count() < 2:  # as many workers as CPUs
+        run("thread_count")
+    assert not [f for f in situation.found("thread_count") if f.severity > 1]
+
+
+@pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
+def test_thread_pools(tmp_path: Path) -> None:
+    """New processes have smaller pools."""
+    n = os.cpu_count() * 5 // 4 + 1
+    with (
+        cluster(tmp_path, n, OPENBLAS_NUM_THREADS=str(os.cpu_count())) as file,
+        Client(scheduler_file=file) as client,
+    ):
+        client.wait_for_workers(n)
+        situation = Situation(client)
+        load = partial(client.run, np.dot, np.ones((9, 9)), np.ones((9, 9)))
+        load()
+        situation.apply("thread_pools")
+        load()
+        assert not situation.found("thread_pools")
+
+
+def test_heterogeneous_workers(local_cluster: Any) -> None:
+    """The larger worker becomes smaller."""
+    _, client = local_cluster(2)
+    clustertune.resize_workers(client, nthreads=2, workers=[1])
+    situation = Situation(client)
+    situation.apply("heterogeneous_workers")
+    assert not situation.found("heterogeneous_workers")
+
+
+def test_several_workers_per_host(local_cluster: Any) -> None:
+    """One worker remains."""
+    _, client = local_cluster(2)
+    situation = Situation(client, estimator="xgboost")
+    situation.apply("several_workers_per_host")
+    assert not situation.found("several_workers_per_host")
+
+
+@pytest.mark.parametrize("limit", ["100 TiB", 0])
+def test_memory_settings(local_cluster: Any, limit: Any) -> None:
+    """Workers get the memory of the host, or a limit at all."""
+    _, client = local_cluster(2, memory_limit=limit)
+    situation = Situation(client)
+    situation.apply("memory_settings")
+    assert not situation.found("memory_settings")
+
+
+def test_missing_workers(local_cluster: Any) -> None:
+    """The cluster has no worker, and gets one."""
+    local, client = local_cluster(0)
+    situation = Situation(client)
+    situation.apply("missing_workers")
+    client.wait_for_workers(1)
+    assert not situation.found("missing_workers")
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_command", [False, True])
+def test_unmanaged_memory(local_cluster: Any, as_command: bool) -> None:
+    """Memory that a worker still uses cannot be trimmed, so it restarts."""
+    _, client = local_cluster(2, memory_limit="1GiB")
+    first = next(iter(workers_of(client)))
+    situation = Situation(client)
+    with settings(unmanaged_memory={"max_fraction": 0.1}):
+        client.run(fill, fraction=0.55, workers=[first])
+        until(lambda: situation.found("unmanaged_memory"))
+        run = partial(run_command, situation) if as_command else situation.apply
+        run("unmanaged_memory", 0)
+        run("unmanaged_memory", 1)
+        assert not situation.found("unmanaged_memory")
+
+
+def test_paused_workers(local_cluster: Any) -> None:
+    """A worker that is full of unmanaged memory restarts."""
+    _, client = local_cluster(2, memory_limit="2GiB")
+    first = next(iter(workers_of(client)))
+    client.run(fill, fraction=0.87, workers=[first])
+    situation = Situation(client)
+    until(lambda: "unmanaged" in str(situation.found("paused_workers")))
+    situation.apply("paused_workers", 1)
+    assert not situation.found("paused_workers")
+
+
+def test_memory_pressure(local_cluster: Any) -> None:
+    """Other data is released."""
+    with dask.config.set({"distributed.worker.memory.target": 0.1}):
+        _, client = local_cluster(1, memory_limit="1GiB")
+    X = client.persist(da.ones((100, 2), chunks=50))
+    old = client.map(lambda i: np.full(20 * MIB, i, "u1"), range(8))
+    wait([X, old])
+    situation = Situation(client, {"X": X})
+    until(lambda: situation.found("memory_pressure"))
+    situation.apply("memory_pressure", 1)
+    until(lambda: not situation.found("memory_pressure"))
+
+
+def test_unrelated_keys(local_cluster: Any) -> None:
+    """Other data is released, and the given data stays."""
+    _, client = local_cluster(1)
+    X = client.persist(da.ones((100, 2), chunks=50))
+    old = client.submit(np.ones, 20 * MIB)
+    wait([X, old])
+    situation = Situation(client, {"X": X})
+    with settings(unrelated_keys={"info_fraction": 0.01}):
+        until(lambda: situation.found("unrelated_keys"))
+        situation.apply("unrelated_keys", 1)
+        until(lambda: not situation.found("unrelated_keys"))
+    assert X.sum().compute() == 200
+
+
+def test_overcounted_memory(local_cluster: Any) -> None:
+    """Copies of the slices have their own memory."""
+    _, client = local_cluster(1)
+    whole = client.submit(np.ones, (10, 4 * MIB // 8))
+    views = [client.submit(lambda x, i: x[i:], whole, i) for i in range(10)] * 2
+    wait(views)
+    situation = Situation(client)
+    with settings(overcounted_memory={"max_fraction": 0.02}):
+        until(lambda: situation.found("overcounted_memory"))
+        del whole, views
+        until(lambda: not situation.found("overcounted_memory"))
+
+
+def test_child_processes(local_cluster: Any) -> None:
+    """They end with their worker."""
+    _, client = local_cluster(1, memory_limit="400MiB")
+    client.run(have_children)
+    children = [x for p in client.run(children_of).values() for x in p]
+    situation = Situation(client)
+    until(lambda: situation.found("child_processes"))
+    situation.apply("child_processes")
+    assert not situation.found("child_processes")
+    until(lambda: not any(map(psutil.pid_exists, children)))
+
+
+def children_of() -> list[int]:
+    return [p.pid for p in psutil.Process().children()]
+
+
+def test_memory_growth(local_cluster: Any) -> None:
+    """A new process begins without the leaks of the former one."""
+    local, client = local_cluster(1, memory_limit="2GiB")
+    situation = Situation(client)
+    situation.found("memory_growth")
+    runs = local.scheduler.plugins["clustertune"].runs
+    runs.gap = 1.0
+    for i in range(1, 6):
+        client.submit(leak, 60 * MIB, pure=False).result()
+        until(lambda i=i: len(runs.kept) >= i)
+    situation.apply("memory_growth")
+    assert not situation.found("memory_growth")
+
+
+def test_spill_space(local_cluster: Any, tmp_path: Path) -> None:
+    """New workers spill to the disk."""
+    for folder in ("/dev/shm", str(tmp_path)):
+        _, client = local_cluster(1, local_directory=folder)
+        found = Situation(client).found("spill_space")
+        assert bool(found) is (folder != str(tmp_path)), found
+
+
+# --- tasks ----------------------------------------------------------------------------
+
+
+def until_open(now: bool) -> None:
+    if not now:
+        Event("open").wait()
+
+
+def test_stuck_tasks(local_cluster: Any) -> None:
+    """Its worker restarts, and the task runs again."""
+    _, client = local_cluster(1)
+    client.submit(until_open, True).result()
+    stuck = client.submit(until_open, False, pure=False)
+    situation = Situation(client)
+    with settings(stuck_tasks={"min_seconds": 0.01, "times": 0.01}):
+        until(lambda: situation.found("stuck_tasks"))
+        (pid,) = client.run(os.getpid).values()
+        situation.apply("stuck_tasks")
+    assert set(client.run(os.getpid).values()) != {pid}
+    Event("open").set()
+    assert stuck.result() is None
+    assert not situation.found("stuck_tasks")
+
+
+def test_abandoned_tasks(local_cluster: Any) -> None:
+    """The worker that runs them restarts."""
+    _, client = local_cluster(2)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        future = other.submit(until_open, False, pure=False)
+        until(lambda: any(client.processing().values()))
+        del future
+    situation = Situation(client)
+    with settings(abandoned_tasks={"min_seconds": 0.01}):
+        until(lambda: situation.found("abandoned_tasks"))
+        situation.apply("abandoned_tasks")
+        assert not situation.found("abandoned_tasks")
+
+
+def test_unrunnable_tasks(local_cluster: Any) -> None:
+    """The tasks are cancelled."""
+    _, client = local_cluster(1)
+    futures = [client.submit(sum, [1], workers=["nobody"], pure=False)]
+    situation = Situation(client, {"futures": futures})
+    until(lambda: situation.found("unrunnable_tasks"))
+    situation.apply("unrunnable_tasks")
+    until(lambda: not situation.found("unrunnable_tasks"))
+
+
+def test_data_from_client(local_cluster: Any, tmp_path: Path) -> None:
+    """Workers read the data from storage."""
+    _, client = local_cluster(1)
+    frame = pd.DataFrame({"a": np.zeros(3 * MIB)})
+    situation = Situation(client, {"X": dd.from_pandas(frame, npartitions=2)})
+    (finding,) = situation.found("data_from_client")
+    situation.names["path"] = str(tmp_path / "data")
+    frame.to_parquet(situation.names["path"])
+    line = code(finding.remedy)[0]
+    situation.names["X"] = eval(line, situation.names)
+    assert not situation.found("data_from_client")
+
+
+# --- workers --------------------------------------------------------------------------
+
+
+def test_no_nanny() -> None:
+    """A new cluster has nannies."""
+    options = LOCAL | {"n_workers": 1, "processes": False}
+    with LocalCluster(**options) as inside, Client(inside) as client:
+        situation = Situation(client)
+        (finding,) = situation.found("no_nanny")
+    names = {"LocalCluster": partial(LocalCluster, **options)}
+    with eval(code(finding.remedy)[0], names) as other, Client(other) as client:
+        assert not Situation(client).found("no_nanny")
+
+
+def test_worker_lifetime(local_cluster: Any) -> None:
+    """A longer lifetime is information."""
+    _, client = local_cluster(1, lifetime="10 minutes")
+    (finding,) = Situation(client).found("worker_lifetime")
+    assert finding.severity is Severity.warning
+    words = shlex.split(code(finding.remedy)[0])
+    lifetime = words[words.index("--lifetime") + 1]
+    _, client = local_cluster(1, lifetime=lifetime)
+    (finding,) = Situation(client).found("worker_lifetime")
+    assert finding.severity is Severity.info
+
+
+def test_unfinished_restarts(local_cluster: Any) -> None:
+    """The keys of a parking worker move to a running worker."""
+    _, client = local_cluster(1)
+    situation = Situation(client)
+    situation.found("unfinished_restarts")
+    client.run(
+        park.open_parking,
+        nanny=True,
+        workers=list(workers_of(client)),
+        name=f"{PARKING_PREFIX}test",
+        nbytes=0,
+        timeout=60,
+    )
+    until(lambda: situation.found("unfinished_restarts"))
+    situation.apply("unfinished_restarts")
+    assert not situation.found("unfinished_restarts")
+
+
+# --- the model ------------------------------------------------------------------------
+
+
+def test_missing_estimator(local_cluster: Any) -> None:
+    """The call with the model has no finding."""
+    _, client = local_cluster(1)
+    X, y = (da.zeros(shape, chunks=50) for shape in ((100, 2), 100))
+    p = clustertune.prepare(client, X, y, qid=da.zeros(100, chunks=50, dtype=int))
+    (finding,) = [f for f in p.report.left if f.check == "missing_estimator"]
+    names = {"X": p.X, "y": p.y, "qid": p.qid, "model": "lightgbm_rank"}
+    exec(code(finding.remedy)[0], Situation(client, names).names)
+    assert "missing_estimator" not in {
+        f.check for f in clustertune.last_report(client).left
+    }
+
+
+def test_eval_sets(local_cluster: Any) -> None:
+    """Each worker gets some rows, and the variable has the new eval set."""
+    _, client = local_cluster(2)
+    worker = next(iter(workers_of(client)))
+    X, y = (da.ones(shape, chunks=50) for shape in ((100, 2), 100))
+    valid = tuple(client.persist([X + 1, y + 1], workers=[worker]))
+    wait(valid)
+    names = {"X": X, "y": y, "eval_set": [valid]}
+    situation = Situation(client, names, estimator="xgboost")
+    situation.apply("eval_sets")
+    assert not situation.found("eval_sets")
+
+
+def test_large_partitions(local_cluster: Any) -> None:
+    """``prepare`` cuts them."""
+    _, client = local_cluster(2, memory_limit="1GiB")
+    X = da.ones((6 * MIB, 6), chunks=(6 * MIB, 6))  # 288 MiB
+    situation = Situation(client, {"X": X})
+    situation.apply("large_partitions")
+    assert not situation.found("large_partitions")
