@@ -291,7 +291,7 @@ def test_abandoned_tasks(local_cluster: Any) -> None:
 def test_unrunnable_tasks(local_cluster: Any) -> None:
     """The tasks are cancelled."""
     _, client = local_cluster(1)
-    futures = [client.submit(sum, [1], workers=["nobody"], pure=False)]
+    futures = [client.submit(sum, [1], workers=["misspelt"], pure=False)]
     situation = Situation(client, {"futures": futures})
     until(lambda: situation.found("unrunnable_tasks"))
     situation.apply("unrunnable_tasks")
