@@ -6,6 +6,7 @@ holds, trims and restarts all workers. A test that passes first must pass again.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,8 +171,10 @@ def play(seed: int, tests: Sequence[str] = (), n_tests: int = N_TESTS) -> Round:
         stress = Stress(cluster, seed, n_tests)
         options = ["-q", "--no-header", "--no-summary", f"--config-file={SETTINGS}"]
         pytest.main([*tests, *options, f"--rootdir={root}"], [stress])
+        gc.collect()  # futures in the frames of errors
         if not becomes_true(lambda: not cluster.watch.run_on_scheduler(_keys)):
-            stress.broken.append("the scheduler keeps keys")
+            left = cluster.watch.run_on_scheduler(_keys)
+            stress.broken.append(f"the scheduler keeps {left[:5]}")
     finally:
         cluster.close()
     if not stress.equal:
@@ -188,4 +191,5 @@ def play(seed: int, tests: Sequence[str] = (), n_tests: int = N_TESTS) -> Round:
 
 
 def _keys(dask_scheduler: Any) -> list[str]:
-    return [str(key) for key in dask_scheduler.tasks]
+    """Keys on the scheduler, and the clients that need them."""
+    return [f"{ts.key}: {ts.who_wants}" for ts in dask_scheduler.tasks.values()]
