@@ -174,10 +174,10 @@ def test_paused_workers(local_cluster: Any) -> None:
 
 def test_memory_pressure(local_cluster: Any) -> None:
     """Other data is released."""
-    with dask.config.set({"distributed.worker.memory.target": 0.1}):
+    with dask.config.set({"distributed.worker.memory.target": 0.3}):
         _, client = local_cluster(1, memory_limit="1GiB")
     X = client.persist(da.ones((100, 2), chunks=50))
-    old = client.map(lambda i: np.full(20 * MIB, i, "u1"), range(8))
+    old = client.map(lambda i: np.full(40 * MIB, i, "u1"), range(9))
     wait([X, old])
     situation = Situation(client, {"X": X})
     until(lambda: situation.found("memory_pressure"))
