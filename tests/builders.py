@@ -81,7 +81,6 @@ def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         pid=100,
-        daemon=True,
         child_count=0,
         child_memory=0,
         thread_pools=(ThreadPool(api="blas", library="libopenblas", threads=1),),

@@ -99,7 +99,6 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
     ),
     "The fit raises an error or hangs": (
         workers.software_versions,
-        workers.daemonic_workers,
         partitions.no_rows,
         partitions.column_chunks,
         values.non_numeric_columns,

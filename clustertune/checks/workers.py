@@ -349,31 +349,6 @@ def no_nanny(view: View) -> Iterator[Finding]:
         )
 
 
-def daemonic_workers(view: View) -> Iterator[Finding]:
-    """Find workers that cannot start the child processes which training needs.
-
-    Dask's nanny starts a worker as a daemonic process, which may not have children.
-    PyTorch's ``DataLoader(num_workers=2)`` or ``multiprocessing`` fails there
-    (distributed#2142). The check runs only if the workload starts processes.
-
-    Remedy: Set ``distributed.worker.daemon`` to false where the nannies are started,
-    before they start, or use ``DataLoader(num_workers=0)``.
-    """
-    if not view.goal.workload.starts_processes:
-        return
-    ids = tuple(w.id for w, d in details_of(view) if d.daemon)
-    if ids:
-        yield warning(
-            message=f"{workers_text(ids)} {are(ids)} daemonic and cannot start "
-            f"processes, as {view.goal.workload.title} does",
-            subject=ids,
-            evidence={"workers": len(ids)},
-            remedy="Use `DataLoader(num_workers=0)`. Or run "
-            '`dask.config.set({"distributed.worker.daemon": False})` where the workers '
-            "are started, before they start.",
-        )
-
-
 def heterogeneous_workers(view: View, *, tolerance: float = 0.05) -> Iterator[Finding]:
     """Find workers with different numbers of threads or memory per thread.
 

@@ -138,7 +138,6 @@ class Profile:
     #: its threads: "worker" (all threads of the worker), "pools" (thread pools of BLAS
     #: and OpenMP, as configured there); "": unknown
     threads: str = ""
-    starts_processes: bool = False  # whether it starts child processes of a worker
     #: reason why no layout helps it, with an alternative; "": prepare supports it
     refused: str = ""
     #: companions and "eval_set" that its fit takes besides X and y; None: any

@@ -97,7 +97,6 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
     names, pools = ("api", "library", "threads"), answer["pools"]
     return Details(
         pid=answer["pid"],
-        daemon=answer["daemon"],
         child_count=count,
         child_memory=memory,
         thread_pools=None if pools is None else _read_rows(ThreadPool, names, pools),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -126,6 +127,21 @@ def _client_of(step: Any, client: Client) -> Any:
         return getattr(step, "client", None)
 
 
+@contextmanager
+def _bound(prepared: Prepared) -> Iterator[None]:
+    """Bind tasks to the workers of the data if one worker of each host trains.
+
+    Dask could give the tasks that pack partitions to idle workers of the host.
+    """
+    if prepared.n_threads is None:
+        yield
+        return
+    with warnings.catch_warnings(), annotate(workers=list(prepared.addresses)):
+        # frames ignore it, and are in memory; the tasks that pack them do not
+        warnings.filterwarnings("ignore", "Dask annotations ", UserWarning)
+        yield
+
+
 # --- the fit --------------------------------------------------------------------------
 
 
@@ -233,10 +249,8 @@ class _Work:
         kwargs = {**self.fit_kwargs, **prepared.fit_kwargs}
         kwargs |= {f"{prefix}{name}": x for name, x in attempt.fit_kwargs.items()}
         former = assign(step, needed)
-        # Dask could give the tasks that pack partitions to idle workers of the host
-        own = None if prepared.n_threads is None else list(prepared.addresses)
         try:
-            with self.client.as_current(), annotate(**{"workers": own} if own else {}):
+            with self.client.as_current(), _bound(prepared):
                 yield partial(self.model.fit, *data, **kwargs)
         finally:
             assign(step, former)

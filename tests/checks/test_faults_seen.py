@@ -293,8 +293,8 @@ def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
     assert "lightgbm" in finding.message
 
 
-def test_adaptive_and_daemonic() -> None:
-    """An adaptive cluster, and workers that cannot fork for a torch DataLoader."""
+def test_adaptive() -> None:
+    """A cluster that may close workers during a fit."""
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,

@@ -11,6 +11,7 @@ from distributed import wait
 import clustertune
 from clustertune.checks import ERRORS
 from clustertune.checks.labels import (
+    class_labels,
     differing_index,
     missing_classes,
     query_groups,
@@ -152,6 +153,39 @@ def test_a_class_of_a_strange_name():
     """The name of a class comes from the data and may be any text."""
     (finding,) = find_missing_classes(["\x1b[2J", "b"], ["b"], needed=True)
     assert "\x1b" not in finding.message
+
+
+# --- class_labels ---------------------------------------------------------------------
+
+
+def find_class_labels(*partitions, numbered=True):
+    """Return findings for partitions with these labels."""
+    looked = [content.distinct(np.array([*p])) for p in partitions]
+    data = layout(
+        [len(p) for p in partitions],
+        [0] * len(partitions),
+        collections=("y",),
+        contents=Contents(partitions=tuple(looked)),
+    )
+    seen = view([], [data])
+    workload = replace(seen.goal.workload, numbered_classes=numbered)
+    return list(class_labels(replace(seen, goal=replace(seen.goal, workload=workload))))
+
+
+def test_silent_for_numbers_from_zero():
+    """A partition may have some of the classes; other libraries take any labels."""
+    assert find_class_labels([0, 1], [2, 2]) == []
+    assert find_class_labels([1, 2], numbered=False) == []
+    assert find_class_labels([0, 1], ["a", "b"]) == []  # texts are refused elsewhere
+
+
+@pytest.mark.parametrize("numbers", [([1, 2], [2, 1]), ([0, 1], [3, 3]), ([-1], [1])])
+def test_numbers_that_do_not_begin_at_zero_or_have_a_gap(numbers):
+    """The fit would fail, so the finding is critical."""
+    (finding,) = find_class_labels(*numbers)
+    assert finding.severity is Severity.critical
+    assert finding.subject == ("y",)
+    assert finding.evidence == {"labels": len({*numbers[0], *numbers[1]})}
 
 
 # --- unshuffled_rows ------------------------------------------------------------------

@@ -256,7 +256,6 @@ FAULTS = [
     ("no xgboost", "stock", profile(packages=("no-such",)), "software_versions", 3, 'PipInstall(["no-such"])'),
     ("worker gone", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="worker", names=("tcp://10.0.0.1:9",), tasks=3),)), "unrunnable_tasks", 3, "Submit them again"),
     ("no GPU", "stock", survey(unmet_restrictions=(UnmetRestriction(kind="resources", names=("GPU: 1",), tasks=3),)), "unrunnable_tasks", 2, "--resources"),
-    ("daemonic", "stock", profile(starts_processes=True), "daemonic_workers", 2, "worker.daemon"),
     ("much else", "after_a_fit", every(managed=8 * GIB, process=9 * GIB), "unrelated_keys", 1, "del"),
     ("scattered", "after_a_fit", collection("X", scattered=8), "data_from_client", 1, "read_parquet"),
     ("embedded", "after_a_fit", collection("X", embedded=GIB), "data_from_client", 1, "scatter"),

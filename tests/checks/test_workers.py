@@ -9,7 +9,6 @@ from distributed.core import Status
 import clustertune
 from clustertune.checks.workers import (
     adaptive_scaling,
-    daemonic_workers,
     heterogeneous_workers,
     missing_workers,
     no_nanny,
@@ -297,30 +296,6 @@ def test_without():
     (finding,) = no_nanny(view([worker(0), worker(1, nanny=None)]))
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
-
-
-# --- daemonic_workers -----------------------------------------------------------------
-
-
-def find_daemonic_workers(starts, daemon=True):
-    seen = view([worker(0, details=details(daemon=daemon)), worker(1)])
-    workload = replace(seen.goal.workload, starts_processes=starts)
-    return list(
-        daemonic_workers(replace(seen, goal=replace(seen.goal, workload=workload)))
-    )
-
-
-def test_silent_where_no_processes_are_needed():
-    """Stock workers are daemonic, but the workload starts no processes."""
-    assert find_daemonic_workers(False) == []
-    assert find_daemonic_workers(True, daemon=False) == []
-
-
-def test_processes_that_cannot_be_started():
-    """The finding comes before the fit fails."""
-    (finding,) = find_daemonic_workers(True)
-    assert finding.severity is Severity.warning
-    assert finding.subject == (0,)
 
 
 # --- heterogeneous_workers ------------------------------------------------------------

@@ -299,7 +299,6 @@ async def test_hostile_answers(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pid": 1,
-        "daemon": True,
         "children": [4, 2**50],
         "pools": None,
         "variables": {EVIL: EVIL},

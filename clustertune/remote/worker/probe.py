@@ -8,7 +8,6 @@ pools are those of the process, because a library may ignore the environment.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -242,7 +241,6 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
     children = [_resident(child) for child in process.children(recursive=True)]
     return {
         "pid": process.pid,
-        "daemon": multiprocessing.current_process().daemon,
         "children": [len(children), sum(children)],
         "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},

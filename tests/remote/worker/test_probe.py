@@ -186,7 +186,6 @@ async def test_of_this_process(c, s, a):
     assert isinstance(kind, str)
     assert 0 <= free <= total
     assert found["lifetime"] == [None, False]
-    assert found["daemon"] is False
 
 
 @gen_cluster(client=True, nthreads=ONE, worker_kwargs={"lifetime": "1 hour"})
@@ -247,7 +246,7 @@ def test_garbage(answer):
 
 
 def test_what_the_nanny_sets():
-    """In its own process the worker has pools of one thread, and is daemonic."""
+    """In its own process the worker has pools of one thread."""
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,
@@ -261,7 +260,6 @@ def test_what_the_nanny_sets():
             return await inquiry.with_details(client, snapshot)
 
         (worker,) = client.sync(ask).workers
-        assert worker.details.daemon
         assert worker.details.variables["OMP_NUM_THREADS"] == "1"
         assert worker.details.pid != os.getpid()
 
