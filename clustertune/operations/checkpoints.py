@@ -17,11 +17,8 @@ import fsspec
 from distributed import Client
 
 from clustertune.core.wording import printable
-from clustertune.integrations.libraries.workload import (
-    Checkpoint,
-    Continuation,
-    last_step,
-)
+from clustertune.integrations.libraries.continuing import Checkpoint, Continuation
+from clustertune.integrations.libraries.workload import last_step
 from clustertune.remote import ship
 from clustertune.remote.worker.rounds import Reports
 

@@ -28,14 +28,12 @@ from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError, IncompleteError, VerificationError
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.workload import (
+from clustertune.integrations.libraries.continuing import (
     Attempt,
     Checkpoint,
     Continuation,
-    assign,
-    last_step,
-    parameters,
 )
+from clustertune.integrations.libraries.workload import assign, last_step, parameters
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.checkpoints import Callbacks, CheckpointFile, facts_of

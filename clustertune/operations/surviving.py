@@ -26,7 +26,7 @@ from clustertune.core.report import Report
 from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError
-from clustertune.integrations.libraries.workload import Checkpoint
+from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.watch import Monitor
 from clustertune.operations.workers import restart_workers

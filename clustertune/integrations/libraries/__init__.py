@@ -25,9 +25,12 @@ from clustertune.integrations.libraries import (
     dask_ml,
     lightgbm,
     neural_networks,
+    prediction,
     xgboost,
 )
-from clustertune.integrations.libraries.workload import Continuation as Continuation
+from clustertune.integrations.libraries.continuing import (
+    Continuation as Continuation,
+)
 from clustertune.integrations.libraries.workload import FitInputs as FitInputs
 from clustertune.integrations.libraries.workload import Rows as Rows
 from clustertune.integrations.libraries.workload import (
@@ -68,6 +71,7 @@ OWN: tuple[Workload, ...] = (
     *dask_ml.WORKLOADS,
     *lightgbm.WORKLOADS,
     *neural_networks.WORKLOADS,
+    *prediction.WORKLOADS,
     *xgboost.WORKLOADS,
 )
 

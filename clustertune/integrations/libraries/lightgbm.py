@@ -9,12 +9,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
-from clustertune.integrations.libraries.fit_memory import pool_memory
-from clustertune.integrations.libraries.workload import (
+from clustertune.integrations.libraries.continuing import (
     Attempt,
     Callbacks,
     Checkpoint,
     Continuation,
+    rounds_before,
+)
+from clustertune.integrations.libraries.fit_memory import pool_memory
+from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
     given,
@@ -22,7 +25,6 @@ from clustertune.integrations.libraries.workload import (
     isa,
     parameters,
     parameters_of,
-    rounds_before,
 )
 
 BOOSTING = Profile(

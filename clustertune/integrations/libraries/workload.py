@@ -1,4 +1,4 @@
-"""Define workloads: what a training library needs, its fit, and how it continues.
+"""Define workloads: the needs of a training library and the arguments of its fit.
 
 An estimator is an instance or a class. A class has its default parameters. For a
 scikit-learn ``Pipeline`` the last step decides. Estimators are inspected by their
@@ -8,13 +8,14 @@ classes, without importing training libraries.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from os import PathLike
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from clustertune.core.profiles import Profile
+
+if TYPE_CHECKING:
+    from clustertune.integrations.libraries.continuing import Continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,100 +233,3 @@ _DASK_ML = {
     "LinearRegression": "dask_ml.linear_model.LinearRegression",
     "PoissonRegressor": "dask_ml.linear_model.PoissonRegression",
 }
-
-
-# --- continued trainings --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A model of the first rounds, and the scores of these rounds."""
-
-    rounds: int  # of the whole training
-    model: bytes = field(repr=False)
-    history: Any = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One attempt to train: what to set on the model, and to give to its ``fit``."""
-
-    attributes: Mapping[str, Any]  # set during the attempt only
-    fit_kwargs: Mapping[str, Any]
-
-
-class Callbacks(Protocol):
-    """Makes callbacks for the training tasks of one attempt."""
-
-    def rounds(self, history: Any) -> Any:
-        """Return the callback that reports rounds, and sends checkpoints."""
-
-    def continued(self, inner: Any, *arguments: Any) -> Any:
-        """Return another callback, which gets the rounds of the whole training."""
-
-
-class Continuation(ABC):
-    """How one library reports rounds, and continues from a checkpoint."""
-
-    #: the module in ``remote/worker`` with the callbacks of this library
-    callbacks: str
-
-    def refusal(self, model: Any) -> str:
-        """Return why a training of this model cannot be continued; or ""."""
-        return ""
-
-    @abstractmethod
-    def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
-        """Return the number of rounds after the training, with those before it."""
-
-    @abstractmethod
-    def attempt(
-        self,
-        model: Any,
-        fit_kwargs: Mapping[str, Any],
-        callbacks: Callbacks,
-        checkpoint: Checkpoint | None,
-    ) -> Attempt:
-        """Return one attempt, from the start or from a checkpoint."""
-
-    @abstractmethod
-    def finish(self, model: Any, checkpoint: Checkpoint) -> None:
-        """Give a model that was continued the history of its whole training."""
-
-    @abstractmethod
-    def difference(self, model: Any) -> str:
-        """Return why a continued model differs with the same placement; or ""."""
-
-
-History = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Scores by data set and metric, in the order of rounds."""
-
-
-def joined(before: History, after: History) -> dict[str, dict[str, list[Any]]]:
-    """Return the history of a training from its parts before and after a break."""
-    return {
-        data: {
-            metric: [*before.get(data, {}).get(metric, ()), *values]
-            for metric, values in metrics.items()
-        }
-        for data, metrics in after.items()
-    }
-
-
-def rounds_before(model: Any, load: Callable[..., Any]) -> int:
-    """Return the rounds of a model that the caller continues.
-
-    ``load`` is the library's class of boosters, which reads a file.
-    """
-    if model is None:
-        return 0
-    booster = model
-    if isinstance(model, str | PathLike):
-        booster = load(model_file=model)
-    elif hasattr(model, "get_booster"):
-        booster = model.get_booster()
-    elif hasattr(model, "booster_"):
-        booster = model.booster_
-    named = "num_boosted_rounds", "current_iteration"
-    count = next(getattr(booster, name) for name in named if hasattr(booster, name))
-    return int(count())

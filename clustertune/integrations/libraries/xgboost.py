@@ -11,21 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
-from clustertune.integrations.libraries.fit_memory import hist_memory
-from clustertune.integrations.libraries.workload import (
+from clustertune.integrations.libraries.continuing import (
     Attempt,
     Callbacks,
     Checkpoint,
     Continuation,
+    joined,
+    rounds_before,
+)
+from clustertune.integrations.libraries.fit_memory import hist_memory
+from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
     given,
     is_below_one,
     isa,
-    joined,
     parameter,
     parameters_of,
-    rounds_before,
 )
 
 HIST = Profile(

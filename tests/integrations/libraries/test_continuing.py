@@ -17,7 +17,8 @@ import xgboost
 
 from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
-from clustertune.integrations.libraries.workload import Checkpoint, assign, parameters
+from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.workload import assign, parameters
 from clustertune.remote.worker.rounds import Reports
 
 RANDOM = np.random.default_rng(0)
