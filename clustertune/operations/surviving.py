@@ -297,7 +297,7 @@ class FitWatch:
         return Loss(
             workers=tuple(lost),
             gone=frozenset({*gone, *(lost.keys() - set(here.values()))}),
-            emptied=frozenset(w for w, how in lost.items() if how != "leaving"),
+            emptied=frozenset(x["worker"] for x in state["lost"] if not x["announced"]),
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

@@ -43,7 +43,8 @@ from clustertune.operations.playbooks.reading import PlaybookError
 from clustertune.operations.scheduling import triggers
 
 CORPUS = Path(__file__).parents[1] / "corpus"
-SLOW = 2.0  # seconds of CPU for one input
+#: seconds of CPU for one input: nested YAML takes 1 s, and an endless loop more
+SLOW = 20.0
 MEMORY = 8 * 2**30  # address space of the process in bytes
 
 

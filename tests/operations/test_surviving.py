@@ -8,7 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import dask
@@ -236,15 +236,23 @@ def test_interrupted_while_it_resumes(local_cluster: Any) -> None:
     """After ^C all workers are free, the data is complete, and a fit can follow."""
     _, client = local_cluster(3)
     X, y = data(client)
-    watcher = Watcher(killer(client))
+    watcher, resumes = Watcher(killer(client)), Event()
 
     def progress(text: str, fraction: float | None) -> None:
         watcher(text, fraction)
         if text.endswith("the fit continues"):
-            signal.raise_signal(signal.SIGINT)
+            resumes.set()
 
+    def interrupt() -> None:
+        assert resumes.wait(200)
+        client.run_on_scheduler(lambda: None)  # the call of progress has returned
+        os.kill(os.getpid(), signal.SIGINT)
+
+    striker = Thread(target=interrupt)
+    striker.start()
     with pytest.raises(KeyboardInterrupt):
         fit(client, model("xgboost"), X, y, progress=progress, max_failures=1)
+    striker.join()
     assert watcher.action is None
     check_whole(client, X, y)
     fit(client, model("xgboost", n_estimators=5), X, y, progress=False)

@@ -190,7 +190,7 @@ def test_the_same_models_as_without_dask(
 
 def test_one_thread_is_a_cluster_too(local_cluster: Any) -> None:
     """In this case, joblib alone would run fits in the client."""
-    _, client = local_cluster(1, processes=False)
+    _, client = local_cluster(1, processes=False, memory_limit="8GiB")
     with joblib_backend(client) as backend:
         assert len(set(Parallel()(delayed(where)() for _ in range(2)))) == 1
     assert backend.fits == 2
@@ -361,7 +361,9 @@ def nested_tasks(client: Any) -> list[str]:
 @pytest.mark.slow
 def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
     """They stay in the thread of the fit, or become tasks."""
-    _, client = local_cluster(1, processes=False, threads_per_worker=2)
+    _, client = local_cluster(
+        1, processes=False, threads_per_worker=2, memory_limit="8GiB"
+    )
     with joblib_backend(client, inner_threads=1) as backend:
         ((here, jobs, all_there),) = Parallel()([delayed(inner)(0)])
     assert jobs == 1

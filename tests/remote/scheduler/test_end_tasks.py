@@ -73,7 +73,8 @@ def test_tasks_end_and_data_stays(direct: bool) -> None:
             )
             for part, address in zip(c.compute([X.blocks[0], X.blocks[1]]), s.workers)
         ]  # fmt: skip
-        await soon(lambda: sum(bool(w.processing) for w in s.workers.values()) == 2)
+        keys = [task.key for task in tasks]
+        await soon(lambda: all(k in s.tasks and s.tasks[k].processing_on for k in keys))
         before = set((await c.run(os.getpid)).values())
         busy = [w.name for w in s.workers.values() if w.processing]
         assert len(busy) == 2
