@@ -47,9 +47,8 @@ library allocates, by its source: histograms (columns, bins, and nodes or leaves
 sketches and samples. It uses the model's `max_depth`, `max_leaves`, `max_bin`,
 `num_leaves` and `histogram_pool_size`. A tree may have fewer nodes, and freed memory
 may stay, so there is a least and a most. A report shows the middle if both are within
-15 %, else a dash, and the check `fit_memory` prints both. It shows a dash, too, if more
-than 15 % are of a library that a worker has not imported yet. On GPUs, and
-for eval sets, the multiple counts.
+15 %, else a dash, and the check `fit_memory` prints both. On GPUs, and for eval sets,
+the multiple counts.
 
 """
 

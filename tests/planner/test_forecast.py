@@ -108,17 +108,17 @@ def test_workers_still_to_be_started_are_expected() -> None:
 
 def test_peaks_are_of_the_data_where_it_lies() -> None:
     """Peaks are by worker; a worker without training data keeps its memory."""
-    profile = replace(TRIPLE, base_bytes=200)
+    profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200), small("b")]
     seen = view(some, [data(200)], workload=profile)
-    assert forecast.peaks(seen) == {0: 200 + 600, "b": 100}
+    assert forecast.peaks(seen) == {0: 175 + 600, "b": 100}
     assert forecast.peaks(view(some, [layout([1], None)])) == {}
     assert forecast.peaks(view(some)) == {}
     copies = replace(profile, eval_copies=True)
     sets = [data(200), data(10, "eval_set[0]")]
     some = [small(0, process=310, managed=210), small("b")]
     seen = view(some, sets, workload=copies)
-    assert forecast.peaks(seen) == {0: 200 + 600 + 30, "b": 100}
+    assert forecast.peaks(seen) == {0: 175 + 600 + 30, "b": 100}
 
 
 def test_the_memory_of_a_library_that_is_not_imported_is_unknown() -> None:
@@ -129,9 +129,9 @@ def test_the_memory_of_a_library_that_is_not_imported_is_unknown() -> None:
         some = [small(0, process=process)]
         return forecast.peaks(view(some, [data(nbytes)], workload=profile))
 
-    assert peaks(100, 10) == peaks(100, 200) == {}
-    assert peaks(100, 300) == {0: 250 + 900}
-    assert peaks(240, 10) == {0: 250 + 30}
+    assert peaks(100, 10) == {}
+    assert peaks(100, 200) == {0: 175 + 600}
+    assert peaks(240, 10) == {0: 245 + 30}
     assert peaks(300, 10) == {0: 300 + 30}
 
 
