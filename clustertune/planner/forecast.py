@@ -2,8 +2,8 @@
 
 The forecast for the process of a worker is the sum of
 
-- its unmanaged memory. Plans count at least ``Profile.base_bytes``, which a process
-  needs that has imported the library. A printed peak is between both;
+- its unmanaged memory, but at least ``Profile.base_bytes``, which a process needs that
+  has imported the library;
 - Dask's other keys, unless they are released before the fit;
 - a multiple of its share of the given data, or of all eval sets if the library copies
   them to all workers. For training data of libraries with ``Profile.fit_memory`` it is
@@ -203,11 +203,10 @@ def peaks(view: View) -> dict[str | int, int]:
         processed = np.minimum(held, _processed_bytes(layout, view))
         taken += of_all * held + of_partitions * processed
     trains = training > 0
+    base = np.maximum(unmanaged_bytes(view), profile.base_bytes * trains)
+    total = base + _other_keys(view) + taken + copied * trains
     least, most = np.zeros((2, n_workers)) if bounds is None else bounds
-    # a worker that has not imported the library yet has less than a process with it
-    unmanaged = unmanaged_bytes(view)
-    most = most + np.maximum(0, profile.base_bytes * trains - unmanaged)
-    total = unmanaged + _other_keys(view) + taken + copied * trains + (least + most) / 2
+    total += (least + most) / 2
     known = most - least <= 2 * UNCERTAIN * total
     workers = zip(view.now.workers, total.tolist(), known.tolist(), strict=True)
     return {w.id: round(nbytes) for w, nbytes, is_known in workers if is_known}

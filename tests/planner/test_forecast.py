@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,28 +110,14 @@ def test_peaks_are_of_the_data_where_it_lies() -> None:
     profile = replace(TRIPLE, base_bytes=250)
     some = [small(0, process=300, managed=200), small("b")]
     seen = view(some, [data(200)], workload=profile)
-    assert forecast.peaks(seen) == {0: 175 + 600, "b": 100}
+    assert forecast.peaks(seen) == {0: 250 + 600, "b": 100}
     assert forecast.peaks(view(some, [layout([1], None)])) == {}
     assert forecast.peaks(view(some)) == {}
     copies = replace(profile, eval_copies=True)
     sets = [data(200), data(10, "eval_set[0]")]
     some = [small(0, process=310, managed=210), small("b")]
     seen = view(some, sets, workload=copies)
-    assert forecast.peaks(seen) == {0: 175 + 600 + 30, "b": 100}
-
-
-def test_the_memory_of_a_library_that_is_not_imported_is_unknown() -> None:
-    """With little data it decides about the peak; an imported one is measured."""
-    profile = replace(TRIPLE, base_bytes=250)
-
-    def peaks(process: int, nbytes: int) -> dict[Any, int]:
-        some = [small(0, process=process)]
-        return forecast.peaks(view(some, [data(nbytes)], workload=profile))
-
-    assert peaks(100, 10) == {}
-    assert peaks(100, 200) == {0: 175 + 600}
-    assert peaks(240, 10) == {0: 245 + 30}
-    assert peaks(300, 10) == {0: 300 + 30}
+    assert forecast.peaks(seen) == {0: 250 + 600 + 30, "b": 100}
 
 
 def test_intermediate_results_are_of_partitions_in_work() -> None:
@@ -461,7 +446,6 @@ def test_what_xgboost_really_takes(local_cluster: Any, dtype: str) -> None:
     import xgboost.dask as dxgb
 
     _, client = local_cluster(2)
-    client.run(importlib.import_module, "xgboost.dask")
     rng = da.random.default_rng(1)
     rows = 240 * MIB // 50 // np.dtype(dtype).itemsize
     X = rng.random((rows, 50), chunks=(rows // 3 + 1, 50), dtype=dtype)
@@ -505,7 +489,6 @@ def wide(library: str) -> Any:
 def test_wide_data_takes_histograms(local_cluster: Any, library: str) -> None:
     """The data has 46 MiB; histograms have 120 to 240 MiB."""
     _, client = local_cluster(2)
-    client.run(importlib.import_module, f"{library}.dask")
     X = da.random.default_rng(1).random((6000, 1000), chunks=(1500, 1000))
     X, y = client.persist([X, X[:, :5].sum(axis=1)])
     wait([X, y])
