@@ -56,7 +56,7 @@ class Loss:
 
     workers: tuple[str | int, ...]
     gone: frozenset[str | int]  # ids and addresses of workers that leave or are gone
-    emptied: frozenset[str | int]  # ids of workers whose data left with their process
+    emptied: frozenset[str | int]  # ids of workers with keys that only they had
     reasons: tuple[str, ...]  # one for each worker
     round: int
     rounds: int | None
@@ -297,7 +297,11 @@ class FitWatch:
         return Loss(
             workers=tuple(lost),
             gone=frozenset({*gone, *(lost.keys() - set(here.values()))}),
-            emptied=frozenset(x["worker"] for x in state["lost"] if not x["announced"]),
+            emptied=frozenset(
+                e.worker.worker
+                for e in watched.events
+                if e.worker is not None and e.worker.computed
+            ),
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

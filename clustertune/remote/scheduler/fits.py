@@ -51,13 +51,8 @@ class Fit:
         """Record that a member has left, leaves, or does not answer."""
         before = self.lost.get(address)
         if before is None or before["how"] != how:
-            self.lost[address] = {
-                "worker": self.members.get(address, address),
-                "address": address,
-                "how": how,
-                # such a worker has given its data away
-                "announced": how == "leaving" or bool(before and before["announced"]),
-            }
+            known = {"worker": self.members.get(address, address), "address": address}
+            self.lost[address] = known | {"how": how}
             self.change()
 
     @property
