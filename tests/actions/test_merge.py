@@ -430,16 +430,16 @@ def _details(client: Client) -> list[dict[str, Any]]:
 
 def test_spilled_data_that_does_not_fit(local_cluster: Any) -> None:
     """It is refused before anything is changed."""
-    _, client = local_cluster(2, memory_limit="400 MiB")
+    _, client = local_cluster(2, memory_limit="600 MiB")
     big = [
-        client.submit(np.ones, 5_000_000, workers=[address], pure=False)
+        client.submit(np.ones, 2_500_000, workers=[address], pure=False)
         for address in workers_of(client)
-        for _ in range(12)
+        for _ in range(36)
     ]
     wait(big)
     with pytest.raises(RefusedError, match="the others have room for"):
         clustertune.merge_workers(client)
-    assert sizes(client) == [(1, 400 * 2**20)] * 2
+    assert sizes(client) == [(1, 600 * 2**20)] * 2
 
 
 def test_with_an_address_only(tmp_path: Any) -> None:

@@ -215,8 +215,9 @@ async def test_checks_while_it_is_there(c: Any, s: Any, nanny: Any) -> None:
     before = await clustertune.check(c, X)
     await park.open_parking(nanny, NAME, 0, 60)
     after = await clustertune.check(c, X)
-    known = {f.check for f in before.found} | {"blocked_event_loops"}  # may happen
+    known = {f.check for f in before.found}
     new = [f for f in after.found if f.check not in known or NAME in f.subject]
+    new = [f for f in new if f.check != "blocked_event_loops"]  # on a busy machine
     assert [f.check for f in new] == ["unfinished_restarts"], new
     await closed(s)
 
