@@ -301,7 +301,8 @@ class FitWatch:
                 e.worker.worker
                 for e in watched.events
                 if e.worker is not None and e.worker.computed
-            ),
+            )
+            | {w for w, how in lost.items() if how == "silent"},
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

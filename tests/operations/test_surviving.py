@@ -183,6 +183,41 @@ def test_a_fit_ends_with_one_error(local_cluster: Any, kind: str) -> None:
     fit(client, model(kind, n_estimators=5), X, y, progress=False)
 
 
+def has_fit(dask_scheduler: Any) -> bool:
+    plugin = dask_scheduler.plugins.get("clustertune")
+    return plugin is not None and bool(plugin.fits.running)
+
+
+def busy(dask_scheduler: Any) -> list[str]:
+    """Addresses of the workers that have tasks."""
+    return [a for a, ws in dask_scheduler.workers.items() if ws.processing]
+
+
+def test_a_worker_that_is_killed_while_it_packs(local_cluster: Any) -> None:
+    """One worker of the host trains; tasks that are bound to it do not wait for it."""
+    _, client = local_cluster(3)
+    X, y = data(client)
+    pids = client.run(os.getpid)
+    killed: list[str] = []
+
+    def strike() -> None:
+        with Client(client.scheduler.address, set_as_default=False) as watch:
+            until(lambda: watch.run_on_scheduler(has_fit))
+            for pid in pids.values():
+                os.kill(pid, signal.SIGSTOP)
+            killed.extend(until(lambda: watch.run_on_scheduler(busy)))
+            for address, pid in pids.items():
+                os.kill(pid, signal.SIGKILL if address in killed else signal.SIGCONT)
+
+    striker = Thread(target=strike)
+    striker.start()
+    with pytest.raises(IncompleteError, match=r"killed by signal 9.*before its first"):
+        fit(client, model("xgboost", n_jobs=None), X, y, progress=False)
+    striker.join()
+    assert len(killed) == 1
+    check_whole(client, X, y)
+
+
 def test_a_worker_that_retires(local_cluster: Any) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
     _, client = local_cluster(3)

@@ -183,12 +183,12 @@ class Fits:
         return [fit.progress() for fit in self.running.values() if fit.first]
 
     def _cancel(self, fit: Fit, reason: str) -> int:
-        """Cancel the training tasks that the owner wants; return their number.
+        """Cancel tasks of the fit that the owner wants; return their number.
 
         Dask's own ``cancel`` raises an error for dependents that no client wants, which
         ends the connection of the client.
         """
-        keys = list(self._wanted(fit.owner))
+        keys = list(self._wanted(fit))
         if keys:
             self.scheduler.client_releases_keys(keys=keys, client=fit.owner)
             message = {"op": "cancelled-keys", "keys": keys, "reason": "lost-worker"}
@@ -209,11 +209,17 @@ class Fits:
                 fit.wanted = True
                 fit.lose(address, "leaving")
 
-    def _wanted(self, owner: str) -> Iterator[str]:
-        """Keys of training tasks that a client wants and that have no result."""
-        client = self.scheduler.clients.get(owner)
+    def _wanted(self, fit: Fit) -> Iterator[str]:
+        """Keys of training tasks that the owner wants and that have no result.
+
+        Tasks that pack partitions may be bound to workers that are gone. They would
+        wait without an end, so they are among them.
+        """
+        client = self.scheduler.clients.get(fit.owner)
         for ts in () if client is None else client.wants_what:
-            if is_training(ts) and ts.state != "memory":
+            bound = ts.worker_restrictions or ()
+            stranded = bound and not ts.loose_restrictions and fit.lost.keys() >= bound
+            if ts.state != "memory" and (is_training(ts) or stranded):
                 yield ts.key
 
 
