@@ -136,32 +136,32 @@ def class_labels(view: View) -> Iterator[Finding]:
     for others, such as 1 and 2. LightGBM takes any labels. ``prepare`` reads the
     labels, and such a label stops it; ``check`` reads them with ``deep=True``.
 
-    Remedy: Number the classes: ``classes = sorted(y.unique().compute()); y =
-    y.astype(object).map({name: i for i, name in enumerate(classes)}, meta=(y.name,
+    Remedy: Number the classes: ``classes = sorted(y.dropna().unique().compute());
+    y = y.astype(object).map({name: i for i, name in enumerate(classes)}, meta=(y.name,
     "int64"))``. Then class ``i`` is ``classes[i]``. Number labels of eval sets with the
     same list.
     """
     if not view.goal.workload.numbered_classes:
         return
-    n_classes = None  # in the training data
-    for layout in view.layouts:
-        for collection in layout.collections:
-            found = _labels(collection)
-            if variable(collection.label) != "y" or found is None:
-                continue
-            training = layout is view.layouts[0]
-            n_classes = len(found) if training else n_classes
-            wrong = found - set(range(len(found) if n_classes is None else n_classes))
-            if wrong:
-                one = printable(repr(min(wrong, key=str)), longest=40)
-                title = view.goal.workload.title
-                yield critical(
-                    message=f"{collection.label} has the label {one}, but {title} "
-                    "takes the numbers from 0 as labels of classes, so the fit fails",
-                    subject=(collection.label,),
-                    evidence={"labels": len(found)},
-                    remedy=remedies.number_classes(collection, training=training),
-                )
+    labels = {
+        collection.label: (collection, found)
+        for collection in view.collections
+        if variable(collection.label) == "y"
+        and (found := _labels(collection)) is not None
+    }
+    if "y" not in labels:  # it is unknown which numbers an eval set may have
+        return
+    classes = set(range(len(labels["y"][1])))
+    for label, (collection, found) in labels.items():
+        if wrong := found - classes:
+            one = printable(repr(min(wrong, key=str)), longest=40)
+            yield critical(
+                message=f"{label} has the label {one}, but {view.goal.workload.title} "
+                "takes the numbers from 0 as labels of classes, so the fit fails",
+                subject=(label,),
+                evidence={"labels": len(found)},
+                remedy=remedies.number_classes(collection, training=label == "y"),
+            )
 
 
 def _labels(collection: CollectionInfo) -> set[Any] | None:

@@ -254,24 +254,16 @@ def _text_labels(collection: CollectionInfo, view: View) -> Iterator[Finding]:
     texts = sorted({text for p in partitions for text in p.get("texts", ())})
     if all(map(_is_number, texts)):
         return
-    name = remedies.name_of(collection.label)
-    if len(texts) > MAX_NAMES:
-        codes = "dict(zip(classes, range(len(classes))))"
-        line = f"classes = sorted({name}.dropna().unique().compute()); "
-    else:
-        numbers = ", ".join(f"{code(text)}: {i}" for i, text in enumerate(texts))
-        codes, line = f"{{{numbers}}}", ""
-    line += f'{name} = {name}.map({codes}, meta=({name}.name, "int64"))'
-    edited = remedies.edit([collection.label], line)
+    training = "." not in collection.label
     yield critical(
         message=f"{collection.label} has texts as labels "
         f"({names_text(texts, most=MAX_NAMES)}), which {view.goal.workload.title} "
         "refuses",
         subject=(collection.label,),
         evidence={"texts": len(texts)},
-        remedy=f"Make numbers of {name} before you load it."
+        remedy=f"Make numbers of {collection.label} before you load it."
         if collection.kind == "array"
-        else f"Run `{edited}`.",
+        else remedies.number_classes(collection, training=training),
     )
 
 

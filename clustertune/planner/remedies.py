@@ -344,7 +344,7 @@ def number_classes(collection: CollectionInfo, *, training: bool) -> str:
         numbered = f"{name}.map_blocks(lambda part: numpy.searchsorted(classes, part), "
         numbered += 'dtype="int64")'
     elif collection.kind == "series":
-        listed = f"sorted({name}.unique().compute())"
+        listed = f"sorted({name}.dropna().unique().compute())"
         numbers = "{name: i for i, name in enumerate(classes)}"
         numbered = f'{name}.astype(object).map({numbers}, meta=({name}.name, "int64"))'
     else:
