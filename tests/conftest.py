@@ -59,6 +59,14 @@ def pytest_configure() -> None:
     sys.modules["distributed.utils_test"].is_debugging = lambda: True
 
 
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    """Name a failed test at once: a run that is cut off never comes to its summary."""
+    if not report.failed:
+        return None
+    kind, letter = ("failed", "F") if report.when == "call" else ("error", "E")
+    return kind, f"\n{letter} {report.nodeid}\n", kind.upper()
+
+
 def pytest_collection_finish() -> None:
     """Freeze imported objects, so that the garbage collector skips them."""
     gc.freeze()

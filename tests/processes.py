@@ -127,6 +127,7 @@ def cluster(
     folder: Path,
     n_workers: int,
     python: str = sys.executable,
+    options: tuple[str, ...] = (),
     **environment: str,
 ) -> Iterator[str]:
     """Start ``dask scheduler`` and ``dask worker`` processes; yield the address."""
@@ -142,7 +143,7 @@ def cluster(
             *dask, "worker", "--scheduler-file", str(file), "--nworkers",
             str(n_workers), "--nthreads", "1", "--memory-limit", "1GiB",
             "--host", "127.0.0.1", "--no-dashboard",
-            "--local-directory", str(folder),
+            "--local-directory", str(folder), *options,
         )  # fmt: skip
         with process(*worker, **environment):
             yield str(file)

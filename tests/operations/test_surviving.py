@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -16,27 +16,47 @@ import dask.array as da
 import lightgbm as lgb
 import numpy as np
 import pytest
+import xgboost.callback
 import xgboost.dask as dxgb
-from distributed import Client, wait
+from distributed import Client, get_worker, wait
 from sklearn.metrics import log_loss
 
 import clustertune
 from clustertune.errors import IncompleteError
-from tests.processes import until, workers_of
+from tests.processes import cluster, until, workers_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
-    # XGBoost's tracker fails when it is collected after its workers were killed
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Collect trackers of failed fits before the next test."""
-    yield
-    gc.collect()
+@contextmanager
+def started(folder: Path) -> Iterator[Client]:
+    """Start workers ``w-0`` to ``w-2``, and a scheduler as a process.
+
+    XGBoost's tracker runs in the process of the scheduler, and ends it when a worker
+    dies while the workers connect.
+    """
+    with (
+        cluster(folder, 3, options=("--name", "w")) as file,
+        Client(scheduler_file=file) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: Any) -> Iterator[Client]:
+    """Its workers die in many tests, and come back."""
+    with started(tmp_path_factory.mktemp("cluster")) as client:
+        yield client
+
+
+@pytest.fixture
+def left(tmp_path_factory: Any) -> Iterator[Client]:
+    """Client of a cluster that a worker leaves."""
+    with started(tmp_path_factory.mktemp("cluster")) as client:
+        yield client
 
 
 ROWS, PARTITIONS = 3000, 6
@@ -62,6 +82,7 @@ def lazy(seed: int | None = 0) -> list[Any]:
 
 
 def data(client: Client, seed: int | None = 0) -> tuple[Any, Any]:
+    client.wait_for_workers(3)
     X, y = client.persist(lazy(seed))
     wait([X, y])
     return X, y
@@ -93,7 +114,7 @@ class Watcher:
 
 def pid_of(client: Client, name: int) -> int:
     known = client.scheduler_info(n_workers=-1)["workers"]
-    (address,) = (a for a, w in known.items() if w["name"] == name)
+    (address,) = (a for a, w in known.items() if w["name"] == f"w-{name}")
     (pid,) = client.run(os.getpid, workers=[address]).values()
     return int(pid)
 
@@ -140,11 +161,8 @@ def is_whole(rows: Any, labels: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_finishes_although_a_worker_is_killed(
-    local_cluster: Any, kind: str
-) -> None:
+def test_a_fit_finishes_although_a_worker_is_killed(client: Client, kind: str) -> None:
     """It continues from the last checkpoint, with the same rows on the same workers."""
-    _, client = local_cluster(3)
     X, y = data(client)
     whole = fit(client, model(kind), X, y, progress=False)
     watcher = Watcher(killer(client))
@@ -152,7 +170,7 @@ def test_a_fit_finishes_although_a_worker_is_killed(
     assert watcher.action is None
     assert len(trees(survived)) == len(trees(whole)) == 800
     notes = "\n".join(survived.clustertune_report_.notes)
-    assert "the fit lost worker 1: killed by signal 9 (SIGKILL)" in notes
+    assert "the fit lost worker w-1: killed by signal 9 (SIGKILL)" in notes
     assert re.search(
         r"resumed from round \d+ after \S+ \w+ on 3 workers; "
         r"2 partitions computed again; ident",
@@ -169,15 +187,14 @@ def test_a_fit_finishes_although_a_worker_is_killed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_ends_with_one_error(local_cluster: Any, kind: str) -> None:
+def test_a_fit_ends_with_one_error(client: Client, kind: str) -> None:
     """The error has the worker, the reason, the round and a fix; workers are free."""
-    _, client = local_cluster(3)
     X, y = data(client)
     watcher = Watcher(killer(client, 0))
     with pytest.raises(IncompleteError) as error:
         fit(client, model(kind), X, y, progress=watcher)
     text = str(error.value)
-    assert "the fit lost worker 0: killed by signal 9 (SIGKILL) (at round " in text
+    assert "the fit lost worker w-0: killed by signal 9 (SIGKILL) (at round " in text
     assert "max_failures=" in text
     check_whole(client, X, y)
     fit(client, model(kind, n_estimators=5), X, y, progress=False)
@@ -193,9 +210,8 @@ def busy(dask_scheduler: Any) -> list[str]:
     return [a for a, ws in dask_scheduler.workers.items() if ws.processing]
 
 
-def test_a_worker_that_is_killed_while_it_packs(local_cluster: Any) -> None:
+def test_a_worker_that_is_killed_while_it_packs(client: Client) -> None:
     """One worker of the host trains; tasks that are bound to it do not wait for it."""
-    _, client = local_cluster(3)
     X, y = data(client)
     pids = client.run(os.getpid)
     killed: list[str] = []
@@ -218,21 +234,20 @@ def test_a_worker_that_is_killed_while_it_packs(local_cluster: Any) -> None:
     check_whole(client, X, y)
 
 
-def test_a_worker_that_retires(local_cluster: Any) -> None:
+def test_a_worker_that_retires(left: Client) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
-    _, client = local_cluster(3)
-    X, y = data(client)
+    X, y = data(left)
     threads: list[Thread] = []
 
-    address = next(iter(workers_of(client)))
+    address = next(iter(workers_of(left)))
 
     def retire() -> None:
-        work = Thread(target=client.retire_workers, args=([address],))
+        work = Thread(target=left.retire_workers, args=([address],))
         threads.append(work)
         work.start()
 
     survived = fit(
-        client, model("xgboost"), X, y, progress=Watcher(retire), max_failures=1
+        left, model("xgboost"), X, y, progress=Watcher(retire), max_failures=1
     )
     threads[0].join()
     assert len(trees(survived)) == 800
@@ -240,22 +255,21 @@ def test_a_worker_that_retires(local_cluster: Any) -> None:
     assert re.search(r"resumed from round \d+ after \S+ \w+ on 2 workers", notes)
     assert "computed again" not in notes  # the worker gave its partitions away
     assert "rows are on other workers" in notes
-    until(lambda: len(workers_of(client)) == 2)  # without parking workers
+    until(lambda: len(workers_of(left)) == 2)  # without parking workers
 
 
-def test_named_workers_that_do_not_return(local_cluster: Any) -> None:
+def test_named_workers_that_do_not_return(left: Client) -> None:
     """The fit continues on the named workers that are left."""
-    _, client = local_cluster(3)
-    X, y = data(client)
-    gone, *rest = workers_of(client)
+    X, y = data(left)
+    gone, *rest = workers_of(left)
     threads: list[Thread] = []
 
     def retire() -> None:
-        threads.append(Thread(target=client.retire_workers, args=([gone],)))
+        threads.append(Thread(target=left.retire_workers, args=([gone],)))
         threads[0].start()
 
     survived = fit(
-        client,
+        left,
         model("xgboost"),
         X,
         y,
@@ -267,9 +281,8 @@ def test_named_workers_that_do_not_return(local_cluster: Any) -> None:
     assert len(trees(survived)) == 800
 
 
-def test_interrupted_while_it_resumes(local_cluster: Any) -> None:
+def test_interrupted_while_it_resumes(client: Client) -> None:
     """After ^C all workers are free, the data is complete, and a fit can follow."""
-    _, client = local_cluster(3)
     X, y = data(client)
     watcher, resumes = Watcher(killer(client)), Event()
 
@@ -293,9 +306,8 @@ def test_interrupted_while_it_resumes(local_cluster: Any) -> None:
     fit(client, model("xgboost", n_estimators=5), X, y, progress=False)
 
 
-def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
+def test_a_later_call_continues(client: Client, tmp_path: Path) -> None:
     """The file has the last checkpoint until the training is complete."""
-    _, client = local_cluster(3)
     X, y = data(client)
     file = tmp_path / "model.checkpoint"
     estimator = model("xgboost")
@@ -322,32 +334,29 @@ def test_a_later_call_continues(local_cluster: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_no_checkpoint(local_cluster: Any, tmp_path: Path) -> None:
-    _, client = local_cluster(1)
+def test_a_file_that_is_no_checkpoint(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "other"
     file.write_bytes(b"\x80\x04.")
     with pytest.raises(ValueError, match="is no checkpoint of a fit"):
         fit(client, model("xgboost"), *data(client), checkpoint_path=file)
 
 
-def test_values_that_changed(local_cluster: Any) -> None:
+def test_values_that_changed(client: Client) -> None:
     """A source without a seed gives other rows, which may not fit their labels."""
-    _, client = local_cluster(3)
     X, y = data(client, seed=None)
     watcher = Watcher(killer(client))
     with pytest.raises(IncompleteError, match="other values"):
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=2)
 
 
-def test_data_that_cannot_come_back(local_cluster: Any) -> None:
+def test_data_that_cannot_come_back(client: Client) -> None:
     """The error names the worker that took the data with it."""
-    _, client = local_cluster(3)
     parts = client.scatter([block(i) for i in range(PARTITIONS)], hash=False)
     rows = da.concatenate([da.from_delayed(x, (ROWS, 9), "f4") for x in parts])
     X, y = client.persist([rows[:, :8], rows[:, 8].astype("i4")])
     wait([X, y])
     watcher = Watcher(killer(client))
-    with pytest.raises(IncompleteError, match="the fit lost worker 1: killed by"):
+    with pytest.raises(IncompleteError, match="the fit lost worker w-1: killed by"):
         fit(client, model("xgboost"), X, y, progress=watcher, max_failures=1)
 
 
@@ -359,18 +368,14 @@ def test_data_that_cannot_come_back(local_cluster: Any) -> None:
         ({"checkpoint_every": "soon"}, "checkpoint_every"),
     ],
 )
-def test_wrong_arguments(
-    local_cluster: Any, options: dict[str, Any], text: str
-) -> None:
-    _, client = local_cluster(1)
+def test_wrong_arguments(client: Client, options: dict[str, Any], text: str) -> None:
     X, y = data(client)
     with pytest.raises((TypeError, ValueError), match=text):
         clustertune.fit(client, model("xgboost"), X, y, **options)
 
 
-def test_a_model_without_continuation(local_cluster: Any) -> None:
+def test_a_model_without_continuation(client: Client) -> None:
     """LightGBM's dart changes earlier trees; the fit is refused before it begins."""
-    _, client = local_cluster(1)
     X, y = data(client)
     dart = model("lightgbm", boosting_type="dart")
     with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
@@ -378,16 +383,18 @@ def test_a_model_without_continuation(local_cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hold_ends_a_fit(local_cluster: Any, kind: str) -> None:
+def test_a_hold_ends_a_fit(client: Client, kind: str) -> None:
     """A fit in the block of a hold ends too, and workers are free after the block."""
-    _, client = local_cluster(3)
-    X, y = data(client)
-    ours = model(kind, n_estimators=20_000)
+    X, y = clustertune.prepare(client, *data(client))
     if kind == "lightgbm":
-        ours.client = client
+        ours = model(kind, n_estimators=20_000, client=client)
+    else:
+        ours = model(kind, n_estimators=20_000, callbacks=[Rounds()])
     kill = killer(client)
 
     def training() -> bool:
+        if kind == "xgboost":  # all workers have connected
+            return bool(client.get_events("rounds"))
         return any(client.run(_trains).values())
 
     def strike() -> None:
@@ -403,16 +410,23 @@ def test_a_hold_ends_a_fit(local_cluster: Any, kind: str) -> None:
     check_whole(client, X, y)
 
 
+class Rounds(xgboost.callback.TrainingCallback):
+    """Logs each round."""
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        get_worker().log_event("rounds", epoch)
+        return False
+
+
 def _trains(dask_worker: Any) -> bool:
     keys = [str(ts.key) for ts in dask_worker.state.executing]
     return any(key.startswith(("fn-", "_train_part-")) for key in keys)
 
 
 def test_a_checkpoint_that_cannot_be_written(
-    local_cluster: Any, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The failure is logged; the fit goes on, and its losses are still seen."""
-    _, client = local_cluster(3)
     X, y = data(client)
     watcher = Watcher(killer(client))
     survived = fit(

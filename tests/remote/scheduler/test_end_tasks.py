@@ -67,12 +67,12 @@ def test_tasks_end_and_data_stays(direct: bool) -> None:
     async def test(c: Any, s: Any, *_: Any) -> None:
         X, scattered, total = await data(c)
         gate = Event("gate")
+        parts = c.compute([X.blocks[0], X.blocks[1]])
+        await wait(parts)  # a worker that waits for the gate computes no part
         tasks = [
-            c.submit(
-                until_open, "gate", part, pure=False, workers=[address],
-            )
-            for part, address in zip(c.compute([X.blocks[0], X.blocks[1]]), s.workers)
-        ]  # fmt: skip
+            c.submit(until_open, "gate", part, pure=False, workers=[address])
+            for part, address in zip(parts, s.workers)
+        ]
         keys = [task.key for task in tasks]
         await soon(lambda: all(k in s.tasks and s.tasks[k].processing_on for k in keys))
         before = set((await c.run(os.getpid)).values())
