@@ -70,7 +70,8 @@ class Measures:
     gone: list[str | int] = field(default_factory=list)  # left during the run
     unheld: float = 0.0  # seconds, at most, for which the hold was lost
     last: Snapshot | None = None
-    _ids: set[str | int] = field(default_factory=set)  # of the last snapshot
+    #: of the last snapshot; a worker that comes back soon has another address
+    _addresses: dict[str | int, str] = field(default_factory=dict)
 
     @property
     def fullest(self) -> str | int | None:
@@ -96,14 +97,14 @@ class Measures:
             if self.last is not None:  # the first snapshot shows CPU use before the run
                 self.cpu.setdefault(w.id, []).append(w.cpu)
         self.spilled = max(self.spilled, sum(w.spilled for w in workers))
-        ids = {w.id for w in workers}
-        went = sorted(self._ids - ids, key=str)
+        now = {w.id: w.address for w in workers}
+        went = [id for id, was in self._addresses.items() if now.get(id) != was]
         self.gone += [id for id in went if id not in self.gone]
-        self._ids, self.last = ids, snapshot
+        self._addresses, self.last = now, snapshot
         return [
             f"worker {names_text([id])} is gone, so a fit on it fails or hangs; stop "
             "it, then prepare and fit again"
-            for id in went
+            for id in sorted(went, key=str)
         ]
 
     def __str__(self) -> str:

@@ -60,6 +60,16 @@ def test_parking_workers_are_not_measured() -> None:
     assert text.startswith("worker 0 is gone")
 
 
+def test_a_worker_that_comes_back_between_two_snapshots() -> None:
+    """A nanny starts the next process within a second; the fit has lost its worker."""
+    measures = Measures()
+    assert measures.take(snapshot([worker(0, address="tcp://a:1"), worker(1)])) == []
+    (text,) = measures.take(snapshot([worker(0, address="tcp://a:2"), worker(1)]))
+    assert text.startswith("worker 0 is gone")
+    assert measures.gone == [0]
+    assert measures.take(snapshot([worker(0, address="tcp://a:2"), worker(1)])) == []
+
+
 @gen_cluster(client=True, nthreads=TWO)
 async def test_a_label_that_is_no_text(c: Any, s: Any, a: Any, b: Any) -> None:
     """It would make the record in the history unreadable."""
