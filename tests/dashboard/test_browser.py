@@ -98,6 +98,8 @@ def busy(n):
     state = of(n, rows=[24_000 * (i % 3 == 0) for i in range(n)], time=NOW)
     workers, (data,) = state["workers"], state["collections"]
     workers[0]["id"] = data["workers"][0]["id"] = "tcp://192.168.100.200:34567-" * 3
+    # a text of this length is not wrapped in other tables
+    workers[3]["id"] = data["workers"][3]["id"] = "tcp://10.20.30.40:40123"
     workers[1] |= {"status": "paused", "process": 14 * GIB // 4}
     workers[2] |= {"silent": 44.0, "spilled": GIB}
     data |= {"apart": 3, "missing": 2}

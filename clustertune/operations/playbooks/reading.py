@@ -173,7 +173,7 @@ def _checks(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _pause(key: str, value: Any) -> float:
-    return 0.0 if value == 0 else arguments.duration(key, value)
+    return 0.0 if str(value) in {"0", "0s"} else arguments.duration(key, value)
 
 
 def _steps(_key: str, value: Any) -> Any:

@@ -222,6 +222,7 @@ def test_bad_steps(step: str, text: str) -> None:
             with_step("check: all") + "limits: {settle: -1}",
             "limits.settle: settle=-1 must be",
         ),
+        (with_step("check: all") + "limits: {settle: false}", "settle=False must be"),
         ('a: "\\UFFFFFFFF"', "p.yaml: cannot be read: "),
     ],
 )
@@ -230,6 +231,12 @@ def test_bad_files(text: str | bytes, message: str) -> None:
     (line,) = wrong(text)
     assert message in line
     assert line.count("p.yaml") == 1
+
+
+@pytest.mark.parametrize("none", ["0", "0s"])
+def test_no_pause(none: str) -> None:
+    read = load(with_step("check: all") + f"limits: {{settle: {none}}}", "p.yaml")
+    assert read.limits.settle == 0
 
 
 def test_many_mistakes_take_little_time() -> None:
