@@ -301,9 +301,14 @@ def _encode(
         return f"Run {drop}, or make numbers of these columns."
     if not workload.categories:
         return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
+    made = f"`{name} = {name}.categorize(columns={columns})`"
+    if name != "X":  # an eval set has the categories of X, and may be of pandas
+        types = f"{{c: X[c].dtype for c in {columns}}}"
+        line = f"{name} = {name}.astype({types})"
+        made = f"`{remedies.edit([collection.label], line)}` when X has them"
     return (
         f"Run {drop}. Or, if they have few different values, make categories of them "
-        f"with {name}.categorize(columns=...).{option}"
+        f"with {made}.{option}"
     )
 
 

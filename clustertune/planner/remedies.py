@@ -337,16 +337,25 @@ def _taken(names: Sequence[str]) -> str:
 
 
 def number_classes(collection: CollectionInfo, *, training: bool) -> str:
-    """Return how to number classes from 0; eval sets use the list of the training."""
+    """Return how to number classes from 0; eval sets use the list of the training.
+
+    An eval set may be of pandas or NumPy, whose methods lack some of Dask's parameters.
+    """
     name = name_of(collection.label)
     if collection.kind == "array":
         listed = f"dask.array.unique({name}).compute()"
-        numbered = f"{name}.map_blocks(lambda part: numpy.searchsorted(classes, part), "
+        array = name if training else f"dask.array.asarray({name})"
+        numbered = (
+            f"{array}.map_blocks(lambda part: numpy.searchsorted(classes, part), "
+        )
         numbered += 'dtype="int64")'
     elif collection.kind == "series":
         listed = f"sorted({name}.dropna().unique().compute())"
         numbers = "{name: i for i, name in enumerate(classes)}"
         numbered = f'{name}.astype(object).map({numbers}, meta=({name}.name, "int64"))'
+        if not training:
+            numbered = f"{name}.astype(object).replace(classes, "
+            numbered += '[*range(len(classes))]).astype("float64")'
     else:
         return f"Give the classes of {collection.label} the numbers from 0."
     line = f"{name} = {numbered}"

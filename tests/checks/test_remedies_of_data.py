@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -15,6 +16,7 @@ from distributed import Client
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
+from clustertune.core.model import Severity
 from tests.checks.applying import Situation
 from tests.processes import local_workers
 from tests.rules.placing import cut, placed
@@ -241,7 +243,10 @@ def healthy(like: Any) -> Any:
 
 @pytest.mark.parametrize("labels", [[1, 2], [-1.0, 1.0], [0, 2]], ids=str)
 @pytest.mark.parametrize("kind", ["array", "frame"])
-def test_labels_that_xgboost_refuses(client: Client, kind: str, labels: Any) -> None:
+@pytest.mark.parametrize("local", [False, True], ids=["Dask", "local"])
+def test_labels_that_xgboost_refuses(
+    client: Client, kind: str, labels: Any, local: bool
+) -> None:
     """They stop ``prepare``; the numbers of the remedy train."""
     frame = pd.DataFrame({"a": np.arange(400.0), "y": np.array(labels * 200)})
     if kind == "array":
@@ -254,7 +259,8 @@ def test_labels_that_xgboost_refuses(client: Client, kind: str, labels: Any) -> 
     with pytest.raises(ValueError, match="y has the label"):
         clustertune.prepare(client, X, y, estimator=model)
     other = y.copy() if kind == "frame" else y.map_blocks(np.copy)
-    names = {"X": X, "y": y, "eval_set": [(X + 1, other)]}
+    valid = (X + 1, other)
+    names = {"X": X, "y": y, "eval_set": [dask.compute(*valid) if local else valid]}
     situation = Situation(client, names, estimator=model, deep=True)
     situation.apply("class_labels")
     situation.apply("class_labels")
@@ -265,3 +271,25 @@ def test_labels_that_xgboost_refuses(client: Client, kind: str, labels: Any) -> 
     model.client = client
     model.fit(p.X, p.y, **p.fit_kwargs)
     assert sorted(model.classes_) == [0, 1]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["Dask", "pandas"])
+def test_texts_as_features(client: Client, local: bool) -> None:
+    """The second line of each remedy makes categories, the same ones in all sets."""
+    frame = pd.DataFrame({"c": ["u", "v"] * 200, "a": np.arange(400.0)})
+    X = dd.from_pandas(frame, npartitions=4)
+    y = X["a"] % 2
+    model = DaskXGBClassifier(n_estimators=5, enable_categorical=True)
+    valid = (frame[::-1], frame["a"][::-1] % 2)
+    lazy = tuple(dd.from_pandas(x, npartitions=2, sort=False) for x in valid)
+    names = {"X": X, "y": y, "eval_set": [valid if local else lazy]}
+    situation = Situation(client, names, estimator=model)
+    situation.apply("non_numeric_columns", 1)
+    situation.apply("non_numeric_columns", 1)
+    problems = situation.found("non_numeric_columns")
+    assert not any(f.severity > Severity.info for f in problems)
+    X, y, sets = (situation.names[name] for name in names)
+    assert sets[0][0]["c"].dtype == X["c"].dtype
+    p = clustertune.prepare(client, X, y, eval_set=sets, estimator=model)
+    model.client = client
+    model.fit(p.X, p.y, **p.fit_kwargs)
