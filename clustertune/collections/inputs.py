@@ -456,6 +456,7 @@ def _refuse_unfit_eval_set(inputs: Inputs, profile: Profile, name: str) -> None:
             f"{profile.title} scores groups of rows: {name} needs them too, "
             'eval_set=[(X_valid, y_valid, {"qid": qid_valid})]'
         )
+    _refuse_other_columns(inputs.collection("X"), inputs.collection(f"{name}.X"), name)
     if profile.stops_early and name in evaluated(inputs):
         raise ValueError(
             f"{name} is the training data, and each worker of {profile.title} scores "
@@ -463,6 +464,23 @@ def _refuse_unfit_eval_set(inputs: Inputs, profile: Profile, name: str) -> None:
             "at different rounds, and the fit would hang; leave it out of eval_set, or "
             "fit without early stopping"
         )
+
+
+def _refuse_other_columns(X: Any, valid: Any, name: str) -> None:
+    """Refuse an eval set with other features; LightGBM scores them by position."""
+    if X.ndim != 2 or valid.ndim != 2:
+        return
+    names, others = ([*map(str, getattr(x, "columns", ()))] for x in (X, valid))
+    if names and others and names != others:
+        raise ValueError(
+            f"{name}.X has the columns {names_text(others)}, and X has "
+            f"{names_text(names)}: take those of X in the same order, "
+            "X_valid = X_valid[[*X.columns]]"
+        )
+    # a frame has no shape that takes no work
+    width, other = (len(n) or x.shape[1] for n, x in ((names, X), (others, valid)))
+    if abs(width - other) >= 1:  # not for unknown numbers
+        raise ValueError(f"{name}.X has {other:,} columns, and X has {width:,}")
 
 
 # --- Arrays ---------------------------------------------------------------------------

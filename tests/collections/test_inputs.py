@@ -150,6 +150,27 @@ def test_swapped() -> None:
             inputs.refuse_unfit(gather(labels, features), goal)
 
 
+def test_other_columns_of_an_eval_set() -> None:
+    """LightGBM scores columns by their position, without an error."""
+    goal = Goal(workload=GENERIC.profile)
+    local = pd.DataFrame({"a": [1, 2], "b": [1, 2], 3: [1, 2]})
+    frame = dd.from_pandas(local, npartitions=1)
+
+    def judge(valid: Any) -> None:
+        given = gather(frame, frame["a"], eval_set=[(valid, valid["a"])])
+        inputs.refuse_unfit(given, goal)
+
+    for same in (frame + 1, local):
+        judge(same)
+    for other in (frame[["b", "a", 3]], local[["a", "b"]], frame.assign(c=1)):
+        with pytest.raises(ValueError, match=r"eval_set\[0\]\.X has the columns .*a"):
+            judge(other)
+    judge(local[[3, "b", "a"]][[*frame.columns]])  # the remedy
+    inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), goal)
+    with pytest.raises(ValueError, match=r"eval_set\[0\]\.X has 2 columns, and X has"):
+        inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50, :2], Y[:50])]), goal)
+
+
 ARRAYS = replace(GENERIC.profile, kinds=("array",), title="The library")
 
 

@@ -154,6 +154,7 @@ async def test_columns_that_are_no_numbers(
     y = (frame["a"] > 0).astype(int)
     await clustertune.prepare(c, X, y, estimator=model, dry_run=True)
     if model is DaskXGBRegressor:
+        X = dd.from_pandas(numbers(t=1.0), npartitions=4)
         with pytest.raises(ValueError, match=r"eval_set\[0\].X has 1 column"):
             await clustertune.prepare(c, X, y, eval_set=[valid], estimator=model)
 
