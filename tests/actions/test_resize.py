@@ -102,7 +102,7 @@ def test_a_variable_that_a_new_process_does_not_read(
     env = {"MALLOC_TRIM_THRESHOLD_": "12345678"}
     report = clustertune.resize_workers(client, env=env)
     assert report.status == "left", str(report)
-    assert "'spawn' where the nannies are started" in str(report)
+    assert "'spawn' where the nannies are started" in " ".join(str(report).split())
     assert client.run(os.getpid) == pids
     client.restart()
     found = client.run(os.getenv, "MALLOC_TRIM_THRESHOLD_")
