@@ -153,7 +153,7 @@ async def test_code_that_fails_on_the_scheduler(
 async def test_a_scheduler_that_is_gone() -> None:
     """The error names the address, and the client ends."""
     async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
-        client = await Client(s.address, asynchronous=True, timeout="2s")
+        client = await Client(s.address, asynchronous=True, timeout="10s")
     with pytest.raises(ConnectionLostError):
         await clustertune.check(client)
     await client.close()

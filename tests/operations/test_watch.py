@@ -115,7 +115,7 @@ async def test_a_cluster_without_workers(c, s):
 async def test_a_scheduler_that_is_gone_at_the_beginning():
     """The first iteration raises the error."""
     async with Scheduler(port=0, dashboard_address="127.0.0.1:0") as s:
-        client = await Client(s.address, asynchronous=True, timeout="2s")
+        client = await Client(s.address, asynchronous=True, timeout="10s")
     with pytest.raises(ConnectionLostError):
         async with clustertune.Monitor(client):
             pass

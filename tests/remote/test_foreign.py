@@ -34,7 +34,7 @@ def test_nobody_else_has_clustertune(tmp_path: Path) -> None:
         cluster(tmp_path, 2, **blocking(tmp_path)) as file,
         Client(scheduler_file=file) as client,
     ):
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=200)
         # sent as source of this test module, which is not importable there either
         check = compile_here(importable)
         assert client.run_on_scheduler(check) is False

@@ -128,7 +128,7 @@ async def test_an_error_is_that_workers_answer(c, s, a, b):
     """The error of one worker does not affect the answers of others."""
     a.memory_manager = None
     answers = await ship.on_workers(
-        c, probe.worker_facts, [a.address, b.address], timeout=10
+        c, probe.worker_facts, [a.address, b.address], timeout=60
     )
     assert isinstance(answers[a.address], AttributeError)
     assert answers[b.address]["pause"] == b.memory_manager.memory_pause_fraction
@@ -146,7 +146,7 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
 
     a.handlers["run"] = hang
     answers = await ship.on_workers(
-        c, probe.worker_facts, [a.address, b.address], timeout=0.5
+        c, probe.worker_facts, [a.address, b.address], timeout=2
     )
     assert isinstance(answers[a.address], TimeoutError)
     assert answers[b.address]["affinity"]
@@ -154,7 +154,7 @@ async def test_a_worker_that_hangs_hides_no_other(c, s, a, b, few, monkeypatch):
     if few < 2:  # one call for both, and no other
         both = [a.address, b.address]
         answers = await ship.on_workers(
-            c, probe.worker_facts, both, timeout=0.5, again=False
+            c, probe.worker_facts, both, timeout=2, again=False
         )
         assert {type(answer) for answer in answers.values()} == {TimeoutError}
     forever.set()

@@ -162,7 +162,7 @@ def test_a_scheduler_without_a_name_is_refused(tmp_path: Path) -> None:
         return "clustertune" in dask_scheduler.plugins
 
     with cluster(tmp_path, 1) as file, Client(scheduler_file=file) as client:
-        client.wait_for_workers(1, timeout=30)
+        client.wait_for_workers(1, timeout=200)
         client.run_on_scheduler(remove)
         with pytest.raises(VersionMismatchError) as found:
             clustertune.check(client)

@@ -376,7 +376,7 @@ def test_workers_that_are_killed(local_cluster: Any, tmp_path: Path) -> None:
         FunctionError, match="4 workers ended while they worked on item 0"
     ):
         map_reduce(client, ends, [0])
-    client.wait_for_workers(1, timeout=30)
+    client.wait_for_workers(1, timeout=200)
 
     begun, main = Event("begun", client=client), threading.get_ident()
 
@@ -407,7 +407,7 @@ def test_workers_need_no_clustertune(tmp_path: Path) -> None:
         processes(tmp_path, 2, **blocking(tmp_path)) as file,
         Client(scheduler_file=file) as client,
     ):
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=200)
         found = map_reduce(client, lambda i, w: w[:2] * i, range(9), broadcast=(BIG,))
         assert found.tolist() == [0, 36]
         with pytest.raises(FunctionError, match="item 3: ZeroDivisionError"):

@@ -488,7 +488,7 @@ def test_killed_and_interrupted(local_cluster: Any) -> None:
     roles = run_roles(client, {"worker": (2, die)})
     with pytest.raises(FunctionError, match=r"^worker 1 .* is lost"):
         list(roles.scores)
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=200)
 
     main, waiting = threading.get_ident(), threading.Event()
 
@@ -517,7 +517,7 @@ def test_workers_need_no_clustertune(tmp_path: Path) -> None:
         processes(tmp_path, 2, **blocking(tmp_path)) as file,
         Client(scheduler_file=file) as client,
     ):
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=200)
         w = example("averaging")["average"](client, X, y, enough=0.97)
         assert ((rows @ w[:3] + w[3] > 0) == labels).mean() > 0.95
         until(lambda: not left_there(client))
