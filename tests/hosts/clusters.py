@@ -122,6 +122,11 @@ class Cluster:
         held = client.who_has(futures_of(collection)).values()
         return Counter(host_of(self.lab, w) for workers in held for w in workers)
 
+    def homes(self, client: Client, collection: Any) -> dict[Any, set[str]]:
+        """Hosts that hold each partition."""
+        held = client.who_has(futures_of(collection))
+        return {k: {host_of(self.lab, w) for w in on} for k, on in held.items()}
+
 
 def _listens(address: str, port: int) -> bool:
     try:

@@ -29,11 +29,13 @@ FIXED: dict[str, Any] = {"extra": ("--worker-port", "9001")}
 def restart(cluster: Cluster, client: Client, X: Any, y: Any, **options: Any) -> Any:
     """Restart; nothing is lost. Return the report and the bytes that hosts sent."""
     kept = scatter(client, cluster.on(client, "h2")[0], n=SCATTERED // MIB)
-    before = cluster.partitions(client, X)
+    before = cluster.homes(client, X)
     with cluster.lab.crossing() as crossed:
         report = clustertune.restart_workers(client, X, y, timeout="90 s", **options)
     assert [step.lost for step in report.steps] == [0] * len(report.steps)
-    assert cluster.partitions(client, X) == before
+    # of a partition with two replicas one is enough
+    now = cluster.homes(client, X)
+    assert all(now[key] and now[key] <= hosts for key, hosts in before.items()), now
     assert_intact(client, X, y)
     assert_scattered(client, kept)
     assert_settled(client)

@@ -201,7 +201,13 @@ class Lease:
                 self.refuse_late()
                 tell(state)
         except BaseException:
-            await asyncio.shield(self._stop(begun, [] if ended is None else ended))
+            stop = self._stop(begun, [] if ended is None else ended)
+            stopping = asyncio.ensure_future(stop)
+            try:
+                await asyncio.shield(stopping)
+            # the limit of the call may follow the error of `refuse_late` at once
+            except asyncio.CancelledError:
+                await asyncio.shield(stopping)
             raise
         found: dict[str, Any] = state
         return found

@@ -59,6 +59,29 @@ async def test_a_job_whose_client_loses_its_connections(
         assert s.plugins[NAME].lease.current is None
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_job_that_is_cancelled_twice(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The call learns how it ended; two limits of time may end a call."""
+    future = c.submit(np.ones, 1000, workers=[a.address])
+    await wait(future)
+    move = (keys.pack([future.key]), np.zeros(1, dtype=np.int64).tobytes())
+    room = {"workers": [b.address], "ceilings": [1]}  # byte: there is never room
+    lease, ended = await opened(c), list[dict[str, Any]]()
+    async with lease.held("a move", quietly):
+        job = asyncio.ensure_future(
+            lease.job("move", quietly, ended, **room, moves=[move], deadline=100.0)
+        )
+        await soon(lambda: s.plugins[NAME].jobs.kept)
+        for _ in range(2):
+            job.cancel()
+            for _ in range(3):  # it begins to wait for the end
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await job
+    (state,) = ended
+    assert state["finished"]
+
+
 @gen_cluster(
     client=True, nthreads=TWO, config={"distributed.client.heartbeat": "1 hour"}
 )
