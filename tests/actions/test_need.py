@@ -133,7 +133,8 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
         assert after[1] != before[1]
         assert (after[0], after[2]) == (before[0], before[2])
         (memory,) = (m.after_restart for m in report.memory if m.after_restart)
-        assert bytes_text(memory) in " ".join(str(report).split())  # lines are wrapped
+        # a cell of the table may have its unit in the next line; HTML has no such lines
+        assert bytes_text(memory).split()[0] in str(report)
         assert bytes_text(memory) in report._repr_html_()
         assert Report.from_json(report.to_json()).memory == report.memory
         refuse_losses(client, X, values)
