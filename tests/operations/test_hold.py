@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Nanny, wait
 from distributed.core import Status
 
 import clustertune
@@ -205,6 +206,22 @@ async def test_what_happens_is_said(
     assert held.measures is not None
     assert held.measures.gone == [1]
     assert "worker 1 left meanwhile" in str(held.measures)
+
+
+@gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
+async def test_a_killed_worker_that_came_back(
+    c: Any, s: Any, a: Any, b: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next snapshot shows that another process has its place."""
+    with caplog.at_level(logging.WARNING, "clustertune"):
+        async with clustertune.hold(c) as held:
+            before = a.worker_address
+            os.kill(a.pid, signal.SIGKILL)
+            await soon(lambda: before not in s.workers and len(s.workers) == 2)
+            text = "worker 0 is gone"
+            await soon(lambda: any(text in m for m in messages(caplog)))
+    assert held.measures is not None
+    assert held.measures.gone == [0]
 
 
 HOLDER = """
