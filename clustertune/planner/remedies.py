@@ -345,17 +345,15 @@ def number_classes(collection: CollectionInfo, *, training: bool) -> str:
     if collection.kind == "array":
         listed = f"dask.array.unique({name}).compute()"
         array = name if training else f"dask.array.asarray({name})"
-        numbered = (
-            f"{array}.map_blocks(lambda part: numpy.searchsorted(classes, part), "
-        )
-        numbered += 'dtype="int64")'
+        numbered = f"{array}.map_blocks(lambda part: numpy.searchsorted("
+        numbered += 'classes, part), dtype="int64")'
     elif collection.kind == "series":
         listed = f"sorted({name}.dropna().unique().compute())"
         numbers = "{name: i for i, name in enumerate(classes)}"
-        numbered = f'{name}.astype(object).map({numbers}, meta=({name}.name, "int64"))'
+        changed = f'map({numbers}, meta=({name}.name, "int64"))'
         if not training:
-            numbered = f"{name}.astype(object).replace(classes, "
-            numbered += '[*range(len(classes))]).astype("float64")'
+            changed = 'replace(classes, [*range(len(classes))]).astype("float64")'
+        numbered = f"{name}.astype(object).{changed}"
     else:
         return f"Give the classes of {collection.label} the numbers from 0."
     line = f"{name} = {numbered}"
