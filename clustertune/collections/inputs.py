@@ -472,9 +472,14 @@ def _refuse_other_columns(X: Any, valid: Any, name: str) -> None:
         return
     names, others = ([*map(str, getattr(x, "columns", ()))] for x in (X, valid))
     if names and others and names != others:
+        ours, theirs = set(names), set(others)
+        what = "has another order"
+        if absent := [c for c in names if c not in theirs]:
+            what = f"lacks {names_text(absent)}"
+        elif more := [c for c in others if c not in ours]:
+            what = f"also has {names_text(more)}"
         raise ValueError(
-            f"{name}.X has the columns {names_text(others)}, and X has "
-            f"{names_text(names)}: take those of X in the same order, "
+            f"{name}.X needs the columns of X in their order, but it {what}; take "
             "X_valid = X_valid[[*X.columns]]"
         )
     # a frame has no shape that takes no work

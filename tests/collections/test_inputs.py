@@ -162,8 +162,12 @@ def test_other_columns_of_an_eval_set() -> None:
 
     for same in (frame + 1, local):
         judge(same)
-    for other in (frame[["b", "a", 3]], local[["a", "b"]], frame.assign(c=1)):
-        with pytest.raises(ValueError, match=r"eval_set\[0\]\.X has the columns .*a"):
+    for other, text in (
+        (frame[["b", "a", 3]], "has another order"),
+        (local[["a", "b"]], "lacks 3;"),
+        (frame.assign(c=1), "also has c;"),
+    ):
+        with pytest.raises(ValueError, match=rf"eval_set\[0\]\.X needs .* {text}"):
             judge(other)
     judge(local[[3, "b", "a"]][[*frame.columns]])  # the remedy
     inputs.refuse_unfit(gather(X, Y, eval_set=[(X[:50], Y[:50])]), goal)
