@@ -37,6 +37,10 @@ dask.config.set({"clustertune.history.enabled": False})
 # processes of pytest-xdist have it, and reports obey it without a terminal
 os.environ.pop("COLUMNS", None)
 
+# A LocalCluster looks this long after each loss whether the worker is there, and closes
+# it if it has been lost again meanwhile: tests kill the same worker more than once.
+dask.config.set({"distributed.deploy.lost-worker-timeout": "20 minutes"})
+
 # where gilknocker is installed, it raises a warning when the machine is busy
 dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
 
