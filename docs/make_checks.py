@@ -191,7 +191,7 @@ warning for them.
 """
 SEEDED = """
 Each fault below is a change of one of these recordings.
-`tests/checks/test_faults_seen.py` puts faults into live clusters.
+`tests/checks/test_remedies_of_workers.py` puts faults into live clusters.
 
 """
 

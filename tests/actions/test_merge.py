@@ -44,7 +44,7 @@ from clustertune.operations.prepare import tune
 from clustertune.planner import guards, machines
 from tests.builders import layout, snapshot, verify, view, worker
 from tests.memory_cluster import MemoryCluster
-from tests.processes import cluster, until, workers_of
+from tests.processes import until, workers_of
 
 GIB = 2**30
 ALL = frozenset(range(8))  # CPUs
@@ -328,9 +328,9 @@ def actual(dask_worker: Any) -> tuple[int, int]:
     return dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
 
 
-@pytest.mark.parametrize("n_workers", [2, 4])
-def test_merge_of_a_local_cluster(local_cluster: Any, n_workers: int) -> None:
+def test_merge_of_a_local_cluster(local_cluster: Any) -> None:
     """All data is kept, also what is scattered; so is the shape of later workers."""
+    n_workers = 3
     local, client = local_cluster(n_workers, memory_limit="1 GiB")
     X, y, kept, total = load(client)
     plan = clustertune.merge_workers(client, X, y, dry_run=True)
@@ -442,10 +442,10 @@ def test_spilled_data_that_does_not_fit(local_cluster: Any) -> None:
     assert sizes(client) == [(1, 600 * 2**20)] * 2
 
 
-def test_with_an_address_only(tmp_path: Any) -> None:
+def test_with_an_address_only(local_cluster: Any) -> None:
     """Nannies suffice to merge."""
-    with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
-        client.wait_for_workers(2)
+    local, _ = local_cluster(2)
+    with Client(local.scheduler_address) as client:
         X, y, kept, total = load(client)
         report = clustertune.merge_workers(client, X, y)
         assert report.status == "done", str(report)

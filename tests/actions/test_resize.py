@@ -175,15 +175,6 @@ def at_gate(name: str) -> None:
     Event(name).wait(30)
 
 
-def test_started_by_hand(tmp_path: Any) -> None:
-    """The cluster has only an address, and nannies in other processes."""
-    with cluster(tmp_path, 2) as file, Client(scheduler_file=file) as client:
-        client.wait_for_workers(2)
-        report = clustertune.resize_workers(client, nthreads=2)
-        assert report.status == "done", str(report)
-        assert {f[0] for f in client.run(facts).values()} == {2}
-
-
 def held(dask_scheduler: Any) -> dict[str, set[Any]]:
     """Return the keys by worker name."""
     workers = dask_scheduler.workers.values()

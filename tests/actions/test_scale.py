@@ -16,7 +16,7 @@ from clustertune.core.model import HeldData, Retire
 from clustertune.errors import NoWorkersError, RefusedError
 from tests.builders import view, worker
 from tests.in_process import gen_cluster
-from tests.processes import cluster, process, until, workers_of
+from tests.processes import process, until, workers_of
 
 
 def burden(nbytes: int) -> HeldData:
@@ -60,10 +60,10 @@ def test_down_and_up(local_cluster: Any) -> None:
     assert not gone & local.worker_spec.keys()
 
 
-def test_with_an_address_only(tmp_path: Any) -> None:
+def test_with_an_address_only(local_cluster: Any) -> None:
     """Workers can be removed. The error has the line that starts more."""
-    with cluster(tmp_path, 3) as file, Client(scheduler_file=file) as client:
-        client.wait_for_workers(3)
+    local, _ = local_cluster(3)
+    with Client(local.scheduler_address) as client:
         X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
         wait(X)
         with pytest.raises(

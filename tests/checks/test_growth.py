@@ -151,9 +151,10 @@ def test_three_holds_in_a_row(local_cluster: Any) -> None:
 
 
 def test_three_short_gaps(local_cluster: Any) -> None:
-    """A run of any tasks ends a few seconds after the last task."""
+    """A run of any tasks ends with a gap after the last task."""
     cluster, client = local_cluster(2, memory_limit=LIMIT)
     clustertune.check(client)
+    cluster.scheduler.plugins["clustertune"].runs.gap = 1.0
     for number in (1, 2, 3):
         for worker in cluster.workers.values():
             here = [worker.worker_address]

@@ -1,12 +1,15 @@
-"""Remedies of checks of the cluster, run as they are printed: their findings are gone.
+"""Faults of real clusters: checks find them, and the printed remedies end them.
 
-A test has the name of its check.
+A test of a remedy has the name of its check.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,13 +28,13 @@ from distributed import Client, Event, LocalCluster, wait
 
 import clustertune
 from clustertune import checks
+from clustertune.checks import threads
 from clustertune.cli import main
-from clustertune.core.model import Severity
+from clustertune.core.model import Severity, View
 from clustertune.remote.scheduler.state import PARKING_PREFIX
 from clustertune.remote.worker import park
 from tests.checks import test_remedies_of_data as of_data
 from tests.checks.applying import Situation, code
-from tests.checks.test_faults_seen import fill, have_children, leak
 from tests.processes import LOCAL, cluster, until, workers_of
 
 MIB = 2**20
@@ -75,6 +78,33 @@ def run_command(situation: Situation, name: str, line: int = 0) -> None:
     assert result.exit_code == 0, result.output
 
 
+# --- faults, on a worker --------------------------------------------------------------
+
+KEPT: list[Any] = []  # memory that no key of Dask's accounts for
+
+
+def keep(nbytes: int) -> None:
+    KEPT.append(np.ones(nbytes, dtype="u1"))
+
+
+def fill(dask_worker: Any, fraction: float) -> None:
+    """Fill a worker to this fraction of its memory limit."""
+    wanted = int(fraction * dask_worker.memory_manager.memory_limit)
+    keep(wanted - psutil.Process().memory_info().rss)
+
+
+CHILD = "x = bytearray(300 * 2**20); input()"
+
+
+def have_children() -> None:
+    KEPT.append(subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1))
+
+
+def block_loop() -> None:
+    """Block the event loop of a worker, in which functions of ``run`` run."""
+    time.sleep(1.5)
+
+
 # --- threads and size -----------------------------------------------------------------
 
 
@@ -92,7 +122,7 @@ def test_thread_count(local_cluster: Any, as_command: bool) -> None:
 
 @pytest.mark.skipif(os.cpu_count() < 2, reason="a pool of one thread is right then")
 def test_thread_pools(tmp_path: Path) -> None:
-    """New processes have smaller pools."""
+    """Variables of the environment set the pools; new processes have smaller ones."""
     n = os.cpu_count() * 5 // 4 + 1
     with (
         cluster(tmp_path, n, OPENBLAS_NUM_THREADS=str(os.cpu_count())) as file,
@@ -102,6 +132,8 @@ def test_thread_pools(tmp_path: Path) -> None:
         situation = Situation(client)
         load = partial(client.run, np.dot, np.ones((9, 9)), np.ones((9, 9)))
         load()
+        (finding,) = situation.found("thread_pools")
+        assert finding.evidence["pool_threads"] == os.cpu_count()
         situation.apply("thread_pools")
         load()
         assert not situation.found("thread_pools")
@@ -167,6 +199,8 @@ def test_paused_workers(local_cluster: Any) -> None:
     client.run(fill, fraction=0.87, workers=[first])
     situation = Situation(client)
     until(lambda: "unmanaged" in str(situation.found("paused_workers")))
+    (finding,) = situation.found("paused_workers")
+    assert finding.evidence["paused_seconds"] > 0
     situation.apply("paused_workers", 1)
     assert not situation.found("paused_workers")
 
@@ -179,7 +213,7 @@ def test_memory_pressure(local_cluster: Any) -> None:
     old = client.map(lambda i: np.full(40 * MIB, i, "u1"), range(9))
     wait([X, old])
     situation = Situation(client, {"X": X})
-    until(lambda: situation.found("memory_pressure"))
+    until(lambda: max(severities(situation, "memory_pressure"), default=0) >= 2)
     situation.apply("memory_pressure", 1)
     until(lambda: not situation.found("memory_pressure"))
 
@@ -192,7 +226,8 @@ def test_unrelated_keys(local_cluster: Any) -> None:
     wait([X, old])
     situation = Situation(client, {"X": X})
     with settings(unrelated_keys={"info_fraction": 0.01}):
-        until(lambda: situation.found("unrelated_keys"))
+        (finding,) = until(lambda: situation.found("unrelated_keys"))
+        assert finding.evidence["bytes"] == 160 * MIB
         situation.apply("unrelated_keys", 1)
         until(lambda: not situation.found("unrelated_keys"))
     assert X.sum().compute() == 200
@@ -206,21 +241,27 @@ def test_overcounted_memory(local_cluster: Any) -> None:
     wait(views)
     situation = Situation(client)
     with settings(overcounted_memory={"max_fraction": 0.02}):
-        until(lambda: situation.found("overcounted_memory"))
+        (finding,) = until(lambda: situation.found("overcounted_memory"))
+        counted = finding.evidence["counted_bytes"]
+        assert counted == pytest.approx(260 * MIB, rel=0.1)  # and 40 are there
         del whole, views
         until(lambda: not situation.found("overcounted_memory"))
 
 
 def test_child_processes(local_cluster: Any) -> None:
-    """They end with their worker."""
+    """The nanny does not count their memory; they end with their worker."""
     _, client = local_cluster(1, memory_limit="400MiB")
     client.run(have_children)
     children = [x for p in client.run(children_of).values() for x in p]
     situation = Situation(client)
-    until(lambda: situation.found("child_processes"))
+    until(lambda: Severity.warning in severities(situation, "child_processes"))
     situation.apply("child_processes")
     assert not situation.found("child_processes")
     until(lambda: not any(map(psutil.pid_exists, children)))
+
+
+def severities(situation: Situation, name: str) -> list[Severity]:
+    return [finding.severity for finding in situation.found(name)]
 
 
 def children_of() -> list[int]:
@@ -231,12 +272,14 @@ def test_memory_growth(local_cluster: Any) -> None:
     """A new process begins without the leaks of the former one."""
     local, client = local_cluster(1, memory_limit="2GiB")
     situation = Situation(client)
-    situation.found("memory_growth")
+    assert not situation.found("memory_growth")
     runs = local.scheduler.plugins["clustertune"].runs
     runs.gap = 1.0
     for i in range(1, 6):
-        client.submit(leak, 60 * MIB, pure=False).result()
+        client.submit(keep, 60 * MIB, pure=False).result()
         until(lambda i=i: len(runs.kept) >= i)
+    (finding,) = situation.found("memory_growth")
+    assert 30 * MIB < finding.evidence["bytes_per_run"] < 90 * MIB
     situation.apply("memory_growth")
     assert not situation.found("memory_growth")
 
@@ -246,7 +289,8 @@ def test_spill_space(local_cluster: Any, tmp_path: Path) -> None:
     for folder in ("/dev/shm", str(tmp_path)):
         _, client = local_cluster(1, local_directory=folder)
         found = Situation(client).found("spill_space")
-        assert bool(found) is (folder != str(tmp_path)), found
+        systems = [f.evidence["file_system"] for f in found]
+        assert systems == (["tmpfs"] if folder == "/dev/shm" else [])
 
 
 # --- tasks ----------------------------------------------------------------------------
@@ -329,6 +373,7 @@ def test_worker_lifetime(local_cluster: Any) -> None:
     _, client = local_cluster(1, lifetime="10 minutes")
     (finding,) = Situation(client).found("worker_lifetime")
     assert finding.severity is Severity.warning
+    assert finding.evidence["seconds"] < 600
     words = shlex.split(code(finding.remedy)[0])
     lifetime = words[words.index("--lifetime") + 1]
     _, client = local_cluster(1, lifetime=lifetime)
@@ -352,6 +397,48 @@ def test_unfinished_restarts(local_cluster: Any) -> None:
     until(lambda: situation.found("unfinished_restarts"))
     situation.apply("unfinished_restarts")
     assert not situation.found("unfinished_restarts")
+
+
+# --- faults without a remedy that a test can apply -----------------------------------
+
+
+def test_a_blocked_loop(local_cluster: Any) -> None:
+    """The next heartbeat has the delay, so the monitor has to watch."""
+    _, client = local_cluster(2)
+    first = next(iter(workers_of(client)))
+    with clustertune.Monitor(client, interval=0.1) as monitor:
+
+        def found() -> list[Any]:
+            views = [View(snapshots=(s,), goal=monitor.goal) for s in monitor.snapshots]
+            return [f for view in views for f in threads.blocked_event_loops(view)]
+
+        assert not found()
+        # one block may fall between two heartbeats
+        until(lambda: found() or client.run(block_loop, workers=[first]) is None)
+
+
+def test_versions_that_differ(tmp_path: Path, local_cluster: Any) -> None:
+    """One side has another version of a distribution."""
+    info = tmp_path / "lightgbm-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lightgbm\nVersion: 0.1\n"
+    )
+    _, client = local_cluster(1)
+    situation = Situation(client)
+    assert not situation.found("software_versions")
+    client.run(lambda: sys.path.insert(0, str(tmp_path)))
+    (finding,) = situation.found("software_versions")
+    assert "lightgbm" in finding.message
+
+
+def test_adaptive(local_cluster: Any) -> None:
+    """A cluster that may close workers during a fit."""
+    local, client = local_cluster(1)
+    assert not Situation(client).found("adaptive_scaling")
+    local.adapt(minimum=1, maximum=3)
+    assert Situation(client).found("adaptive_scaling")
+    local.adapt(minimum=1, maximum=1)
 
 
 # --- the model ------------------------------------------------------------------------

@@ -143,6 +143,7 @@ async def test_a_worker_hangs(c, s, a, b, monkeypatch):
         report = await clustertune.check(c, X, y, timeout="60s")
         (finding,) = (f for f in report.found if f.check == "unresponsive_workers")
         assert finding.subject == (hung.name,)
+        assert finding.evidence["silent_seconds"] > 1
         assert len(report.workers) == 2
         assert report.before
         report = await clustertune.check(c, X, y, deep=True, timeout="10s")
