@@ -84,7 +84,11 @@ COMMON = {
     ),
     "Before anything is changed": (
         "All commands that change a cluster have these options.",
-        ("--dry-run", "--yes", "--quiet", "--reason"),
+        ("--dry-run", "--yes", "--reason"),
+    ),
+    "Less output": (
+        "`check` and all commands that change a cluster have this option.",
+        ("--quiet",),
     ),
 }
 
@@ -149,7 +153,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     taken = {_title(p) for p in options}
     titles = [title for title in COMMON if title in taken]
     if titles:
-        yield f"- the options under {' and '.join(f'*{title}*' for title in titles)}"
+        yield f"- the options under {', '.join(f'*{title}*' for title in titles)}"
 
 
 def _title(option: click.Option) -> str:

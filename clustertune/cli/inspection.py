@@ -22,6 +22,7 @@ from clustertune.cli.options import (
     estimator_option,
     fail_on_option,
     format_option,
+    quiet_option,
     refuse_options,
     text_format_option,
     time_option,
@@ -30,7 +31,7 @@ from clustertune.cli.options import (
 )
 from clustertune.cli.running import (
     exit_on_error,
-    render,
+    print_report,
     run,
     text_or_json,
     with_usage_errors,
@@ -68,11 +69,13 @@ _estimator = estimator_option("Check for this kind of estimator, like xgboost.")
 @format_option
 @_estimator
 @fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
+@quiet_option
 def check(
     target: Target,
     form: str,
     estimator: str | None,
     fail_on: Severity | None,
+    quiet: bool,
 ) -> None:
     """Check this cluster for problems that slow down or break training.
 
@@ -86,7 +89,7 @@ def check(
         return with_commands(report, target.words)
 
     report = run(target, make)
-    click.echo(render(report, form))
+    print_report(report, form, quiet=quiet)
     bad = fail_on is not None and any(f.severity >= fail_on for f in report.found)
     sys.exit(PROBLEMS if bad else 0)
 
@@ -204,7 +207,7 @@ _count = click.IntRange(1)
         "default this machine's."),
     click.option("--host-memory", metavar="SIZE", help="Set the memory of one host, "
         "like 64GiB. By default this machine's."),
-    format_option,
+    text_format_option("Form of the output."),
 )  # fmt: skip
 def size(form: str, **options: Any) -> None:
     """Recommend a cluster for a fit, and print the line that starts it."""
@@ -212,7 +215,7 @@ def size(form: str, **options: Any) -> None:
 
     with exit_on_error(), usage_errors(ValueError):
         found = sizing.recommend_size(**options)
-    click.echo(render(found, form))
+    click.echo(found.to_json() if form == "json" else str(found))
 
 
 # --- the page, the demo ---------------------------------------------------------------

@@ -128,6 +128,11 @@ worker_option = click.option(
     help="Use only the worker with this name or address; may be given several times."
 )  # fmt: skip
 
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Show no progress. Print only the result, and "
+    "the plan if there is a question."
+)  # fmt: skip
+
 other_clients_option = click.option(
     "--include-other-clients", is_flag=True, help="Also lose data of other clients, "
     "and published data."
@@ -386,8 +391,7 @@ class Consent:
 _CONSENT = (
     click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing."),
     click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-    click.option("-q", "--quiet", is_flag=True, help="Show no progress. Print only the "
-        "result, and the plan if there is a question."),
+    quiet_option,
     click.option("--reason", metavar="TEXT", help="Log a reason for the change in "
         "Dask's event log."),
 )  # fmt: skip

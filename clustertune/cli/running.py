@@ -54,6 +54,13 @@ def render(thing: Any, form: str) -> str:
     return tables.to_page(thing._repr_html_()) if form == "html" else str(thing)
 
 
+def print_report(report: Report, form: str, *, quiet: bool) -> None:
+    """Print a report; without its text, the answer goes to stderr unless ``quiet``."""
+    click.echo(render(report, form))
+    if form in ("json", "html") and not quiet:
+        click.echo("\n".join(headlines(report)), err=True)
+
+
 def text_or_json(text: str, form: str, plain: Mapping[str, Any]) -> str:
     """Return a text, or plain data as JSON with a schema version."""
     return json.dumps({"schema_version": 1, **plain}) if form == "json" else text
@@ -235,7 +242,8 @@ def carry_out(
             return plan
         consent.ask(str(plan))
     result = call(dry=False)
-    click.echo(show(result, form))
-    if isinstance(result, Report) and form in ("json", "html") and not consent.quiet:
-        click.echo("\n".join(headlines(result)), err=True)
+    if isinstance(result, Report):
+        print_report(result, form, quiet=consent.quiet)
+    else:
+        click.echo(show(result, form))
     return result

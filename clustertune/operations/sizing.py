@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ class Shape:
     limit: int  # bytes of a worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sizing:
     """A recommended cluster, with the reasons."""
 
@@ -95,14 +94,11 @@ class Sizing:
             f'memory_limit="{limit}")'
         )
         return ({"LocalCluster": local} if self.hosts == 1 else {}) | {
-            "SLURMCluster": f"cluster = SLURMCluster(cores={each * threads}, "
-            f'processes={each}, memory="{size_text(self.memory_limit * each)}"); '
-            f"cluster.scale(jobs={self.hosts})",
             "dask worker": "dask worker tcp://SCHEDULER:8786 "
             f'--nworkers {each} --nthreads {threads} --memory-limit "{limit}"',
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         alone = "One machine without Dask is enough. Otherwise: "
         title = f"{alone if self.one_machine else ''}{self._shape()}"
         why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
@@ -110,12 +106,6 @@ class Sizing:
         start = f"Start it with{several if self.hosts > 1 else ''}"
         lines = "\n".join(self.lines.values())
         return f"{title}\n\nReasons\n{why}\n\n{start}\n{lines}"
-
-    def __repr__(self) -> str:
-        return f"<Sizing: {self._shape()}>"
-
-    def _repr_html_(self) -> str:
-        return f'<div class="clustertune"><pre>{escape(str(self))}</pre></div>'
 
     def to_json(self) -> str:
         """Return the recommendation as JSON, with ``schema_version``."""
