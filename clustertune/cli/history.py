@@ -41,14 +41,13 @@ MAX_SHOWN = 50  # records in the table
     click.option("--label", metavar="TEXT", help="Select the label of a hold, or "
         "clustertune.history.label of Dask's configuration."),
     time_option("--since", help="Select the records of the last time, like 7days."),
-    click.option("--path", type=click.Path(dir_okay=False), help="Read this file. By "
-        "default clustertune.history.path of Dask's configuration."),
     format_option,
 )  # fmt: skip
 def history(target: Target, form: str, last: bool, **selection: Any) -> None:
     """List past calls, held blocks and fits.
 
-    The records are in a file on this machine. Only --last asks the cluster.
+    The records are in a file on this machine (clustertune.history.path of Dask's
+    configuration). Only --last asks the cluster.
     """
     if last:
         refuse_options(selection, "{} and --last do not go together")

@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from clustertune import checks
 from clustertune.core import arguments, decoding, settings
-from clustertune.core.model import Finding, Snapshot
+from clustertune.core.model import Snapshot
 from clustertune.core.report import Report
-from clustertune.core.results import Severity
 from clustertune.core.wording import printable
 from clustertune.errors import ClustertuneError
 from clustertune.operations.journal import Journal
@@ -37,8 +36,7 @@ logger = logging.getLogger("clustertune")
 
 SETTINGS = "clustertune.history"
 MAX_SIZE = 16 * 2**20  # bytes of a file
-MAX_TEXT = 500  # characters of an error or a step
-MAX_STEPS = 20
+MAX_TEXT = 500  # characters of an error
 MARK = b'{"clustertune": '  # the start of each line
 LARGEST = 2**63  # larger numbers fit no column of a DataFrame
 LAST = 9e9  # epoch seconds in the year 2255, which pandas can represent
@@ -63,8 +61,6 @@ class Record:
     columns: int | None = None
     partitions: int | None = None
     nbytes: int | None = None
-    findings: tuple[tuple[str, str], ...] = ()  # severity and check, at first
-    steps: tuple[str, ...] = ()  # that were done, or are planned
     predicted_peak: int | None = None  # process bytes of the fullest worker
     peak: int | None = None
     limit: int | None = None  # memory limit of the worker with this peak
@@ -88,7 +84,7 @@ def configured() -> Mapping[str, Any]:
     return found
 
 
-def file_of(path: str | Path | None) -> Path:
+def file_of(path: str | None) -> Path:
     """Return the path of a history; None: in the user's XDG data folder."""
     folder = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     default = Path(folder, "clustertune", "history.jsonl")
@@ -104,8 +100,6 @@ def file_of(path: str | Path | None) -> Path:
 def append(record: Record, path: Path) -> None:
     """Append a record; raise ClustertuneError if the file cannot be used."""
     line = json.dumps({"clustertune": 1} | asdict(record), allow_nan=False).encode()
-    if _from_line(line) is None:
-        raise ClustertuneError(f"the record of {record.call!r} could not be read again")
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -177,15 +171,12 @@ def _from_line(line: bytes) -> Record | None:
 
 def of_call(call: str, journal: Journal, report: Report, began: float) -> Record:
     """Return the record of a call."""
-    steps = [s for s in report.steps if s.status in ("done", "partly", "planned")]
     return replace(
         of_data(journal, report),
         call=call,
         began=began,
         seconds=report.seconds,
         status=report.status,
-        findings=named(report.found),
-        steps=tuple(printable(s.summary, longest=MAX_TEXT) for s in steps[:MAX_STEPS]),
         predicted_peak=report.predicted_peak,
         error=printable(report.error, longest=MAX_TEXT),
     )
@@ -204,12 +195,6 @@ def of_data(journal: Journal, report: Report) -> Record:
         rows, partitions = data.rows, data.partitions
         record = replace(record, rows=rows, partitions=partitions, nbytes=data.nbytes)
     return on(record, view.now, view.eligible_workers)
-
-
-def named(findings: Sequence[Finding]) -> tuple[tuple[str, str], ...]:
-    """Return severity and check of findings, each pair once."""
-    known = [f for f in findings if f.severity is not Severity.unknown]
-    return tuple(dict.fromkeys((str(f.severity), f.check) for f in known))
 
 
 def on(record: Record, snapshot: Snapshot, workers: Workers) -> Record:
@@ -254,9 +239,10 @@ def history(
     *,
     label: str | None = None,
     since: str | float | None = None,
-    path: str | Path | None = None,
 ) -> pd.DataFrame:
     """Read the records of past calls, held blocks and fits.
+
+    The setting ``clustertune.history.path`` has the path of the file.
 
     Parameters
     ----------
@@ -268,8 +254,6 @@ def history(
         label of a hold.
     since
         Select the records of the last seconds or duration (``"7 days"``).
-    path
-        Path of the file; by default ``clustertune.history.path``.
 
     Returns
     -------
@@ -291,13 +275,13 @@ def history(
     import pandas as pd
 
     settings.refuse_unknown(checks.all_settings())
-    default = configured()["path"]
-    begin = 0.0
+    file, begin = file_of(configured()["path"]), 0.0
     if since is not None:
         begin = time.time() - arguments.duration("since", since)
-    records, skipped = read(file_of(default if path is None else path))
+    records, skipped = read(file)
+    # a terminal would obey control characters
     rows = [
-        _escaped(asdict(r))
+        {k: printable(v) if isinstance(v, str) else v for k, v in asdict(r).items()}
         for r in records
         if call in (None, r.call) and label in (None, r.label) and r.began >= begin
     ]
@@ -307,12 +291,3 @@ def history(
     frame["began"] = began.astype("datetime64[ns, UTC]")  # also if there is no record
     frame.attrs["skipped"] = skipped
     return frame
-
-
-def _escaped(value: Any) -> Any:
-    """Escape control characters in all texts, because a terminal would obey them."""
-    if isinstance(value, dict):
-        return {key: _escaped(x) for key, x in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(_escaped, value))
-    return printable(value) if isinstance(value, str) else value

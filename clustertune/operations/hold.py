@@ -218,7 +218,6 @@ class Hold(ClientContext):
             began=began,
             seconds=measures.seconds,
             status="failed" if error else "left" if measures.gone else "done",
-            findings=history.named(self.monitor.findings),
             predicted_peak=measures.predicted,
             peak=None if fullest is None else measures.peaks[fullest],
             limit=None if fullest is None else measures.limits.get(fullest) or None,

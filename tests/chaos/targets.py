@@ -465,8 +465,10 @@ def _read_history(data: bytes) -> None:
         path = Path(folder) / "history.jsonl"
         path.write_bytes(data)
         for form in ("text", "json"):
-            command = ["history", "--path", str(path), "-f", form]
-            result = CliRunner().invoke(main, command, catch_exceptions=False)
+            with dask.config.set({"clustertune.history.path": str(path)}):
+                result = CliRunner().invoke(
+                    main, ["history", "-f", form], catch_exceptions=False
+                )
             assert result.exit_code == 0
             assert "\x1b" not in result.output
 
@@ -476,9 +478,8 @@ def _histories() -> list[bytes]:
         history.Record(
             call="fit", label="j", began=1e9 + i, seconds=10.0 / n, status="done",
             workers=n, threads=n, hosts=1, rows=1000, columns=3, nbytes=10**6,
-            partitions=4, workload="xgboost", findings=(("warning", "uneven_rows"),),
-            steps=("rebalance",), predicted_peak=2**29, peak=2**29, limit=2**30,
-            spilled=0, busy=1.5,
+            partitions=4, workload="xgboost", predicted_peak=2**29, peak=2**29,
+            limit=2**30, spilled=0, busy=1.5,
         )
         for i, n in enumerate((1, 2, 4, 2, 8))
     ]  # fmt: skip
