@@ -8,7 +8,8 @@ again. clustertune must be installed in the scheduler's environment.
 Settings in Dask's configuration:
 
 ``clustertune.schedules``
-    A list of arguments of :func:`clustertune.schedule_restart`, each with ``cron``.
+    A list of arguments of :func:`clustertune.schedule_restart` (``idle_for``, ``cron``,
+    ``tz``, ``if_needed``, ``expires``, ``workers``), each with ``cron``.
 ``clustertune.audit``
     A file for the audit trail, or ``syslog``.
 
@@ -23,6 +24,7 @@ import logging
 import logging.handlers
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from time import time
@@ -33,13 +35,10 @@ import dask
 from distributed import Client, Scheduler
 from distributed.security import Security
 
+from clustertune.collections import inputs
 from clustertune.dashboard.mount import mount
 from clustertune.operations.scheduling import triggers
-from clustertune.operations.scheduling.request import (
-    MAX_EXPIRES,
-    Options,
-    schedule_restart,
-)
+from clustertune.operations.scheduling.request import MAX_EXPIRES, Options, send
 from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.remote.scheduler.plugin import NAME, install
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
@@ -54,7 +53,6 @@ POLL_INTERVAL = 1.0  # seconds between two looks whether a schedule has ended
 #: tasks that schedule restarts, by id of the scheduler
 _tasks: dict[str, list[asyncio.Task[None]]] = {}
 REASON = "clustertune.schedules of the scheduler's configuration"
-_NOT_HERE = ("client", "collections", "dry_run", "timeout")
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
@@ -112,7 +110,7 @@ def configured_schedules() -> list[dict[str, Any]]:
         raise ValueError(  # noqa: TRY004, wrong settings are ValueErrors
             f"clustertune.schedules={given!r} must be a list of mappings"
         )
-    known = [n for n in signature(schedule_restart).parameters if n not in _NOT_HERE]
+    known = [*signature(Options.of).parameters]
     for place, one in enumerate(given):
         name = f"clustertune.schedules[{place}]"
         if not isinstance(one, Mapping) or "cron" not in one:
@@ -123,25 +121,26 @@ def configured_schedules() -> list[dict[str, Any]]:
                     f"{name} has no argument {argument!r}; it has {', '.join(known)}"
                 )
         try:
-            _expires(one, time())
+            _options(one, time())
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from error
-    return [{"reason": REASON, **one} for one in given]
+    return list(given)
 
 
-def _expires(one: Mapping[str, Any], now: float) -> float:
-    """Return the seconds after which a schedule expires; raise for a wrong argument.
+def _options(one: Mapping[str, Any], now: float) -> Options:
+    """Return the checked arguments of a schedule; raise for a wrong one.
 
     A time of ``cron`` that is later than ``expires`` delays the end.
     """
     options = Options.of(**{"expires": EXPIRES, **one})
     assert options.cron is not None
     if triggers.cron_times(options.cron, options.zone, now, now + options.lifetime):
-        return options.lifetime
+        return options
     later = triggers.next_time(options.cron, options.zone, now, MAX_EXPIRES - 1)
     if later is None:
         raise ValueError(f"cron={options.cron!r} has no time within a year")
-    return min(MAX_EXPIRES, later - now + options.lifetime)
+    lifetime = min(MAX_EXPIRES, later - now + options.lifetime)
+    return replace(options, lifetime=lifetime)
 
 
 def _add_audit_handler(target: Any) -> None:
@@ -205,13 +204,14 @@ def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
 
 def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the list shows of a schedule that was refused."""
-    options, now = Options.of(**arguments), time()
+    now = time()
+    options = _options(arguments, now)
     return {
         "owner": NAME,
-        "reason": options.reason,
+        "reason": REASON,
         "idle_for": options.idle_for,
         "workers": options.workers,
-        "expires": now + _expires(arguments, now),
+        "expires": now + options.lifetime,
     }
 
 
@@ -228,7 +228,7 @@ async def _schedule(
     scheduler: Scheduler, arguments: Mapping[str, Any]
 ) -> Schedule | str:
     """Schedule a restart; return it, or why the scheduler did not accept it."""
-    made: Any = None
+    made: Schedule | None = None
     try:
         async with Client(
             scheduler.address,
@@ -238,15 +238,14 @@ async def _schedule(
             name="clustertune-preload",
         ) as client:
             await client.wait_for_workers(1)
-            seconds = {"expires": _expires(arguments, time())}
-            scheduled: Any = schedule_restart(client, **{**arguments, **seconds})
-            made = await scheduled
+            options = _options(arguments, time())
+            made = await send(client, inputs.of_rows(()), options, REASON)
     # any error is listed as the reason, and the next attempt follows
     except Exception as error:  # noqa: BLE001
         if made is None:  # else the client failed to close
             return str(error) or type(error).__name__
-    found: Schedule = made
-    return found
+    assert made is not None
+    return made
 
 
 def _of_client(security: Any) -> Security:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from clustertune.cli.options import (
     other_clients_option,
     pairs,
     refuse_options,
+    text_format_option,
     time_option,
     timeout_option,
     usage_errors,
@@ -34,7 +34,6 @@ from clustertune.cli.running import (
     text_or_json,
 )
 from clustertune.core import arguments
-from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -198,12 +197,12 @@ def trim(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
 # --- restarts between runs ------------------------------------------------------------
 
+_form = text_format_option("Form of the output.")
+
 
 def _rendered(found: Schedule | Sequence[Schedule], form: str) -> str:
     schedules = found if isinstance(found, Sequence) else [found]
     text = "\n".join(map(str, schedules)) or "no restart is scheduled"
-    if form == "html":
-        text = f"<pre>{html.escape(text)}</pre>"
     return text_or_json(text, form, {"schedules": [s.plain() for s in schedules]})
 
 
@@ -227,7 +226,7 @@ def schedule() -> None:
 )
 @cluster_options(manager=True)
 @with_options(
-    format_option,
+    _form,
     worker_option,
     click.option("--if-needed", is_flag=True, help="Restart only workers above a "
         "memory threshold then, or that would exceed it in the next run."),
@@ -239,8 +238,6 @@ def schedule() -> None:
         "Europe/Berlin. Default: this machine's."),
     click.option("--expires", metavar="TIME", default="12h", show_default=True,
         help="Give up after this time."),
-    click.option("--wait", metavar="TIME", default="10s", show_default=True,
-        help="Wait at most so long for tasks that begin just before a worker's turn."),
 )  # fmt: skip
 @with_consent
 def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
@@ -266,7 +263,7 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
 )
 @cluster_options()
-@format_option
+@_form
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
     from clustertune.operations.scheduling import schedule as schedules
@@ -279,18 +276,13 @@ def list_(target: Target, form: str) -> None:
 )
 @click.argument("id")
 @cluster_options()
-@format_option
+@_form
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
     from clustertune.operations.scheduling import schedule as schedules
 
-    async def end(client: Client) -> Schedule | str:
-        try:
+    async def end(client: Client) -> Schedule:
+        with usage_errors(LookupError):
             return await schedules.cancel(client, id)
-        except LookupError as error:
-            return str(error)
 
-    found = run(target, end)
-    if isinstance(found, str):
-        raise click.UsageError(printable(found))
-    click.echo(_rendered(found, form))
+    click.echo(_rendered(run(target, end), form))

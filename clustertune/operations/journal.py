@@ -383,14 +383,9 @@ def user() -> str:
     return printable(f"{user}@{socket.gethostname()}", longest=200)
 
 
-def configured_reason() -> Any:
-    """Return the setting ``clustertune.reason``."""
-    return dask.config.get("clustertune.reason", None)
-
-
 def change_reason() -> str | None:
     """Return the reason for changes as text for the log."""
-    reason = configured_reason()
+    reason = dask.config.get("clustertune.reason", None)
     return None if reason is None else printable(str(reason), longest=1000)
 
 

@@ -200,7 +200,7 @@ def _map_reduce(client: Client, data: Data, options: Any, notify: Notify) -> Res
 
 def _schedule(client: Client, data: Data, options: Any, notify: Notify) -> Result:
     made = clustertune.schedule_restart(
-        client, *_aligned(data), idle_for="300ms", expires="40s", wait="5s"
+        client, *_aligned(data), idle_for="300ms", expires="40s"
     )
     end = monotonic() + LONGEST
     try:

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from inspect import signature
 from time import monotonic
 from typing import Any
 
@@ -33,8 +32,8 @@ from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
-from clustertune.operations import journal as journals
 from clustertune.operations.call import check_client
+from clustertune.operations.journal import change_reason
 from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
 from clustertune.planner import guards
@@ -42,29 +41,28 @@ from clustertune.remote import keys, ship
 from clustertune.remote.worker import park
 
 MAX_EXPIRES = 366 * 86400.0  # seconds
-MAX_REASON = 500  # characters
+TIMEOUT = 60.0  # seconds to send the request
+IDLE_FOR = "30s"
 
 
 def schedule_restart(
     client: Client,
     *collections: Any,
-    idle_for: str | float = "30s",
+    idle_for: str | float = IDLE_FOR,
     cron: str | None = None,
     tz: str | None = None,
     if_needed: bool = False,
     expires: str | float = "12h",
     workers: Sequence[str | int] | None = None,
-    reason: str | None = None,
-    wait: str | float = "10s",
     dry_run: bool = False,
-    timeout: str | float = "1 minute",
 ) -> Schedule:
     """Restart workers in the next gap between runs, without losing data.
 
     The scheduler waits until no task has run or been queued for a while and no client
     holds the cluster. Then it does what :func:`clustertune.restart_workers` does. This
     process may end meanwhile. If a fit begins while a worker is away, the fit waits
-    for this worker, and the other workers wait for the next gap.
+    for this worker, and the other workers wait for the next gap. Lists and Dask's event
+    log have the reason that the setting ``clustertune.reason`` has now.
 
     Parameters
     ----------
@@ -89,15 +87,8 @@ def schedule_restart(
         Seconds, or a duration, after which the scheduler gives up.
     workers
         Names or addresses. None: all workers at that time.
-    reason
-        The reason, for lists and for Dask's event log.
-    wait
-        Seconds, or a duration, to wait for tasks that begin on a worker just before its
-        turn.
     dry_run
         Send nothing, and return the plan.
-    timeout
-        Seconds, or a duration, for scheduling the restart.
 
     Returns
     -------
@@ -130,12 +121,11 @@ def schedule_restart(
         if_needed=if_needed,
         expires=expires,
         workers=workers,
-        reason=reason,
-        wait=wait,
-        dry_run=dry_run,
-        timeout=timeout,
     )
-    found: Schedule = sync(client, _schedule, client, given, options)
+    arguments.flag("dry_run", dry_run)
+    found: Schedule = sync(
+        client, send, client, given, options, change_reason(), dry_run=dry_run
+    )
     return found
 
 
@@ -176,36 +166,38 @@ class Options:
     if_needed: bool
     lifetime: float  # seconds until it expires
     workers: tuple[str | int, ...] | None
-    reason: str | None
-    wait: float
-    dry_run: bool
-    timeout: float
 
     @classmethod
-    def of(cls, **given: Any) -> Options:
-        """Check arguments of :func:`schedule_restart`; others have their defaults.
+    def of(
+        cls,
+        *,
+        idle_for: str | float = IDLE_FOR,
+        cron: str | None = None,
+        tz: str | None = None,
+        if_needed: bool = False,
+        expires: str | float,
+        workers: Sequence[str | int] | None = None,
+    ) -> Options:
+        """Check arguments of :func:`schedule_restart`.
 
         Raise TypeError or ValueError for a wrong one. The times of ``cron`` follow when
         the scheduler's clock is known.
         """
-        known = signature(schedule_restart).parameters.values()
-        found = {p.name: p.default for p in known if p.kind is p.KEYWORD_ONLY} | given
-        cron, tz = found["cron"], found.pop("tz")
         if cron is None and tz is not None:
             raise TypeError("tz is the time zone of cron: give cron, too")
         zone = triggers.zone(tz)
         if cron is not None:
             triggers.cron_times(cron, zone, 0.0, 0.0)
-        for name in ("idle_for", "wait", "timeout"):
-            found[name] = arguments.duration(name, found[name])
-        for name in ("if_needed", "dry_run"):
-            arguments.flag(name, found[name])
-        expires = found.pop("expires")
         if (lifetime := arguments.duration("expires", expires)) > MAX_EXPIRES:
             raise ValueError(f"expires={expires!r} must be at most a year")
-        found["workers"] = arguments.names("workers", found["workers"])
-        found["reason"] = _reason(found["reason"])
-        return cls(zone=zone, lifetime=lifetime, **found)
+        return cls(
+            idle_for=arguments.duration("idle_for", idle_for),
+            cron=cron,
+            zone=zone,
+            if_needed=arguments.flag("if_needed", if_needed),
+            lifetime=lifetime,
+            workers=arguments.names("workers", workers),
+        )
 
     def times(self, now: float, expires: float) -> tuple[float, ...]:
         """Return the times of ``cron``; raise ValueError if there are none."""
@@ -220,31 +212,34 @@ class Options:
         )
 
 
-def _reason(reason: object) -> str | None:
-    if reason is None:
-        reason = journals.configured_reason()
-    if reason is None:
-        return None
-    if isinstance(reason, str) and 0 < len(reason) <= MAX_REASON:
-        return reason
-    raise ValueError(
-        f"reason={reason!r} must be a text of at most {MAX_REASON} characters, or None"
-    )
-
-
-async def _schedule(client: Client, given: inputs.Inputs, options: Options) -> Schedule:
+async def send(
+    client: Client,
+    given: inputs.Inputs,
+    options: Options,
+    reason: str | None,
+    *,
+    dry_run: bool = False,
+) -> Schedule:
+    """Send a request to the scheduler; a dry run returns the plan only."""
     try:
-        work = _send(client, given, options)
-        return await asyncio.wait_for(work, options.timeout)
+        work = _send(client, given, options, reason, dry_run=dry_run)
+        return await asyncio.wait_for(work, TIMEOUT)
     except asyncio.TimeoutError:
         raise TimedOutError(
-            f"the restart was not scheduled within {seconds_text(options.timeout)}; "
-            "see what blocks the scheduler, or give a longer timeout"
+            f"the restart was not scheduled within {seconds_text(TIMEOUT)}; see what "
+            "blocks the scheduler"
         ) from None
 
 
-async def _send(client: Client, given: inputs.Inputs, options: Options) -> Schedule:
-    end = monotonic() + options.timeout
+async def _send(
+    client: Client,
+    given: inputs.Inputs,
+    options: Options,
+    reason: str | None,
+    *,
+    dry_run: bool,
+) -> Schedule:
+    end = monotonic() + TIMEOUT
     cluster = LiveCluster(
         client,
         given,
@@ -260,7 +255,7 @@ async def _send(client: Client, given: inputs.Inputs, options: Options) -> Sched
     if options.workers is not None:
         ids = tuple(sorted(ids_of(options.workers, view), key=str))
     notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
-    if options.dry_run:
+    if dry_run:
         return Schedule(
             id="",
             state="planned",
@@ -269,10 +264,11 @@ async def _send(client: Client, given: inputs.Inputs, options: Options) -> Sched
             instants=times,
             if_needed=options.if_needed,
             workers=ids,
-            reason=options.reason,
+            reason=reason,
             notes=notes,
         )
     terms = _terms(client, options, view, ids) | {
+        "reason": reason,
         "instants": list(times),
         "expires": expires,
     }
@@ -294,7 +290,6 @@ def _terms(
     least = float(checks.setting("memory_growth", "min_fraction"))
     return {
         "owner": client.id,
-        "reason": options.reason,
         "idle_for": options.idle_for,
         "if_needed": least if options.if_needed else None,
         "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
@@ -306,7 +301,6 @@ def _terms(
             w.nanny for w in view.now.workers if w.nanny and w.address in approved
         ],
         "parking": ship.pickled(park.act),
-        "wait": options.wait,
         "timeout": restarting.TIMEOUT,
     }
 

@@ -201,10 +201,15 @@ def read(
     return replace(decoding.convert(own, Schedule), client=client, notes=notes)
 
 
+async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:
+    await monitor.install_plugin(client, await monitor.identify(client))
+    found: Mapping[str, Any] = await monitor.ask(client, "schedules", **request)
+    return found
+
+
 async def cancel(client: Client, name: str) -> Schedule:
     """Cancel a scheduled restart by id; raise LookupError if there is none."""
-    await monitor.install_plugin(client, await monitor.identify(client))
-    found = await monitor.ask(client, "schedules", cancel=name)
+    found = await _ask(client, cancel=name)
     answer = found["one"]
     if answer is None:
         known = [s["id"] for s in found["all"] if s["state"] not in ENDED]
@@ -215,6 +220,5 @@ async def cancel(client: Client, name: str) -> Schedule:
 
 async def listed(client: Client) -> tuple[Schedule, ...]:
     """List waiting restarts and the last ended ones, oldest first."""
-    await monitor.install_plugin(client, await monitor.identify(client))
-    found = await monitor.ask(client, "schedules")
+    found = await _ask(client)
     return tuple(read(answer, client) for answer in found["all"])

@@ -45,8 +45,7 @@ class Schedule:
         (bytes of a process without keys),
         ``workers`` (ids; None: all current workers), ``collections`` (packed keys of
         row-aligned ones), ``lines`` (thresholds by id), ``nannies`` (to which code may
-        be sent), ``parking`` (pickled code), ``wait`` and ``timeout`` (seconds, for one
-        worker).
+        be sent), ``parking`` (pickled code) and ``timeout`` (seconds, for one worker).
     now
         Epoch seconds.
     """

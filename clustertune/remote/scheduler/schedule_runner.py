@@ -33,6 +33,7 @@ from clustertune.remote.scheduler.survey import held_data
 logger = logging.getLogger("distributed.clustertune")
 
 POLL_INTERVAL = 1.0  # seconds between two looks; more on large clusters
+WAIT = 10.0  # seconds to wait for tasks that begin on a worker just before its turn
 PAUSE = 1.0  # seconds between two workers, in which others can take the lease
 RETRY = 30.0  # seconds between two looks at workers that cannot be restarted yet
 MAX_WAITING = 20
@@ -345,7 +346,7 @@ class ScheduleRunner:
                 address=worker.address,
                 collections=terms["collections"],
                 process_limits=ceilings,
-                wait=terms["wait"],
+                wait=WAIT,
                 timeout=terms["timeout"],
                 parking=terms["parking"] if may_park else b"",
             )

@@ -41,7 +41,6 @@ def terms(**others: Any) -> dict[str, Any]:
         "lines": [],
         "nannies": [],
         "parking": b"",
-        "wait": 5.0,
         "timeout": 30.0,
     }
     return given | others
