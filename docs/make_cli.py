@@ -32,7 +32,7 @@ code 2.
 |---|---|
 | 0 | success |
 | 1 | `check`: a finding has at least the severity of `--fail-on`; `run`: the last \
-checks found something; `history --last`: there is no report |
+checks found something critical; `history --last`: there is no report |
 | 2 | wrong usage, also an unknown name, worker or id |
 | 3 | the cluster was not reached |
 | 4 | refused, and nothing was changed |

@@ -15,14 +15,12 @@ from clustertune.cli.options import (
     cluster_options,
     command,
     estimator_option,
-    fail_on_option,
     format_option,
     usage_errors,
     with_consent,
     with_options,
 )
 from clustertune.cli.running import carry_out, text_or_json
-from clustertune.core.model import Severity
 from clustertune.core.tables import Section, Table, to_text
 from clustertune.core.wording import plural, printable
 
@@ -44,46 +42,43 @@ if TYPE_CHECKING:
 @cluster_options(manager=True)
 @with_options(
     format_option,
-    click.option("--list", "listing", is_flag=True, help="List the playbooks."),
-    click.option("--show", is_flag=True, help="Print the text of PLAYBOOK."),
-    click.option("--lint", is_flag=True, help="Check PLAYBOOK without a cluster, and "
-        "print all problems with file and line. Exit with code 1 if there is one."),
+    click.option("--list", "only", flag_value="list", help="List the playbooks."),
+    click.option("--show", "only", flag_value="show", help="Print the text of "
+        "PLAYBOOK."),
+    click.option("--lint", "only", flag_value="lint", help="Check PLAYBOOK without a "
+        "cluster, and print all problems with file and line. Exit with code 1 if there "
+        "is one."),
     estimator_option("Name the kind of estimator, like xgboost."),
-    fail_on_option("critical", "Exit with code 1 if the last checks find at least this "
-        "severity."),
 )  # fmt: skip
 @with_consent
 def run(
     target: Target,
     playbook: str | None,
     form: str,
-    listing: bool,
-    show: bool,
-    lint: bool,
+    only: str | None,
     **options: Any,
 ) -> None:
     """Carry out a playbook: run checks, and act on their findings.
 
     PLAYBOOK is a name of `clustertune run --list`, or a file. If it may change
-    something, the command first shows a plan and asks.
+    something, the command first shows a plan and asks. Exit with code 1 if the last
+    checks find something critical.
     """
     from clustertune.operations.call import refuse_wrong_settings
     from clustertune.operations.playbooks import reading
 
     with usage_errors(ValueError):
         refuse_wrong_settings()
-    if listing + show + lint > 1:
-        raise click.UsageError("--list, --show and --lint exclude each other")
-    if listing:
+    if only == "list":
         found = {name: reading.read(name).description for name in reading.shipped()}
         table = Table(("playbook", "what it does"), tuple(found.items()))
         text = to_text([Section("Shipped playbooks", (table,))])
         click.echo(text_or_json(text, form, {"playbooks": found}))
     elif playbook is None:
         raise click.UsageError("give PLAYBOOK; `clustertune run --list` lists them")
-    elif lint:
+    elif only == "lint":
         _lint(playbook, form)
-    elif show:
+    elif only == "show":
         with usage_errors(ValueError):
             lines = reading.content(playbook)[1].decode(errors="replace").splitlines()
         click.echo("\n".join(map(printable, lines)))
@@ -96,7 +91,6 @@ def _run(
     name: str,
     form: str,
     estimator: str | None,
-    fail_on: Severity | None,
     consent: Consent,
 ) -> None:
     from clustertune.operations.playbooks import reading, running
@@ -123,7 +117,7 @@ def _run(
         consent.refuse_without_terminal()
     else:
         consent = replace(consent, yes=True)  # checks need no consent
-    sys.exit(carry_out(target, make, form, consent, acts).exit_status(fail_on))
+    sys.exit(carry_out(target, make, form, consent, acts).exit_status())
 
 
 def _lint(playbook: str, form: str) -> None:

@@ -119,10 +119,13 @@ class Report(Results):
             )
         try:
             for name in ("found", "left"):
-                data[name] = _with_numbers(name, data.get(name, []))
+                for finding in data.get(name, ()):
+                    finding["severity"] = int(Severity[finding["severity"]])
             return decoding.convert(data, cls)
-        except ValueError as error:
-            raise ValueError(f"this is not a report: {error}") from error
+        # a list or a number instead of a mapping, or an unknown word
+        except (LookupError, TypeError, ValueError) as error:
+            text = printable(str(error), longest=400)
+            raise ValueError(f"this is not a report: {text}") from error
 
 
 class FitReport(Report):
@@ -138,24 +141,6 @@ class FitReport(Report):
 
     def __deepcopy__(self, memo: Any) -> FitReport:
         return self  # it is frozen
-
-
-def _with_numbers(name: str, found: Any) -> Any:
-    """Replace the words of severities by their numbers; leave other values."""
-    if not isinstance(found, list):
-        return found
-    return [_with_number(f"{name}[{i}]", f) for i, f in enumerate(found)]
-
-
-def _with_number(path: str, finding: Any) -> Any:
-    if not isinstance(finding, dict) or not isinstance(finding.get("severity"), str):
-        return finding
-    word = finding["severity"]
-    if word not in Severity.__members__:
-        known = ", ".join(Severity.__members__)
-        shown = printable(repr(word), longest=60)
-        raise ValueError(f"{path}.severity: {shown} is not one of {known}")
-    return finding | {"severity": int(Severity[word])}
 
 
 def _plain(value: Any) -> Any:

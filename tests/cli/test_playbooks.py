@@ -52,7 +52,6 @@ def test_the_text_of_one() -> None:
     ("arguments", "text"),
     [
         (["run"], "give PLAYBOOK; `clustertune run --list` lists them"),
-        (["run", "--list", "--lint"], "--list, --show and --lint exclude each other"),
         (["run", "obsrve"], "(did you mean observe?)"),
         (["run", "/no/such.yaml"], "cannot be read: No such file"),
         (["run", "observe"], "which cluster? give ADDRESS"),
@@ -116,8 +115,6 @@ def test_checks_need_no_consent(cluster: LocalCluster) -> None:
     assert result.exit_code == 0
     data = json.loads(result.stdout)
     assert [step["status"] for step in data["steps"]] == ["checked"]
-    level = ["--fail-on", "info"]
-    assert run("run", "observe", cluster.scheduler_address, *level).exit_code == 1
 
 
 def test_a_change_needs_consent(

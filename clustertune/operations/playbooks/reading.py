@@ -35,7 +35,6 @@ class PlaybookError(ValueError):
 class Step:
     """Run checks, or an action if a condition is met."""
 
-    line: str  # file and line
     check: tuple[str, ...] = ()  # names of checks; "all": all checks
     when: str = ""  # the check whose finding is the condition; "": no condition
     at_least: Severity = Severity.warning
@@ -341,7 +340,7 @@ class _Document:
             if options.get("workers") == NAMED and "when" not in keys:
                 text = "named means the workers that the condition names: give when"
                 self.note(f"{path}.with.workers", text)
-        return Step(line=f"{self.source}:{self.lines[path]}", options=given, **step)
+        return Step(options=given, **step)
 
 
 def _unreadable(place: Any, problem: str) -> yaml.MarkedYAMLError:

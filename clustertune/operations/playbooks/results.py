@@ -25,8 +25,8 @@ class StepResult:
 
     Attributes
     ----------
-    step, line
-        The step in words, and its file and line.
+    step
+        The step in words.
     status
         ``checked`` (a check), ``done``, ``fine`` (nothing to do), ``planned`` (a dry
         run), ``skipped`` (the condition is not met, or unknown), ``refused`` (nothing
@@ -39,7 +39,6 @@ class StepResult:
     """
 
     step: str
-    line: str
     status: str
     reason: str = ""
     seconds: float = 0.0
@@ -97,18 +96,13 @@ class PlaybookResult:
         )
         return replace(self, steps=tuple(steps))
 
-    def exit_status(self, fail_on: Severity | None = Severity.critical) -> int:
-        """Return an exit code: 0, 1 (findings), 4 (refused), or 5 (failed, partly).
-
-        Findings of at least the severity ``fail_on`` count; None: no finding counts.
-        """
+    def exit_status(self) -> int:
+        """Return an exit code: 0, 1 (critical), 4 (refused), or 5 (failed, partly)."""
         statuses = {step.status for step in self.steps}
         if bad := statuses & BAD:
             return 4 if bad == {"refused"} and "done" not in statuses else 5
-        # a planned step may fix the findings
-        if fail_on is None or "planned" in statuses:
-            return 0
-        return int(any(f.severity >= fail_on for f in self.found))
+        found = any(f.severity is Severity.critical for f in self.found)
+        return int(found and "planned" not in statuses)  # a planned step may fix it
 
     def __str__(self) -> str:
         return tables.to_text(self._sections())

@@ -142,9 +142,7 @@ class PlaybookRun:
         shown = Progress(self.progress)
         stops = self.playbook.on_failure == "stop" and not self.dry_run
         for i, step in enumerate(self.playbook.steps):
-            result = StepResult(
-                step=str(step), line=step.line, status="not begun", reason=stopped
-            )
+            result = StepResult(step=str(step), status="not begun", reason=stopped)
             if not stopped:
                 if results and results[-1].status in ("done", "left"):
                     shown.notify("letting the cluster settle", None)

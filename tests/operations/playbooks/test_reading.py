@@ -73,7 +73,6 @@ def test_an_example() -> None:
         60,
     )
     assert restart.options == {"workers": "named", "timeout": "2 minutes"}
-    assert restart.line == "p.yaml:10"
     assert str(restart) == (
         "restart (workers: named, timeout: 2 minutes), when unmanaged_memory is at "
         "least critical"

@@ -14,8 +14,7 @@ from clustertune.operations.playbooks.reading import Step
 from clustertune.operations.playbooks.results import PlaybookResult, StepResult
 from clustertune.operations.playbooks.running import status_of, subjects
 
-STEP = {"step": "trim", "line": "f:2"}
-LOOK = {"step": "check a", "line": "f:1"}
+STEP, LOOK = "trim", "check a"
 
 
 def finding(check: str, severity: Severity, *subject: Any) -> Finding:
@@ -33,7 +32,7 @@ def test_subjects_of_a_condition() -> None:
     ]
 
     def of(check: str, at_least: Severity) -> Any:
-        step = Step(line="f:1", when=check, at_least=at_least, do="trim")
+        step = Step(when=check, at_least=at_least, do="trim")
         return subjects(step, found)
 
     assert of("a", Severity.warning) == {1, 2, 3}
@@ -44,7 +43,7 @@ def test_subjects_of_a_condition() -> None:
 
 
 def result(*statuses: str, **what: Any) -> PlaybookResult:
-    steps = tuple(StepResult(**STEP, status=s) for s in statuses)
+    steps = tuple(StepResult(step=STEP, status=s) for s in statuses)
     return PlaybookResult(playbook="p", seconds=1, steps=steps, **what)
 
 
@@ -75,28 +74,24 @@ def test_last_findings_count() -> None:
     def looked(severity: Severity | None) -> StepResult:
         found = () if severity is None else (finding("a", severity),)
         report = Report(status="checked", seconds=0.0, found=found)
-        return StepResult(**LOOK, status="checked", report=report)
+        return StepResult(step=LOOK, status="checked", report=report)
 
-    def code(*steps: StepResult, **options: Any) -> int:
-        return PlaybookResult(playbook="p", seconds=1, steps=steps).exit_status(
-            **options
-        )
+    def code(*steps: StepResult) -> int:
+        return PlaybookResult(playbook="p", seconds=1, steps=steps).exit_status()
 
     bad, mild = looked(Severity.critical), looked(Severity.warning)
     assert code(bad) == 1
     assert code(bad, looked(None)) == 0
     assert code(bad, mild) == 0
-    assert code(mild, fail_on=Severity.warning) == 1
-    assert code(bad, fail_on=None) == 0
-    assert code(bad, StepResult(**STEP, status="planned")) == 0
+    assert code(bad, StepResult(step=STEP, status="planned")) == 0
 
 
 def test_results_are_escaped() -> None:
     """Untrusted text is harmless on a terminal and on a page."""
     odd = Finding(check="a", severity=Severity.critical, message="\x1b[2J<script>")
     report = Report(status="checked", seconds=0.0, found=(odd,))
-    step = StepResult(**LOOK, status="checked", report=report)
-    failed = StepResult(**STEP, status="failed", reason="\x1b<b>")
+    step = StepResult(step=LOOK, status="checked", report=report)
+    failed = StepResult(step=STEP, status="failed", reason="\x1b<b>")
     shown = PlaybookResult(playbook="<i>", seconds=1, steps=(step, failed))
     assert "\x1b" not in str(shown)
     assert "1 problem: \\x1b[2J<script>" in str(shown)
