@@ -35,7 +35,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import change_reason
 from clustertune.operations.scheduling import schedule, triggers
-from clustertune.operations.scheduling.schedule import DATA_NOTE, KEPT_NOTE, Schedule
+from clustertune.operations.scheduling.schedule import NOTES, Schedule
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.worker import park
@@ -254,7 +254,7 @@ async def _send(
     ids = None
     if options.workers is not None:
         ids = tuple(sorted(ids_of(options.workers, view), key=str))
-    notes = (KEPT_NOTE, DATA_NOTE, *_obstacles(view, ids))
+    _refuse_impossible(view, ids)
     if dry_run:
         return Schedule(
             id="",
@@ -265,7 +265,7 @@ async def _send(
             if_needed=options.if_needed,
             workers=ids,
             reason=reason,
-            notes=notes,
+            notes=NOTES,
         )
     terms = _terms(client, options, view, ids) | {
         "reason": reason,
@@ -275,7 +275,7 @@ async def _send(
     answer = (await monitor.ask(client, "schedules", add=terms))["one"]
     if "refused" in answer:
         raise RefusedError(answer["refused"])
-    return schedule.read(answer, client, notes)
+    return schedule.read(answer, client, NOTES)
 
 
 def _terms(
@@ -319,22 +319,14 @@ def _thresholds(
     return found
 
 
-def _obstacles(view: View, ids: tuple[str | int, ...] | None) -> tuple[str, ...]:
-    """Return notes about obstacles; some may be gone later.
-
-    Raise RefusedError if a named worker, or all workers, can never be restarted.
-    """
+def _refuse_impossible(view: View, ids: tuple[str | int, ...] | None) -> None:
+    """Refuse if a named worker, or all workers, can never be restarted."""
     real = [w.id for w in view.now.workers if not w.parking]
     steps = restarting.steps(view, set(real if ids is None else ids))
-    refused = [no for _, no in guards.sort_out(steps, view) if no is not None]
-    never = [no for no in refused if _is_permanent(no, view)]
+    refused = (no for _, no in guards.sort_out(steps, view))
+    never = [no for no in refused if no is not None and _is_permanent(no, view)]
     if never and (ids is not None or len(never) == len(real)):
         raise RefusedError(f"{never[0].step.summary}: {never[0].reason}")
-    return tuple(
-        f"{'Left out' if no in never else 'Left out while this lasts'}: "
-        f"{no.step.summary}: {no.reason}"
-        for no in refused[:3]
-    )
 
 
 def _is_permanent(refusal: Refusal, view: View) -> bool:

@@ -26,13 +26,15 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 
 ENDED = ("done", "failed", "expired", "cancelled")
-KEPT_NOTE = (
-    "The scheduler keeps this restart, so this process may end. The restart is lost if "
-    "the scheduler itself restarts."
-)
-DATA_NOTE = (
-    "Data in memory of all clients is kept. As always in Dask, unpublished data is "
-    "freed when its client closes."
+NOTES = (
+    (
+        "The scheduler keeps this restart, so this process may end. The restart is "
+        "lost if the scheduler itself restarts."
+    ),
+    (
+        "Data in memory of all clients is kept. As always in Dask, unpublished data is "
+        "freed when its client closes."
+    ),
 )
 
 
@@ -93,8 +95,7 @@ class Schedule:
         times, or keys were lost), ``expired`` or ``cancelled``. ``refused``: the
         scheduler's configuration has it, and it could not be scheduled yet.
     waits
-        Why it waits: ``for`` is ``instant``, ``held``, ``busy``, ``idle``, ``need`` or
-        ``room``, and ``text`` a sentence.
+        Why it waits, or why it was refused.
     idle_for
         Seconds without a task and without a hold that make a gap.
     instants
@@ -118,7 +119,7 @@ class Schedule:
     idle_for: float
     expires: float
     made: float = 0.0
-    waits: Mapping[str, str] = field(default_factory=dict)
+    waits: str = ""
     instants: tuple[float, ...] = field(default=(), repr=False)  # may be thousands
     if_needed: bool = False
     workers: tuple[str | int, ...] | None = None
@@ -181,13 +182,12 @@ class Schedule:
             return f"running: {workers_text(self.left or ())} not restarted yet"
         if self.state not in ("waiting", "refused"):
             return printable(self.state)
-        why = printable(self.waits.get("text", ""), longest=500)
-        return f"{self.state}: {why}"
+        return f"{self.state}: {printable(self.waits, longest=500)}"
 
     def plain(self) -> dict[str, Any]:
         values = asdict(replace(self, client=None))
         del values["client"]
-        return values | {"waiting_for": self.standing()}
+        return values
 
 
 # --- answers of the scheduler ---------------------------------------------------------
@@ -197,8 +197,7 @@ def read(
     answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
 ) -> Schedule:
     """Convert an answer of the scheduler plugin."""
-    own = {**answer, "attempts": answer["results"]}
-    return replace(decoding.convert(own, Schedule), client=client, notes=notes)
+    return replace(decoding.convert(answer, Schedule), client=client, notes=notes)
 
 
 async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:

@@ -265,7 +265,7 @@ def _scheduled(schedules: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
     for one in schedules:
         if one["state"] not in ("waiting", "running"):
             continue
-        why = one["waits"].get("text", "")
+        why = one["waits"]
         condition = " if needed" if one["if_needed"] else ""
         text = f"restart between runs{condition}, by {one['owner']}: {one['state']}"
         text += f" ({why})" if why else ""

@@ -70,32 +70,28 @@ class Schedule:
     def ended(self) -> bool:
         return self.state in ENDED
 
-    def obstacle(self, moment: Moment) -> dict[str, str] | None:
-        """Return why the restart must wait now, or None."""
+    def obstacle(self, moment: Moment) -> str:
+        """Return why the restart must wait now, or ""."""
         if len(self.instants) > 1 and self.instants[1] <= moment.now:
             self._begin_latest(moment.now)
         if self.left is None and self.instants and moment.now < self.instants[0]:
             return self._for_instant()
         if (holder := moment.holder) is not None:
-            text = f"held by {holder['label']} since {utc_text(holder['since'])}"
-            return {"for": "held", "text": text}
+            return f"held by {holder['label']} since {utc_text(holder['since'])}"
         if moment.tasks or moment.queued:
             queued = f", {moment.queued:,} queued" if moment.queued else ""
-            text = f"not idle: {plural(moment.tasks, 'task')} running{queued}"
-            return {"for": "busy", "text": text}
+            return f"not idle: {plural(moment.tasks, 'task')} running{queued}"
         idle = moment.now - max(moment.idle_since, self.idle_from)
         if idle < self.terms["idle_for"]:
             return self._for_gap(max(0.0, idle))
-        if moment.now < self.again:
-            return self.waits
-        return None
+        return self.waits if moment.now < self.again else ""
 
-    def _for_instant(self) -> dict[str, str]:
-        return {"for": "instant", "text": f"not before {utc_text(self.instants[0])}"}
+    def _for_instant(self) -> str:
+        return f"not before {utc_text(self.instants[0])}"
 
-    def _for_gap(self, idle: float) -> dict[str, str]:
+    def _for_gap(self, idle: float) -> str:
         whole = seconds_text(self.terms["idle_for"])
-        return {"for": "idle", "text": f"idle for {seconds_text(idle)} of {whole}"}
+        return f"idle for {seconds_text(idle)} of {whole}"
 
     def _begin_latest(self, now: float) -> None:
         """Begin with all workers again, because a later instant has come."""
@@ -103,7 +99,7 @@ class Schedule:
             self.instants.popleft()
         self.left, self.tries = None, 0
 
-    def wait(self, reason: dict[str, str], again: float = 0.0) -> None:
+    def wait(self, reason: str, again: float = 0.0) -> None:
         """Continue to wait; evaluate the reason again at a given time."""
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
@@ -114,7 +110,7 @@ class Schedule:
         self.wait(self._for_gap(0.0))
 
     def end(self, state: str, now: float) -> None:
-        self.state, self.waits, self.ended_at = state, {}, now
+        self.state, self.waits, self.ended_at = state, "", now
 
     def end_instant(self, now: float) -> None:
         """End the current instant; if it was the last one, end the schedule."""
@@ -145,13 +141,11 @@ class Schedule:
             "reason": terms["reason"],
             "state": self.state,
             "waits": self.waits,
-            "cancelled": self.cancelled,
             "idle_for": terms["idle_for"],
             "instants": list(self.instants),
             "expires": terms["expires"],
             "if_needed": terms["if_needed"] is not None,
             "workers": terms["workers"],
             "left": self.left,
-            "tries": self.tries,
-            "results": list(self.results),
+            "attempts": list(self.results),
         }

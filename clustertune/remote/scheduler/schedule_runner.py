@@ -88,7 +88,7 @@ class ScheduleRunner:
         nothing: dict[str, Any] = {"instants": [], "lines": [], "if_needed": None}
         schedule = Schedule(name, nothing | dict(terms), time())
         schedule.state = "refused"
-        schedule.waits = {"for": "refused", "text": problem[:MAX_TEXT]}
+        schedule.waits = problem[:MAX_TEXT]
         known = self.refused.get(name)
         if known is not None and known.waits == schedule.waits:
             return False
@@ -164,8 +164,7 @@ class ScheduleRunner:
         if moment.now >= schedule.terms["expires"]:
             self._note(schedule, "expired")
             return
-        reason = schedule.obstacle(moment)
-        if reason is not None:
+        if reason := schedule.obstacle(moment):
             schedule.wait(reason)
             return
         if any(is_parking(ws.name) for ws in self.scheduler.workers.values()):
@@ -173,7 +172,7 @@ class ScheduleRunner:
                 "an earlier restart has left keys on a parking worker: `clustertune "
                 "restart` brings them back"
             )
-            schedule.wait({"for": "room", "text": text}, moment.now + self.again)
+            schedule.wait(text, moment.now + self.again)
             return
         workers, refused = self._due(schedule)
         if workers:
@@ -186,13 +185,13 @@ class ScheduleRunner:
     def _wait_for_workers(
         self, schedule: Schedule, refused: Mapping[Any, str], now: float
     ) -> None:
-        kind, text = "room", _texts(refused) or "none of its workers is on the cluster"
-        if schedule.terms["if_needed"] is not None and not refused:
-            kind, text = "need", "no worker needs a restart"
-        if kind == "need" and schedule.instants:  # the next instant is another chance
+        text = _texts(refused) or "none of its workers is on the cluster"
+        if needless := schedule.terms["if_needed"] is not None and not refused:
+            text = "no worker needs a restart"
+        if needless and schedule.instants:  # the next instant is another chance
             self._note(schedule, "not needed", text)
         else:
-            schedule.wait({"for": kind, "text": text}, now + self.again)
+            schedule.wait(text, now + self.again)
 
     # --- workers ----------------------------------------------------------------------
 
@@ -262,7 +261,7 @@ class ScheduleRunner:
         self, schedule: Schedule, workers: Mapping[Any, Any], refused: dict[Any, str]
     ) -> None:
         """Restart workers one at a time, until an interruption."""
-        schedule.state, schedule.waits = "running", {}
+        schedule.state, schedule.waits = "running", ""
         workers = await self._ordered(workers)
         left = schedule.left = [*workers]
         self._log(schedule, "began")
@@ -402,7 +401,7 @@ class ScheduleRunner:
         if outcome in ("done", "not needed"):
             schedule.end_instant(now)
         elif outcome == "partly":
-            schedule.wait({"for": "room", "text": problem}, now + self.again)
+            schedule.wait(problem, now + self.again)
         elif outcome == "failed":
             schedule.failed(now)
         elif outcome == "lost":

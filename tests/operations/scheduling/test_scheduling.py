@@ -142,17 +142,14 @@ async def test_a_client_with_another_clock(
 
 def test_why_it_waits() -> None:
     """One line, with escaped text."""
-    waits = {"for": "held", "text": "held by a fit\n since noon"}
+    waits = "held by a fit\n since noon"
     it = Schedule(id="x", state="waiting", idle_for=30, expires=0.0, waits=waits)
     assert it.standing() == "waiting: held by a fit\\n since noon"
-    assert it.plain()["waiting_for"] == it.standing()
 
 
 def test_while_it_runs() -> None:
     """It lists the remaining workers."""
-    it = Schedule(
-        id="x", state="running", idle_for=30, expires=0.0, waits={}, left=(0,)
-    )
+    it = Schedule(id="x", state="running", idle_for=30, expires=0.0, left=(0,))
     assert it.standing() == "running: worker 0 not restarted yet"
 
 

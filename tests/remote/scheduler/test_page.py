@@ -169,7 +169,7 @@ async def test_events_and_holds(c, s, a, b):
     terms |= {"if_needed": 0.01, "workers": None, "lines": []}
     schedules = s.plugins[NAME].schedules
     name = schedules.add(terms | {"expires": time() + 60})["id"]
-    await soon(lambda: schedules.kept[name].waits["for"] == "held")
+    await soon(lambda: schedules.kept[name].waits.startswith("held"))
     held = f"held by a fit since {utc_text(s.plugins[NAME].lease.in_use()['since'])}"
     events = (await looked(c))["events"]
     schedules.cancel(name)
