@@ -234,24 +234,24 @@ def test_no_idle_worker_steals_partitions(local_cluster: Any) -> None:
 
 @pytest.mark.parametrize("metric", ["logloss", ["error", "logloss"]])
 def test_a_model_fitted_by_fit_is_a_whole_model(
-    local_cluster: Any, tmp_path: Path, metric: Any
+    client: Client, tmp_path: Path, metric: Any
 ) -> None:
     """Parameters and attributes are those of a model that was fitted by itself."""
-    _, client = local_cluster(2)
     X, y = client.persist([rows(VALUES), rows(LABELS)])
     options = {"eval_metric": metric, **TREES}
     ours, theirs = (dxgb.DaskXGBClassifier(**options) for _ in range(2))
     fit(client, ours, X, y)
-    theirs.fit(X, y)
+    with client.as_current():
+        theirs.fit(X, y)
     own = {"clustertune_report_", "_Booster", "_client", "_asynchronous"}
     assert {*vars(ours)} - own == {*vars(theirs)} - own
     assert str(ours.get_params()) == str(theirs.get_params())
     assert ours.get_booster().attributes() == theirs.get_booster().attributes()
     pickle.loads(pickle.dumps(ours))
     ours.save_model(tmp_path / "model.ubj")
-    np.testing.assert_allclose(
-        ours.predict_proba(X).compute(), theirs.predict_proba(X).compute(), atol=0.2
-    )
+    with client.as_current():
+        found = [model.predict_proba(X).compute() for model in (ours, theirs)]
+    np.testing.assert_allclose(*found, atol=0.2)
 
 
 def test_xgboost_on_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
