@@ -15,7 +15,8 @@ from socket import socket
 from time import monotonic, sleep
 from typing import Any
 
-from distributed import Client, LocalCluster
+import numpy as np
+from distributed import Client, Event, LocalCluster
 
 #: options of a LocalCluster for tests
 LOCAL: dict[str, Any] = {
@@ -147,6 +148,17 @@ def cluster(
         )  # fmt: skip
         with process(*worker, **environment):
             yield str(file)
+
+
+def at_gate(name: str) -> None:
+    """Run until the event of this name is set."""
+    Event(name).wait(200)
+
+
+def leak(dask_worker: Any, nbytes: int) -> None:
+    """Keep unmanaged memory, so that the process has this size in bytes."""
+    present = dask_worker.monitor.get_process_memory()
+    dask_worker.leak = np.ones(max(0, nbytes - present), dtype="u1")
 
 
 async def stop_stealing(dask_scheduler: Any) -> None:

@@ -13,6 +13,8 @@ import dask.array as da
 import numpy as np
 from distributed import Client, futures_of, wait
 
+from tests.processes import workers_of
+
 ROWS, PARTITIONS = 24_000, 12
 FEATURES = np.random.default_rng(0).integers(0, 8, (ROWS, 4)).astype("f4")
 FEATURES[:, 0] = np.arange(ROWS)  # the number of the row
@@ -77,13 +79,6 @@ def clustertune_json(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def leak(dask_worker: Any, nbytes: int) -> None:
-    """Keep unmanaged memory, so that the process has this size in bytes."""
-    present = dask_worker.monitor.get_process_memory()
-    dask_worker.leak = np.ones(max(0, nbytes - present), dtype="u1")
-
-
 def process_memory(client: Client) -> list[int]:
     """Bytes of each worker process, by its last heartbeat."""
-    info = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-    return [worker["metrics"]["memory"] for worker in info.values()]
+    return [worker["metrics"]["memory"] for worker in workers_of(client).values()]

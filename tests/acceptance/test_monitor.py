@@ -9,8 +9,8 @@ import pytest
 from dask.system import CPU_COUNT
 
 import clustertune
-from tests.acceptance.helpers import assert_intact, leak, load, pids
-from tests.processes import until
+from tests.acceptance.helpers import assert_intact, load, pids
+from tests.processes import leak, until
 
 LIMIT = 2**30
 

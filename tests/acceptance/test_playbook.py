@@ -7,12 +7,11 @@ from typing import Any
 from tests.acceptance.helpers import (
     assert_intact,
     clustertune_json,
-    leak,
     load,
     process_memory,
 )
 from tests.acceptance.helpers import clustertune as command
-from tests.processes import until, workers_of
+from tests.processes import leak, until, workers_of
 
 LIMIT = 2**30
 

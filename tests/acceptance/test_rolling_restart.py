@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import clustertune
-from tests.acceptance.helpers import assert_intact, leak, load, pids, process_memory
-from tests.processes import until
+from tests.acceptance.helpers import assert_intact, load, pids, process_memory
+from tests.processes import leak, until
 
 LIMIT = 2**30
 

@@ -12,16 +12,10 @@ from distributed import Client, Event, get_worker, wait
 
 import clustertune
 from clustertune.errors import LeaseHeldError
-from tests.processes import until, workers_of
+from tests.processes import leak, until, workers_of
 from tests.remote.scheduler.test_faults_restart import Restarting
 
 MIB = 2**20
-
-
-def leak(dask_worker: Any, nbytes: int) -> None:
-    """Keep unmanaged memory, up to this process size in bytes."""
-    there = dask_worker.monitor.get_process_memory()
-    dask_worker.leak = np.ones(max(0, nbytes - there), dtype="u1")
 
 
 def states(client: Client) -> list[str]:

@@ -25,7 +25,7 @@ from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from clustertune.remote.worker import process as remote
 from tests.in_process import gen_cluster
-from tests.processes import cluster, until, workers_of
+from tests.processes import at_gate, cluster, until, workers_of
 
 GIB = 2**30
 
@@ -169,10 +169,6 @@ def test_a_restart_that_does_not_come_about(two: Any) -> None:
 
 def infos(client: Any) -> list[Any]:
     return list(client.scheduler_info(n_workers=-1)["workers"].values())
-
-
-def at_gate(name: str) -> None:
-    Event(name).wait(30)
 
 
 def held(dask_scheduler: Any) -> dict[str, set[Any]]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, wait
+from xgboost.dask import DaskXGBClassifier
 
 import clustertune
+from clustertune import checks, errors
 from clustertune.actions import restart as restarting
-from clustertune.core.model import HeldData, Retire
+from clustertune.actions import scale
+from clustertune.core import arguments
+from clustertune.core.model import Bounds, HeldData, Profile, Retire, Unknown
 from clustertune.errors import NoWorkersError, RefusedError
-from tests.builders import view, worker
+from clustertune.planner import forecast
+from tests.builders import layout, snapshot, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import process, until, workers_of
 
@@ -143,3 +150,227 @@ async def test_a_worker_that_is_not_closed(
         w.address: set(w.data) for w in (a, b)
     }
     assert len(await c.gather(partitions)) == 3
+
+
+# --- adaptive clusters ----------------------------------------------------------------
+
+
+TRIPLE = Profile(name="t", title="T", memory_multiple={8: 3.0})
+
+
+def seen(adaptive: Any = None, n: int = 2, **goal: Any) -> Any:
+    return view(
+        snapshots=[snapshot([worker(i) for i in range(n)], adaptive=adaptive)], **goal
+    )
+
+
+def proposed(found: Any) -> list[Any]:
+    return list(scale.propose_bounds(checks.run(found), found))
+
+
+# --- bounds (pure) --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "wanted", "bounds"),
+    [
+        (None, 4, None),
+        (Unknown("the gateway knows"), 4, None),
+        ((0, 8), None, None),
+        ((4, 8), 4, None),
+        ((0, 8), 4, (4, 8)),
+        ((0, 3), 4, (4, 4)),
+        ((0, math.inf), 4, (4, math.inf)),
+    ],
+)
+def test_bounds(adaptive: Any, wanted: int | None, bounds: Any) -> None:
+    """The minimum becomes the requested number, and the maximum at least that."""
+    steps = proposed(seen(adaptive, n_workers=wanted))
+    assert [(s.args.minimum, s.args.maximum) for s in steps] == [bounds] * bool(bounds)
+
+
+def test_exactly() -> None:
+    """``scale`` sets both bounds to the requested number."""
+    (step,) = scale.exact_bounds(seen((0, 8)), 3)
+    assert step.args == Bounds(minimum=3, maximum=3)
+    assert "to 3 workers instead of 0 to 8" in step.summary
+    assert list(scale.exact_bounds(seen((3, 3)), 3)) == []
+    assert list(scale.exact_bounds(seen(None), 3)) == []
+
+
+# --- as many as memory needs (pure) ---------------------------------------------------
+
+
+def small(id: int, **fields: Any) -> Any:
+    """Return a worker of 1000 bytes, of which a fit may use 700."""
+    return worker(id, **{"memory_limit": 1000, "process": 100, **fields})
+
+
+def fit(nbytes: int, *workers: Any) -> Any:
+    widths = {"X": nbytes // 4}
+    data = layout([1] * 4, [0] * 4, collections=["X"], row_bytes=widths)
+    return view(workers, [data], workload=TRIPLE, n_workers="fit")
+
+
+@pytest.mark.parametrize(("nbytes", "n"), [(40, 1), (200, 1), (204, 2), (1200, 6)])
+def test_as_many_as_memory_needs(nbytes: int, n: int) -> None:
+    """A fit needs three times the data, and each worker has 600 bytes; none are
+    removed.
+    """
+    found = fit(nbytes, small(0, managed=nbytes, process=100 + nbytes))
+    assert forecast.workers_needed(found) == n
+    assert forecast.wanted_workers(found) == n
+    steps = list(scale.propose(checks.run(found), found))
+    assert [s.args for s in steps] == [n] * (n > 1)
+
+
+def test_no_number_would_do() -> None:
+    """If no worker has free memory for the fit, nothing is scaled, with a finding."""
+    found = fit(400, small(0, process=1200))
+    assert forecast.workers_needed(found) is None
+    assert forecast.wanted_workers(found) is None
+    assert any("more workers are not enough" in f.message for f in checks.run(found))
+
+
+def test_it_is_not_guessed() -> None:
+    """Data of unknown size is loaded before the number is chosen."""
+    lazy = layout(None, None, collections=["X"], total_bytes=None)
+    found = view([small(0)], [lazy], workload=TRIPLE, n_workers="fit")
+    assert isinstance(forecast.workers_needed(found), Unknown)
+    assert forecast.wanted_workers(found) is None
+
+
+@pytest.mark.parametrize("wrong", [0, "many", 1.5, True])
+def test_what_is_no_number(wrong: Any) -> None:
+    with pytest.raises(ValueError, match='a whole number of at least 1, "fit"'):
+        arguments.workers_wanted("n_workers", wrong)
+
+
+# --- live -----------------------------------------------------------------------------
+
+
+def there(client: Any) -> int:
+    return len(workers_of(client))
+
+
+def test_bounds_are_put_back(local_cluster: Any) -> None:
+    """In the block the workers stay; after it adaptive scaling has its bounds again."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster.adapt(minimum=1, maximum=2, interval="100ms", wait_count=2)
+    X = da.random.default_rng(0).random((1000, 10), chunks=(100, 10))
+    with clustertune.prepare(client, X, n_workers=3) as prepared:
+        (X,) = prepared
+        assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (3, 3)
+        assert there(client) == 3
+        assert [s.action for s in prepared.report.steps][:2] == ["adapt", "scale"]
+        assert "cluster.adapt(minimum=1, maximum=2)" in prepared.report.steps[0].details
+        total = X.sum().compute()
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
+    until(lambda: there(client) <= 2)
+    np.testing.assert_allclose(X.sum().compute(), total)
+
+
+def test_bounds_are_put_back_where_it_fails(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, client = local_cluster(1)
+    cluster.adapt(minimum=1, maximum=2)
+    cluster.new_spec["options"]["no_such_option"] = 1
+    X = da.ones((10, 2), chunks=2)
+    with pytest.raises(errors.NoWorkersError, match="requested 2 workers, 1 run"):
+        clustertune.prepare(client, X, n_workers=2, timeout="3 s")
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (1, 2)
+
+
+def test_bounds_that_cannot_be_put_back(
+    local_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning reports them, and the error of the block is raised unchanged."""
+    cluster, client = local_cluster(1)
+    cluster.adapt(minimum=1, maximum=1)
+
+    def fit() -> None:
+        with clustertune.prepare(client, da.ones((10, 2), chunks=2), n_workers=2):
+            cluster._adaptive.stop()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit()
+    assert "cluster.adapt(minimum=1, maximum=1)" in caplog.text
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+def test_an_adaptive_cluster_without_workers(
+    local_cluster: Any, *, persisted: bool
+) -> None:
+    """A fit starts the workers that it needs; the bounds are the same afterwards."""
+    cluster, client = local_cluster(0, memory_limit="1GiB")
+    cluster.adapt(minimum=0, maximum=2, interval="100ms", wait_count=20)
+    X = da.random.default_rng(0).random((1000, 4), chunks=(100, 4))
+    y = (X[:, 0] > 0.5).astype(int)
+    plan = clustertune.prepare(client, X, y, dry_run=True).report
+    assert [s.action for s in plan.steps] == ["adapt"]
+    if persisted:
+        X, y = client.persist([X, y])
+    model = DaskXGBClassifier(n_estimators=2)
+    clustertune.fit(client, model, X, y)
+    assert (cluster._adaptive.minimum, cluster._adaptive.maximum) == (0, 2)
+    assert len(model.classes_) == 2
+
+
+def test_the_maximum_is_kept() -> None:
+    """Without ``n_workers``, a call raises only the minimum of adaptive scaling."""
+    full = fit(1200, small(0, managed=1200, process=1300))
+    now = replace(full.now, adaptive=(0, 3))
+    goal = replace(full.goal, n_workers="adaptive")
+    assert forecast.wanted_workers(replace(full, snapshots=(now,), goal=goal)) == 3
+    empty = replace(now, workers=())
+    assert forecast.wanted_workers(replace(full, snapshots=(empty,), goal=goal)) == 1
+
+
+def test_n_workers_of_a_cluster_without_workers(local_cluster: Any) -> None:
+    """They start first, also for data that waits for a worker."""
+    cluster, client = local_cluster(0, memory_limit="1GiB")
+    X = client.persist(da.ones((1000, 4), chunks=(100, 4)) * 2)
+    with pytest.raises(errors.NoWorkersError, match=r"client\.cluster\.scale\(1\)"):
+        clustertune.prepare(client, X)
+    prepared = clustertune.prepare(client, X, n_workers=2)
+    assert prepared.report.status == "done"
+    assert next(s.action for s in prepared.report.steps) == "scale"
+    assert there(client) == 2
+    assert float(prepared.X.sum().compute()) == 8000.0
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_no_way_to_start_workers(c: Any, s: Any) -> None:
+    """The error comes at once, with the line that starts workers."""
+    X = da.ones((10, 2), chunks=2)
+    for wanted, line in ((None, ""), (2, " --nworkers 2")):
+        expected = f"no running worker.*: dask worker {s.address}{line}$"
+        with pytest.raises(errors.NoWorkersError, match=expected):
+            await clustertune.prepare(c, X, n_workers=wanted)
+    assert not s.tasks
+
+
+def test_scale_of_an_adaptive_cluster(local_cluster: Any) -> None:
+    """The cluster scales up and down to the number, and stays there."""
+    cluster, client = local_cluster(1, memory_limit="1GiB")
+    cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
+    assert clustertune.scale(client, 3).status == "done"
+    X = client.persist(da.random.default_rng(0).random((1000, 10), chunks=(100, 10)))
+    wait(X)
+    report = clustertune.scale(client, 2, X)
+    assert report.status == "done", str(report)
+    assert "lost 0" in report.steps[1].details
+    assert there(client) == 2
+    expected = da.random.default_rng(0).random((1000, 10), chunks=(100, 10)).sum()
+    np.testing.assert_allclose(X.sum().compute(), expected.compute(scheduler="sync"))
+
+
+def test_prepare_to_fit(local_cluster: Any) -> None:
+    """XGBoost needs 1.4 times the bytes of float64; workers start until that fits."""
+    _, client = local_cluster(1, memory_limit="700MB")
+    X = da.random.random((1_000_000, 20), chunks=(50_000, 20))  # 160 MB
+    prepared = clustertune.prepare(client, X, n_workers="fit", estimator="xgboost")
+    assert there(client) > 1
+    assert not [f for f in prepared.report.left if f.check == "fit_memory"]

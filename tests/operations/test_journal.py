@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import replace
+from typing import Any
 
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Status, wait
+
+import clustertune
 from clustertune import checks
 from clustertune.actions import ACTIONS
 from clustertune.core.model import (
+    Finding,
     Outcome,
     Plan,
     Price,
     Refusal,
     Restart,
+    Severity,
     Step,
+    Unknown,
     View,
 )
+from clustertune.core.report import Report
 from clustertune.core.sections import headlines
+from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal
 from clustertune.planner import plan as planner
+from clustertune.remote.keys import unpack
 from tests.builders import layout, view, worker
+from tests.in_process import gen_cluster
+from tests.processes import stop_stealing
 
 STEP = Step(action="scale", summary="scale", price=Price(nbytes=0))
 BAD = view([worker(0), worker(1)], [layout([10] * 4, [0, 0, 0, 0])])
@@ -143,3 +161,179 @@ def test_rows_that_nobody_could_count_are_left() -> None:
     lines = headlines(journal.report(status, 0.1))
     assert any("unknown" in line for line in lines)
     assert not any("nothing to do" in line for line in lines)
+
+
+# --- facts for the page ---------------------------------------------------------------
+
+
+GIB = 2**30
+
+
+def test_thresholds_are_bytes_of_each_worker() -> None:
+    told = journals.page_facts(view([worker(0), worker(1, pause=None)]), [])
+    first, second = told["workers"].values()
+    assert first == [int(f * 4 * GIB) for f in (0.6, 0.7, 0.8, 0.95)]
+    assert second == [int(0.6 * 4 * GIB), int(0.7 * 4 * GIB), None, int(0.95 * 4 * GIB)]
+
+
+@pytest.mark.parametrize(
+    "blind",
+    [
+        worker(0, facts=Unknown("silent")),
+        worker(0, memory_limit=0),
+        worker(0, memory_limit=0, pause=None),
+    ],
+)
+def test_what_is_not_known_is_none(blind) -> None:
+    told = journals.page_facts(view([blind]), [])
+    assert list(told["workers"].values()) == [[None] * 4]
+
+
+def test_collections_of_an_earlier_call_stay_where_this_one_has_none() -> None:
+    assert "collections" not in journals.page_facts(view(), [])
+    (told,) = journals.page_facts(view(layouts=[layout([5, 7], [0, 1])]), [])[
+        "collections"
+    ]
+    assert told["rows"] == [5, 7]
+    assert [list(unpack(m)) for m in told["members"]] == [
+        [("X", 0), ("X", 1)],
+        [("y", 0), ("y", 1)],
+    ]
+
+
+@pytest.mark.parametrize("some", [None, frozenset({1})])
+def test_workers_that_train(some) -> None:
+    """The page expects no rows on workers that do not train."""
+    seen = view([worker(0), worker(1)], [layout([5, 7], [1, 1])])
+    (told,) = journals.page_facts(replace(seen, trainers=some), [])["collections"]
+    assert told["trainers"] == (None if some is None else [1])
+
+
+def test_too_many_keys_are_not_sent(monkeypatch) -> None:
+    monkeypatch.setattr(journals, "MOST_KEYS", 3)
+    many = journals.page_facts(view(layouts=[layout([5, 7], [0, 1])]), [])
+    assert many["collections"] == []
+
+
+def test_findings_of_processes_say_of_which() -> None:
+    """Findings have the addresses of their processes, if they depend on processes."""
+    workers = [worker(0), worker(1)]
+    every = {
+        check: Finding(check=check, severity=Severity.warning, message="m", subject=who)
+        for check, who in (
+            ("memory_growth", (1,)),
+            ("thread_count", (1,)),
+            ("blocked_event_loops", ("scheduler",)),
+        )
+    }
+    told = journals.page_facts(view(workers), every.values())["findings"]["found"]
+    assert [f["processes"] for f in told] == [[workers[1].address], [], []]
+
+
+def test_the_checks_of_processes_exist() -> None:
+    assert set(checks.available()) >= journals.OF_PROCESSES
+
+
+# --- the event log --------------------------------------------------------------------
+
+
+async def noted(client: Any) -> list[dict[str, Any]]:
+    """Return the events of calls, without those of the scheduler plugin."""
+    return [e for _, e in await client.get_events("clustertune") if "by" in e]
+
+
+def trimmed() -> tuple[Report, Journal]:
+    """Return the report and the journal of a call with one step."""
+    price = Price(nbytes=0)
+    step = Step(action="trim", summary="trim", price=price)
+    done = Outcome(step=step, status="done", seconds=1.0)
+    journal = Journal(views=[view()], findings=[()], outcomes=[done])
+    return Report(status="done", seconds=1.0), journal
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_calls_are_events(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Each call is one event; a dry run, and a call without work, are none."""
+    data = da.from_array(np.arange(80.0).reshape(40, 2), chunks=(10, 2))
+    await c.run_on_scheduler(stop_stealing)
+    X = c.persist(data, workers=[a.address], allow_other_workers=True)
+    await wait(X)
+    await clustertune.prepare(c, X, dry_run=True)
+    assert await noted(c) == []
+    with dask.config.set({"clustertune.reason": "ticket 7\x1b[2J"}):
+        await clustertune.prepare(c, X)
+    await clustertune.prepare(c, X)
+    (event,) = await noted(c)
+    assert (event["action"], event["status"]) == ("prepare", "done")
+    assert event["summary"].startswith("Ready: moved")
+    assert event["by"] == journals.user()
+    assert (event["pid"], event["client"]) == (os.getpid(), c.id)
+    assert event["reason"] == "ticket 7\\x1b[2J"
+    assert event["before"]["workers"] == event["after"]["workers"] == 2
+    before, after = (event[when]["findings"]["warning"] for when in ("before", "after"))
+    assert before > after
+    assert [d["label"] for d in event["after"]["data"]] == ["X"]
+    (step,) = event["steps"]
+    assert (step["action"], step["status"]) == ("rebalance", "done")
+    await clustertune.trim_memory(c)
+    last = (await noted(c))[-1]
+    assert (last["action"], last["reason"]) == ("trim", None)
+
+
+@gen_cluster(client=True)
+async def test_a_scheduler_that_does_not_answer(
+    c: Any, s: Any, a: Any, b: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    """The work is done, so a failure to log it is only a warning."""
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("no log today")
+
+    monkeypatch.setitem(s.handlers, "log_event", broken)
+    assert (await clustertune.trim_memory(c)).status == "done"
+    assert "could not write to Dask's event log: RuntimeError('no log today')" in (
+        caplog.text
+    )
+    await c.close()
+    await journals.log_call(c, "trim", *trimmed())
+
+
+@gen_cluster(client=True)
+async def test_a_scheduler_that_ends_meanwhile(
+    c: Any, s: Any, a: Any, b: Any, caplog: Any
+) -> None:
+    """The connection breaks while the event is sent: the call's own error says so."""
+
+    def ends(comm: Any, **_: Any) -> Any:
+        comm.abort()
+        return Status.dont_reply
+
+    s.handlers["log_event"] = ends
+    with caplog.at_level(logging.INFO, "clustertune"):
+        await journals.log_call(c, "trim", *trimmed())
+    found = [r.levelname for r in caplog.records if "event log" in r.message]
+    assert found == ["INFO"]
+    assert c.status == "running"
+
+
+def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user without a name."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
+    assert journals.user().startswith("uid 4000000000@")
+
+
+def test_a_state_is_plain_and_short() -> None:
+    """Parking workers are left out, and findings are counted."""
+    some = [worker(0, process=5), worker(1, process=7, nthreads=2)]
+    seen = view([*some, worker(2, parking=True)], [layout([10, 10], [0, 1])])
+    found = [
+        Finding(severity=severity, message="m")
+        for severity in (Severity.info, Severity.warning, Severity.warning)
+    ]
+    state = journals.state_of_cluster(seen, found)
+    assert (state["workers"], state["threads"]) == (2, 3)
+    assert state["process_bytes"] == 12
+    assert state["findings"] == {"warning": 2}
+    assert [d["partitions"] for d in state["data"]] == [2] * len(state["data"])

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Lock, get_ident
 from typing import Any
@@ -40,6 +41,7 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from clustertune.errors import CapacityError, FunctionError, NoWorkersError
 from clustertune.training import joblib_backend
+from clustertune.training.joblib_fits import WorkerCapacity, memory_problem
 from tests.in_process import gen_cluster
 from tests.processes import until
 
@@ -375,3 +377,31 @@ def test_joblib_calls_inside_a_fit(local_cluster: Any) -> None:
     assert nested_tasks(client)
     with pytest.raises(ValueError, match="nested=3 must be True or False"):
         joblib_backend(client, nested=3).__enter__()
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+GIB = 2**30
+LIMITED = WorkerCapacity(
+    "tcp://1", "left", "10.0.0.1", threads=2, limit=10 * GIB, used=GIB
+)
+
+
+def test_threads_copy_too() -> None:
+    """1 GiB of data, 2.4 for two threads and 1 in use fit 5 GiB but not 4."""
+    assert memory_problem([LIMITED], GIB, 0.5) is None
+    said = memory_problem([LIMITED], GIB, 0.4)
+    assert said is not None
+    assert said.startswith(
+        "worker left: a copy of the data (1.0 GiB) and the copies of "
+    )
+    assert "take about 3.4 GiB; it uses 1.0 GiB and may fill 40%" in said
+
+
+def test_a_worker_without_a_limit_has_no_problem() -> None:
+    free = replace(LIMITED, id="free", limit=0)
+    assert memory_problem([free], 100 * GIB, 0.7) is None
+    said = memory_problem([free, LIMITED], 100 * GIB, 0.7)
+    assert said is not None
+    assert "free" not in said

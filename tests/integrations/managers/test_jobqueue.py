@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask.array as da
 import pytest
+from dask.utils import parse_bytes
+from dask_jobqueue import SLURMCluster
 from dask_jobqueue.local import LocalCluster, LocalJob
 from distributed import Client, wait
 
@@ -15,6 +18,7 @@ from clustertune.core.model import WorkerSize
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import jobqueue
+from tests.operations.test_sizing import SERIAL, rows_of, sized
 from tests.processes import until, workers_of
 
 
@@ -147,3 +151,33 @@ def test_adaptive_scaling(jobs: Any) -> None:
     cluster.adapt(minimum=0, maximum=3)
     client.sync(managers.adapt, cluster, 1, 2)
     assert client.sync(managers.bounds, cluster) == (1, 2)
+
+
+# --- the line of a job queue ----------------------------------------------------------
+
+
+def test_the_line_of_slurm() -> None:
+    """The job requests that size, and its workers have these limits."""
+    found = sized(rows_of(100), SERIAL)
+    made: list[SLURMCluster] = []
+
+    def cluster(**options: Any) -> Any:
+        made.append(
+            SLURMCluster(
+                scheduler_options={"dashboard_address": "127.0.0.1:0"}, **options
+            )
+        )
+        return made[0]
+
+    definition, _, scaling = found.lines["SLURMCluster"].partition("; ")
+    exec(definition, {"SLURMCluster": cluster})
+    with made[0]:
+        script = made[0].job_script()
+    assert scaling == f"cluster.scale(jobs={found.hosts})"
+    assert "#SBATCH --cpus-per-task=16" in script
+    (line,) = [x for x in script.splitlines() if "distributed.cli.dask_worker" in x]
+    words = shlex.split(line)
+    assert words[words.index("--nthreads") + 1] == str(found.threads)
+    assert words[words.index("--nworkers") + 1] == str(found.workers_per_host)
+    limit = parse_bytes(words[words.index("--memory-limit") + 1])
+    assert limit == pytest.approx(found.memory_limit, rel=0.01)
