@@ -135,10 +135,7 @@ def software(findings: Iterable[Finding]) -> list[Finding]:
 
 @another
 def test_the_others_work_next_to_another_python(mixed: Client) -> None:
-    """One worker of another Python gets no code; each call works on the others.
-
-    Without the others, no call works.
-    """
+    """One worker of another Python gets no code; each call works on the others."""
     unlike = {a: w for a, w in workers_of(mixed).items() if w["name"] == "unlike"}
     (address,) = unlike
     (finding,) = software(clustertune.check(mixed).found)
@@ -187,8 +184,13 @@ def test_the_others_work_next_to_another_python(mixed: Client) -> None:
         clustertune.restart_workers(mixed, workers=["unlike"])
     assert mixed.run(os.getpid) == after
 
-    # if no worker may get code, the call is an error that names the cause
-    mixed.retire_workers(others)
+
+@another
+def test_new_workers_of_another_python_alone(mixed: Client) -> None:
+    """If no worker may get code, the call is an error that names the cause."""
+    like = [a for a, w in workers_of(mixed).items() if w["name"] != "unlike"]
+    clustertune.check(mixed)
+    mixed.retire_workers(like)
     until(lambda: len(workers_of(mixed)) == 1)
     for _ in range(2):
         with pytest.raises(errors.VersionMismatchError, match="Python minor"):
