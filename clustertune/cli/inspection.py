@@ -20,7 +20,6 @@ from clustertune.cli.options import (
     cluster_options,
     command,
     estimator_option,
-    fail_on_option,
     format_option,
     quiet_option,
     refuse_options,
@@ -68,13 +67,17 @@ _estimator = estimator_option("Check for this kind of estimator, like xgboost.")
 @cluster_options()
 @format_option
 @_estimator
-@fail_on_option("critical", "Exit with code 1 if a finding has at least this severity.")
+@click.option(
+    "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
+    default="critical", show_default=True, help="Exit with code 1 if a finding has at "
+    "least this severity.",
+)  # fmt: skip
 @quiet_option
 def check(
     target: Target,
     form: str,
     estimator: str | None,
-    fail_on: Severity | None,
+    fail_on: str,
     quiet: bool,
 ) -> None:
     """Check this cluster for problems that slow down or break training.
@@ -90,7 +93,9 @@ def check(
 
     report = run(target, make)
     print_report(report, form, quiet=quiet)
-    bad = fail_on is not None and any(f.severity >= fail_on for f in report.found)
+    bad = fail_on != "never" and any(
+        f.severity >= Severity[fail_on] for f in report.found
+    )
     sys.exit(PROBLEMS if bad else 0)
 
 

@@ -18,7 +18,6 @@ import dask
 from click.core import ParameterSource
 
 from clustertune.core import arguments
-from clustertune.core.results import Severity
 from clustertune.core.wording import printable
 
 if TYPE_CHECKING:
@@ -158,15 +157,6 @@ def text_format_option(text: str) -> Decorator:
     return click.option(
         "-f", "--format", "form", type=click.Choice(["text", "json"]), default="text",
         show_default=True, help=text,
-    )  # fmt: skip
-
-
-def fail_on_option(default: str, text: str) -> Decorator:
-    """Return ``--fail-on``; the command gets a severity, or None for `never`."""
-    return click.option(
-        "--fail-on", type=click.Choice(["info", "warning", "critical", "never"]),
-        default=default, show_default=True, help=text,
-        callback=lambda _, __, name: None if name == "never" else Severity[name],
     )  # fmt: skip
 
 

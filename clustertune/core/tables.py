@@ -113,11 +113,10 @@ def change(
 # --- text -----------------------------------------------------------------------------
 
 
-def to_text(sections: Sequence[Section], width: int | None = None) -> str:
-    """Render sections as text of at most ``width`` columns; None: of the terminal."""
-    if width is None:
-        terminal = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
-        width = max(MIN_WIDTH, min(MAX_WIDTH, terminal))
+def to_text(sections: Sequence[Section]) -> str:
+    """Render sections as text of at most 100 columns, or those of the terminal."""
+    terminal = shutil.get_terminal_size((MAX_WIDTH, 0)).columns
+    width = max(MIN_WIDTH, min(MAX_WIDTH, terminal))
     return "\n\n".join("\n".join(_section_lines(s, width)) for s in sections)
 
 
