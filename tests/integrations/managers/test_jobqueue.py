@@ -18,6 +18,7 @@ from clustertune.core.model import WorkerSize
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import jobqueue
+from clustertune.operations.sizing import size_text
 from tests.operations.test_sizing import SERIAL, rows_of, sized
 from tests.processes import until, workers_of
 
@@ -153,27 +154,20 @@ def test_adaptive_scaling(jobs: Any) -> None:
     assert client.sync(managers.bounds, cluster) == (1, 2)
 
 
-# --- the line of a job queue ----------------------------------------------------------
+# --- a recommended size ---------------------------------------------------------------
 
 
-def test_the_line_of_slurm() -> None:
+def test_a_recommended_size() -> None:
     """The job requests that size, and its workers have these limits."""
     found = sized(rows_of(100), SERIAL)
-    made: list[SLURMCluster] = []
-
-    def cluster(**options: Any) -> Any:
-        made.append(
-            SLURMCluster(
-                scheduler_options={"dashboard_address": "127.0.0.1:0"}, **options
-            )
-        )
-        return made[0]
-
-    definition, _, scaling = found.lines["SLURMCluster"].partition("; ")
-    exec(definition, {"SLURMCluster": cluster})
-    with made[0]:
-        script = made[0].job_script()
-    assert scaling == f"cluster.scale(jobs={found.hosts})"
+    each = found.workers_per_host
+    with SLURMCluster(
+        cores=each * found.threads,
+        processes=each,
+        memory=size_text(each * found.memory_limit),
+        scheduler_options={"dashboard_address": "127.0.0.1:0"},
+    ) as cluster:
+        script = cluster.job_script()
     assert "#SBATCH --cpus-per-task=16" in script
     (line,) = [x for x in script.splitlines() if "distributed.cli.dask_worker" in x]
     words = shlex.split(line)
