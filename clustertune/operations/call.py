@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -367,6 +368,7 @@ class Procedure(Call):
     needs: tuple[str, ...] = RESTARTABLE
     #: guards whose refusal stops one worker only, if no workers are named
     skips: tuple[str, ...] = ()
+    patience: float = math.inf  # seconds to wait for the plan of another client
 
 
 def operate(
@@ -421,7 +423,7 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
         await look()
         _plan(procedure, journal, procedure.steps, procedure.then)
         return
-    async with cluster.lease(procedure.name, notify):
+    async with cluster.lease(procedure.name, notify, procedure.patience):
         unchanged = "nothing was changed"
         for propose in filter(None, (procedure.steps, procedure.then)):
             await look()

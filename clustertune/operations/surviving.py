@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from time import monotonic
 from traceback import clear_frames
 from typing import Any
@@ -21,15 +20,17 @@ from uuid import uuid4
 
 from distributed import Client
 
-from clustertune.core.model import Notify
-from clustertune.core.report import Report
+from clustertune.actions import release as releasing
+from clustertune.actions import restart as restarting
+from clustertune.core.model import Notify, Step, View
 from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
-from clustertune.errors import ClustertuneError, ConnectionLostError
+from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
+from clustertune.operations.call import Procedure, carry_out
 from clustertune.operations.watch import Monitor
-from clustertune.operations.workers import restart_workers
+from clustertune.operations.workers import RESTART_LOOK
 from clustertune.remote import ship
 from clustertune.remote.scheduler.fits import MAX_MODEL, TASKS
 from clustertune.remote.worker.rounds import training_tasks
@@ -42,12 +43,16 @@ RETRY = 1.0  # seconds between two tries to reach a scheduler that is gone
 GRACE = 5.0
 NOTICE = 1.0  # seconds in which the scheduler notices what a library has noticed
 FREE = 3.0  # seconds in which training tasks end after they were cancelled
-#: seconds in which a worker that leaves ends; until then the others wait for it
+#: seconds in which a worker that leaves ends, and in which other fits that have lost a
+#: worker are cancelled
 LEAVE = 30.0
 REASON = 35.0  # seconds until it is known whether a worker returns
 ANSWER = 5.0  # seconds for an answer of a worker
 UNKNOWN = "reason unknown, Dask recorded none"
 INTERVAL = 0.2  # seconds between two looks
+PATIENCE = 120.0  # seconds for which plans of other clients delay a restart
+
+Find = Callable[[], Awaitable[list[str | int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,33 +217,61 @@ class FitWatch:
         answer = await self._ask("cancel", reason=f"the fit lost worker {names}")
         if answer.get("cancelled"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        if stuck := await self._stuck():
-            await self._restart(stuck, end_tasks=True)
-        silent = [x["worker"] for x in state["lost"] if x["how"] == "silent"]
-        if silent:
-            await self._restart(silent, drop_data=True)
+        await self._free(self._stuck, drop_data=False)
+        await self._free(self._silent, drop_data=True)
 
-    async def _restart(self, workers: list[str | int], **how: bool) -> None:
-        """Restart workers that cannot be used otherwise; a failure is only logged."""
-        call = partial(
-            restart_workers, self.client, workers=workers, progress=False, **how
+    async def _free(self, find: Find, *, drop_data: bool) -> None:
+        """Restart workers that cannot be used otherwise; a failure is only logged.
+
+        A fit of another client may have lost the same worker. The first that may act
+        frees the workers of both.
+        """
+        done = set[str | int]()
+        end = monotonic() + PATIENCE
+        while workers := [w for w in await find() if w not in done]:
+            asked = {"owner": self.client.id, "workers": []}
+            looked = await monitor.ask(self.client, "look_at_workers", **asked)
+            if looked["holder"] is not None and monotonic() < end:
+                await asyncio.sleep(INTERVAL)
+                continue
+            text = await self._restart(workers, drop_data)
+            if text is None and monotonic() < end:
+                continue
+            done.update(workers)
+            if text != "":
+                logger.warning(
+                    "workers %s could not be freed: %s",
+                    names_text(workers),
+                    text or "another plan runs on this cluster",
+                )
+
+    async def _restart(self, workers: list[str | int], drop_data: bool) -> str | None:
+        """Restart workers; return what failed, or None if another plan has begun."""
+
+        def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
+            if drop_data:
+                return releasing.drops(view, ids)
+            return restarting.steps(view, ids, wait=0.0, end_tasks=True)
+
+        procedure = Procedure(
+            client=self.client,
+            name="restart",
+            steps=steps,
+            workers=tuple(workers),
+            timeout=restarting.TIMEOUT,
+            dry_run=False,
+            progress=False,
+            look=replace(RESTART_LOOK, holdings=drop_data),
+            patience=0.0,
         )
         try:
-            # a synchronous client waits in another thread than that of its event loop
-            waiting: Any = (
-                call() if self.client.asynchronous else asyncio.to_thread(call)
-            )
-            report: Report = await waiting
+            report = await carry_out(procedure)
+        except LeaseHeldError:
+            return None
         except ClustertuneError as error:
-            text = printable(str(error), longest=500)
-        else:
-            failed = report.status not in ("done", "fine")
-            text = (
-                printable("; ".join(headlines(report)), longest=500) if failed else ""
-            )
-        if text:
-            names = names_text(workers)
-            logger.warning("workers %s could not be freed: %s", names, text)
+            return printable(str(error), longest=500)
+        failed = report.status not in ("done", "fine")
+        return printable("; ".join(headlines(report)), longest=500) if failed else ""
 
     def _only_leaving(self) -> bool:
         return all(x["how"] == "leaving" for x in self.state["lost"])
@@ -328,16 +361,27 @@ class FitWatch:
             await asyncio.sleep(INTERVAL)
         return {worker: reasons.get(worker, UNKNOWN) for worker in lost}
 
+    async def _silent(self) -> list[str | int]:
+        """Return members that do not answer, and are still known."""
+        workers, _ = await monitor.running_workers(self.client)
+        lost = self.state["lost"]
+        return [
+            x["worker"]
+            for x in lost
+            if x["how"] == "silent" and x["address"] in workers
+        ]
+
     async def _stuck(self) -> list[str | int]:
-        """Wait until no training task occupies a thread; return workers that have one.
+        """Wait until no cancelled training occupies a thread; return workers with one.
 
         A library ends its tasks soon after their peers are gone, or never.
         """
         latest, end = monotonic() + LEAVE, monotonic() + FREE
         leaving = {x["address"] for x in self.state["lost"] if x["how"] == "leaving"}
+        more = False  # whether tasks of another fit will be cancelled
         while True:
             workers, running = await monitor.running_workers(self.client)
-            if not leaving.isdisjoint(workers):
+            if more or not leaving.isdisjoint(workers):
                 end = min(latest, monotonic() + FREE)
             answers = await ship.on_workers(
                 self.client,
@@ -346,7 +390,9 @@ class FitWatch:
                 timeout=ANSWER,
                 prefixes=list(TASKS),
             )
-            busy = [w for w, keys in answers.items() if isinstance(keys, list) and keys]
-            if not busy or monotonic() >= end:
+            tasks = {w: keys for w, keys in answers.items() if isinstance(keys, list)}
+            found = await self._ask("stuck", tasks=tasks)
+            busy, more = found.get("workers", ()), found.get("more", False)
+            if monotonic() >= end or not (busy or more):
                 return [monitor.worker_id(w, workers[w]) for w in busy]
             await asyncio.sleep(INTERVAL)

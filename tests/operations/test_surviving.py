@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -13,6 +14,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import distributed
 import lightgbm as lgb
 import numpy as np
 import pytest
@@ -32,14 +34,14 @@ pytestmark = [
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Client]:
+def started(folder: Path, *options: str) -> Iterator[Client]:
     """Start workers ``w-0`` to ``w-2``, and a scheduler as a process.
 
     XGBoost's tracker runs in the process of the scheduler, and ends it when a worker
     dies while the workers connect.
     """
     with (
-        cluster(folder, 3, options=("--name", "w")) as file,
+        cluster(folder, 3, options=("--name", "w", *options)) as file,
         Client(scheduler_file=file) as client,
     ):
         yield client
@@ -145,11 +147,16 @@ def held_out_loss(fitted: Any) -> float:
     return float(log_loss(rows[:, 8], found))
 
 
+def executing(client: Client) -> Any:
+    """Return how many tasks each worker executes."""
+    found = client.run(lambda dask_worker: dask_worker.state.executing_count)
+    return found.values()
+
+
 def check_whole(client: Client, X: Any, y: Any) -> None:
     """All workers are free, and the data is complete."""
     until(lambda: len(workers_of(client)) == 3)
-    busy = client.run(lambda dask_worker: dask_worker.state.executing_count)
-    assert set(busy.values()) == {0}
+    assert set(executing(client)) == {0}
     assert is_whole(*client.gather(client.compute([X, y])))
 
 
@@ -380,6 +387,98 @@ def test_a_model_without_continuation(client: Client) -> None:
     dart = model("lightgbm", boosting_type="dart")
     with pytest.raises(ValueError, match=r"dart.*changes earlier trees"):
         fit(client, dart, X, y, max_failures=1)
+
+
+def train_until(name: str) -> int:
+    """Stand in for the training of another client; return the process."""
+    distributed.Event(name).wait()
+    return os.getpid()
+
+
+def test_two_fits_lose_the_same_worker(tmp_path: Path) -> None:
+    """Each waits for a restart that the hold of the other would keep from beginning."""
+    trains = Event()
+    errors = {}
+
+    def mine() -> None:
+        with pytest.raises(IncompleteError) as error:
+            fit(client, model("lightgbm"), X, y, progress=Watcher(trains.set, 0.0))
+        errors["mine"] = str(error.value)
+
+    def theirs() -> None:
+        held = clustertune.hold(other, on_lost_worker="cancel")
+        with held, pytest.raises(CancelledError, match="lost worker w-1") as error:
+            other.gather(
+                [
+                    other.submit(train_until, "x", key=f"_train_part-{w}", workers=[w])
+                    for w in ("w-0", "w-1", "w-2")
+                ]
+            )
+        errors["theirs"] = str(error.value)
+
+    with (
+        started(tmp_path, "--nthreads", "2") as client,
+        Client(client.scheduler.address, set_as_default=False) as other,
+    ):
+        X, y = data(client)
+        kill = killer(client)
+        threads = [Thread(target=mine), Thread(target=theirs)]
+        threads[0].start()
+        assert trains.wait(200)
+        threads[1].start()
+        until(lambda: [*executing(client)] == [2, 2, 2])
+        kill()
+        for thread in threads:
+            thread.join(250)
+        assert errors.keys() == {"mine", "theirs"}
+        assert "the fit lost worker w-1: killed by signal 9" in errors["mine"]
+        check_whole(client, X, y)
+
+
+def test_a_hold_cancels_its_own_training_only(client: Client) -> None:
+    """A worker that trains for another client is no loss for this one."""
+    client.wait_for_workers(3)
+    pid, kill = pid_of(client, 1), killer(client, 0)
+    with (
+        Client(client.scheduler.address, set_as_default=False) as other,
+        clustertune.hold(client, on_lost_worker="cancel"),
+    ):
+        mine = client.submit(
+            train_until, "go", key="_train_part-mine", workers=["w-1"], pure=False
+        )
+        with clustertune.hold(other, on_lost_worker="cancel"):
+            theirs = other.submit(
+                train_until, "x", key="_train_part-theirs", workers=["w-0"], pure=False
+            )
+            until(lambda: sum(executing(client)) == 2)
+            kill()
+            with pytest.raises(CancelledError, match="lost worker w-0"):
+                theirs.result(timeout=200)
+        distributed.Event("go", client=client).set()
+        assert mine.result(timeout=200) == pid
+    until(lambda: len(workers_of(client)) == 3)
+
+
+def test_the_training_of_another_client_goes_on(client: Client) -> None:
+    """A fit that has lost a worker ends its own training tasks only."""
+    X, y = data(client)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        pid = pid_of(client, 2)
+        trains = other.submit(
+            train_until, "end", key="_train_part-other", workers=["w-2"], pure=False
+        )
+        with pytest.raises(IncompleteError, match="lost worker w-0"):
+            fit(
+                client,
+                model("lightgbm"),
+                X,
+                y,
+                progress=Watcher(killer(client, 0)),
+                workers=["w-0", "w-1"],
+            )
+        distributed.Event("end", client=other).set()
+        assert trains.result(timeout=200) == pid
+    check_whole(client, X, y)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
@@ -102,16 +103,18 @@ class Lease:
         self.lost: dict[str, int] | None = {}
 
     @asynccontextmanager
-    async def held(self, label: str, notify: Notify) -> AsyncIterator[None]:
+    async def held(
+        self, label: str, notify: Notify, patience: float = math.inf
+    ) -> AsyncIterator[None]:
         """Hold the lease; wait while another plan holds it.
 
-        Raises ``LeaseHeldError`` if another client still holds it at the end of the
-        time limit.
+        Raises ``LeaseHeldError`` if another client still holds it after ``patience``
+        seconds, or at the end of the time limit.
         """
         # with our own token the lease can be given back before the answer arrives
         self.token, self.lost = uuid4().hex, None
         try:
-            await self._acquire(label, notify)
+            await self._acquire(label, notify, monotonic() + patience)
             async with self._refreshed():
                 yield
         finally:
@@ -151,11 +154,11 @@ class Lease:
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not release its lease: %r", error)
 
-    async def _acquire(self, label: str, notify: Notify) -> None:
+    async def _acquire(self, label: str, notify: Notify, end: float) -> None:
         mine = {"owner": self.client.id, "label": label, "token": self.token}
         while "holder" in (answer := await monitor.ask(self.client, "acquire", **mine)):
             holder = printable(answer["holder"]["label"])
-            if self.remaining() < 1:
+            if self.remaining() < 1 or monotonic() >= end:
                 raise LeaseHeldError(
                     f"another plan runs on this cluster: {holder} "
                     f"(client {printable(answer['holder']['client'])}); try again when "

@@ -173,9 +173,11 @@ class LiveCluster:
             return None
         return before.rows, before.partitions
 
-    def lease(self, label: str, notify: Notify) -> AbstractAsyncContextManager[None]:
-        """Hold the cluster's lease; wait while another plan holds it."""
-        return self._lease.held(label, notify)
+    def lease(
+        self, label: str, notify: Notify, patience: float = math.inf
+    ) -> AbstractAsyncContextManager[None]:
+        """Hold the cluster's lease; wait ``patience`` seconds for another plan."""
+        return self._lease.held(label, notify, patience)
 
     # --- look -------------------------------------------------------------------------
 

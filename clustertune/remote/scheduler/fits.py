@@ -8,7 +8,7 @@ once, although the training library may wait for that worker without an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from time import monotonic, time
 from typing import Any
 
@@ -39,6 +39,7 @@ class Fit:
         self.wanted = False  # whether a checkpoint is wanted at the next round
         self.too_large = 0  # bytes of a checkpoint that was not kept
         self.lost: dict[str, dict[str, Any]] = {}  # by address
+        self.cancelled = False
         self.version = 0
         self.changed = asyncio.Event()
 
@@ -47,12 +48,15 @@ class Fit:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def lose(self, address: str, how: str) -> None:
-        """Record that a member has left, leaves, or does not answer."""
+    def lose(self, address: str, how: str, worker: Any = None) -> None:
+        """Record that a member has left, leaves, or does not answer.
+
+        ``worker`` is the id of a worker that is no known member.
+        """
         before = self.lost.get(address)
         if before is None or before["how"] != how:
-            known = {"worker": self.members.get(address, address), "address": address}
-            self.lost[address] = known | {"how": how}
+            id = self.members.get(address, address if worker is None else worker)
+            self.lost[address] = {"worker": id, "address": address, "how": how}
             self.change()
 
     @property
@@ -73,13 +77,18 @@ class Fit:
 
 
 class Fits:
-    """The fits of one scheduler, by the name of their hold."""
+    """The fits of one scheduler, by the name of their hold.
 
-    def __init__(self, scheduler: Any):
+    ``on_cancel`` is called with the name of a fit that is cancelled.
+    """
+
+    def __init__(self, scheduler: Any, on_cancel: Callable[[str], None]):
         self.scheduler = scheduler
+        self.on_cancel = on_cancel
         self.running: dict[str, Fit] = {}
-        #: addresses of training tasks that run, or whose worker is being removed
-        self.training: dict[str, str] = {}
+        #: address and id of the worker of each training task that runs, also while that
+        #: worker is being removed
+        self.training: dict[str, tuple[str, Any]] = {}
 
     # --- begin and end ----------------------------------------------------------------
 
@@ -110,24 +119,29 @@ class Fits:
         if finish == "processing":
             ts = self.scheduler.tasks[key]
             if is_training(ts) and ts.processing_on is not None:
-                self.training[key] = ts.processing_on.address
+                self.training[key] = ts.processing_on.address, id_of(ts.processing_on)
         elif finish in ("memory", "erred", "forgotten"):
             # in other states its worker may be gone: see worker_removed
             self.training.pop(key, None)
 
     def worker_removed(self, address: str) -> None:
-        """Record the loss of a member, or of a worker with a training task."""
-        torn = [key for key, where in self.training.items() if where == address]
+        """Record the loss of a member, or of a worker that trained for the client."""
+        torn = {k: id for k, (where, id) in self.training.items() if where == address}
+        owners = set[str]()
         for key in torn:
             del self.training[key]
+            ts = self.scheduler.tasks.get(key)
+            owners |= {c.client_key for c in (ts and ts.who_wants) or ()}
         for fit in self.running.values():
-            if address in fit.members or (torn and not fit.members):
-                fit.lose(address, "left")
+            # libraries may want only what depends on the task
+            its = bool(torn) and not fit.members and (not owners or fit.owner in owners)
+            if address in fit.members or its:
+                fit.lose(address, "left", next(iter(torn.values()), None))
 
     # --- requests ---------------------------------------------------------------------
 
     def answer(self, name: str, do: str, **arguments: Any) -> Any:
-        """Answer ``note`` of a training task, ``state``, ``checkpoint``, ``cancel``."""
+        """Answer ``note`` of a training task, or a request of the fit's client."""
         fit = self.running.get(name)
         if fit is None:
             return {"ended": True}
@@ -136,7 +150,10 @@ class Fits:
         if do == "state":
             return self._state(fit, **arguments)
         if do == "cancel":
+            self.on_cancel(name)
             return {"cancelled": self._cancel(fit, **arguments)}
+        if do == "stuck":
+            return self._stuck(**arguments)
         return {"checkpoint": fit.model}
 
     def _note(
@@ -188,12 +205,28 @@ class Fits:
         Dask's own ``cancel`` raises an error for dependents that no client wants, which
         ends the connection of the client.
         """
+        fit.cancelled = True
         keys = list(self._wanted(fit))
         if keys:
             self.scheduler.client_releases_keys(keys=keys, client=fit.owner)
             message = {"op": "cancelled-keys", "keys": keys, "reason": "lost-worker"}
             self.scheduler.report(message | {"msg": reason}, client=fit.owner)
         return len(keys)
+
+    def _stuck(self, tasks: Mapping[str, Collection[str]]) -> dict[str, Any]:
+        """Return the workers that execute one of these tasks although it was cancelled.
+
+        ``tasks`` are keys by address. ``more``: another fit has lost a worker, and is
+        not cancelled yet, so more may come.
+        """
+        known, found = self.scheduler.tasks, []
+        for address, keys in tasks.items():
+            where = [known[key].processing_on for key in keys if key in known]
+            needed = [ws for ws in where if ws is not None and ws.address == address]
+            if len(needed) < len(keys):
+                found.append(address)
+        more = any(fit.lost and not fit.cancelled for fit in self.running.values())
+        return {"workers": found, "more": more}
 
     # --- helpers ----------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 23  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 24  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -99,7 +99,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.owners = Owners(scheduler)
         self.holds = Holds(self.owners)
-        self.fits = Fits(scheduler)
+        self.fits = Fits(scheduler, self.holds.protects_nothing)
         self.lease = Lease(self.owners, self.holds, self._lease_ended)
         self.manager = ManagerHold(scheduler)
         self.jobs = Jobs(scheduler, self.manager)
