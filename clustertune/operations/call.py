@@ -369,6 +369,7 @@ class Procedure(Call):
     #: guards whose refusal stops one worker only, if no workers are named
     skips: tuple[str, ...] = ()
     patience: float = math.inf  # seconds to wait for the plan of another client
+    despite_holds: bool = False  # of other clients
 
 
 def operate(
@@ -423,7 +424,8 @@ async def _work(procedure: Procedure, run: RunningCall) -> None:
         await look()
         _plan(procedure, journal, procedure.steps, procedure.then)
         return
-    async with cluster.lease(procedure.name, notify, procedure.patience):
+    patience, despite_holds = procedure.patience, procedure.despite_holds
+    async with cluster.lease(procedure.name, notify, patience, despite_holds):
         unchanged = "nothing was changed"
         for propose in filter(None, (procedure.steps, procedure.then)):
             await look()

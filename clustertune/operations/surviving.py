@@ -25,7 +25,7 @@ from clustertune.actions import restart as restarting
 from clustertune.core.model import Notify, Step, View
 from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
-from clustertune.errors import ClustertuneError, ConnectionLostError, LeaseHeldError
+from clustertune.errors import ClustertuneError, ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.call import Procedure, carry_out
@@ -51,8 +51,6 @@ ANSWER = 5.0  # seconds for an answer of a worker
 UNKNOWN = "reason unknown, Dask recorded none"
 INTERVAL = 0.2  # seconds between two looks
 PATIENCE = 120.0  # seconds for which plans of other clients delay a restart
-
-Find = Callable[[], Awaitable[list[str | int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,38 +215,23 @@ class FitWatch:
         answer = await self._ask("cancel", reason=f"the fit lost worker {names}")
         if answer.get("cancelled"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        await self._free(self._stuck, drop_data=False)
-        await self._free(self._silent, drop_data=True)
+        stuck = await self._stuck()
+        await self._restart(stuck, drop_data=False)
+        silent = [x["address"] for x in state["lost"] if x["how"] == "silent"]
+        await self._restart(silent, drop_data=True)
 
-    async def _free(self, find: Find, *, drop_data: bool) -> None:
+    async def _restart(self, addresses: list[str], *, drop_data: bool) -> None:
         """Restart workers that cannot be used otherwise; a failure is only logged.
 
-        A fit of another client may have lost the same worker. The first that may act
-        frees the workers of both.
+        A fit of another client may have lost the same worker, and its plan may run. The
+        first that may act frees the workers of both, which then have other addresses.
+        A hold cannot make it wait: tasks of that fit wait for the threads.
         """
-        done = set[str | int]()
-        end = monotonic() + PATIENCE
-        while workers := [w for w in await find() if w not in done]:
-            asked = {"owner": self.client.id, "workers": []}
-            looked = await monitor.ask(self.client, "look_at_workers", **asked)
-            if looked["holder"] is not None and monotonic() < end:
-                await asyncio.sleep(INTERVAL)
-                continue
-            text = await self._restart(workers, drop_data)
-            if text is None and monotonic() < end:
-                continue
-            done.update(workers)
-            if text != "":
-                logger.warning(
-                    "workers %s could not be freed: %s",
-                    names_text(workers),
-                    text or "another plan runs on this cluster",
-                )
+        if not addresses:
+            return
 
-    async def _restart(self, workers: list[str | int], drop_data: bool) -> str | None:
-        """Restart workers; return what failed, or None if another plan has begun."""
-
-        def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
+        def steps(view: View, *_: object) -> Iterator[Step]:
+            ids = {w.id for w in view.now.workers if w.address in addresses}
             if drop_data:
                 return releasing.drops(view, ids)
             return restarting.steps(view, ids, wait=0.0, end_tasks=True)
@@ -257,21 +240,26 @@ class FitWatch:
             client=self.client,
             name="restart",
             steps=steps,
-            workers=tuple(workers),
             timeout=restarting.TIMEOUT,
             dry_run=False,
             progress=False,
             look=replace(RESTART_LOOK, holdings=drop_data),
-            patience=0.0,
+            patience=PATIENCE,
+            despite_holds=not drop_data,
         )
         try:
             report = await carry_out(procedure)
-        except LeaseHeldError:
-            return None
         except ClustertuneError as error:
-            return printable(str(error), longest=500)
-        failed = report.status not in ("done", "fine")
-        return printable("; ".join(headlines(report)), longest=500) if failed else ""
+            text = str(error)
+        else:
+            if report.status in ("done", "fine"):
+                return
+            text = "; ".join(headlines(report))
+        logger.warning(
+            "workers at %s could not be freed: %s",
+            names_text(addresses),
+            printable(text, longest=500),
+        )
 
     def _only_leaving(self) -> bool:
         return all(x["how"] == "leaving" for x in self.state["lost"])
@@ -361,20 +349,11 @@ class FitWatch:
             await asyncio.sleep(INTERVAL)
         return {worker: reasons.get(worker, UNKNOWN) for worker in lost}
 
-    async def _silent(self) -> list[str | int]:
-        """Return members that do not answer, and are still known."""
-        workers, _ = await monitor.running_workers(self.client)
-        lost = self.state["lost"]
-        return [
-            x["worker"]
-            for x in lost
-            if x["how"] == "silent" and x["address"] in workers
-        ]
+    async def _stuck(self) -> list[str]:
+        """Wait until no cancelled training occupies a thread.
 
-    async def _stuck(self) -> list[str | int]:
-        """Wait until no cancelled training occupies a thread; return workers with one.
-
-        A library ends its tasks soon after their peers are gone, or never.
+        Returns addresses of workers where one does. A library ends its tasks soon after
+        their peers are gone, or never.
         """
         latest, end = monotonic() + LEAVE, monotonic() + FREE
         leaving = {x["address"] for x in self.state["lost"] if x["how"] == "leaving"}
@@ -392,7 +371,16 @@ class FitWatch:
             )
             tasks = {w: keys for w, keys in answers.items() if isinstance(keys, list)}
             found = await self._ask("stuck", tasks=tasks)
-            busy, more = found.get("workers", ()), found.get("more", False)
-            if monotonic() >= end or not (busy or more):
-                return [monitor.worker_id(w, workers[w]) for w in busy]
+            if found.get("ended"):
+                return []
+            stuck, shared, more = found["stuck"], found["shared"], found["more"]
+            late = monotonic() >= end
+            if late and shared:
+                logger.warning(
+                    "a cancelled training does not end on workers at %s, where another "
+                    "client trains; restart them with end_tasks=True afterwards",
+                    names_text(shared),
+                )
+            if late or not (stuck or shared or more):
+                return list(stuck)
             await asyncio.sleep(INTERVAL)

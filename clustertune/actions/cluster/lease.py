@@ -104,9 +104,13 @@ class Lease:
 
     @asynccontextmanager
     async def held(
-        self, label: str, notify: Notify, patience: float = math.inf
+        self,
+        label: str,
+        notify: Notify,
+        patience: float = math.inf,
+        despite_holds: bool = False,
     ) -> AsyncIterator[None]:
-        """Hold the lease; wait while another plan holds it.
+        """Hold the lease; wait while another plan holds it, or a fit has a hold.
 
         Raises ``LeaseHeldError`` if another client still holds it after ``patience``
         seconds, or at the end of the time limit.
@@ -114,7 +118,13 @@ class Lease:
         # with our own token the lease can be given back before the answer arrives
         self.token, self.lost = uuid4().hex, None
         try:
-            await self._acquire(label, notify, monotonic() + patience)
+            await self._acquire(
+                notify,
+                monotonic() + patience,
+                label=label,
+                token=self.token,
+                despite_holds=despite_holds,
+            )
             async with self._refreshed():
                 yield
         finally:
@@ -154,8 +164,8 @@ class Lease:
         except Exception as error:  # noqa: BLE001
             logger.warning("clustertune could not release its lease: %r", error)
 
-    async def _acquire(self, label: str, notify: Notify, end: float) -> None:
-        mine = {"owner": self.client.id, "label": label, "token": self.token}
+    async def _acquire(self, notify: Notify, end: float, **asked: Any) -> None:
+        label, mine = asked["label"], asked | {"owner": self.client.id}
         while "holder" in (answer := await monitor.ask(self.client, "acquire", **mine)):
             holder = printable(answer["holder"]["label"])
             if self.remaining() < 1 or monotonic() >= end:

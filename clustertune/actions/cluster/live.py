@@ -174,10 +174,14 @@ class LiveCluster:
         return before.rows, before.partitions
 
     def lease(
-        self, label: str, notify: Notify, patience: float = math.inf
+        self,
+        label: str,
+        notify: Notify,
+        patience: float = math.inf,
+        despite_holds: bool = False,
     ) -> AbstractAsyncContextManager[None]:
         """Hold the cluster's lease; wait ``patience`` seconds for another plan."""
-        return self._lease.held(label, notify, patience)
+        return self._lease.held(label, notify, patience, despite_holds)
 
     # --- look -------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ once, although the training library may wait for that worker without an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from time import monotonic, time
 from typing import Any
 
-from clustertune.remote.scheduler.lease import TRAINING
+from clustertune.remote.scheduler.lease import TRAINING, Holds
 from clustertune.remote.scheduler.state import id_of, is_parking
 
 #: beginnings of keys of tasks in which a library trains, or prepares its training.
@@ -77,14 +77,11 @@ class Fit:
 
 
 class Fits:
-    """The fits of one scheduler, by the name of their hold.
+    """The fits of one scheduler, by the name of their hold."""
 
-    ``on_cancel`` is called with the name of a fit that is cancelled.
-    """
-
-    def __init__(self, scheduler: Any, on_cancel: Callable[[str], None]):
+    def __init__(self, scheduler: Any, holds: Holds):
         self.scheduler = scheduler
-        self.on_cancel = on_cancel
+        self.holds = holds
         self.running: dict[str, Fit] = {}
         #: address and id of the worker of each training task that runs, also while that
         #: worker is being removed
@@ -150,10 +147,10 @@ class Fits:
         if do == "state":
             return self._state(fit, **arguments)
         if do == "cancel":
-            self.on_cancel(name)
+            self.holds.protects_nothing(name)
             return {"cancelled": self._cancel(fit, **arguments)}
         if do == "stuck":
-            return self._stuck(**arguments)
+            return self._stuck(fit, **arguments)
         return {"checkpoint": fit.model}
 
     def _note(
@@ -213,20 +210,26 @@ class Fits:
             self.scheduler.report(message | {"msg": reason}, client=fit.owner)
         return len(keys)
 
-    def _stuck(self, tasks: Mapping[str, Collection[str]]) -> dict[str, Any]:
-        """Return the workers that execute one of these tasks although it was cancelled.
+    def _stuck(self, fit: Fit, tasks: Mapping[str, Collection[str]]) -> dict[str, Any]:
+        """Sort out workers that execute training tasks; ``tasks`` are keys by address.
 
-        ``tasks`` are keys by address. ``more``: another fit has lost a worker, and is
-        not cancelled yet, so more may come.
+        Returns addresses: ``stuck``, where all were cancelled; ``shared``, where one is
+        still needed. ``more``: another fit has lost a worker and is not cancelled yet,
+        so more may come.
         """
-        known, found = self.scheduler.tasks, []
+        known = self.scheduler.tasks
+        stuck, shared = list[str](), list[str]()
         for address, keys in tasks.items():
             where = [known[key].processing_on for key in keys if key in known]
             needed = [ws for ws in where if ws is not None and ws.address == address]
             if len(needed) < len(keys):
-                found.append(address)
-        more = any(fit.lost and not fit.cancelled for fit in self.running.values())
-        return {"workers": found, "more": more}
+                (shared if needed else stuck).append(address)
+        others = [other for other in self.running.values() if other is not fit]
+        return {
+            "stuck": stuck,
+            "shared": shared,
+            "more": any(other.lost and not other.cancelled for other in others),
+        }
 
     # --- helpers ----------------------------------------------------------------------
 

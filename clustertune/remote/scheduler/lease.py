@@ -158,12 +158,16 @@ class Lease:
         holder = self.holder()
         return None if holder is None or holder["client"] == owner else public(holder)
 
-    def obstacle(self, owner: str, token: str) -> dict[str, Any] | None:
+    def obstacle(
+        self, owner: str, token: str, despite_holds: bool = False
+    ) -> dict[str, Any] | None:
         """Return the lease or hold that prevents a new lease, or None."""
         if token in self.released:
             raise LeaseEndedError("this lease was released before it was granted")
         holder = self.holder()
-        return public(holder) if holder is not None else self.holds.of_others(owner)
+        if holder is not None:
+            return public(holder)
+        return None if despite_holds else self.holds.of_others(owner)
 
     def grant(self, owner: str, label: str, token: str) -> None:
         holder = {"client": owner, "label": label, "since": time()}

@@ -99,7 +99,7 @@ class ClustertunePlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.owners = Owners(scheduler)
         self.holds = Holds(self.owners)
-        self.fits = Fits(scheduler, self.holds.protects_nothing)
+        self.fits = Fits(scheduler, self.holds)
         self.lease = Lease(self.owners, self.holds, self._lease_ended)
         self.manager = ManagerHold(scheduler)
         self.jobs = Jobs(scheduler, self.manager)
@@ -251,11 +251,13 @@ class ClustertunePlugin(SchedulerPlugin):
         token: str,
         hold: bool = False,
         fit: Mapping[str, Any] | None = None,
+        despite_holds: bool = False,
     ) -> dict[str, Any]:
         """Grant the lease or a hold, or return the holder that prevents it.
 
-        A hold blocks adaptive scaling and plans of other clients until it ends. It may
-        protect a ``fit``, which are the other arguments of :meth:`Fits.begin`. The
+        A hold blocks adaptive scaling and plans of other clients until it ends, except
+        a plan ``despite_holds``. It may protect a ``fit``, which are the other
+        arguments of :meth:`Fits.begin`. The
         caller makes the token. So it can release the lease even if it is interrupted
         before the answer. A released token gets no lease.
 
@@ -265,7 +267,7 @@ class ClustertunePlugin(SchedulerPlugin):
         if hold:
             holder = self.lease.of_others(owner)
         else:
-            holder = self.lease.obstacle(owner, token)
+            holder = self.lease.obstacle(owner, token, despite_holds)
             if holder is None and self.jobs.are_running():
                 holder = _unfinished_move()
         if holder is not None:
