@@ -62,11 +62,13 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
+def until(
+    condition: Callable[[], Any], seconds: float = 200, what: str = "the condition"
+) -> Any:
     """Wait for a condition and return it; fail after a time limit."""
     end = monotonic() + seconds
     while not (value := condition()):
-        assert monotonic() < end, "the condition did not come"
+        assert monotonic() < end, f"{what} did not come"
         sleep(0.02)
     return value
 

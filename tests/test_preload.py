@@ -390,5 +390,5 @@ def test_alerts_and_panels(tmp_path: Path) -> None:
         for panel in panels:
             for target in () if panel["title"] in empty else panel["targets"]:
                 expression = target["expr"]
-                assert until(lambda e=expression: query(api, e)), panel["title"]
+                until(lambda e=expression: query(api, e), what=panel["title"])
         del lost

@@ -212,13 +212,16 @@ class FitWatch:
                 await asyncio.wait_for(self._finished.wait(), INTERVAL)
         state = await self._news()
         names = names_text(sorted({x["worker"] for x in state["lost"]}, key=str))
-        answer = await self._ask("cancel", reason=f"the fit lost worker {names}")
-        if answer.get("cancelled"):
+        if await self._free(f"the fit lost worker {names}"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        stuck = await self._stuck()
-        await self._restart(stuck, drop_data=False)
         silent = [x["address"] for x in state["lost"] if x["how"] == "silent"]
         await self._restart(silent, drop_data=True)
+
+    async def _free(self, reason: str) -> bool:
+        """Cancel the training, and end its tasks; return whether it still ran."""
+        answer = await self._ask("cancel", reason=reason)
+        await self._restart(await self._stuck(), drop_data=False)
+        return bool(answer.get("cancelled"))
 
     async def _restart(self, addresses: list[str], *, drop_data: bool) -> None:
         """Restart workers that cannot be used otherwise; a failure is only logged.
@@ -292,8 +295,9 @@ class FitWatch:
     async def ended(self, watched: Monitor, error: Exception) -> Loss | None:
         """Return what a fit that has failed had lost, or None; free its workers.
 
-        The scheduler may notice a loss after the library. The ``error`` of the fit then
-        keeps no local variables, since futures of the fit are among them.
+        Members of a fit may wait for one that failed. The scheduler may notice a loss
+        after the library. The ``error`` of the fit then keeps no local variables, since
+        futures of the fit are among them.
         """
         self._finished.set()
         state = await self._news()
@@ -301,6 +305,7 @@ class FitWatch:
         while not state["lost"] and monotonic() < end:
             state = await self._news(end - monotonic())
         if not state["lost"]:
+            await self._free("another worker of the fit has failed")
             return None
         clear_frames(error.__traceback__)
         checkpoint = await self.checkpoint()

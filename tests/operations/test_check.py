@@ -168,15 +168,17 @@ async def test_a_task_that_never_ends(c, s, a, b):
     X = c.persist(da.Array({("x", 0): stuck}, "x", ((5,),), dtype="f8"))
     hung = s.workers[a.worker_address]
     await soon(lambda: max(hung.executing.values(), default=0) > 2)
-    report = await clustertune.check(c, X, timeout="4s")
-    (finding,) = (f for f in report.found if f.check == "unread_data")
-    ended = f"restart_workers(client, end_tasks=True, workers=[{hung.name}])"
-    assert f"worker {hung.name} runs a task which may be stuck" in finding.message
-    assert ended in finding.remedy
-    with pytest.raises(TimedOutError) as caught:
-        await clustertune.prepare(c, X, timeout="4s")
-    assert ended in str(caught.value)
-    await gate.set()
+    try:
+        report = await clustertune.check(c, X, timeout="10s")
+        (finding,) = (f for f in report.found if f.check == "unread_data")
+        ended = f"restart_workers(client, end_tasks=True, workers=[{hung.name}])"
+        assert f"worker {hung.name} runs a task which may be stuck" in finding.message
+        assert ended in finding.remedy
+        with pytest.raises(TimedOutError) as caught:
+            await clustertune.prepare(c, X, timeout="10s")
+        assert ended in str(caught.value)
+    finally:  # a worker waits for its threads
+        await gate.set()
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -459,6 +459,27 @@ def test_a_hold_cancels_its_own_training_only(client: Client) -> None:
     until(lambda: len(workers_of(client)) == 3)
 
 
+class FailsOnOneWorker(dxgb.DaskXGBClassifier):  # type: ignore[misc]
+    """Its other workers wait for that one."""
+
+    def fit(self, X: Any, y: Any, **_: Any) -> Any:
+        client = distributed.get_client()
+        waiting = [
+            client.submit(train_until, "x", key=f"_train_part-{w}", workers=[w])
+            for w in ("w-0", "w-1")
+        ]
+        until(lambda: sum(executing(client)) == 2)
+        raise ZeroDivisionError(str(waiting))
+
+
+def test_a_library_fails_without_a_loss(client: Client) -> None:
+    """Its error is raised as it is; no worker keeps a task that waits."""
+    X, y = data(client)
+    with pytest.raises(ZeroDivisionError):
+        fit(client, FailsOnOneWorker(n_jobs=1), X, y, max_failures=1)
+    check_whole(client, X, y)
+
+
 def test_the_training_of_another_client_goes_on(client: Client) -> None:
     """A fit that has lost a worker ends its own training tasks only."""
     X, y = data(client)
