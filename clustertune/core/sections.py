@@ -155,11 +155,15 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
         yield from _items(results, findings.information)
     else:
         if findings.fixed:
-            yield Item("fixed", f"{_checks_text(findings.fixed)} (see the details)")
+            yield Item(
+                "fixed", f"{_checks_text(findings.fixed)} (see report.details, or -v)"
+            )
         if findings.information:
             count = plural(len(findings.information), "finding")
             names = _checks_text(findings.information)
-            yield Item("info", f"{count} of no urgency: {names} (see the details)")
+            yield Item(
+                "info", f"{count} of no urgency: {names} (see report.details, or -v)"
+            )
     if findings.unrelated:
         count = plural(len(findings.unrelated), "finding")
         names = _checks_text(findings.unrelated)

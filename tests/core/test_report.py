@@ -276,7 +276,7 @@ def test_each_finding_is_shown_once() -> None:
     assert "a hint" in sections["Notes"]
     short = str(report)
     assert titles(report)[-2:] == ["Problems", "Notes"]
-    assert "fixed  check0 and check1 (see the details)" in short
+    assert "fixed  check0 and check1 (see report.details, or -v)" in short
     assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
     assert short.count("mend it") == 1
@@ -300,7 +300,7 @@ def test_unrelated_findings_are_one_line() -> None:
         left=(threads, growth),
         steps=(restart,),
     )
-    assert "unmanaged_memory (see the details)" in str(report)
+    assert "unmanaged_memory (see report.details, or -v)" in str(report)
     text = report.details
     assert "fixed  much unmanaged memory (unmanaged_memory)" in text
     assert "too many threads" not in text

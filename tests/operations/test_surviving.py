@@ -480,6 +480,28 @@ def test_a_library_fails_without_a_loss(client: Client) -> None:
     check_whole(client, X, y)
 
 
+class Fails(dxgb.DaskXGBClassifier):  # type: ignore[misc]
+    """As with a wrong parameter."""
+
+    def fit(self, X: Any, y: Any, **_: Any) -> Any:
+        raise ZeroDivisionError
+
+
+def test_another_fit_of_the_client_goes_on(client: Client) -> None:
+    """An error without a loss cancels no tasks of a fit in a hold around it."""
+    X, y = data(client)
+    with clustertune.hold(client, on_lost_worker="cancel"):
+        trains = client.submit(
+            train_until, "now", key="_train_part-x", workers=["w-2"], pure=False
+        )
+        until(lambda: sum(executing(client)) == 1)
+        with pytest.raises(ZeroDivisionError):
+            fit(client, Fails(n_jobs=1), X, y)
+        distributed.Event("now", client=client).set()
+        assert trains.result(timeout=200) == pid_of(client, 2)
+    check_whole(client, X, y)
+
+
 def test_the_training_of_another_client_goes_on(client: Client) -> None:
     """A fit that has lost a worker ends its own training tasks only."""
     X, y = data(client)

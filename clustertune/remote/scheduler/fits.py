@@ -200,9 +200,13 @@ class Fits:
         """Cancel tasks of the fit that the owner wants; return their number.
 
         Dask's own ``cancel`` raises an error for dependents that no client wants, which
-        ends the connection of the client.
+        ends the connection of the client. Without a loss, tasks of another fit of the
+        owner could not be told apart.
         """
         fit.cancelled = True
+        others = (other for other in self.running.values() if other is not fit)
+        if not fit.lost and any(other.owner == fit.owner for other in others):
+            return 0
         keys = list(self._wanted(fit))
         if keys:
             self.scheduler.client_releases_keys(keys=keys, client=fit.owner)
