@@ -20,6 +20,7 @@ from clustertune.core.wording import (
     names_text,
     plural,
     printable,
+    reading_fix,
     variable,
     verb,
 )
@@ -44,7 +45,8 @@ def unreadable_values(view: View) -> Iterator[Finding]:
 
     Remedy: Correct the source of the partition, or leave it out of the data. For CSV
     files with numbers and texts in a column, give ``na_values=`` or ``dtype=`` to
-    ``dask.dataframe.read_csv``.
+    ``dask.dataframe.read_csv``. If files lack columns, read them with
+    ``dd.from_map(lambda file: pd.read_parquet(file).reindex(columns=columns), files)``.
     """
     for layout in view.layouts:
         for collection in layout.collections:
@@ -54,8 +56,8 @@ def unreadable_values(view: View) -> Iterator[Finding]:
                     f"of its values are missing: {collection.unreadable}",
                     subject=(collection.label,),
                     remedy="Correct the source of this partition of "
-                    f"{variable(collection.label)}, or how it is read (for CSV files "
-                    "`dtype=` and `na_values=`), and check again.",
+                    f"{variable(collection.label)}, or how it is read, and check "
+                    f"again. {reading_fix(collection.unreadable)}.",
                 )
 
 

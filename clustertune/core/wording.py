@@ -134,3 +134,16 @@ def natural(name: str | int) -> list[tuple[bool, int, str]]:
 def variable(label: str) -> str:
     """Return the user's name of a collection: ``X`` for ``eval_set[0].X``."""
     return label.rpartition(".")[2]
+
+
+def reading_fix(error: str) -> str:
+    """How to read files whose partition cannot be computed because of an error."""
+    if "KeyError" in error:
+        return (
+            "If files lack columns, read them with `frame = dd.from_map(lambda file: "
+            "pd.read_parquet(file).reindex(columns=columns), files)`, which leaves "
+            "these values missing"
+        )
+    return (
+        "For numbers and texts in a column of CSV files, give `dtype=` or `na_values=`"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from time import monotonic, time
 
 import dask.array as da
@@ -17,7 +18,7 @@ from distributed.scheduler import TaskPrefix
 import clustertune
 from clustertune.checks import workers
 from clustertune.core.model import Severity
-from clustertune.errors import TimedOutError
+from clustertune.errors import IncompleteError, TimedOutError
 from clustertune.monitor import counting, monitor
 from clustertune.operations import check
 from tests.in_process import gen_cluster
@@ -215,6 +216,26 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
     assert "partition 0: ZeroDivisionError" in finding.message
     assert "\x1b" not in finding.message
     assert {"nonfinite_values", "unloaded_data"} <= names(report)
+
+
+def test_a_file_without_a_column(local_cluster, tmp_path):
+    """The check and the error of prepare have the line that reads such files."""
+    _, client = local_cluster(2)
+    columns = ["a", "b"]
+    files = [tmp_path / f"{i}.parquet" for i in range(2)]
+    for file, there in zip(files, (columns, ["a"]), strict=True):
+        pd.DataFrame(1.0, range(5), there).to_parquet(file)
+    X = dd.read_parquet(tmp_path)[columns]
+    line = re.escape("dd.from_map(lambda file: pd.read_parquet(file).reindex(")
+    report = clustertune.check(client, X, deep=True)
+    (finding,) = (f for f in report.found if f.check == "unreadable_values")
+    (fix,) = re.findall(rf"`frame = ({line}.*?)`", finding.remedy)
+    with pytest.raises(IncompleteError, match=line):
+        clustertune.prepare(client, X)
+    known = {"dd": dd, "pd": pd, "columns": columns, "files": files}
+    frame = eval(fix, known)
+    prepared = clustertune.prepare(client, frame[columns])
+    assert prepared.X.isna().sum().sum().compute() == 5
 
 
 @gen_cluster(client=True, nthreads=TWO)

@@ -23,7 +23,7 @@ from distributed import Client
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key, Notify
-from clustertune.core.wording import printable, seconds_text
+from clustertune.core.wording import printable, reading_fix, seconds_text
 from clustertune.errors import ConnectionLostError, IncompleteError, LeaseHeldError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
@@ -383,9 +383,11 @@ class Computing:
                 continue
             if future.status == "error":
                 error = await future.exception()
+                text = printable(repr(error))
                 raise IncompleteError(
                     f"the partition {printable(str(future.key))} could not be "
-                    f"computed: {printable(repr(error))}"
+                    f"computed: {text}. Correct its source, or how it is read. "
+                    f"{reading_fix(text)}"
                 ) from error
             raise IncompleteError(
                 f"the partition {printable(str(future.key))} is {future.status}: its "
