@@ -369,7 +369,8 @@ def hold(
     on_lost_worker
         What to do if a worker leaves during its training task: ``"report"`` it, or
         ``"cancel"`` the training too. The fit then ends with an error, and training
-        tasks that do not end are ended; all workers keep their data.
+        tasks that do not end are ended; all workers keep their data. Plans of other
+        clients may begin then, before the block ends.
 
     Returns
     -------

@@ -143,8 +143,7 @@ class FitWatch:
             if (await self._news()).get("lost"):
                 await self._end_once()
         except (ClustertuneError, OSError) as error:
-            text = printable(repr(error), longest=200)
-            logger.warning("workers of the fit may still train: %s", text)
+            _may_still_train(error)
 
     async def _end_once(self) -> None:
         """Begin to end the fit unless that has begun, and wait until it has ended."""
@@ -305,7 +304,10 @@ class FitWatch:
         while not state["lost"] and monotonic() < end:
             state = await self._news(end - monotonic())
         if not state["lost"]:
-            await self._free("another worker of the fit has failed")
+            try:
+                await self._free("another worker of the fit has failed")
+            except (ClustertuneError, OSError) as problem:
+                _may_still_train(problem)  # the caller raises the error of the fit
             return None
         clear_frames(error.__traceback__)
         checkpoint = await self.checkpoint()
@@ -363,6 +365,8 @@ class FitWatch:
         latest, end = monotonic() + LEAVE, monotonic() + FREE
         leaving = {x["address"] for x in self.state["lost"] if x["how"] == "leaving"}
         more = False  # whether tasks of another fit will be cancelled
+        #: not stuck at the look before: a task may end between the answers of one look
+        free: set[str] | None = None
         while True:
             workers, running = await monitor.running_workers(self.client)
             if more or not leaving.isdisjoint(workers):
@@ -379,7 +383,7 @@ class FitWatch:
             if found.get("ended"):
                 return []
             stuck, shared, more = found["stuck"], found["shared"], found["more"]
-            late = monotonic() >= end
+            late = monotonic() >= end and free is not None
             if late and shared:
                 logger.warning(
                     "a cancelled training does not end on workers at %s, where another "
@@ -387,5 +391,11 @@ class FitWatch:
                     names_text(shared),
                 )
             if late or not (stuck or shared or more):
-                return list(stuck)
+                return [address for address in stuck if address not in (free or ())]
+            free = tasks.keys() - stuck
             await asyncio.sleep(INTERVAL)
+
+
+def _may_still_train(error: Exception) -> None:
+    text = printable(repr(error), longest=200)
+    logger.warning("workers of the fit may still train: %s", text)

@@ -401,8 +401,9 @@ def test_two_fits_lose_the_same_worker(tmp_path: Path) -> None:
     errors = {}
 
     def mine() -> None:
+        long = model("lightgbm", n_estimators=5000)
         with pytest.raises(IncompleteError) as error:
-            fit(client, model("lightgbm"), X, y, progress=Watcher(trains.set, 0.0))
+            fit(client, long, X, y, progress=Watcher(trains.set, 0.0))
         errors["mine"] = str(error.value)
 
     def theirs() -> None:

@@ -257,9 +257,9 @@ class ClustertunePlugin(SchedulerPlugin):
 
         A hold blocks adaptive scaling and plans of other clients until it ends, except
         a plan ``despite_holds``. It may protect a ``fit``, which are the other
-        arguments of :meth:`Fits.begin`. The
-        caller makes the token. So it can release the lease even if it is interrupted
-        before the answer. A released token gets no lease.
+        arguments of :meth:`Fits.begin`. The caller makes the token. So it can release
+        the lease even if it is interrupted before the answer. A released token gets no
+        lease.
 
         Returns ``token`` if it is granted. Otherwise ``holder`` with ``client``,
         ``label`` and ``since`` (epoch seconds).
