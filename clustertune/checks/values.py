@@ -33,6 +33,7 @@ WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
 TEXT = ("object", "string", "str")
 MAX_NAMES = 10  # columns in a message
 MAX_CATEGORIES = 1000  # with more, a column has values and no categories
+_CSV = "For numbers and texts in a column of CSV files, give `dtype=` or `na_values=`"
 
 
 # --- values ---------------------------------------------------------------------------
@@ -51,13 +52,14 @@ def unreadable_values(view: View) -> Iterator[Finding]:
     for layout in view.layouts:
         for collection in layout.collections:
             if collection.unreadable:
+                fix = reading_fix(collection.unreadable)
                 yield critical(
                     message=f"{collection.label} cannot be read completely, so checks "
                     f"of its values are missing: {collection.unreadable}",
                     subject=(collection.label,),
                     remedy="Correct the source of this partition of "
                     f"{variable(collection.label)}, or how it is read, and check "
-                    f"again. {reading_fix(collection.unreadable)}.",
+                    f"again. {fix or _CSV}.",
                 )
 
 

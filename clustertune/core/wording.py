@@ -137,13 +137,11 @@ def variable(label: str) -> str:
 
 
 def reading_fix(error: str) -> str:
-    """How to read files whose partition cannot be computed because of an error."""
-    if "KeyError" in error:
-        return (
-            "If files lack columns, read them with `frame = dd.from_map(lambda file: "
-            "pd.read_parquet(file).reindex(columns=columns), files)`, which leaves "
-            "these values missing"
-        )
+    """How to read files whose partition has an error that lacking columns raise."""
+    if "KeyError" not in error:
+        return ""
     return (
-        "For numbers and texts in a column of CSV files, give `dtype=` or `na_values=`"
+        "If files lack columns, read them with `frame = dd.from_map(lambda file: "
+        "pd.read_parquet(file).reindex(columns=columns), files)`, which leaves these "
+        "values missing"
     )

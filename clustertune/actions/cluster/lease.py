@@ -384,10 +384,10 @@ class Computing:
             if future.status == "error":
                 error = await future.exception()
                 text = printable(repr(error))
+                fix = reading_fix(text)
                 raise IncompleteError(
                     f"the partition {printable(str(future.key))} could not be "
-                    f"computed: {text}. Correct its source, or how it is read. "
-                    f"{reading_fix(text)}"
+                    f"computed: {text}{fix and f'. {fix}'}"
                 ) from error
             raise IncompleteError(
                 f"the partition {printable(str(future.key))} is {future.status}: its "
