@@ -40,6 +40,7 @@ from clustertune.dashboard.mount import mount
 from clustertune.operations.scheduling import triggers
 from clustertune.operations.scheduling.request import MAX_EXPIRES, Options, send
 from clustertune.operations.scheduling.schedule import Schedule
+from clustertune.remote.ending import end_tasks
 from clustertune.remote.scheduler.plugin import NAME, install
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.telemetry import audit_logger
@@ -71,10 +72,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
 
 async def dask_teardown(scheduler: Scheduler) -> None:
     """End the tasks that wait for workers; Dask calls this at the scheduler's end."""
-    tasks = _tasks.pop(scheduler.id, [])
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_tasks(*_tasks.pop(scheduler.id, []))
 
 
 # --- settings -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -37,6 +37,7 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.check import check
 from clustertune.remote import ship
+from clustertune.remote.ending import end_tasks
 
 # --- on the dashboard -----------------------------------------------------------------
 
@@ -233,8 +234,6 @@ async def serving(
     try:
         yield f"http://{address}:{port}/"
     finally:
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
+        await end_tasks(following)
         server.stop()
         server.unlisten()

@@ -40,6 +40,7 @@ from clustertune.operations import history
 from clustertune.operations.history import Record
 from clustertune.operations.surviving import FitWatch
 from clustertune.operations.watch import Monitor
+from clustertune.remote.ending import end_tasks
 
 logger = logging.getLogger("clustertune")
 
@@ -174,7 +175,7 @@ class Hold(ClientContext):
             watching = () if self._watch is None else (self._watch.run(),)
             for work in (self._report_events(), self._keep(), *watching):
                 task = asyncio.ensure_future(work)
-                self._around.push_async_callback(_cancelled, task)
+                self._around.push_async_callback(end_tasks, task)
             if self._watch is not None:
                 self._around.push_async_callback(self._watch.close)
             self._observed.start = monotonic()  # the run begins here
@@ -332,11 +333,6 @@ async def _performance_report(client: Client, path: str) -> AsyncIterator[None]:
     except Exception as error:  # noqa: BLE001, the run has ended well
         text = printable(repr(error), longest=200)
         _report(f"the performance report was not written: {text}")
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _report(text: str) -> None:

@@ -36,6 +36,7 @@ from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import ClientContext
 from clustertune.operations import worker_changes
 from clustertune.operations.worker_changes import WorkerChange
+from clustertune.remote.ending import end_tasks
 
 logger = logging.getLogger("clustertune")
 
@@ -260,10 +261,9 @@ class Monitor(ClientContext):
         self._task = asyncio.ensure_future(self._run())
 
     async def _end(self) -> None:
-        self._closed = True  # before Python 3.12 ``wait_for`` may swallow the other
+        self._closed = True  # at once, if the task misses its cancellation
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
 
     # --- look -------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, FunctionError, TimedOutError
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import ClientContext, sync
+from clustertune.remote.ending import end_tasks
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 
@@ -428,9 +429,7 @@ class Roles(ClientContext):
         with suppress(asyncio.TimeoutError):  # the error names the running roles
             await asyncio.wait_for(self._holds(self._all_over), grace)
         self._cause = failure_cause(self._states, grace)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         with suppress(asyncio.TimeoutError):  # endpoints expire without a command
             await asyncio.wait_for(self._command("forget"), grace)
         for state in self._states:

@@ -29,6 +29,7 @@ from clustertune.dashboard.state import State, verdict
 from clustertune.errors import RefusedError, TimedOutError, VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import connected
+from clustertune.remote import ending
 from tests.in_process import gen_cluster, gen_test
 from tests.processes import BLOCK, cluster, soon
 
@@ -244,6 +245,18 @@ async def test_the_page_loads_nothing_from_others(s: Any) -> None:
     assert policy.endswith("base-uri 'none'; form-action 'none'")
     assert "http" not in policy
     assert "*" not in policy
+
+
+@gen_cluster(client=False, nthreads=[])
+async def test_the_server_ends_while_it_connects(
+    s: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancellation that comes with the answer of the scheduler may get lost."""
+    monkeypatch.setattr(ending, "AGAIN", 0.5)
+    for turns in range(40):
+        async with served(s.address):
+            for _ in range(turns):
+                await asyncio.sleep(0)
 
 
 @gen_cluster(client=False, nthreads=[])

@@ -27,6 +27,7 @@ from clustertune.core.wording import printable, reading_fix, seconds_text
 from clustertune.errors import ConnectionLostError, IncompleteError, LeaseHeldError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
+from clustertune.remote.ending import end_tasks
 
 # --- lease ----------------------------------------------------------------------------
 
@@ -140,8 +141,7 @@ class Lease:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks(task)
 
     async def _refresh(self) -> None:
         there = True

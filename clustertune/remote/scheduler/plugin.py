@@ -16,6 +16,7 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from clustertune.remote.ending import end_tasks
 from clustertune.remote.keys import (
     Places,
     count,
@@ -158,10 +159,8 @@ class ClustertunePlugin(SchedulerPlugin):
         tasks += self.schedules.close()
         tasks += self.watches
         tasks += self.changes.close()
-        for task in tasks:
-            task.cancel()
-        tasks += self.bindings.ending
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
+        await asyncio.gather(*self.bindings.ending, return_exceptions=True)
         # another plugin may have replaced the handler
         if getattr(self.scheduler.handlers.get(NAME), "__self__", None) is self:
             del self.scheduler.handlers[NAME]

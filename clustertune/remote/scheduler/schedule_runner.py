@@ -113,13 +113,10 @@ class ScheduleRunner:
         return schedule.describe(time())
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Stop waiting; return the cancelled task."""
+        """Return the task that is to be cancelled."""
         for schedule in self._waiting():
             self._note(schedule, "cancelled")
-        if self.task is None:
-            return []
-        self.task.cancel()
-        return [self.task]
+        return [] if self.task is None else [self.task]
 
     # --- waiting ----------------------------------------------------------------------
 
