@@ -1,7 +1,8 @@
 """Fits on real clusters that lose workers, drawn from seeds.
 
 A fit has to finish, or to end with an error of clustertune. Then all workers are free,
-and the data is complete.
+the data is complete, and the next fit, without a fault, finishes. A fit that finished
+has about the same loss on rows that it has not seen as the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+import numpy as np
 from dask.utils import parse_bytes
 from lightgbm.basic import LightGBMError
 from xgboost.core import XGBoostError
@@ -29,6 +31,8 @@ DEADLINE = 120.0  # seconds for a fit with its faults, and for that of a second 
 FREE = 30.0  # seconds until workers are free after a fit
 #: seconds for which a worker is frozen; the longer is above the limit of a fit
 FROZEN = {"freeze": 10.0, "freeze long": 75.0}
+UNSEEN = range(100, 110)  # numbers of blocks that no fit has seen
+LOSS = 0.01  # of the loss of the next fit
 N_WORKERS = 3
 ROUNDS = 800
 KINDS = (
@@ -137,12 +141,21 @@ def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]
     fault.join()
     error = result.get("error")
     outcome = "finished" if error is None else type(error).__name__
-    notes = str(error) if error else "\n".join(result["notes"])
     broken = list(_broken(case, cluster, error, result))
+    notes = str(error) if error else "\n".join(result["notes"])
+    if "loss" in result:
+        notes += f"\nloss: {result['loss']:.5f} times that of the next fit"
     return outcome, broken, notes, injected.is_set()
 
 
-def _fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> None:
+def _fit(
+    case: Case,
+    cluster: LocalWorkers,
+    result: dict[str, Any],
+    max_failures: int | None = None,
+) -> None:
+    if max_failures is None:
+        max_failures = case.max_failures
     try:
         result["data"] = fits.lazy()
         model = fits.model(case.library, n_estimators=ROUNDS)
@@ -151,10 +164,10 @@ def _fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> None:
             model,
             *result["data"],
             progress=False,
-            max_failures=case.max_failures,
+            max_failures=max_failures,
             checkpoint_every=0.2,
         )
-        result["trees"] = len(fits.trees(fitted))
+        result["model"], result["trees"] = fitted, len(fits.trees(fitted))
         result["notes"] = fitted.clustertune_report_.notes
     except Exception as error:
         result["error"] = error
@@ -198,6 +211,35 @@ def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:
     X, y = cluster.client.gather(computed)
     if not fits.is_whole(X, y):
         yield "the data has other values"
+    yield from _next_fit(case, cluster, result)
+
+
+def _next_fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> Any:
+    """Fit without a fault, and compare the loss of both fits."""
+    again: dict[str, Any] = {}
+    work = threading.Thread(target=_fit, args=(case, cluster, again, 0), daemon=True)
+    work.start()
+    work.join(DEADLINE)
+    if work.is_alive():
+        yield f"the next fit had no end after {DEADLINE:g} s"
+    elif "error" in again:
+        yield f"the next fit failed: {again['error']!r}"[:500]
+    elif "model" in result:
+        result["loss"] = _loss(result["model"]) / _loss(again["model"])
+        if abs(result["loss"] - 1) > LOSS:
+            yield f"the loss is {result['loss']:.4f} times that of the next fit"
+
+
+def _loss(fitted: Any) -> float:
+    """Return the mean log loss on unseen rows."""
+    values = np.concatenate([fits.block(i) for i in UNSEEN])
+    rows, labels = values[:, :8], values[:, 8]
+    if hasattr(fitted, "get_booster"):
+        ones = fitted.get_booster().inplace_predict(rows)
+    else:
+        ones = fitted.to_local().predict_proba(rows)[:, 1]
+    right = np.where(labels == 1, ones, 1 - ones)
+    return float(-np.log(np.clip(right, 1e-7, 1)).mean())
 
 
 def _addresses(cluster: LocalWorkers) -> dict[Any, str]:

@@ -151,8 +151,7 @@ async def source_of(connect: show.Connect) -> AsyncIterator[show.Source]:
     try:
         yield source
     finally:
-        following.cancel()
-        await asyncio.wait([following])
+        await ending.end_tasks(following)
 
 
 async def trouble(source: show.Source, words: str) -> State:
