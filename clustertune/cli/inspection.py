@@ -41,6 +41,7 @@ from clustertune.core.results import Severity
 from clustertune.core.tables import Section, Table
 from clustertune.core.wording import near, plural, printable, rounds_text
 from clustertune.errors import ConnectionLostError
+from clustertune.remote.ending import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,7 +138,7 @@ def watch(
         ) as monitoring:
             try:
                 printing = _print_events(monitoring, form, target.words)
-                await asyncio.wait_for(printing, duration)
+                await within(printing, duration)
             except asyncio.TimeoutError:
                 return  # the time of --for is over
 

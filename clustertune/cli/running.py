@@ -31,6 +31,7 @@ from clustertune.core.progress import Progress
 from clustertune.core.report import Report, is_refused, with_commands
 from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
+from clustertune.remote.ending import within
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -141,7 +142,7 @@ async def _attached(
     async with AsyncExitStack() as stack:
         try:
             attaching = managers.attach(kind, name, stack)
-            client = await with_usage_errors(asyncio.wait_for(attaching, seconds))
+            client = await with_usage_errors(within(attaching, seconds))
         except (OSError, asyncio.TimeoutError) as error:
             raise errors.ConnectionLostError(
                 f"no scheduler answers at {kind}:{name}: {error!r}"

@@ -20,6 +20,7 @@ from distributed.comm.core import CommClosedError
 
 from clustertune.core.wording import printable
 from clustertune.errors import ClustertuneError, ConnectionLostError
+from clustertune.remote.ending import within
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,7 +90,7 @@ async def connected(address: str, *, security: Any = None, seconds: float) -> Cl
                 set_as_default=False,
                 security=security,
             )
-            await asyncio.wait_for(client, seconds)
+            await within(client, seconds)
     except BaseException as error:
         if client is not None:
             await client.close()

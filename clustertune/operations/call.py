@@ -67,6 +67,7 @@ from clustertune.operations import journal as journals
 from clustertune.operations.journal import Journal, error_text
 from clustertune.planner import guards
 from clustertune.planner import plan as planner
+from clustertune.remote.ending import within
 
 logger = logging.getLogger("clustertune")
 
@@ -273,7 +274,7 @@ class RunningCall:
             The error that ended the work. Errors of clustertune carry the report.
         """
         try:
-            await asyncio.wait_for(work, self.call.timeout)
+            await within(work, self.call.timeout, once=True)
         except BaseException as error:
             ours = await asyncio.shield(self._explained(error))
             text = error_text(ours)
@@ -325,7 +326,7 @@ async def stuck_workers(client: Client, seconds: float) -> Sequence[Finding]:
     """Find workers that may have kept a call from ending within ``seconds``."""
     try:
         work = inquiry.with_running_tasks(client)
-        snapshot = await asyncio.wait_for(work, STUCK_SECONDS)
+        snapshot = await within(work, STUCK_SECONDS)
     # the caller raises the error of the call
     except (ClustertuneError, OSError, asyncio.TimeoutError) as error:
         logger.info("clustertune could not look for stuck workers: %r", error)

@@ -29,6 +29,7 @@ from clustertune.operations import journal as journals
 from clustertune.operations.call import check_client, stuck_workers
 from clustertune.operations.journal import states_of
 from clustertune.planner import layouts, plan, suitability
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.survey import MOST
 
 COUNT_SECONDS = 5.0  # for tasks that count rows of spilled partitions
@@ -128,7 +129,7 @@ async def diagnose(request: CheckRequest) -> Report:
     configured, start = checks.configured(), monotonic()
     seen: list[View] = []
     try:
-        await asyncio.wait_for(see(request, seen), request.timeout)
+        await within(see(request, seen), request.timeout)
     except asyncio.TimeoutError:
         limit = seconds_text(request.timeout)
         causes = await stuck_workers(request.client, request.timeout)

@@ -51,6 +51,7 @@ from clustertune.monitor import connection
 from clustertune.planner import forecast, layouts, suitability
 from clustertune.planner.memory import process_limit
 from clustertune.remote import keys
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
 
 
@@ -354,7 +355,7 @@ async def log_call(
         event["problem"] = printable(refused, longest=MAX_TEXT)
     try:
         logging_event = scheduler.log_event(topic=TOPIC, msg=event)
-        await asyncio.wait_for(logging_event, LOG_TIMEOUT)
+        await within(logging_event, LOG_TIMEOUT)
     # any error: the operation has ended, and the caller must get its result
     except Exception as error:  # noqa: BLE001
         gone = connection.lost(client, error) is not None

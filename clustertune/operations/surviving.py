@@ -32,6 +32,7 @@ from clustertune.operations.call import Procedure, carry_out
 from clustertune.operations.watch import Monitor
 from clustertune.operations.workers import RESTART_LOOK
 from clustertune.remote import ship
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.fits import MAX_MODEL, TASKS
 from clustertune.remote.worker.rounds import training_tasks
 
@@ -208,7 +209,7 @@ class FitWatch:
             if self._only_leaving() and self.state["saved"] != before:
                 break
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), INTERVAL)
+                await within(self._finished.wait(), INTERVAL)
         state = await self._news()
         names = names_text(sorted({x["worker"] for x in state["lost"]}, key=str))
         if await self._free(f"the fit lost worker {names}"):

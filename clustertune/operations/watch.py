@@ -36,7 +36,7 @@ from clustertune.monitor import inquiry, monitor
 from clustertune.monitor.connection import ClientContext
 from clustertune.operations import worker_changes
 from clustertune.operations.worker_changes import WorkerChange
-from clustertune.remote.ending import end_tasks
+from clustertune.remote.ending import end_tasks, within
 
 logger = logging.getLogger("clustertune")
 
@@ -284,7 +284,7 @@ class Monitor(ClientContext):
             await asyncio.sleep(max(pause, self._interval()))
             start = time()
             try:
-                await asyncio.wait_for(self._look(), LOOK_SECONDS)
+                await within(self._look(), LOOK_SECONDS)
             except (ClustertuneError, asyncio.TimeoutError) as error:
                 if self.unknown_since is None:
                     self.unknown_since = start

@@ -33,6 +33,8 @@ from dask.utils import apply
 from distributed import Client
 from distributed.versions import get_versions
 
+from clustertune.remote.ending import within
+
 # --- code -----------------------------------------------------------------------------
 
 #: prefixes of the names of modules that travel
@@ -165,7 +167,7 @@ async def on_workers(
             shipped, workers=some, nanny=nanny, on_error="return", **arguments
         )
         try:
-            answers: dict[str, Any] = await asyncio.wait_for(work, timeout)
+            answers: dict[str, Any] = await within(work, timeout)
         except asyncio.TimeoutError:
             return dict.fromkeys(some, TimeoutError(f"no answer within {timeout:g} s"))
         # for example of a worker that has left; an error is an answer
@@ -311,7 +313,7 @@ async def _ask(
         on_error="ignore",
     )
     try:
-        answers: dict[str, Any] = await asyncio.wait_for(call, timeout)
+        answers: dict[str, Any] = await within(call, timeout)
     except asyncio.TimeoutError:
         return dict.fromkeys(workers)
     return {w: _packages(answers.get(w)) for w in workers}

@@ -39,6 +39,7 @@ from clustertune.errors import FunctionError, IncompleteError, NoWorkersError
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.remote import ship
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler import bindings as copies
 from clustertune.training import remote_sums
 
@@ -301,7 +302,7 @@ class Replicas:
                 sending = self.client.scatter(data, hash=False, asynchronous=True)
                 # a worker that ends now costs a try: the next one sends again
                 with suppress(OSError, asyncio.TimeoutError):
-                    found = await asyncio.wait_for(sending, SEND_TIMEOUT)
+                    found = await within(sending, SEND_TIMEOUT)
                     self.futures[i] = found[key]
 
     async def _wait_for_worker(self) -> None:

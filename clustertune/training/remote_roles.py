@@ -29,6 +29,7 @@ from distributed import Status, get_worker
 from distributed.comm.addressing import get_address_host, unparse_host_port
 from distributed.protocol import pickle
 
+from clustertune.remote.ending import within
 from clustertune.training.remote_sums import error_location, picklable_error
 
 # --- the context of a role ------------------------------------------------------------
@@ -388,7 +389,7 @@ class Endpoint:
         while self.version <= seen and self.loop.time() < end and not self.forgotten:
             self.changed.clear()
             with suppress(asyncio.TimeoutError):  # there is no news
-                await asyncio.wait_for(self.changed.wait(), end - self.loop.time())
+                await within(self.changed.wait(), end - self.loop.time())
 
     def _news(self, seen: int) -> dict[str, Any]:
         with self.lock:

@@ -23,7 +23,7 @@ from clustertune.core.wording import printable, seconds_text, workers_text
 from clustertune.errors import ConnectionLostError, FunctionError, TimedOutError
 from clustertune.monitor import connection, monitor
 from clustertune.monitor.connection import ClientContext, sync
-from clustertune.remote.ending import end_tasks
+from clustertune.remote.ending import end_tasks, within
 from clustertune.training import remote_roles
 from clustertune.training.remote_roles import ENDED, FAILED, READY, REGISTERED, RUNNING
 
@@ -332,7 +332,7 @@ class Roles(ClientContext):
     ) -> None:
         """Wait for a condition; an interruption ends the roles."""
         try:
-            await asyncio.wait_for(self._holds(condition), seconds)
+            await within(self._holds(condition), seconds)
         except asyncio.CancelledError:
             self._close()
             raise
@@ -399,7 +399,7 @@ class Roles(ClientContext):
         timeout = self._lifecycle.timeout
         left = self._holds(lambda: not self._at(stage) or self._is_ending())
         try:
-            await asyncio.wait_for(left, timeout)
+            await within(left, timeout)
         except asyncio.TimeoutError:
             for state in self._at(stage):
                 state.fail(
@@ -427,11 +427,11 @@ class Roles(ClientContext):
         # a separate task, because a frozen worker does not answer
         self._start(self._stop_all(grace / 2))
         with suppress(asyncio.TimeoutError):  # the error names the running roles
-            await asyncio.wait_for(self._holds(self._all_over), grace)
+            await within(self._holds(self._all_over), grace)
         self._cause = failure_cause(self._states, grace)
         await end_tasks(*self._tasks)
         with suppress(asyncio.TimeoutError):  # endpoints expire without a command
-            await asyncio.wait_for(self._command("forget"), grace)
+            await within(self._command("forget"), grace)
         for state in self._states:
             state.future.release()
         try:
@@ -549,7 +549,7 @@ class Roles(ClientContext):
         await self._command(command, first)
         ended = self._holds(lambda: all(s.over for s in first))
         with suppress(asyncio.TimeoutError):  # servers do not wait longer
-            await asyncio.wait_for(ended, timeout)
+            await within(ended, timeout)
         await self._command(command)
 
     async def _command(

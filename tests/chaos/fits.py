@@ -23,6 +23,7 @@ from xgboost.core import XGBoostError
 
 import clustertune
 from clustertune.errors import ClustertuneError, IncompleteError
+from clustertune.remote.worker.rounds import training_tasks
 from tests.chaos.clusters import LIMIT, LocalWorkers, becomes_true
 from tests.chaos.rounds import Round
 from tests.operations import test_surviving as fits
@@ -201,8 +202,8 @@ def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:
     expected = N_WORKERS - (case.kind == "retire")
     if not becomes_true(lambda: len(_addresses(cluster)) >= expected, FREE):
         yield f"{len(_addresses(cluster))} of {expected} workers"
-    if not becomes_true(lambda: not any(_busy(cluster)), FREE):
-        yield f"stuck tasks on workers: {cluster.watch.processing()}"[:500]
+    if not becomes_true(lambda: not _busy(cluster), FREE):
+        yield f"stuck tasks on workers: {_busy(cluster)}"[:500]
         return  # the data cannot be computed
     computed = cluster.client.compute(result["data"])
     if not becomes_true(lambda: all(f.done() for f in computed), FREE):
@@ -247,11 +248,10 @@ def _addresses(cluster: LocalWorkers) -> dict[Any, str]:
     return {w["name"]: address for address, w in identity["workers"].items()}
 
 
-def _busy(cluster: LocalWorkers) -> list[int]:
-    found = cluster.watch.run(
-        lambda dask_worker: dask_worker.state.executing_count, on_error="return"
-    )
-    return [n if isinstance(n, int) else 1 for n in found.values()]
+def _busy(cluster: LocalWorkers) -> dict[str, Any]:
+    """Return the tasks that workers execute, or their errors, if there are any."""
+    found = cluster.watch.run(training_tasks, prefixes=[""], on_error="return")
+    return {address: busy for address, busy in found.items() if busy}
 
 
 # --- the fault ------------------------------------------------------------------------

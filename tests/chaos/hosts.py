@@ -18,6 +18,8 @@ from time import perf_counter
 from typing import Any
 
 from distributed import Client
+from xgboost.core import XGBoostError
+from xgboost.dask import DaskXGBRegressor
 
 import clustertune
 from clustertune.errors import ClustertuneError
@@ -61,7 +63,9 @@ CALLS: dict[str, Callable[[Client, Any, Any, Random], Any]] = {
     "scale down": lambda c, X, y, rng: clustertune.scale(
         c, max(1, _count(c) - rng.randint(1, 2)), X, y, timeout=TIMEOUT
     ),
+    "fit": lambda c, X, y, rng: _fit(c, X, y, rng.choice((0, 1, -1))),
 }
+TREES = 500
 
 
 def _count(client: Client) -> int:
@@ -71,6 +75,15 @@ def _count(client: Client) -> int:
 def _prepare(client: Client, X: Any, y: Any, **options: Any) -> Any:
     options = {"progress": False, "timeout": TIMEOUT, "estimator": "xgboost"} | options
     return clustertune.prepare(client, X, y, **options)
+
+
+def _fit(client: Client, X: Any, y: Any, max_failures: int) -> Any:
+    """Train, and return the report."""
+    model = DaskXGBRegressor(n_estimators=TREES, max_depth=4, verbosity=0)
+    options = {"progress": False, "timeout": TIMEOUT, "checkpoint_every": "0.5s"}
+    clustertune.fit(client, model, X, y, max_failures=max_failures, **options)
+    assert model.get_booster().num_boosted_rounds() == TREES
+    return model.clustertune_report_
 
 
 def _for(seconds: float, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -184,7 +197,8 @@ class Player:
                 done = CALLS[case.call](client, X, y, Random(case.seed))
                 outcome = getattr(done, "report", done).status
                 X, y = done if case.call in ("move", "cut") else (X, y)
-            except ClustertuneError as error:
+            # XGBoost fails if a host is frozen or a link lost, and no worker has left
+            except (ClustertuneError, XGBoostError) as error:
                 outcome = type(error).__name__
             except Exception as error:
                 logger.exception("seed %s", case.seed)

@@ -46,6 +46,7 @@ from clustertune.planner.contents import read_groups
 from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
 from clustertune.remote import keys
+from clustertune.remote.ending import within
 
 # --- holders --------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ async def rescue(
     """
     name = f"clustertune-{token[:8]}"
     try:
-        await asyncio.wait_for(_publish(client, name, made, left), RESCUE_SECONDS)
+        await within(_publish(client, name, made, left), RESCUE_SECONDS, once=True)
     # any error: it must not hide the error of the call
     except Exception as error:  # noqa: BLE001
         logger.warning("clustertune could not publish %s: %r", name, error)

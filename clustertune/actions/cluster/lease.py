@@ -27,7 +27,7 @@ from clustertune.core.wording import printable, reading_fix, seconds_text
 from clustertune.errors import ConnectionLostError, IncompleteError, LeaseHeldError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
-from clustertune.remote.ending import end_tasks
+from clustertune.remote.ending import end_tasks, within
 
 # --- lease ----------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Lease:
             return
         request = monitor.ask(self.client, method, **arguments)
         try:
-            await asyncio.wait_for(request, LANDING)
+            await within(request, LANDING)
         except (ConnectionLostError, asyncio.TimeoutError) as error:
             self.opened = False  # later requests would wait as long
             logger.info("clustertune could not %s: %r", method, error)
@@ -234,7 +234,7 @@ class Lease:
         """
         end = monotonic() + LANDING
         try:
-            name = await asyncio.wait_for(begun, LANDING)
+            name = await within(begun, LANDING)
         # the caller raises its own error; without an answer, the lease stops the job
         except Exception as error:  # noqa: BLE001
             logger.info("clustertune could not stop a job: %r", error)
@@ -243,7 +243,7 @@ class Lease:
         while self.opened and (seconds := end - monotonic()) > 0:
             try:
                 work = self.ask("progress", **asked)
-                state = await asyncio.wait_for(work, seconds)
+                state = await within(work, seconds)
             # the caller reports the unknown end, and raises its own error
             except Exception as error:  # noqa: BLE001
                 logger.info("clustertune could not read how a job ended: %r", error)

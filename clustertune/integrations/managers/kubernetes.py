@@ -27,6 +27,7 @@ from clustertune.integrations.managers.adapter import (
     starts_by_itself,
     unknown_name,
 )
+from clustertune.remote.ending import within
 
 ANSWER_TIMEOUT = 5  # seconds for a request in each snapshot
 
@@ -54,7 +55,7 @@ async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
 
     try:
         asked = off_loop(cluster.sync, _bounds, cluster)
-        found: tuple[int, float] | None = await asyncio.wait_for(asked, ANSWER_TIMEOUT)
+        found: tuple[int, float] | None = await within(asked, ANSWER_TIMEOUT)
     except (httpx.HTTPError, kr8s.ServerError, asyncio.TimeoutError) as error:
         return Unknown(f"Kubernetes did not answer ({error!r})")
     return found

@@ -38,6 +38,7 @@ from clustertune.operations.scheduling import schedule, triggers
 from clustertune.operations.scheduling.schedule import NOTES, Schedule
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
+from clustertune.remote.ending import within
 from clustertune.remote.worker import park
 
 MAX_EXPIRES = 366 * 86400.0  # seconds
@@ -223,7 +224,7 @@ async def send(
     """Send a request to the scheduler; a dry run returns the plan only."""
     try:
         work = _send(client, given, options, reason, dry_run=dry_run)
-        return await asyncio.wait_for(work, TIMEOUT)
+        return await within(work, TIMEOUT)
     except asyncio.TimeoutError:
         raise TimedOutError(
             f"the restart was not scheduled within {seconds_text(TIMEOUT)}; see what "

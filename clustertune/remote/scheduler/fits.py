@@ -8,10 +8,11 @@ once, although the training library may wait for that worker without an end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from time import monotonic, time
 from typing import Any
 
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.lease import TRAINING, Holds
 from clustertune.remote.scheduler.state import id_of, is_parking
 
@@ -181,7 +182,7 @@ class Fits:
         while fit.version <= after and monotonic() < end:
             changed = fit.changed.wait()
             try:
-                await asyncio.wait_for(changed, min(TICK, max(0.0, end - monotonic())))
+                await within(changed, min(TICK, max(0.0, end - monotonic())))
             except asyncio.TimeoutError:
                 self._look(fit)
         saved = fit.model["rounds"] if fit.model else None
@@ -249,18 +250,28 @@ class Fits:
                 fit.wanted = True
                 fit.lose(address, "leaving")
 
-    def _wanted(self, fit: Fit) -> Iterator[str]:
+    def _wanted(self, fit: Fit) -> set[str]:
         """Keys of training tasks that the owner wants and that have no result.
 
         Tasks that pack partitions may be bound to workers that are gone. They would
-        wait without an end, so they are among them.
+        wait without an end, so they are among them, and so is what needs any of them:
+        XGBoost wants a task that needs its training tasks, which go on for its sake.
         """
         client = self.scheduler.clients.get(fit.owner)
-        for ts in () if client is None else client.wants_what:
+        wanted = set() if client is None else client.wants_what
+        found: dict[str, Any] = {}
+        todo = [self.scheduler.tasks.get(key) for key in self.training]
+        for ts in wanted:
             bound = ts.worker_restrictions or ()
             stranded = bound and not ts.loose_restrictions and fit.lost.keys() >= bound
-            if ts.state != "memory" and (is_training(ts) or stranded):
-                yield ts.key
+            if is_training(ts) or stranded:
+                todo.append(ts)
+        while todo:
+            ts = todo.pop()
+            if ts is not None and ts.state != "memory" and ts.key not in found:
+                found[ts.key] = ts
+                todo += ts.dependents
+        return {key for key, ts in found.items() if ts in wanted}
 
 
 def is_training(ts: Any) -> bool:

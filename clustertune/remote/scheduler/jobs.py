@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+from clustertune.remote.ending import within
 from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import TOPIC
@@ -66,7 +67,7 @@ class Jobs:
         """Move keys; return a problem of the whole job, or ""."""
         work = move_keys(self.scheduler, policy, self.manager)
         try:
-            await asyncio.wait_for(work, deadline)
+            await within(work, deadline, once=True)
         except asyncio.TimeoutError:
             return f"the mover's deadline of {deadline:g} s passed"
         except Exception as error:  # noqa: BLE001, _failed logs it

@@ -13,6 +13,7 @@ from uuid import uuid4
 from distributed.core import Status
 
 from clustertune.core.wording import plural
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.state import PARKING_PREFIX, identity
 from clustertune.remote.worker.park import read
 
@@ -57,7 +58,7 @@ async def _request(
     work = scheduler.rpc(address).run(
         function=function, kwargs=pickle.dumps(dict(arguments))
     )
-    answer = await asyncio.wait_for(work, seconds)
+    answer = await within(work, seconds)
     why = str(answer.get("exception_text", ""))
     return read(answer["result"]) if answers and not why else None, why
 
@@ -67,7 +68,7 @@ async def answers(
 ) -> bool:
     """Whether a worker or a nanny answers."""
     try:
-        await asyncio.wait_for(scheduler.rpc(address).identity(), seconds)
+        await within(scheduler.rpc(address).identity(), seconds)
     except (OSError, asyncio.TimeoutError):
         return False
     return True

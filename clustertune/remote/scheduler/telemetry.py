@@ -31,6 +31,7 @@ from itertools import chain, product, takewhile
 from time import monotonic, time
 from typing import Any
 
+from clustertune.remote.ending import within
 from clustertune.remote.scheduler.lease import TOPIC, growth
 from clustertune.remote.scheduler.page import PageData
 from clustertune.remote.scheduler.state import Id, id_of, is_parking, training_workers
@@ -247,7 +248,7 @@ class WorkerChanges:
         nanny = self.scheduler.rpc(process.nanny)
         try:
             async with self.reading:
-                lines = await asyncio.wait_for(nanny.get_logs(n=LINES), ANSWER)
+                lines = await within(nanny.get_logs(n=LINES), ANSWER)
         except (OSError, asyncio.TimeoutError):
             return False
         pattern = re.compile(LOGGED.format(process.pid))

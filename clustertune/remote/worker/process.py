@@ -20,6 +20,8 @@ from distributed.core import Status
 from distributed.nanny import Nanny, WorkerProcess
 from distributed.utils import get_mp_context
 
+from clustertune.remote.ending import within
+
 SECOND = "clustertune-second-process"  # its name among the plugins of a nanny
 KILL_TIMEOUT = 5.0  # seconds for a killed process to end, as in Dask
 NEW_PROCESS = 2**30  # bytes of a new process without data; it rarely needs so many
@@ -123,7 +125,7 @@ class SecondProcess:
         """Kill the process, and wait until its folder and threads are gone."""
         if self.process.process is not None:
             await self.process.process.kill()
-            await asyncio.wait_for(self.process.stopped.wait(), KILL_TIMEOUT)
+            await within(self.process.stopped.wait(), KILL_TIMEOUT, once=True)
 
 
 async def replace(dask_worker: Any, nbytes: int, free: int, timeout: float) -> str:
@@ -179,7 +181,7 @@ def _forget_second(nanny: Any) -> None:
 
 
 async def _start(process: Any, nanny: Any, timeout: float) -> None:
-    status = await asyncio.wait_for(process.start(), timeout)
+    status = await within(process.start(), timeout, once=True)
     if status is not Status.running:
         raise RuntimeError("its next process ended at once")
     if nanny.status is not Status.running:

@@ -1,0 +1,46 @@
+"""The training tasks of a fit on the scheduler."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from clustertune.monitor import monitor
+from clustertune.remote.scheduler.plugin import NAME
+from tests.in_process import gen_cluster
+from tests.processes import soon
+
+gate = threading.Event()
+
+
+def train() -> None:
+    gate.wait(100)
+
+
+def pick(results: Any) -> Any:
+    return results
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b):
+    """As in XGBoost; otherwise the training task goes on, and is not stuck."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    gate.clear()
+    fn = c.submit(train, key="fn-1", workers=[a.address], allow_other_workers=True)
+    between = c.submit(pick, fn, key="bag-1")
+    wanted = c.submit(pick, between, key="finalize-1")
+    other = c.submit(pick, 1, key="other-1")
+    await other
+    await soon(lambda: a.state.executing_count)
+    between.release()
+    try:
+        fits.begin("fit", c.id, None, [a.address, b.address])
+        fits.running["fit"].lose(b.address, "left")
+        fits.answer("fit", "cancel", reason="a test")
+        await soon(lambda: wanted.cancelled() and fn.cancelled())
+        answer = fits.answer("fit", "stuck", tasks={a.address: ["fn-1"]})
+        assert answer == {"stuck": [a.address], "shared": [], "more": False}
+        assert await other == 1
+    finally:
+        gate.set()
