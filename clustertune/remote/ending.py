@@ -41,6 +41,8 @@ async def within(work: Awaitable[T], seconds: float | None, *, once: bool = Fals
     finally:  # this call may have been cancelled
         if not task.done():
             await end_tasks(task, once=once)
+        elif not task.cancelled():
+            task.exception()  # counts as retrieved, also if this call was cancelled
     if late and task.cancelled():
         raise asyncio.TimeoutError
     return task.result()

@@ -254,24 +254,38 @@ class Fits:
         """Keys of training tasks that the owner wants and that have no result.
 
         Tasks that pack partitions may be bound to workers that are gone. They would
-        wait without an end, so they are among them, and so is what needs any of them:
+        wait without an end, so they are among them. So is what needs a training task:
         XGBoost wants a task that needs its training tasks, which go on for its sake.
         """
         client = self.scheduler.clients.get(fit.owner)
         wanted = set() if client is None else client.wants_what
-        found: dict[str, Any] = {}
-        todo = [self.scheduler.tasks.get(key) for key in self.training]
+        keys, todo = set[str](), list[Any]()
         for ts in wanted:
             bound = ts.worker_restrictions or ()
-            stranded = bound and not ts.loose_restrictions and fit.lost.keys() >= bound
-            if is_training(ts) or stranded:
+            if is_training(ts):
                 todo.append(ts)
+            elif bound and not ts.loose_restrictions and fit.lost.keys() >= bound:
+                keys.add(ts.key)
+        known = self.scheduler.tasks
+        todo += [known[key] for key in self.training if key in known]
+        todo = [ts for ts in todo if _is_of(ts, fit)]
+        seen = set[str]()
         while todo:
             ts = todo.pop()
-            if ts is not None and ts.state != "memory" and ts.key not in found:
-                found[ts.key] = ts
+            if ts.key not in seen:
+                seen.add(ts.key)
                 todo += ts.dependents
-        return {key for key, ts in found.items() if ts in wanted}
+                if ts in wanted:
+                    keys.add(ts.key)
+        return {key for key in keys if known[key].state != "memory"}
+
+
+def _is_of(ts: Any, fit: Fit) -> bool:
+    """Whether a training task may belong to a fit, by its workers if they are known."""
+    where = set(ts.worker_restrictions or ())
+    if ts.processing_on is not None:
+        where.add(ts.processing_on.address)
+    return not (fit.members and where) or not where.isdisjoint(fit.members)
 
 
 def is_training(ts: Any) -> bool:

@@ -155,12 +155,14 @@ class ClustertunePlugin(SchedulerPlugin):
         self.page_data.close()
         self.metrics.close()
         self.owners.close()
-        tasks: list[asyncio.Task[Any]] = [job.task for job in self.jobs.kept.values()]
-        tasks += self.schedules.close()
-        tasks += self.watches
-        tasks += self.changes.close()
-        await end_tasks(*tasks)
-        await asyncio.gather(*self.bindings.ending, return_exceptions=True)
+        jobs = [job.task for job in self.jobs.kept.values()]
+        await asyncio.gather(
+            # a restart undoes its changes, which may take a while
+            end_tasks(*jobs, *self.schedules.close(), once=True),
+            end_tasks(*self.watches, *self.changes.close()),
+            *self.bindings.ending,
+            return_exceptions=True,
+        )
         # another plugin may have replaced the handler
         if getattr(self.scheduler.handlers.get(NAME), "__self__", None) is self:
             del self.scheduler.handlers[NAME]

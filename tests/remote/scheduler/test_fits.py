@@ -21,8 +21,8 @@ def pick(results: Any) -> Any:
     return results
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b):
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
     """As in XGBoost; otherwise the training task goes on, and is not stuck."""
     await monitor.install_plugin(c, await monitor.identify(c))
     fits = s.plugins[NAME].fits
@@ -31,10 +31,14 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b):
     between = c.submit(pick, fn, key="bag-1")
     wanted = c.submit(pick, between, key="finalize-1")
     other = c.submit(pick, 1, key="other-1")
+    # another fit of this client, on a worker that is no member
+    fn_2 = c.submit(train, key="fn-2", workers=[d.address], allow_other_workers=True)
+    apart = c.submit(pick, fn_2, key="finalize-2")
     await other
     await soon(lambda: a.state.executing_count)
     between.release()
     try:
+        await soon(lambda: d.state.executing_count)
         fits.begin("fit", c.id, None, [a.address, b.address])
         fits.running["fit"].lose(b.address, "left")
         fits.answer("fit", "cancel", reason="a test")
@@ -42,5 +46,9 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b):
         answer = fits.answer("fit", "stuck", tasks={a.address: ["fn-1"]})
         assert answer == {"stuck": [a.address], "shared": [], "more": False}
         assert await other == 1
+        assert not fn_2.cancelled()
+        assert s.tasks["fn-2"].processing_on.address == d.address
+        gate.set()
+        assert await apart is None
     finally:
         gate.set()
