@@ -64,7 +64,12 @@ def test_training_is_a_leaf() -> None:
 REMOTE = sorted(p.stem for p in (PACKAGE / "training").glob("remote_*.py"))
 # functions import further libraries where the tasks that need them run
 AVAILABLE = {
-    "remote_roles": {"dask.array.dispatch", "dask.dataframe.dispatch", "psutil"},
+    "remote_roles": {
+        "clustertune.remote.ending",
+        "dask.array.dispatch",
+        "dask.dataframe.dispatch",
+        "psutil",
+    },
     "remote_sums": {
         "clustertune.remote.scheduler.bindings",
         "joblib",
