@@ -118,7 +118,8 @@ def play(case: Case) -> Round:
 def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]:
     addresses = _addresses(cluster)
     result: dict[str, Any] = {}
-    work = threading.Thread(target=_fit, args=(case, cluster, result), daemon=True)
+    given = (case, cluster, case.max_failures, result)
+    work = threading.Thread(target=_fit, args=given, daemon=True)
     injected = threading.Event()
     over = threading.Event()
     fault = threading.Thread(
@@ -152,11 +153,9 @@ def _play(case: Case, cluster: LocalWorkers) -> tuple[str, list[str], str, bool]
 def _fit(
     case: Case,
     cluster: LocalWorkers,
+    max_failures: int,
     result: dict[str, Any],
-    max_failures: int | None = None,
 ) -> None:
-    if max_failures is None:
-        max_failures = case.max_failures
     try:
         result["data"] = fits.lazy()
         model = fits.model(case.library, n_estimators=ROUNDS)
@@ -218,7 +217,7 @@ def _broken(case: Case, cluster: LocalWorkers, error: Any, result: Any) -> Any:
 def _next_fit(case: Case, cluster: LocalWorkers, result: dict[str, Any]) -> Any:
     """Fit without a fault, and compare the loss of both fits."""
     again: dict[str, Any] = {}
-    work = threading.Thread(target=_fit, args=(case, cluster, again, 0), daemon=True)
+    work = threading.Thread(target=_fit, args=(case, cluster, 0, again), daemon=True)
     work.start()
     work.join(DEADLINE)
     if work.is_alive():

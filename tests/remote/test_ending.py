@@ -11,21 +11,21 @@ from clustertune.remote import ending
 from tests.in_process import gen_test
 
 
+async def misses_the_first() -> None:
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
 @gen_test()
 async def test_a_task_that_misses_its_cancellation_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ending, "AGAIN", 0.01)
-    never = asyncio.Event()
-
-    async def misses_the_first() -> None:
-        with suppress(asyncio.CancelledError):
-            await never.wait()
-        await never.wait()
 
     async def fails() -> None:
         try:
-            await never.wait()
+            await asyncio.Event().wait()
         finally:
             raise ValueError
 
@@ -50,13 +50,6 @@ async def test_a_time_limit_holds_although_a_cancellation_is_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ending, "AGAIN", 0.01)
-    never = asyncio.Event()
-
-    async def misses_the_first() -> None:
-        with suppress(asyncio.CancelledError):
-            await never.wait()
-        await never.wait()
-
     with pytest.raises(asyncio.TimeoutError):
         await ending.within(misses_the_first(), 0.01)
 

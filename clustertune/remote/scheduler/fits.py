@@ -260,7 +260,7 @@ class Fits:
         client = self.scheduler.clients.get(fit.owner)
         wanted = set() if client is None else client.wants_what
         keys, todo = set[str](), list[Any]()
-        for ts in wanted:
+        for ts in (ts for ts in wanted if ts.state != "memory"):
             bound = ts.worker_restrictions or ()
             if is_training(ts):
                 todo.append(ts)
@@ -272,12 +272,12 @@ class Fits:
         seen = set[str]()
         while todo:
             ts = todo.pop()
-            if ts.key not in seen:
+            if ts.key not in seen and ts.state != "memory":
                 seen.add(ts.key)
                 todo += ts.dependents
                 if ts in wanted:
                     keys.add(ts.key)
-        return {key for key in keys if known[key].state != "memory"}
+        return keys
 
 
 def _is_of(ts: Any, fit: Fit) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from distributed import wait
+
 from clustertune.monitor import monitor
 from clustertune.remote.scheduler.plugin import NAME
 from tests.in_process import gen_cluster
@@ -14,6 +16,10 @@ gate = threading.Event()
 
 
 def train() -> None:
+    gate.wait(100)
+
+
+def train_with(result: Any) -> None:
     gate.wait(100)
 
 
@@ -34,11 +40,15 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
     # another fit of this client, on a worker that is no member
     fn_2 = c.submit(train, key="fn-2", workers=[d.address], allow_other_workers=True)
     apart = c.submit(pick, fn_2, key="finalize-2")
-    await other
+    # what needs a result is no part of a training
+    done = c.submit(pick, 1, key="fn-3", workers=[a.address], allow_other_workers=True)
+    await wait([other, done])
+    where = {"workers": [b.address], "allow_other_workers": True}
+    needs = c.submit(train_with, done, key="predict-3", **where)
     await soon(lambda: a.state.executing_count)
     between.release()
     try:
-        await soon(lambda: d.state.executing_count)
+        await soon(lambda: b.state.executing_count and d.state.executing_count)
         fits.begin("fit", c.id, None, [a.address, b.address])
         fits.running["fit"].lose(b.address, "left")
         fits.answer("fit", "cancel", reason="a test")
@@ -50,5 +60,6 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
         assert s.tasks["fn-2"].processing_on.address == d.address
         gate.set()
         assert await apart is None
+        assert await needs is None
     finally:
         gate.set()
