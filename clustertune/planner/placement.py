@@ -282,9 +282,7 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         return target, max(limit, _worst(problem, target))
     if _worst(problem, target) > limit:
         fresh = _fill(problem, limit, stay=False)
-        none = np.zeros_like(problem.most)
-        bare = replace(problem, held=0 * problem.held, home=none - 1, most=none)
-        _improve(bare, fresh, limit)
+        _improve(_bare(problem), fresh, limit)
         even = min((home, fresh), key=lambda x: _worst(problem, x))
         limit = max(limit, _worst(problem, even) * EXACT)
         target = _fill(problem, limit, stay=True)
@@ -295,6 +293,20 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
         target = even
         _improve(problem, target, limit)
     return target, limit
+
+
+def _bare(problem: _Problem) -> _Problem:
+    """Return the problem without holders, so that its search does not depend on them."""
+    none, empty = np.zeros_like(problem.most), problem.held[:0]
+    return replace(
+        problem,
+        partition=empty,
+        holder=empty,
+        held=empty,
+        start=np.zeros_like(problem.start),
+        home=none - 1,
+        most=none,
+    )
 
 
 def _is_small(problem: _Problem) -> bool:

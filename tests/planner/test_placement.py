@@ -363,6 +363,25 @@ def test_placement_is_what_it_says(case):
     assert placement.imbalance <= placement.limit
 
 
+@pytest.mark.parametrize("seed", [146, 254])
+def test_a_placement_that_was_carried_out_needs_no_other(seed):
+    """Also where only the search for even rows, without holders, finds it."""
+    random = np.random.default_rng(seed)
+    weights = random.integers(0, 5, random.integers(3, 7)).tolist()
+    count = int(random.integers(10, 26))
+    rows = random.integers(0, 100, count).tolist()
+    nbytes = [int(n * random.integers(1, 20)) for n in rows]
+    homes = random.integers(0, len(weights), count)
+    replicas = int(random.integers(0, count))
+    partition = np.r_[np.arange(count), random.integers(0, count, replicas)]
+    worker = np.r_[homes, random.integers(0, len(weights), replicas)]
+    pairs = np.array(sorted(set(zip(partition.tolist(), worker.tolist())))).T
+    held = (*pairs, np.array(nbytes)[pairs[0]])
+    first = place(rows, held, weights, nbytes=nbytes, tolerance=0.0)
+    done = on(first.target, nbytes)
+    assert place(rows, done, weights, nbytes=nbytes, tolerance=0.0).moved == 0
+
+
 @given(layouts(), st.data())
 @settings(deadline=None, max_examples=40)
 def test_rows_are_never_less_even_than_before(case, data):
