@@ -296,7 +296,7 @@ def _solve(problem: _Problem, floor: float) -> tuple[Array, float]:
 
 
 def _bare(problem: _Problem) -> _Problem:
-    """Return the problem without holders, so that its search does not depend on them."""
+    """Return the problem without holders: its search does not depend on them."""
     none, empty = np.zeros_like(problem.most), problem.held[:0]
     return replace(
         problem,
