@@ -37,6 +37,7 @@ from distributed.security import Security
 
 from clustertune.collections import inputs
 from clustertune.dashboard.mount import mount
+from clustertune.operations.call import refuse_wrong_settings
 from clustertune.operations.scheduling import triggers
 from clustertune.operations.scheduling.request import MAX_EXPIRES, Options, send
 from clustertune.operations.scheduling.schedule import Schedule
@@ -63,6 +64,9 @@ async def dask_setup(scheduler: Scheduler) -> None:
     answer = mount(scheduler)
     if "error" in answer:
         logger.info("no dashboard page: the scheduler %s", answer["error"])
+    for handler in audit_logger.handlers:
+        file = getattr(handler, "baseFilename", "syslog")
+        logger.info("clustertune writes the audit trail to %s", file)
     # workers must have connected before their restarts are scheduled
     _tasks[scheduler.id] = [
         asyncio.ensure_future(_keep_scheduled(scheduler, f"configured-{i}", one))
@@ -84,6 +88,7 @@ def check_settings() -> list[dict[str, Any]]:
     Raise ValueError if a setting is wrong. ``dask scheduler`` ends instead.
     """
     try:
+        refuse_wrong_settings()
         schedules = configured_schedules()
         _add_audit_handler(dask.config.get("clustertune.audit", None))
     except ValueError as error:
@@ -185,7 +190,7 @@ async def _keep_scheduled(
         made = await _schedule(scheduler, arguments)
         runner = _runner(scheduler)
         if isinstance(made, Schedule):
-            logger.info("clustertune scheduled a restart: %s", made.id)
+            logger.info("clustertune schedules: %s", str(made).partition("\n")[0])
             if runner is not None:
                 runner.refused.pop(name, None)
             state = await _end(scheduler, made.id)
@@ -204,12 +209,15 @@ def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the list shows of a schedule that was refused."""
     now = time()
     options = _options(arguments, now)
+    expires = now + options.lifetime
     return {
         "owner": NAME,
         "reason": REASON,
         "idle_for": options.idle_for,
+        "instants": options.times(now, expires),
+        "if_needed": options.if_needed or None,
         "workers": options.workers,
-        "expires": now + options.lifetime,
+        "expires": expires,
     }
 
 

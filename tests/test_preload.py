@@ -114,7 +114,7 @@ def test_a_schedule_that_is_refused(
     monkeypatch.setattr(preload, "RETRY", 0.1)
     monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
     cluster, client = local_cluster(1)
-    bad = {"cron": "* * * * *", "expires": "1h", "workers": ["late"]}
+    bad = {"cron": "0 0 1 7 *", "tz": "UTC", "if_needed": True, "workers": ["late"]}
     good = {"cron": "* * * * *", "expires": "1h", "if_needed": True}
 
     async def begin(dask_scheduler: Any) -> None:
@@ -136,6 +136,10 @@ def test_a_schedule_that_is_refused(
         (it,) = until(refused)
         assert (it.id, it.workers) == ("configured-0", ("late",))
         assert "there is no late in this cluster" in str(it)
+        assert it.if_needed
+        assert [
+            f"{datetime.fromtimestamp(t, timezone.utc):%m-%d %H}" for t in it.instants
+        ] == ["07-01 00"]
         metrics = cluster.scheduler.plugins["clustertune"].metrics
         assert metrics._gauges()["schedules"]["refused",] == 1
         with process(
@@ -149,18 +153,28 @@ def test_a_schedule_that_is_refused(
         client.run_on_scheduler(end)
 
 
-def test_a_schedule_that_has_ended(local_cluster: Any, monkeypatch: Any) -> None:
+def test_a_schedule_that_has_ended(
+    local_cluster: Any, monkeypatch: Any, tmp_path: Path, caplog: Any
+) -> None:
     """It is scheduled again, unless a user has cancelled it."""
     monkeypatch.setattr(preload, "RETRY", 0.1)
     monkeypatch.setattr(preload, "POLL_INTERVAL", 0.05)
+    monkeypatch.setattr(telemetry.audit_logger, "handlers", [])
+    file = tmp_path / "audit.jsonl"
     cluster, client = local_cluster(1)
 
     async def begin(dask_scheduler: Any) -> None:
-        with dask.config.set({"clustertune.schedules": [{"cron": "0 3 * * *"}]}):
+        settings = {"schedules": [{"cron": "0 3 * * *"}], "audit": str(file)}
+        with dask.config.set({"clustertune": settings}):
             await preload.dask_setup(dask_scheduler)
 
+    caplog.set_level("INFO", "distributed.clustertune")
     client.run_on_scheduler(begin)
     (first,) = until(lambda: waiting(client))
+    line = f"{first.id}: restart all workers once nothing has run for 30 s after 20"
+    until(lambda: line in caplog.text)
+    assert f"the audit trail to {file}" in caplog.text
+    telemetry.audit_logger.handlers.pop().close()
 
     def end(dask_scheduler: Any, name: str, state: str) -> None:
         it = dask_scheduler.plugins["clustertune"].schedules.kept[name]
@@ -204,6 +218,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"schedules": [{"cron": "0 0 30 2 *"}]}, "cron='0 0 30 2"),
     ({"audit": 5}, "must be the path of a file"),
     ({"audit": "/nowhere/audit.jsonl"}, "'/nowhere/audit.jsonl' cannot be written"),
+    ({"audits": "syslog"}, "no setting 'audits'; .*did you mean audit"),
+    ({"checks": {"stuck_tasks": {"times": "many"}}}, "stuck_tasks.times='many'"),
 ]
 
 

@@ -85,8 +85,7 @@ class ScheduleRunner:
 
     def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
         """List a schedule of the configuration; return whether the problem is new."""
-        nothing: dict[str, Any] = {"instants": [], "lines": [], "if_needed": None}
-        schedule = Schedule(name, nothing | dict(terms), time())
+        schedule = Schedule(name, {**terms, "lines": ()}, time())
         schedule.state = "refused"
         schedule.waits = problem[:MAX_TEXT]
         known = self.refused.get(name)
