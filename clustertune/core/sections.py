@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from clustertune.core import counts
 from clustertune.core.model import Finding, Severity
@@ -158,12 +159,16 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
             yield Item(
                 "fixed", f"{_checks_text(findings.fixed)} (see report.details, or -v)"
             )
-        if findings.information:
-            count = plural(len(findings.information), "finding")
-            names = _checks_text(findings.information)
+        unsure = [f for f in findings.information if f.severity is Severity.unknown]
+        hints = [f for f in findings.information if f not in unsure]
+        if hints:
+            count, names = plural(len(hints), "finding"), _checks_text(hints)
             yield Item(
                 "info", f"{count} of no urgency: {names} (see report.details, or -v)"
             )
+        if unsure:
+            text = f"{_checks_text(unsure)}: not known yet (see report.details, or -v)"
+            yield Item("unknown", text)
     if findings.unrelated:
         count = plural(len(findings.unrelated), "finding")
         names = _checks_text(findings.unrelated)
@@ -226,13 +231,15 @@ def _effect(results: Results) -> str:
 
 
 def moved_text(steps: Sequence[Done]) -> str:
-    """Return the bytes that the steps transferred, as far as they are known."""
-    done = [s.nbytes for s in steps if s.status in EXECUTED]
-    known = [n for n in done if n is not None]
-    if not any(known):
-        return ""
-    least = "at least " if len(known) < len(done) else ""
-    return f"moved {least}{bytes_text(sum(known))}"
+    """Return the bytes that the steps transferred, and name steps without a count."""
+    done = [s for s in steps if s.status in EXECUTED]
+    uncounted = [s for s in done if s.nbytes is None]
+    total = sum(s.nbytes or 0 for s in done)
+    if not total or not uncounted:
+        return f"moved {bytes_text(total)}" if total else ""
+    loads = all(s.action == "load" for s in uncounted)
+    what = "loading" if loads else plural(len(uncounted), "step")
+    return f"moved {bytes_text(total)} ({what} not counted)"
 
 
 def _rows_text(results: Results) -> str:
@@ -421,8 +428,8 @@ def _outcome(step: Done) -> str:
 def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
     pair = (before if before.loaded else after, after)
     numbers = [
-        _change(pair, "partitions", "{:,} partitions".format),
-        _change(pair, "rows", "{:,} rows".format, "unknown rows"),
+        _change(pair, "partitions", partial(plural, noun="partition")),
+        _change(pair, "rows", partial(plural, noun="row"), "unknown rows"),
         _change(pair, "nbytes", bytes_text, "unknown bytes"),
     ]
     if any(x.separated for x in pair):

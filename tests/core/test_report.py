@@ -240,12 +240,26 @@ def test_a_failure() -> None:
 
 
 def test_known_bytes_are_no_unknown_bytes() -> None:
-    """Bytes of a step that nothing has measured make the sum a least value."""
+    """The line names steps whose bytes nothing has measured."""
     known, unknown = step_of("done"), replace(step_of("done"), nbytes=None)
     report = Report(status="done", seconds=1.0, steps=(known, unknown))
-    assert "moved at least 1.0 KiB in 1 s" in headlines(report)[0]
+    assert "moved 1.0 KiB (1 step not counted) in 1 s" in headlines(report)[0]
+    load = replace(unknown, action="load")
+    report = Report(status="done", seconds=1.0, steps=(known, load))
+    assert "moved 1.0 KiB (loading not counted) in 1 s" in headlines(report)[0]
+    report = Report(status="done", seconds=1.0, steps=(known,))
+    assert "moved 1.0 KiB in 1 s" in headlines(report)[0]
     report = Report(status="done", seconds=1.0, steps=(unknown,))
     assert ": carried out 1 of 1 rebalance step; took 1 s; " in headlines(report)[0]
+
+
+def test_what_is_not_known_yet_has_its_own_note() -> None:
+    """A check without an answer is neither a problem nor of no urgency."""
+    hint = finding(Severity.info, "a hint", "missing_estimator")
+    open_ = finding(Severity.unknown, "rows are unknown", "misaligned_partitions")
+    text = str(Report(status="checked", seconds=1.0, found=(hint, open_)))
+    assert "info     1 finding of no urgency: missing_estimator (see" in text
+    assert "unknown  misaligned_partitions: not known yet (see" in text
 
 
 def test_each_finding_is_shown_once() -> None:
