@@ -50,7 +50,8 @@ def thread_count(
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
     ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1
-    --nthreads 4``.
+    --nthreads 4``. If you asked for more workers than the host has CPUs, the finding is
+    information.
 
     Parameters
     ----------
@@ -89,9 +90,11 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Iterator[Finding
         fix = remedies.resize(
             view, [w for h in some for w in h.tightest.workers], nthreads=max(1, each)
         )
+        wished = view.goal.n_workers is not None or view.goal.workers is not None
         if not each:  # fewer CPUs than workers
-            fix = Fix(" ".join(_fewer_workers(h.tightest, view) for h in some))
-        yield warning(
+            texts = (_fewer_workers(h.tightest, view) for h in some)
+            fix = Fix("" if wished else " ".join(texts))
+        yield (info if wished and not each else warning)(
             message=f"more threads than usable CPUs on {_hosts_text(some)}: "
             f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
             f"{plural(worst.cpus, 'CPU')} and wait for each other",

@@ -73,6 +73,22 @@ def test_threads_are_summed_over_the_workers_of_a_host():
     assert finding.evidence == {"hosts": 1, "threads": 16, "cpus": 8}
 
 
+@pytest.mark.parametrize("goal", [{"n_workers": 3}, {"goal_workers": [0, 1, 2]}])
+def test_a_wish_for_more_workers_than_cpus(goal):
+    """No remedy takes a wished worker away, but fewer threads would help."""
+    three = [worker(i, nthreads=1, affinity=frozenset({0, 1})) for i in range(3)]
+    (finding,) = thread_count(view(workers=three))
+    assert finding.severity is Severity.warning
+    assert "clustertune.scale(client, 2)" in finding.remedy
+    (finding,) = thread_count(view(workers=three, **goal))
+    assert finding.severity is Severity.info
+    assert finding.remedy == ""
+    two = [worker(i, nthreads=2, affinity=frozenset({0, 1})) for i in range(2)]
+    (finding,) = thread_count(view(workers=two, n_workers=2))
+    assert finding.severity is Severity.warning
+    assert "nthreads=1" in finding.remedy
+
+
 def test_the_same_workers_on_two_hosts_do_not_compete():
     """Each host counts separately."""
     assert (
