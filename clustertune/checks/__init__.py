@@ -124,7 +124,6 @@ ERRORS: Mapping[str, type[Exception]] = {
     "non_numeric_columns": ValueError,
     "nonfinite_values": ValueError,
     "query_groups": AlignmentError,
-    "too_few_partitions": AlignmentError,
     "too_many_partitions": AlignmentError,
 }
 _PARAMETERS = "Parameters\n----------\n"

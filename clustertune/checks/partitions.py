@@ -219,7 +219,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
     n_workers = suitability.n_training(view)
     n_partitions = int((layout.rows > 0).sum())
     evidence: dict[str, float] = {"partitions": n_partitions, "workers": n_workers}
-    severity, cutting = Severity.critical, view.goal.cutting_action
+    severity = Severity.warning
     if n_partitions < n_workers:
         without = n_workers - n_partitions
         text = f"{plural(n_partitions, 'partition')} with rows for {n_workers:,} "
@@ -236,7 +236,7 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
         subject=layout.labels,
         evidence=evidence,
         remedy=_more_partitions(layout, view, n_workers),
-        fixed_by=cutting,
+        fixed_by=view.goal.cutting_action,
     )
 
 

@@ -301,14 +301,13 @@ def test_workers_that_may_not_train_need_no_partition():
     assert list(too_few_partitions(view(layouts=data, goal_workers=[0]))) == []
 
 
-def test_fewer_partitions_than_workers_are_critical():
+def test_fewer_partitions_than_workers():
     """The remedy has the rows of a partition that give each thread one."""
     workers = [worker(i) for i in range(3)]
     (finding,) = too_few_partitions(
         view(workers=workers, layouts=[layout([600, 600], None)])
     )
-    assert ERRORS["too_few_partitions"] is AlignmentError
-    assert finding.severity is Severity.critical
+    assert finding.severity is Severity.warning
     assert finding.subject == ("X", "y")
     assert finding.message == (
         "the training data has 2 partitions with rows for 3 workers, so 1 worker "
@@ -316,6 +315,7 @@ def test_fewer_partitions_than_workers_are_critical():
     )
     assert "`X = X.rechunk({0: 400}); y = y.rechunk({0: 400})`" in finding.remedy
     assert finding.evidence == {"partitions": 2, "workers": 3}
+    assert finding.fixed_by == "rechunk"
 
 
 def test_partitions_without_rows_do_not_count():
