@@ -284,7 +284,9 @@ class RunningCall:
                 _add_place(ours, place)
             self.journal.note_losses(self.cluster.lost)
             self.journal.stop()
-            report = await self._conclude("failed", facts, text)
+            # the caller sees an error itself, with what was done until then
+            shown = not isinstance(ours, Exception)
+            report = await self._conclude("failed", facts, text, shown=shown)
             _attach(ours, report)
             if ours is error:
                 raise
@@ -306,15 +308,17 @@ class RunningCall:
             )
         return connection.lost(self.call.client, error) or error
 
-    async def _conclude(self, status: str, facts: Facts, error: str = "") -> Report:
+    async def _conclude(
+        self, status: str, facts: Facts, error: str = "", *, shown: bool = True
+    ) -> Report:
         call, journal = self.call, self.journal
         report = journal.report(status, monotonic() - self._start, error)
         report = await history.note_call(call.name, journal, report)
-        self._progress.finish(headlines(report))
+        self._progress.finish(headlines(report) if shown else ())
         stored = journal.outcomes or not error or call.keeps_refused
         if stored and not call.dry_run:
-            shown = [facts(view, report.left) for view in journal.views[-1:]]
-            await asyncio.shield(self.cluster.keep(report.to_json(), *shown))
+            page = [facts(view, report.left) for view in journal.views[-1:]]
+            await asyncio.shield(self.cluster.keep(report.to_json(), *page))
         # even if this call is being cancelled: others must learn what was done
         refused = "" if call.dry_run else error
         noted = journals.log_call(call.client, call.name, report, journal, refused)
@@ -352,6 +356,8 @@ def _attach(error: BaseException, report: Report) -> None:
         error.args = (f"{error}; {account}",) if account else error.args
     elif isinstance(error, asyncio.CancelledError) and account:
         error.args = (account,)  # the command line prints it after ^C
+    elif account and hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(account)
 
 
 # --- calls that propose their own steps -----------------------------------------------
