@@ -173,6 +173,25 @@ def _text(error: BaseException) -> str:
 
 
 @contextmanager
+def no_shuffle_logs() -> Iterator[None]:
+    """Keep Dask's warnings that a P2P shuffle began and ended out of this process.
+
+    Both are no problem. A scheduler in another process logs them as before.
+    """
+
+    def wanted(record: logging.LogRecord) -> bool:
+        usual = ("Shuffle %s initialized by task", "Shuffle %s deactivated due to")
+        return not str(record.msg).startswith(usual)
+
+    logger = logging.getLogger("distributed.shuffle._scheduler_plugin")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
+@contextmanager
 def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
     """Keep log records about a failing connection away from the terminal.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from clustertune import errors
 from clustertune.monitor import inquiry
 from clustertune.remote import ship
 from tests.builders import verify
-from tests.processes import soon, stop_stealing
+from tests.processes import soon, stop_stealing, until
 
 #: tasks stay on the workers that are named, however busy these are
 gen_cluster = partial(
@@ -426,6 +427,31 @@ def test_a_progress_function_that_exits(local_cluster):
         clustertune.prepare(client, X, progress=exits)
     (X,) = clustertune.prepare(client, X, progress=False)
     assert client.compute(X.sum(), sync=True) == 499_500
+
+
+def test_an_error_is_shown_once(local_cluster, capsys):
+    """The traceback has the error and what was done, so stderr has no other line."""
+    _, client = local_cluster(2)
+    X, y = da.ones((40, 2), chunks=(10, 2)), da.full(40, np.nan, chunks=10)
+    with pytest.raises(ValueError, match="40 missing labels") as caught:
+        clustertune.prepare(client, X, y, estimator="xgboost")
+    assert capsys.readouterr().err == ""
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["loaded 2 collections"]
+    with pytest.raises(errors.AlignmentError, match="40 rows, y has 30"):
+        clustertune.prepare(client, X, y[:30])
+    assert capsys.readouterr().err == ""
+
+
+def test_shuffles_of_the_data_are_not_logged(local_cluster, caplog):
+    """Dask warns that a P2P shuffle begins and ends, also in a user's terminal."""
+    _, client = local_cluster(2)
+    with dask.config.set({"array.rechunk.method": "p2p"}):
+        X = da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4))
+        clustertune.prepare(client, X)
+        assert "Shuffle" not in caplog.text
+        wait(da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4)).persist())
+    until(lambda: "Shuffle" in caplog.text)
 
 
 def test_on_a_synchronous_client(local_cluster):

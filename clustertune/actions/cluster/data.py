@@ -41,7 +41,7 @@ from clustertune.core.model import (
 )
 from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import IncompleteError, RefusedError
-from clustertune.monitor import inquiry, monitor
+from clustertune.monitor import connection, inquiry, monitor
 from clustertune.planner.contents import read_groups
 from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
@@ -382,7 +382,8 @@ class CallData:
         if load.free_memory is not None:
             labels = [x.label for x in lazy]
             judge = partial(refuse_overfull, labels, load.free_memory)
-        futures = await self.computing.partitions(graph, notify, "loading", judge)
+        with connection.no_shuffle_logs():
+            futures = await self.computing.partitions(graph, notify, "loading", judge)
         make = partial(partitions.loaded_collections, lazy, graph, futures)
         made = await asyncio.to_thread(make)
         # a persisted or an earlier prepared collection may have the same keys
