@@ -131,6 +131,7 @@ async def test_a_worker_hangs(c, s, a, b, monkeypatch):
     """The report has what the others know, names it, and leaves no task."""
     monkeypatch.setattr(counting, "PATIENCE", 1.0)
     monkeypatch.setattr(monitor, "PATIENCE", 1.0)
+    monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 1.0)
     monkeypatch.setattr(workers, "ANSWERS", 0.5)
     monkeypatch.setattr(check, "COUNT_SECONDS", 1.0)
     X, y = c.persist([da.ones((40, 2), chunks=(5, 2)), da.ones(40, chunks=5)])
@@ -147,7 +148,7 @@ async def test_a_worker_hangs(c, s, a, b, monkeypatch):
         assert finding.evidence["silent_seconds"] > 1
         assert len(report.workers) == 2
         assert report.before
-        report = await clustertune.check(c, X, y, deep=True, timeout="10s")
+        report = await clustertune.check(c, X, y, deep=True, timeout="5s")
         (finding,) = (f for f in report.found if f.check == "unread_data")
         assert finding.severity is Severity.critical
         assert f"worker {hung.name} sent no heartbeat" in finding.message
@@ -170,13 +171,13 @@ async def test_a_task_that_never_ends(c, s, a, b):
     hung = s.workers[a.worker_address]
     await soon(lambda: max(hung.executing.values(), default=0) > 2)
     try:
-        report = await clustertune.check(c, X, timeout="10s")
+        report = await clustertune.check(c, X, timeout="5s")
         (finding,) = (f for f in report.found if f.check == "unread_data")
         ended = f"restart_workers(client, end_tasks=True, workers=[{hung.name}])"
         assert f"worker {hung.name} runs a task which may be stuck" in finding.message
         assert ended in finding.remedy
         with pytest.raises(TimedOutError) as caught:
-            await clustertune.prepare(c, X, timeout="10s")
+            await clustertune.prepare(c, X, timeout="5s")
         assert ended in str(caught.value)
     finally:  # a worker waits for its threads
         await gate.set()

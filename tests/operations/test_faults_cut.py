@@ -20,12 +20,12 @@ import clustertune
 from tests.operations.test_faults import Preparing
 from tests.processes import until
 
-ROWS, COLUMNS = 300_000, 100
+ROWS, COLUMNS = 300_000, 10
 SEED = 7
 
 
 def source() -> tuple[da.Array, da.Array]:
-    """Return 240 MB that can be recomputed; labels contain their row numbers."""
+    """Return 24 MB that can be recomputed; labels contain their row numbers."""
     X = da.random.default_rng(SEED).random((ROWS, COLUMNS), chunks=(5_000, COLUMNS))
     return X, (X[:, 0] * 2).rechunk(7_100)
 

@@ -128,7 +128,7 @@ MODELS = {
     ),
     "dask-ml admm": lambda: dask_linear.LinearRegression(**GLM),
     "dask-glm": lambda: dask_glm.LogisticRegression(solver="newton", **GLM),
-    "dask-ml kmeans": lambda: KMeans(2, init="random", random_state=0),
+    "dask-ml kmeans": lambda: KMeans(2, init="random", random_state=0, **GLM),
     "dask-ml incremental": lambda: Incremental(
         SGDClassifier(random_state=0), random_state=0
     ),
