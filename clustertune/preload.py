@@ -38,8 +38,13 @@ from distributed.security import Security
 from clustertune.collections import inputs
 from clustertune.dashboard.mount import mount
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.scheduling import triggers
-from clustertune.operations.scheduling.request import MAX_EXPIRES, Options, send
+from clustertune.operations.scheduling.request import (
+    MAX_EXPIRES,
+    Options,
+    cron_times,
+    next_time,
+    send,
+)
 from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.remote.ending import end_tasks
 from clustertune.remote.scheduler.plugin import NAME, install
@@ -137,9 +142,9 @@ def _options(one: Mapping[str, Any], now: float) -> Options:
     """
     options = Options.of(**{"expires": EXPIRES, **one})
     assert options.cron is not None
-    if triggers.cron_times(options.cron, options.zone, now, now + options.lifetime):
+    if cron_times(options.cron, options.zone, now, now + options.lifetime):
         return options
-    later = triggers.next_time(options.cron, options.zone, now, MAX_EXPIRES - 1)
+    later = next_time(options.cron, options.zone, now, MAX_EXPIRES - 1)
     if later is None:
         raise ValueError(f"cron={options.cron!r} has no time within a year")
     lifetime = min(MAX_EXPIRES, later - now + options.lifetime)

@@ -3,17 +3,27 @@
 The client checks the request: it computes cron times, and refuses restarts that can
 never happen. Then the scheduler waits
 (``remote/scheduler/schedule_runner.py``). All times follow the scheduler's clock.
+
+The client sends cron times as numbers, so the scheduler needs neither cronsim nor the
+client's time zone. Daylight-saving changes follow Debian's cron. A time in the skipped
+hour is due at its end, and a time in the repeated hour is due once. If the minute or
+the hour begins with ``*``, times follow the elapsed time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import datetime, tzinfo
+from itertools import islice, takewhile
+from pathlib import Path
 from time import monotonic
 from typing import Any
+from zoneinfo import ZoneInfo
 
+from cronsim import CronSim, CronSimError
 from distributed import Client
 
 from clustertune import checks
@@ -34,7 +44,7 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import change_reason
-from clustertune.operations.scheduling import schedule, triggers
+from clustertune.operations.scheduling import schedule
 from clustertune.operations.scheduling.schedule import NOTES, Schedule
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
@@ -44,6 +54,9 @@ from clustertune.remote.worker import park
 MAX_EXPIRES = 366 * 86400.0  # seconds
 TIMEOUT = 60.0  # seconds to send the request
 IDLE_FOR = "30s"
+MAX_TIMES = 10_000  # every minute of a week
+LOCALTIME = Path("/etc/localtime")
+EXAMPLE = '"0 3 * * *" (at 03:00 each day), "30 22 * * 1-5" or "*/15 * * * *"'
 
 
 def schedule_restart(
@@ -186,9 +199,9 @@ class Options:
         """
         if cron is None and tz is not None:
             raise TypeError("tz is the time zone of cron: give cron, too")
-        zone = triggers.zone(tz)
+        zone = time_zone(tz)
         if cron is not None:
-            triggers.cron_times(cron, zone, 0.0, 0.0)
+            cron_times(cron, zone, 0.0, 0.0)
         if (lifetime := arguments.duration("expires", expires)) > MAX_EXPIRES:
             raise ValueError(f"expires={expires!r} must be at most a year")
         return cls(
@@ -204,7 +217,7 @@ class Options:
         """Return the times of ``cron``; raise ValueError if there are none."""
         if self.cron is None:
             return ()
-        found = triggers.cron_times(self.cron, self.zone, now, expires)
+        found = cron_times(self.cron, self.zone, now, expires)
         if found:
             return found
         raise ValueError(
@@ -335,3 +348,72 @@ def _is_permanent(refusal: Refusal, view: View) -> bool:
         return True
     address = getattr(refusal.step.args, "address", None)
     return any(w.address == address and w.nanny is None for w in view.now.workers)
+
+
+# --- cron times -----------------------------------------------------------------------
+
+
+def cron_times(cron: str, tz: tzinfo, start: float, end: float) -> tuple[float, ...]:
+    """Return the distinct times of a cron expression after ``start``, until ``end``.
+
+    Times are epoch seconds. Raise ValueError if the expression is invalid, or has more
+    than 10,000 times.
+    """
+    stamps = takewhile(lambda t: t <= end, _stamps(cron, tz, start))
+    # several times are the same moment if clocks skip an hour
+    found = sorted({t for t in islice(stamps, MAX_TIMES + 1) if t > start})
+    if len(found) > MAX_TIMES:
+        raise ValueError(
+            f"cron={cron!r} has more than {MAX_TIMES:,} times before it expires; give "
+            'fewer times, or a shorter time such as expires="5 days"'
+        )
+    return tuple(found)
+
+
+def next_time(cron: str, tz: tzinfo, start: float, seconds: float) -> float | None:
+    """Return the first time within some seconds after ``start``, or None."""
+    first = next((t for t in _stamps(cron, tz, start) if t > start), None)
+    return first if first is not None and first <= start + seconds else None
+
+
+def _stamps(cron: str, tz: tzinfo, start: float) -> Iterator[float]:
+    """Return the times after ``start``, without an end; a time may come twice."""
+    fields = cron.split() if isinstance(cron, str) else []
+    if len(fields) != 5:
+        raise ValueError(
+            f"cron={cron!r} must be five fields (minute, hour, day of the month, "
+            f"month, day of the week), like {EXAMPLE}"
+        )
+    try:
+        ticks = CronSim(cron, datetime.fromtimestamp(start, tz))
+    except (CronSimError, ValueError) as error:
+        raise ValueError(
+            f"cron={cron!r} cannot be read ({str(error).lower()}); it must be like "
+            f"{EXAMPLE}"
+        ) from error
+    return (tick.timestamp() for tick in ticks)
+
+
+def time_zone(name: str | None) -> tzinfo:
+    """Return a time zone by name. None means this machine's: TZ, or its setting."""
+    given = f"tz={name!r}"
+    if name is None:
+        name = os.environ.get("TZ", "").removeprefix(":")
+        given = f"the variable TZ={name!r}"
+        if not name:
+            return _local_zone()
+    try:
+        return ZoneInfo(name)
+    # a name of another type, of a folder, outside the database, or nested too deeply
+    except (LookupError, ValueError, OSError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{given} is no time zone of this machine: give a name like "
+            "'Europe/Berlin' or 'UTC', or install the package tzdata"
+        ) from error
+
+
+def _local_zone() -> tzinfo:
+    if not LOCALTIME.exists():  # the C library uses UTC then
+        return time_zone("UTC")
+    with LOCALTIME.open("rb") as file:
+        return ZoneInfo.from_file(file, key="local time")

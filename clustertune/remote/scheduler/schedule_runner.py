@@ -19,8 +19,7 @@ from uuid import uuid4
 from clustertune.core import rules
 from clustertune.core.wording import plural
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
-from clustertune.remote.scheduler.schedule import Moment, Schedule
-from clustertune.remote.scheduler.schedule_report import report
+from clustertune.remote.scheduler.schedule import Moment, Schedule, report
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     id_of,

@@ -8,7 +8,7 @@ import pytest
 
 from clustertune.core.report import SCHEMA_VERSION, Report
 from clustertune.planner.layouts import summarize
-from clustertune.remote.scheduler import schedule_report
+from clustertune.remote.scheduler import schedule
 from tests.builders import layout, view, worker
 
 
@@ -28,7 +28,7 @@ TURNS = [
 
 
 def read(former: str, **parts: Any) -> Report:
-    return Report.from_json(schedule_report.report(event(**parts), TURNS, former))
+    return Report.from_json(schedule.report(event(**parts), TURNS, former))
 
 
 def prepared() -> Report:
@@ -68,4 +68,4 @@ def test_a_former_report_that_cannot_be_read(former: str) -> None:
 
 
 def test_the_versions_are_the_same() -> None:
-    assert schedule_report.SCHEMA_VERSION == SCHEMA_VERSION
+    assert schedule.SCHEMA_VERSION == SCHEMA_VERSION
