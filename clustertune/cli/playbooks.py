@@ -27,7 +27,7 @@ from clustertune.core.wording import plural, printable
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.operations.playbooks.results import PlaybookResult
+    from clustertune.operations.playbooks.running import PlaybookResult
 
 
 @command(

@@ -11,8 +11,12 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import Done
 from clustertune.operations.playbooks.reading import Step
-from clustertune.operations.playbooks.results import PlaybookResult, StepResult
-from clustertune.operations.playbooks.running import status_of, subjects
+from clustertune.operations.playbooks.running import (
+    PlaybookResult,
+    StepResult,
+    status_of,
+    subjects,
+)
 
 STEP, LOOK = "trim", "check a"
 
