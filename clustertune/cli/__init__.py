@@ -36,7 +36,7 @@ COMMANDS = {
         "Describe a check; without NAME, list all checks by symptom.",
     ),
     "history": (
-        "clustertune.cli.history",
+        "clustertune.cli.inspection",
         "List past calls, held blocks and fits.",
     ),
     "merge": (

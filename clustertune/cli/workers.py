@@ -27,12 +27,7 @@ from clustertune.cli.options import (
     with_options,
     worker_option,
 )
-from clustertune.cli.running import (
-    carry_out,
-    change,
-    run,
-    text_or_json,
-)
+from clustertune.cli.running import carry_out, change, run, text_or_json
 from clustertune.core import arguments
 
 if TYPE_CHECKING:
