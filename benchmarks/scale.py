@@ -118,6 +118,7 @@ def stages(case):
         plan as planner,
     )
     from clustertune.remote import keys
+    from tests.builders import broken_promises
 
     view, found = case.view, checks.run(case.view)
     unlimited = replace(
@@ -165,7 +166,7 @@ def stages(case):
         "plan a rechunk": lambda: planner.make_plan(wrong, case.misaligned, ACTIONS),
         "plan and guard restarts of all": restarts,
         "forecast": lambda: (forecast.peaks(view), forecast.ways(view)),
-        "compare before and after": lambda: planner.broken_promises(view, case.after),
+        "compare before and after": lambda: broken_promises(view, case.after),
         "pack keys": lambda: [keys.pack(m.keys) for m in case.layout.collections],
         "report: text, HTML, JSON": reported,
         "report of restarts of all": partial(

@@ -8,7 +8,7 @@ as keywords. A test states only the fields that matter to it::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -31,7 +31,9 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.planner.plan import broken_promises
+from clustertune.planner.layouts import held_bytes
+from clustertune.planner.memory import free_memory
+from clustertune.planner.plan import lost_rows, separations
 
 Homes = Sequence[int | Sequence[int]]
 """For each partition the index of its holder; several for replicas, -1 or none without
@@ -232,6 +234,41 @@ def verify(before: View, after: View) -> None:
     wrong = broken_promises(before, after)
     if wrong:
         raise AssertionError("; ".join(wrong))
+
+
+def broken_promises(before: View, after: View) -> tuple[str, ...]:
+    """Return what went wrong between two views of the same data.
+
+    - Rows were lost or changed.
+    - Collections that had the same row boundaries differ in them.
+    - More partitions are spread over several workers than before.
+    - Dask's memory manager was left in another state.
+    - A worker holds more than fits below its spill threshold, and did not before.
+    """
+    return (
+        *lost_rows(before, after),
+        *separations(before, after),
+        *_memory_manager(before, after),
+        *_over_budget(before, after),
+    )
+
+
+def _memory_manager(before: View, after: View) -> Iterator[str]:
+    if before.now.memory_manager != after.now.memory_manager:
+        state = "runs" if after.now.memory_manager else "does not run"
+        yield f"Dask's memory manager {state}, unlike before"
+
+
+def _over_budget(before: View, after: View) -> Iterator[str]:
+    if not all(x.loaded for x in after.layouts):
+        return
+    ids = [w.id for w in before.now.workers]
+    amounts = held_bytes(before.layouts, len(ids)).tolist()
+    had = dict(zip(ids, amounts, strict=True))
+    has = held_bytes(after.layouts, len(after.now.workers))
+    for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
+        if n > most and n > had.get(worker.id, 0):
+            yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"
 
 
 def _take(overrides: dict[str, Any], kind: type[Any]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from clustertune.core.results import critical, info
 from clustertune.core.wording import are, names_text, plural, workers_text
 from clustertune.planner import guards, layouts, remedies
 from clustertune.planner.chunking import even
-from clustertune.planner.memory import free_memory
 
 # --- goals ----------------------------------------------------------------------------
 
@@ -197,23 +196,6 @@ def _needs(view: View) -> tuple[str, ...]:
 # --- verification ---------------------------------------------------------------------
 
 
-def broken_promises(before: View, after: View) -> tuple[str, ...]:
-    """Return what went wrong between two views of the same data.
-
-    - Rows were lost or changed.
-    - Collections that had the same row boundaries differ in them.
-    - More partitions are spread over several workers than before.
-    - Dask's memory manager was left in another state.
-    - A worker holds more than fits below its spill threshold, and did not before.
-    """
-    return (
-        *lost_rows(before, after),
-        *separations(before, after),
-        *_memory_manager(before, after),
-        *_over_budget(before, after),
-    )
-
-
 def lost_rows(before: View, after: View) -> tuple[str, ...]:
     """Return which rows were lost, changed, or paired with other rows."""
     found: list[str] = []
@@ -253,7 +235,7 @@ def moves(before: View, after: View) -> tuple[str, ...]:
             continue
         if len(old.rows) != len(new.rows):
             continue
-        was, now = _home_ids(old, before), _home_ids(new, after)
+        was, now = _homes(old, before), _homes(new, after)
         whole = _whole(new, after)
         pairs = enumerate(zip(was, now, strict=True))
         moved = [i for i, (a, b) in pairs if a != b and (i, a) not in whole]
@@ -289,10 +271,9 @@ def _missing_replicas(
         yield f"{workers_text(ids)} lost the replica of {layout.label}"
 
 
-def _home_ids(layout: Layout, view: View) -> list[str | int]:
-    """Return the id of the home of each partition."""
-    home = layouts.home_workers(layout, len(view.now.workers)).tolist()
-    return [view.now.workers[i].id if i >= 0 else "none" for i in home]
+def _homes(layout: Layout, view: View) -> list[str | int]:
+    homes = layouts.home_ids(layout, view)
+    return ["none" if home is None else home for home in homes]
 
 
 def _lost(old: Layout, new: Layout) -> Iterator[str]:
@@ -337,21 +318,3 @@ def _changed_rows(
     had, has = int(was.rows.sum() * times), int(now.rows.sum())
     if had != has:
         yield f"{now.label} had {had:,} rows and has {has:,}"
-
-
-def _memory_manager(before: View, after: View) -> Iterator[str]:
-    if before.now.memory_manager != after.now.memory_manager:
-        state = "runs" if after.now.memory_manager else "does not run"
-        yield f"Dask's memory manager {state}, unlike before"
-
-
-def _over_budget(before: View, after: View) -> Iterator[str]:
-    if not all(x.loaded for x in after.layouts):
-        return
-    ids = [w.id for w in before.now.workers]
-    amounts = layouts.held_bytes(before.layouts, len(ids)).tolist()
-    had = dict(zip(ids, amounts, strict=True))
-    has = layouts.held_bytes(after.layouts, len(after.now.workers))
-    for worker, most, n in zip(after.now.workers, free_memory(after), has, strict=True):
-        if n > most and n > had.get(worker.id, 0):
-            yield f"worker {worker.id} holds {n:,} bytes, but only {int(most):,} fit"

@@ -20,6 +20,7 @@ from clustertune.planner import layouts
 from clustertune.planner import plan as planner
 from clustertune.planner.layouts import is_copied
 from clustertune.planner.suitability import attainable
+from tests.builders import broken_promises
 from tests.chaos.rounds import Round
 from tests.chaos.simulated import MIB, Case, FaultyCluster, Interrupted, draw
 
@@ -167,7 +168,7 @@ def _broken_promises(cluster: FaultyCluster, journal: Journal) -> Iterator[str]:
     first, last = journal.views[0], journal.views[-1]
     injected = {kind for kind, _ in cluster.injected}
     # faults after the last look are not in the report
-    for text in planner.broken_promises(first, last):
+    for text in broken_promises(first, last):
         foreseen = not ("bytes" in text and injected & UNFORESEEN)
         if foreseen:
             yield text

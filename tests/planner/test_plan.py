@@ -29,13 +29,12 @@ from clustertune.errors import CapacityError
 from clustertune.planner import guards
 from clustertune.planner import plan as planner
 from clustertune.planner.plan import (
-    broken_promises,
     lost_rows,
     moves,
     requested_partitions,
     unloaded_data,
 )
-from tests.builders import layout, snapshot, view, worker
+from tests.builders import broken_promises, layout, snapshot, view, worker
 
 # --- goals ----------------------------------------------------------------------------
 
