@@ -34,10 +34,7 @@ from clustertune.checks import (
 from clustertune.core import settings
 from clustertune.core.model import Finding, Severity, View
 from clustertune.core.wording import printable
-from clustertune.errors import (
-    AlignmentError,
-    CapacityError,
-)
+from clustertune.errors import AlignmentError, CapacityError
 from clustertune.planner import plan
 
 Function = Callable[..., Iterable[Finding]]

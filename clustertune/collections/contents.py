@@ -25,14 +25,7 @@ from distributed import Client, Future
 
 from clustertune.collections import graphs
 from clustertune.collections.inputs import Inputs
-from clustertune.core.model import (
-    CollectionInfo,
-    Contents,
-    Goal,
-    Key,
-    Layout,
-    View,
-)
+from clustertune.core.model import CollectionInfo, Contents, Goal, Key, Layout, View
 from clustertune.core.wording import printable, variable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship

@@ -47,8 +47,6 @@ from clustertune.core.model import CollectionInfo, Int64s, Key
 from clustertune.core.wording import names_text
 from clustertune.errors import RefusedError
 
-# --- metadata -------------------------------------------------------------------------
-
 # --- partitions -----------------------------------------------------------------------
 
 

@@ -175,13 +175,6 @@ def file(name: str, value: object) -> str | None:
     raise _wrong(name, value, "the path of a file, or None")
 
 
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return texts, none of which is empty."""
-    if all(isinstance(v, str) and v for v in value):
-        return tuple(value)
-    raise _wrong(name, value, "texts, like the prefix 'random_sample'")
-
-
 def part(name: str, value: Any) -> int | float:
     """Return a number of at least 1, or a fraction, which may be ``"25%"``."""
     wrong = _wrong(name, value, 'a number of at least 1, or a part like "25%"')

@@ -13,7 +13,6 @@ import msgspec
 
 from clustertune.core.wording import printable
 
-LAST = 1e11  # epoch seconds, thousands of years from now: dates up to it can be printed
 MAX_DIGITS = 300  # larger whole numbers overflow when they become floats
 
 T = TypeVar("T")

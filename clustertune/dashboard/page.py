@@ -12,15 +12,7 @@ from typing import Any
 
 from bokeh.models import Column, Row
 
-from clustertune.core.tables import (
-    MAX_ROWS,
-    NONE,
-    Item,
-    Section,
-    Table,
-    table,
-    to_html,
-)
+from clustertune.core.tables import MAX_ROWS, NONE, Item, Section, Table, table, to_html
 from clustertune.core.wording import (
     natural,
     plural,

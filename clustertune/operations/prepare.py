@@ -34,12 +34,7 @@ from clustertune.integrations import libraries
 from clustertune.monitor import inquiry
 from clustertune.monitor.connection import sync
 from clustertune.operations import journal as journals
-from clustertune.operations.call import (
-    Call,
-    RunningCall,
-    check_client,
-    execute,
-)
+from clustertune.operations.call import Call, RunningCall, check_client, execute
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepared import Prepared
 from clustertune.planner import plan as planner

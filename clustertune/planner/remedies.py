@@ -6,13 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from clustertune.core.model import (
-    CollectionInfo,
-    Layout,
-    Unknown,
-    View,
-    WorkerSnapshot,
-)
+from clustertune.core.model import CollectionInfo, Layout, Unknown, View, WorkerSnapshot
 from clustertune.core.profiles import BOUNDS
 from clustertune.core.results import ADDRESS, Literal, code
 from clustertune.core.wording import names_text, variable

@@ -102,12 +102,6 @@ def drained(keys: KeySet | set[Key] | list[Key]) -> Iterator[Key]:
             yield part.pop()
 
 
-async def drain(keys: KeySet) -> None:
-    """Remove all keys, in turns."""
-    async for _ in in_turns(drained(keys)):
-        pass
-
-
 class KeyMap(Generic[Value]):
     """A dictionary in parts: with a million keys, a single one grows for 100 ms."""
 

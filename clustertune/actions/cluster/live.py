@@ -328,10 +328,6 @@ class LiveCluster:
         if was is not None:
             await on_workers.put_bounds_back(self.client, was)
 
-    def forget(self) -> None:
-        """Send no more requests, because the scheduler and the lease have ended."""
-        self._lease.opened = False
-
     async def keep(self, report: str, facts: Mapping[str, Any] | None = None) -> None:
         """Store the report, and the facts of the dashboard page, on the scheduler."""
         await self._lease.quietly("report", text=report, facts=facts)

@@ -14,11 +14,7 @@ from dask.delayed import Delayed, delayed
 
 from clustertune.core.profiles import Profile
 from clustertune.integrations.libraries.dask_ml import Incremental, IncrementalSearch
-from clustertune.integrations.libraries.workload import (
-    FitInputs,
-    Workload,
-    is_fitted,
-)
+from clustertune.integrations.libraries.workload import FitInputs, Workload, is_fitted
 
 
 class Predict(Workload):

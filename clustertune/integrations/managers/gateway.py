@@ -16,11 +16,7 @@ from distributed import Client
 
 from clustertune.core.model import Unknown
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations.managers.adapter import (
-    connect,
-    off_loop,
-    unknown_name,
-)
+from clustertune.integrations.managers.adapter import connect, off_loop, unknown_name
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

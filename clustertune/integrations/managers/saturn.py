@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
-from clustertune.integrations.managers.adapter import (
-    MAX_WORKERS,
-    off_loop,
-)
+from clustertune.integrations.managers.adapter import MAX_WORKERS, off_loop
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:

@@ -22,7 +22,6 @@ from clustertune.remote.scheduler.state import is_gone
 
 logger = logging.getLogger("distributed.clustertune")
 
-MAX_RESTARTS = 50  # durations that are kept
 MAX_WAIT = 1.0  # seconds that an answer about progress waits for the end of a job
 
 Work = MovePolicy | WorkerRestart | DataDrop

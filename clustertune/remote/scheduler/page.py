@@ -21,12 +21,7 @@ from typing import Any
 from clustertune.core.wording import bytes_text, seconds_text
 from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.state import (
-    by_name,
-    id_of,
-    is_gone,
-    training_workers,
-)
+from clustertune.remote.scheduler.state import by_name, id_of, is_gone, training_workers
 
 MAX_FINDINGS = 200
 MAX_EVENTS = 100

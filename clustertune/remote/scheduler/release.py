@@ -6,7 +6,6 @@ only before data is destroyed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Container, Mapping
 from time import time
 from typing import Any
@@ -14,11 +13,7 @@ from typing import Any
 from dask.utils import stringify
 
 from clustertune.remote.keys import batches, drained, in_turns
-from clustertune.remote.scheduler.state import (
-    COMING,
-)
-
-logger = logging.getLogger("distributed.clustertune")
+from clustertune.remote.scheduler.state import COMING
 
 MAX_GROUPS = 5000  # of prefix and owners that are reported
 REASON = "released"

@@ -14,7 +14,6 @@ paused or spilling worker, which would have to read them into memory to send the
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -63,8 +62,6 @@ from clustertune.remote.scheduler.state import (
     shuffles,
     still_busy,
 )
-
-logger = logging.getLogger("distributed.clustertune")
 
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile

@@ -279,7 +279,7 @@ OPERATIONS = frozenset((
 ))  # fmt: skip
 ACTIONS = frozenset((
     "adapt", "drop", "load", "merge", "rebalance", "rechunk", "release", "replicate",
-    "resize", "restart", "retire", "save", "scale", "trim",
+    "resize", "restart", "retire", "scale", "trim",
 ))  # fmt: skip
 STATUSES = frozenset(("done", "failed", "fine", "left", "refused"))
 OUTCOMES = frozenset(("done", "failed", "not needed", "partly", "refused", "skipped"))
