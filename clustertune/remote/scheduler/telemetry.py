@@ -345,23 +345,12 @@ class Metrics:
             from prometheus_client import REGISTRY
         except ImportError:
             return
-        former: Any = REGISTRY._names_to_collectors.get("clustertune_lease")
-        # the class of another plugin may be a copy of this one, which was sent before
-        if former is not None and not former.is_current():
-            REGISTRY.unregister(former)
-            former.registered = False
         try:
             REGISTRY.register(self)
         except ValueError:
             logger.info("another scheduler of this process has clustertune's metrics")
             return
         self.registered = True
-
-    def is_current(self) -> bool:
-        """Whether the scheduler of this plugin runs and has no other plugin."""
-        scheduler = self.plugin.scheduler
-        current = scheduler.plugins.get(self.plugin.name) is self.plugin
-        return current and scheduler.status.name in ("init", "running")
 
     def close(self) -> None:
         """Remove the metrics from those of this process."""

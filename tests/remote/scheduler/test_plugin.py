@@ -26,6 +26,7 @@ from clustertune.monitor import monitor
 from clustertune.remote import keys
 from clustertune.remote.scheduler import jobs, lease, plugin
 from clustertune.remote.scheduler.plugin import NAME, ClustertunePlugin
+from clustertune.remote.scheduler.telemetry import Metrics
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -99,18 +100,18 @@ def metrics():
 
 
 @gen_cluster(client=True, nthreads=TWO)
-async def test_metrics_of_a_plugin_that_is_installed_again(c, s, a, b):
-    """They belong to the plugin that is installed, even if the other never ended."""
+async def test_metrics_of_two_schedulers_in_a_process(c, s, a, b):
+    """Only the first has them, until it has ended."""
     await clustertune.check(c)
-    old = s.plugins[NAME]
-    assert metrics() == [old.metrics]
-    s.remove_plugin(name=NAME)
-    del s.handlers[NAME]
-    await clustertune.check(c)
-    new = s.plugins[NAME]
-    assert metrics() == [new.metrics]
-    await old.close()
-    assert metrics() == [new.metrics]
+    first, second = s.plugins[NAME].metrics, Metrics(s.plugins[NAME])
+    second.register()
+    second.close()
+    assert metrics() == [first]
+    first.close()
+    second.register()
+    assert metrics() == [second]
+    second.close()
+    assert metrics() == []
 
 
 @gen_cluster(client=True, nthreads=TWO)
