@@ -151,9 +151,8 @@ async def past_runs(client: Client) -> tuple[Run, ...]:
             ended=run["ended"],
             floors=dict(run["floors"]),
             peaks=dict(run["peaks"]),
-            # runs that an older plugin has seen have neither
-            managed=dict(run.get("managed", ())),
-            ended_by=run.get("ended_by", "gap"),
+            managed=dict(run["managed"]),
+            ended_by=run["ended_by"],
         )
         for run in await monitor.ask(client, "past_runs")
     )

@@ -113,7 +113,6 @@ def _restarted(worker: WorkerSnapshot, args: Restart) -> WorkerSnapshot:
 def refusal(step: Step, view: View) -> Refusal | None:
     """Return the refusal of the first guard that forbids the step."""
     for kind, guards in GUARDS.items():
-        # another package may use a subclass
         for guard in guards if isinstance(step.args, kind) else ():
             reason = guard(step.args, view)
             if reason is not None:

@@ -185,10 +185,7 @@ async def on_workers(
 
 # --- versions of the other side -------------------------------------------------------
 
-OLDEST_DISTRIBUTED = (
-    2025,
-    5,
-)  # release of distributed whose scheduler the plugin knows
+OLDEST_DISTRIBUTED = 2025, 5  # release whose scheduler the plugin knows
 TESTED = ("2025.5.0", "2026.8.0")  # oldest and newest release in the tests
 MAX_NAMES = 3  # of missing names in a message
 
@@ -261,39 +258,19 @@ class Sides:
 # --- versions of all sides ------------------------------------------------------------
 
 TOGETHER = 3.0  # seconds for the answers of all workers to one request
+ALONE = 10.0  # seconds for the answer of one; without it, the worker counts as silent
 
 
-async def read_versions(
-    client: Client,
-    workers: Iterable[str] | None = None,
-    packages: Iterable[str] = (),
-    timeout: float = 10,
-) -> Sides:
-    """Read the versions of all sides; no code is sent.
-
-    Parameters
-    ----------
-    client
-        A connected client.
-    workers
-        Addresses to ask; None asks all.
-    packages
-        Further packages, by the names of their distributions.
-    timeout
-        Seconds after which a worker that has not answered counts as silent.
-    """
-    more = list(packages)
+async def read_versions(client: Client, workers: Iterable[str]) -> Sides:
+    """Read the versions of client, scheduler and these workers; no code is sent."""
     remote: Any = client.scheduler  # distributed has no types for its calls
-    here = get_versions(packages=more)["packages"]
-    scheduler = (await remote.versions(packages=more))["packages"]
-    if workers is None:
-        workers = (await remote.identity(n_workers=-1))["workers"]
+    here = get_versions()["packages"]
+    scheduler = (await remote.versions())["packages"]
     asked = list(workers)
     # one silent worker delays the answers of all: then ask each alone
-    first = min(timeout, TOGETHER) if len(asked) > 1 else timeout
-    found = await _ask(remote, asked, more, first) if asked else {}
+    found = await _ask(remote, asked, TOGETHER if len(asked) > 1 else ALONE)
     if len(asked) > 1 and all(answer is None for answer in found.values()):
-        each = await asyncio.gather(*(_ask(remote, [a], more, timeout) for a in asked))
+        each = await asyncio.gather(*(_ask(remote, [a], ALONE) for a in asked))
         found = {a: answer for one in each for a, answer in one.items()}
     return Sides(
         here,
@@ -304,13 +281,11 @@ async def read_versions(
 
 
 async def _ask(
-    scheduler: Any, workers: list[str], packages: list[str], timeout: float
+    scheduler: Any, workers: list[str], timeout: float
 ) -> dict[str, Mapping[str, str | None] | None]:
     """Versions by address of worker; None if a worker did not answer."""
     call = scheduler.broadcast(
-        msg={"op": "versions", "packages": packages},
-        workers=workers,
-        on_error="ignore",
+        msg={"op": "versions"}, workers=workers, on_error="ignore"
     )
     try:
         answers: dict[str, Any] = await within(call, timeout)

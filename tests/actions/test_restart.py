@@ -531,7 +531,7 @@ async def test_prepare_restarts(c: Any, s: Any, *nannies: Any) -> None:
     for i in range(5):
         floors = [(0, (i + 1) * 650 * 2**20), (1, 2**20)]
         run = {"began": i, "ended": i + 0.5, "floors": floors, "peaks": floors}
-        runs.kept.append(run)
+        runs.kept.append(run | {"managed": [], "ended_by": "gap"})
     p = await clustertune.prepare(c, X, restart="auto")
     assert [plan.phase for plan in p.plan] == ["trim", "restart"]
     assert "restart worker 0" in p.report.steps[1].summary
@@ -556,7 +556,7 @@ async def test_after_a_restart_no_old_trend_is_found(c: Any, s: Any, a: Any) -> 
     for i in range(5):
         floors = [(0, (i + 1) * 60 * 2**20)]
         run = {"began": i, "ended": i + 0.5, "floors": floors, "peaks": floors}
-        runs.kept.append(run)
+        runs.kept.append(run | {"managed": [], "ended_by": "gap"})
 
     async def grows() -> Any:
         found = (await clustertune.check(c)).found

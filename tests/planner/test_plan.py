@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -260,21 +260,6 @@ def test_a_step_without_targets() -> None:
     step = next(iter(restart.steps(seen, {0})))
     assert guards.targets_still_run not in guards.GUARDS[type(step.args)]
     assert guards.targets_still_run in guards.GUARDS[type(move(seen, [0, 1]).args)]
-
-
-def test_arguments_of_a_subclass() -> None:
-    """An action of another package has the guards of the class that it extends."""
-
-    class Other(Restart):
-        pass
-
-    seen = two([UNEVEN])
-    step = next(iter(restart.steps(seen, {0})))
-    values = {f.name: getattr(step.args, f.name) for f in fields(step.args)}
-    other = replace(step, args=Other(**values | {"address": "tcp://gone:1"}))
-    refused = guards.refusal(other, seen)
-    assert refused is not None
-    assert refused.guard == "restart_loses_nothing"
 
 
 def test_a_target_that_is_gone() -> None:

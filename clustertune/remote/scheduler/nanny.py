@@ -182,8 +182,6 @@ class Parking:
                 self.worker, self.nanny, worker.nanny = worker, nanny, None
             else:
                 await self._rename_back(worker, name)
-        if failure == repr(KeyError("replace")):
-            return "the code of its schedule is from an earlier release", ""
         if self.worker is None:
             return obstacle or "", failure
         if not self.is_open():

@@ -56,12 +56,8 @@ def present(dask_scheduler: Any) -> dict[str, Any] | None:
     answer has ``protocol``, ``version`` and ``preloaded``.
     """
     plugin = dask_scheduler.plugins.get(NAME)
-    if plugin is None:
-        return None
-    facts = {"protocol": plugin.protocol}
-    # older plugins have neither
-    facts["version"] = str(getattr(plugin, "version", "before 0.1"))
-    return facts | {"preloaded": bool(getattr(plugin, "preloaded", False))}
+    names = "protocol", "version", "preloaded"
+    return None if plugin is None else {name: getattr(plugin, name) for name in names}
 
 
 async def install(

@@ -53,7 +53,8 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     await other.close()
     before = set(s.workers)
     plugin, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]
-    past = {"began": 0.0, "ended": 1.0, "floors": row, "peaks": row}
+    past = {"began": 0.0, "ended": 1.0, "ended_by": "gap", "managed": []}
+    past |= {"floors": row, "peaks": row}
     plugin.runs.kept.append(past)
     kept = plugin.schedules.kept[made.id]
     await soon(lambda: kept.ended)

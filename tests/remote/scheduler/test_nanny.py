@@ -102,20 +102,6 @@ async def test_a_former_process_that_ends_as_its_nanny_closes(
     assert log.getvalue() == ""
 
 
-async def older(dask_worker: Any, what: str, **arguments: Any) -> None:
-    """Fail as the code of a release without this step does."""
-    raise KeyError(what)
-
-
-@gen_cluster(**ONE)
-async def test_code_of_an_earlier_release(c: Any, s: Any, nanny: Any) -> None:
-    """It is a reason to restart in the other way."""
-    _, worker, (obstacle, failure) = await replaced(s, older)
-    assert "earlier release" in obstacle
-    assert not failure
-    assert worker.name == nanny.name
-
-
 async def lose_answer(dask_worker: Any, what: str, **arguments: Any) -> bytes:
     """Do the step, and close the connection of the caller."""
     answer = await park.act(dask_worker, what, **arguments)
