@@ -34,7 +34,7 @@ from clustertune.integrations.libraries.continuing import (
     Continuation,
 )
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
-from clustertune.monitor.connection import sync
+from clustertune.monitor.connection import no_shuffle_logs, sync
 from clustertune.operations.call import check_client
 from clustertune.operations.checkpoints import Callbacks, CheckpointFile, facts_of
 from clustertune.operations.prepare import Options, prepare, prepare_data
@@ -248,7 +248,7 @@ class _Work:
         kwargs |= {f"{prefix}{name}": x for name, x in attempt.fit_kwargs.items()}
         former = assign(step, needed)
         try:
-            with self.client.as_current(), _bound(prepared):
+            with self.client.as_current(), _bound(prepared), no_shuffle_logs():
                 yield partial(self.model.fit, *data, **kwargs)
         finally:
             assign(step, former)

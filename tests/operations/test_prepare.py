@@ -23,6 +23,7 @@ from distributed import (
     wait,
 )
 from distributed.core import Status
+from xgboost.dask import DaskXGBClassifier
 
 import clustertune
 from clustertune import errors
@@ -449,6 +450,11 @@ def test_shuffles_of_the_data_are_not_logged(local_cluster, caplog):
     with dask.config.set({"array.rechunk.method": "p2p"}):
         X = da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4))
         clustertune.prepare(client, X)
+        rows = pd.DataFrame({"a": np.arange(80.0), "y": np.arange(80) % 2})
+        frame = dd.from_pandas(rows, npartitions=8)
+        # XGBoost shuffles the labels to find the classes
+        model = DaskXGBClassifier(n_estimators=1)
+        clustertune.fit(client, model, frame[["a"]], frame["y"], workers=[0, 1])
         assert "Shuffle" not in caplog.text
         wait(da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4)).persist())
     until(lambda: "Shuffle" in caplog.text)
