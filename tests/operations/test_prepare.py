@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from functools import partial
 from typing import Any
@@ -444,8 +445,12 @@ def test_an_error_is_shown_once(local_cluster, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_shuffles_of_the_data_are_not_logged(local_cluster, caplog):
+def test_shuffles_of_the_data_are_not_logged(local_cluster, caplog, monkeypatch):
     """Dask warns that a P2P shuffle begins and ends, also in a user's terminal."""
+    logger = logging.getLogger("distributed.shuffle._scheduler_plugin")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "disabled", False)
+    caplog.set_level(logging.WARNING, logger.name)
     _, client = local_cluster(2)
     with dask.config.set({"array.rechunk.method": "p2p"}):
         X = da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4))
@@ -456,7 +461,8 @@ def test_shuffles_of_the_data_are_not_logged(local_cluster, caplog):
         model = DaskXGBClassifier(n_estimators=1)
         clustertune.fit(client, model, frame[["a"]], frame["y"], workers=[0, 1])
         assert "Shuffle" not in caplog.text
-        wait(da.ones((40, 4), chunks=(40, 2)).rechunk((10, 4)).persist())
+        # other keys, as those of X may still be in memory
+        wait(da.zeros((60, 4), chunks=(60, 2)).rechunk((15, 4)).persist())
     until(lambda: "Shuffle" in caplog.text)
 
 
