@@ -176,8 +176,9 @@ def differing_columns(view: View) -> Iterator[Finding]:
 
     Dask and training libraries take the columns of a partition by their position. If
     one file lists them in another order, lacks one, or has text where others have
-    numbers, values get other names or the fit fails. ``prepare`` compares each
-    partition of a frame, and a difference stops it.
+    numbers, values get other names or the fit fails. So it does for an empty file that
+    pandas reads as text. ``prepare`` compares each partition of a frame, and a
+    difference stops it.
 
     Remedy: Choose the columns of each partition by name: ``columns = list(X.columns); X
     = X.map_partitions(lambda part: part[columns], meta=X._meta)``. If a column is
@@ -189,8 +190,14 @@ def differing_columns(view: View) -> Iterator[Finding]:
         if found:
             number, text = next(iter(found.items()))
             name = remedies.name_of(collection.label)
-            chosen = f"{name}.map_partitions(lambda part: part[columns], "
-            line = f"columns = list({name}.columns); {name} = {chosen}"
+            made, part = f"columns = list({name}.columns)", "part[columns]"
+            remedy = "Run `{}`, which chooses columns by name."
+            if not all(x.startswith("has the order") for x in found.values()):
+                made, part = f"types = {name}._meta.dtypes", "part.astype(types)"
+                remedy = f"Correct the source of partition {number} of {name}"
+                types = all(" instead of " in x for x in found.values())
+                remedy += ", or run `{}`, which converts types." if types else "."
+            line = f"{made}; {name} = {name}.map_partitions(lambda part: {part}, "
             line = remedies.edit([collection.label], f"{line}meta={name}._meta)")
             yield critical(
                 message=f"{plural(len(found), 'partition')} of {collection.label} "
@@ -198,9 +205,7 @@ def differing_columns(view: View) -> Iterator[Finding]:
                 f"{number} {printable(text, longest=200)}",
                 subject=(collection.label,),
                 evidence={"partitions": len(found), "first": number},
-                remedy=f"Run `{line}`, which chooses columns by name."
-                if all(x.startswith("has the order") for x in found.values())
-                else f"Correct the source of partition {number} of {collection.label}.",
+                remedy=remedy.format(line),
             )
 
 

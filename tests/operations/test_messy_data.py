@@ -177,6 +177,10 @@ def part(i: int, odd: Any) -> pd.DataFrame:
     return odd(frame) if i == 2 else frame
 
 
+def as_text(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[:0].astype(object)
+
+
 @pytest.mark.parametrize("persisted", [False, True])
 @pytest.mark.parametrize("estimator", ["xgboost", "lightgbm", None])
 @pytest.mark.parametrize(
@@ -205,6 +209,23 @@ async def test_columns_unlike_the_metadata(
         p = await clustertune.prepare(c, X, y, estimator=estimator, rechunk=3)
         found = await c.compute(p.X)
         assert found["a"].tolist() == list(range(4000))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_an_empty_file_that_is_read_as_text(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """A fit would fail on its types; the remedy converts them."""
+    meta = pd.DataFrame({"a": [1.0], "b": [1.0]})
+    X = dd.from_map(part, range(4), odd=as_text, meta=meta)
+    y = dd.from_map(part, range(4), odd=lambda p: p[:0], meta=meta)["a"]
+    text = "number 2 has .* in a instead of numbers"
+    with pytest.raises(ValueError, match=f"1 partition of X has .*{text}") as error:
+        await clustertune.prepare(c, X, y, estimator="xgboost")
+    X = run(error.value, X=X)["X"]
+    p = await clustertune.prepare(c, X, y, estimator="xgboost")
+    types = await c.compute(p.X.map_partitions(lambda x: x.dtypes.astype(str)))
+    assert set(types) == {"float64"}
 
 
 @gen_cluster(client=True, nthreads=TWO)

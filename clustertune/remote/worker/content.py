@@ -30,10 +30,7 @@ def finite(partition: Any) -> dict[str, Any]:
 
 
 def columns(partition: Any, names: list[Any], kinds: list[str]) -> dict[str, Any]:
-    """Difference of the columns from those of the metadata, in words; "": none.
-
-    An empty partition may have other types.
-    """
+    """Difference of the columns from those of the metadata, in words; "": none."""
     own = list(partition.columns) if hasattr(partition, "columns") else names
     lacks = [str(name) for name in names if name not in own]
     more = [str(name) for name in own if name not in names]
@@ -44,7 +41,7 @@ def columns(partition: Any, names: list[Any], kinds: list[str]) -> dict[str, Any
     if own != names:
         return {"columns": f"has the order {', '.join(map(str, own[:9]))}"}
     for name, column, wanted in zip(names, _columns(partition), kinds, strict=True):
-        if len(column) and wanted != "other" and kind(column.dtype) != wanted:
+        if wanted != "other" and kind(column.dtype) != wanted:
             return {"columns": f"has {column.dtype} in {name} instead of {wanted}"}
     return {"columns": ""}
 
