@@ -126,6 +126,14 @@ class Journal:
                 self.outcomes[i] = replace(o, status="failed", lost=keys)
         self.losses = tuple(Loss(worker=ids.get(a, a), keys=n) for a, n in rest.items())
 
+    @property
+    def lost(self) -> int | None:
+        """Keys that were lost during the call; None if they are not known."""
+        if self.losses is None:
+            return None
+        in_steps = sum(o.lost or 0 for o in self.outcomes)
+        return in_steps + sum(x.keys for x in self.losses)
+
     def stop(self) -> None:
         """Record the steps of the last plan that had not begun when the call ended."""
         if not self.outcomes or not self.plans:
@@ -346,8 +354,7 @@ async def log_call(
         "reason": change_reason(),
         "before": state_of_cluster(*looks[0]) if looks else None,
         "after": state_of_cluster(*looks[-1]) if looks else None,
-        "lost": sum(o.lost or 0 for o in journal.outcomes)
-        + sum(x.keys for x in journal.losses or ()),
+        "lost": journal.lost,
         "steps": [_step(outcome) for outcome in journal.outcomes[:MAX_STEPS]],
         "more_steps": max(0, len(journal.outcomes) - MAX_STEPS),
     }

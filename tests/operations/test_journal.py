@@ -91,6 +91,7 @@ def test_keys_that_are_lost_between_steps() -> None:
     ]
     line = "lost 7 keys, 3 of them with workers 1 and tcp://gone, which ended meanwhile"
     assert headlines(report)[0].partition("has left; ")[2].startswith(line)
+    assert journal.lost == 7
 
 
 def test_losses_that_are_unknown() -> None:
@@ -102,6 +103,7 @@ def test_losses_that_are_unknown() -> None:
     journal.note_losses(None)
     line = headlines(journal.report("failed", 1.0))[0]
     assert "restarted 1 of 1 worker; lost 0 keys as far as known" in line
+    assert journal.lost is None  # in the event and the audit trail too
 
 
 def test_something_is_left() -> None:
