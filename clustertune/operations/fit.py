@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -94,7 +94,9 @@ def _divided(
     return prepared, rest
 
 
-def _refuse_checkpoints(model: Any, path: str | None) -> None:
+def _refuse_checkpoints(
+    model: Any, path: str | None, companions: Collection[str]
+) -> None:
     """Refuse a model whose training cannot continue from a checkpoint."""
     continuation = libraries.continuation(model)
     _, step = last_step(model)
@@ -103,7 +105,7 @@ def _refuse_checkpoints(model: Any, path: str | None) -> None:
             f"{type(step).__name__} has no checkpoints, which XGBoost's and LightGBM's "
             "estimators have. Leave checkpoint_path out"
         )
-    if continuation is not None and (why := continuation.refusal(step)):
+    if continuation is not None and (why := continuation.refusal(step, companions)):
         raise ValueError(f"estimator={type(step).__name__}: {why}")
 
 
@@ -561,11 +563,12 @@ def fit(
     path = arguments.file("checkpoint_path", checkpoint_path)
     every = arguments.duration("checkpoint_every", checkpoint_every)
     stored = bool(most or path)
-    if stored:
-        _refuse_checkpoints(estimator, path)
     names = libraries.eval_arguments(estimator)
     companions = {n: options.pop(n) for n in names if n in options}
     eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
+    if stored:
+        beside = [name for name in inputs.COMPANIONS if options.get(name) is not None]
+        _refuse_checkpoints(estimator, path, beside)
     own, rest = _divided(estimator, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
     per_host = all_workers and libraries.can_use_host(estimator)

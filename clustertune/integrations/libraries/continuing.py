@@ -8,7 +8,7 @@ Each library has one; without it a training begins again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Protocol
@@ -47,8 +47,11 @@ class Continuation(ABC):
     #: the module in ``remote/worker`` with the callbacks of this library
     callbacks: str
 
-    def refusal(self, model: Any) -> str:
-        """Return why a training of this model cannot be continued; or ""."""
+    def refusal(self, model: Any, companions: Collection[str] = ()) -> str:
+        """Return why a training of this model cannot be continued; or "".
+
+        ``companions`` are names of data that the fit gets beside X and y.
+        """
         return ""
 
     @abstractmethod

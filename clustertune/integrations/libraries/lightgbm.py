@@ -74,6 +74,11 @@ STOPPING = (
     *("early_stopping_round", "early_stopping_rounds", "early_stopping"),
     "n_iter_no_change",
 )
+#: other names of ``n_estimators``, which LightGBM takes first
+ROUNDS = (
+    *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
+    *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
+)
 #: classes of LightGBM's own callbacks that depend on the first round
 COUNTING = ("_EarlyStoppingCallback", "_ResetParameterCallback")
 
@@ -83,7 +88,13 @@ class Boosting(Continuation):
 
     callbacks = "lightgbm_rounds"
 
-    def refusal(self, model: Any) -> str:
+    def refusal(self, model: Any, companions: Collection[str] = ()) -> str:
+        if "init_score" in companions:
+            return (
+                "LightGBM cannot continue from a checkpoint with init_score=, which "
+                "the checkpoint would replace. Use max_failures=0 without "
+                "checkpoint_path"
+            )
         names = ("boosting_type", "boosting", "boost")
         kinds = {model.get_params().get(name) for name in names}
         for kind in sorted(kinds & {"dart", "rf", "random_forest"}):
@@ -98,11 +109,7 @@ class Boosting(Continuation):
         import lightgbm
 
         params = model.get_params()
-        aliases = (
-            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
-            *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
-        )
-        given = [params[name] for name in aliases if params.get(name) is not None]
+        given = [params[name] for name in ROUNDS if params.get(name) is not None]
         total = int([*given, params["n_estimators"]][0])
         return total + rounds_before(fit_kwargs.get("init_model"), lightgbm.Booster)
 
@@ -131,14 +138,18 @@ class Boosting(Continuation):
             )
             own.append(stopping)
         history = checkpoint.history
+        before = rounds_before(fit_kwargs.get("init_model"), lightgbm.Booster)
         every = [
-            callbacks.continued(one, history) if type(one).__name__ in COUNTING else one
+            callbacks.continued(one, before, history)
+            if type(one).__name__ in COUNTING
+            else one
             for one in own
         ]
         every.append(callbacks.rounds(history))
         booster = lightgbm.Booster(model_str=checkpoint.model.decode())
         attributes = dict.fromkeys(stops, None)
-        attributes |= {"n_estimators": last - checkpoint.rounds}
+        names = ["n_estimators", *(n for n in ROUNDS if params.get(n) is not None)]
+        attributes |= dict.fromkeys(names, last - checkpoint.rounds)
         if _draws(model):
             seed = params.get("random_state")
             own_seed = seed if isinstance(seed, int) else 0

@@ -132,7 +132,7 @@ class Boosting(Continuation):
             own.append(stopping)
         before = rounds_before(fit_kwargs.get("xgb_model"), xgboost.Booster)
         done = checkpoint.rounds - before
-        continued = [callbacks.continued(one, done, history) for one in own]
+        continued = [callbacks.continued(one, before, done, history) for one in own]
         booster = xgboost.Booster(model_file=bytearray(checkpoint.model))
         attributes = {
             "n_estimators": last - checkpoint.rounds,

@@ -19,10 +19,10 @@ History = list[list[list[Any]]]
 class Rounds:
     """Report rounds and send checkpoints; the last callback of a round."""
 
-    order = 1000
     before_iteration = False
 
     def __init__(self, reports: Reports, history: History):
+        self.order = 1000  # LightGBM does not see an attribute of the class
         self.reports = reports
         self.history = list(history)  # of all rounds so far
 
@@ -42,10 +42,14 @@ class Rounds:
 
 
 class Continued:
-    """Another callback that depends on the first round of the whole training."""
+    """Another callback that depends on the first round of the whole training.
 
-    def __init__(self, inner: Any, history: History):
+    ``before`` are the rounds of the user's ``init_model``.
+    """
+
+    def __init__(self, inner: Any, before: int, history: History):
         self.inner = inner
+        self.before = before
         self.history = history
         self.order = inner.order
         self.before_iteration = inner.before_iteration
@@ -55,9 +59,10 @@ class Continued:
         if self.replays and env.iteration == env.begin_iteration:
             for i, scores in enumerate(self.history):
                 found = _results(env, scores)
-                then = _changed(env, iteration=i, evaluation_result_list=found)
-                self.inner(_changed(then, begin_iteration=0))
-        self.inner(_changed(env, begin_iteration=0))
+                round_ = self.before + i
+                then = _changed(env, iteration=round_, evaluation_result_list=found)
+                self.inner(_changed(then, begin_iteration=self.before))
+        self.inner(_changed(env, begin_iteration=self.before))
 
 
 def _changed(env: Any, **values: Any) -> Any:

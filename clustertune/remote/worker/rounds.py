@@ -37,7 +37,8 @@ class Reports:
         self.last = last
         self.every = every
         self.reported = 0.0
-        self.saved = monotonic()
+        #: from the first round on, since each host has its own monotonic time
+        self.saved: float | None = None
         self.wanted = False
         self.ended = False
         self.pending: Future[Any] | None = None
@@ -52,6 +53,8 @@ class Reports:
         now = monotonic()
         if self.ended or not self._is_free():
             return
+        if self.saved is None:
+            self.saved = now
         due = self.every is not None and now - self.saved >= self.every
         saving = (due or self.wanted) and done != self.last
         if not saving and now - self.reported < REPORT:

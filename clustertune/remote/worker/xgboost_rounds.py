@@ -49,11 +49,15 @@ class Rounds(TrainingCallback):
 
 
 class Continued(TrainingCallback):
-    """Another callback, which gets the rounds and the history of the whole training."""
+    """Another callback, which gets the rounds and the history of the whole training.
 
-    def __init__(self, inner: Any, done: int, history: History):
+    ``before`` are the rounds of the user's ``xgb_model``; ``done`` are those after it.
+    """
+
+    def __init__(self, inner: Any, before: int, done: int, history: History):
         super().__init__()
-        self.inner, self.done, self.history = inner, done, history
+        self.inner, self.history = inner, history
+        self.before, self.done = before, done
 
     def before_training(self, model: Any) -> Any:
         model = self.inner.before_training(model)
@@ -66,7 +70,7 @@ class Continued(TrainingCallback):
 
     def _replay(self, model: Any) -> None:
         """Give early stopping the scores before the break, for its best round."""
-        self.inner.starting_round = 0
+        self.inner.starting_round = self.before
         scores = [values for m in self.history.values() for values in m.values()]
         for i in range(max(map(len, scores), default=0)):
             until = {

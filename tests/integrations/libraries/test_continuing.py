@@ -19,6 +19,7 @@ from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.integrations.libraries.workload import assign, parameters
+from clustertune.remote.worker import rounds
 from clustertune.remote.worker.rounds import Reports
 
 RANDOM = np.random.default_rng(0)
@@ -258,3 +259,70 @@ def test_what_lightgbm_cannot_continue(kind: str) -> None:
     assert kind in why
     assert "gbdt" in why
     assert our_lightgbm.Boosting().refusal(lgbm()) == ""
+
+
+def test_init_score_is_not_continued() -> None:
+    """LightGBM would replace it by the predictions of the checkpoint."""
+    why = our_lightgbm.Boosting().refusal(lgbm(), ["sample_weight", "init_score"])
+    assert "max_failures=0" in why
+    assert our_lightgbm.Boosting().refusal(lgbm(), ["sample_weight"]) == ""
+
+
+@pytest.mark.parametrize("name", ["num_iterations", "max_iter"])
+def test_another_name_of_the_rounds(name: str) -> None:
+    """A continued training has as many trees, whatever the parameter is called."""
+    check_lightgbm(*both(lambda: lgbm(**{name: 30}), our_lightgbm.Boosting(), 20))
+
+
+# --- after a model of the user --------------------------------------------------------
+
+
+def test_xgboost_stops_early_after_a_model_of_the_user() -> None:
+    """The best round counts from the first round of ``xgb_model``."""
+    first = xgb(n_estimators=5, learning_rate=0.05).fit(X, Y, verbose=False)
+    base = first.get_booster()
+
+    def make() -> Any:
+        return xgb(n_estimators=200, eval_metric="mlogloss", early_stopping_rounds=8)
+
+    own = {"xgb_model": base, "verbose": False}
+    best = make().fit(X, Y, **sets(make()), **own).best_iteration
+    whole, continued = both(make, our_xgboost.Boosting(), best + 4, **own)
+    check_xgboost(whole, continued)
+    assert whole.best_iteration == continued.best_iteration == best
+
+
+def test_lightgbm_stops_early_after_a_model_of_the_user() -> None:
+    """So it does after ``init_model``, and a list of rates has its length."""
+    base = lgbm(n_estimators=5, learning_rate=0.05).fit(X, Y).booster_
+
+    def make() -> Any:
+        return lgbm(n_estimators=200, early_stopping_round=8)
+
+    rates = [0.3 * 0.97**i for i in range(200)]
+    callback = lightgbm.reset_parameter(learning_rate=rates)
+    own = {"init_model": base, "callbacks": [callback]}
+    first = make().fit(X, Y, **sets(make()), **own)
+    assert 5 < first.best_iteration_ < 190
+    at = first.best_iteration_ + 4
+    whole, continued = both(make, our_lightgbm.Boosting(), at, **own)
+    check_lightgbm(whole, continued)
+    assert first.best_iteration_ == continued.best_iteration_
+
+
+# --- when a checkpoint is due ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("uptime", [600.0, 10.0**7])
+def test_checkpoints_do_not_depend_on_the_clock_of_the_client(
+    uptime: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Monotonic time begins with the start of each host."""
+    monkeypatch.setattr(rounds, "monotonic", lambda: 10.0**5)
+    reports = Reports("name", None, 30.0)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "_send", sent.append)
+    for seconds in (1, 20, 32, 40, 63):
+        monkeypatch.setattr(rounds, "monotonic", lambda s=seconds: uptime + s)
+        reports.note(seconds, lambda: "", lambda: (b"", None))
+    assert [m["round"] for m in sent if "model" in m] == [32, 63]
