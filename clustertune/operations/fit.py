@@ -567,8 +567,10 @@ def fit(
     companions = {n: options.pop(n) for n in names if n in options}
     eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
     if stored:
-        beside = [name for name in inputs.COMPANIONS if options.get(name) is not None]
-        _refuse_checkpoints(estimator, path, beside)
+        companion_names = [
+            name for name in inputs.COMPANIONS if options.get(name) is not None
+        ]
+        _refuse_checkpoints(estimator, path, companion_names)
     own, rest = _divided(estimator, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
     per_host = all_workers and libraries.can_use_host(estimator)

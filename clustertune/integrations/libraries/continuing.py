@@ -50,7 +50,7 @@ class Continuation(ABC):
     def refusal(self, model: Any, companions: Collection[str] = ()) -> str:
         """Return why a training of this model cannot be continued; or "".
 
-        ``companions`` are names of data that the fit gets beside X and y.
+        ``companions`` are names of data that the fit gets with X and y.
         """
         return ""
 
