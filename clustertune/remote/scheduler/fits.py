@@ -23,6 +23,10 @@ TASKS = (*TRAINING, XGBOOST, "_acquire_port-")
 MAX_MODEL = 2**28  # bytes of a checkpoint
 SILENT = 60.0  # seconds without a heartbeat after which a member counts as lost
 TICK = 0.5  # seconds between two looks at heartbeats
+# A scheduler that was suspended, or whose clock was set, finds all heartbeats old until
+# it has read those that wait.
+GAP = 5.0  # seconds between two looks from which on they may wait
+CATCH_UP = 10.0  # seconds in which they are read
 
 
 class Fit:
@@ -33,6 +37,7 @@ class Fit:
         self.rounds = rounds  # of the whole training; None: unknown
         self.members = dict(members)  # id by address
         self.began = monotonic()
+        self.looked = self.judged = time()  # last look; silence counts after the second
         self.round = 0
         self.first: tuple[int, float] | None = None  # first round, and its time
         self.metric = ""
@@ -240,11 +245,15 @@ class Fits:
 
     def _look(self, fit: Fit) -> None:
         """Find members that leave, or whose heartbeats have stopped."""
+        now = time()
+        if not 0 <= now - fit.looked < GAP:
+            fit.judged = now + CATCH_UP
+        fit.looked = now
         for address in fit.members:
             ws = self.scheduler.workers.get(address)
             if ws is None:
                 continue  # its removal was recorded
-            if time() - ws.last_seen > SILENT:
+            if now >= fit.judged and now - ws.last_seen > SILENT:
                 fit.lose(address, "silent")
             elif ws.status.name == "closing_gracefully" and not is_parking(ws.name):
                 fit.wanted = True

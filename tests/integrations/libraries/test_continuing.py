@@ -19,7 +19,6 @@ from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.integrations.libraries.workload import assign, parameters
-from clustertune.remote.worker import rounds
 from clustertune.remote.worker.rounds import Reports
 
 RANDOM = np.random.default_rng(0)
@@ -318,11 +317,12 @@ def test_checkpoints_do_not_depend_on_the_clock_of_the_client(
     uptime: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Monotonic time begins with the start of each host."""
-    monkeypatch.setattr(rounds, "monotonic", lambda: 10.0**5)
+    clock = Reports.note.__globals__
+    monkeypatch.setitem(clock, "monotonic", lambda: 10.0**5)
     reports = Reports("name", None, 30.0)
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(reports, "_send", sent.append)
     for seconds in (1, 20, 32, 40, 63):
-        monkeypatch.setattr(rounds, "monotonic", lambda s=seconds: uptime + s)
+        monkeypatch.setitem(clock, "monotonic", lambda s=seconds: uptime + s)
         reports.note(seconds, lambda: "", lambda: (b"", None))
     assert [m["round"] for m in sent if "model" in m] == [32, 63]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from time import time
 from typing import Any
 
+import pytest
 from distributed import wait
 
 from clustertune.monitor import monitor
@@ -63,3 +65,27 @@ async def test_what_needs_a_training_task_is_cancelled_too(c, s, a, b, d):
         assert await needs is None
     finally:
         gate.set()
+
+
+@gen_cluster(client=True)
+async def test_a_scheduler_that_was_suspended_loses_no_member(c, s, a, b):
+    """It first reads the heartbeats that wait; a worker that stays silent is lost."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    fits.begin("fit", c.id, None, [a.address, b.address])
+    fit, passed = fits.running["fit"], 0.0
+    for ws in s.workers.values():
+        ws.last_seen = time()
+    with pytest.MonkeyPatch.context() as patch:
+        # the plugin has its own copy of the module
+        patch.setitem(fits._look.__globals__, "time", lambda: time() + passed)
+        for seconds in (0.0, 0.5, 3600.0, 3600.5):
+            passed = seconds
+            fits._look(fit)
+            assert not fit.lost
+        s.workers[a.address].last_seen = time() + 3601
+        step = 5 / 2
+        while passed < 3600 + 10 + 2 * step:
+            passed += step
+            fits._look(fit)
+        assert list(fit.lost) == [b.address]
