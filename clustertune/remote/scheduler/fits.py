@@ -24,7 +24,7 @@ MAX_MODEL = 2**28  # bytes of a checkpoint
 SILENT = 60.0  # seconds without a heartbeat after which a member counts as lost
 TICK = 0.5  # seconds between two looks at heartbeats
 # A scheduler that was suspended, or whose clock was set, finds all heartbeats old until
-# it has read those that wait.
+# it has read the waiting ones.
 GAP = 5.0  # seconds between two looks from which on they may wait
 CATCH_UP = 10.0  # seconds in which they are read
 
