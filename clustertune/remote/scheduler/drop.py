@@ -26,6 +26,7 @@ from clustertune.remote.scheduler.state import (
     WAITING,
     begun_tasks,
     identity,
+    is_computable,
     is_parking,
 )
 
@@ -198,7 +199,8 @@ class DataDrop:
         counted = set()
         held = (ts for ws in workers for ts in list(ws.has_what))
         async for ts in in_turns(held):
-            lost = ts.run_spec is None and ts.who_has and ts.who_has.issubset(workers)
+            only_here = ts.who_has and ts.who_has.issubset(workers)
+            lost = only_here and not is_computable(ts)
             if lost and ts.key not in counted:
                 self._refuse_others({c.client_key for c in ts.who_wants or ()})
                 counted.add(ts.key)

@@ -20,7 +20,12 @@ from clustertune.core.wording import printable
 from clustertune.remote.keys import Places, in_turns
 from clustertune.remote.scheduler.nanny import Parking, set_status
 from clustertune.remote.scheduler.release import release_for
-from clustertune.remote.scheduler.state import COMING, free_bytes, is_gone
+from clustertune.remote.scheduler.state import (
+    COMING,
+    free_bytes,
+    is_computable,
+    is_gone,
+)
 
 MOVING_AWAY = "moving away its keys"
 
@@ -341,7 +346,7 @@ class UnsendableKeys:
             ts = self.scheduler.tasks.get(key)
             if ts is None or worker not in (ts.who_has or ()):
                 continue
-            if not readable and (len(ts.who_has) > 1 or ts.run_spec is not None):
+            if not readable and (len(ts.who_has) > 1 or is_computable(ts)):
                 # a worker whose spill file is gone ends if Dask tells it to delete
                 # that key, so it is not told
                 self.scheduler.remove_replica(ts, worker)
@@ -356,7 +361,7 @@ class UnsendableKeys:
                 released.append(key)
                 for client in ts.who_wants:
                     unneeded.setdefault(client.client_key, []).append(key)
-            elif ts.run_spec is not None and ending:
+            elif is_computable(ts) and ending:
                 self.recomputed += 1
                 released.append(key)
             else:
@@ -393,6 +398,6 @@ def is_needed(ts: Any) -> bool:
     if any(dependent.state in COMING for dependent in ts.dependents):
         return True
     failed = [d for d in ts.dependents if d.state == "erred"]
-    if ts.run_spec is not None and failed and len(failed) == len(ts.dependents):
+    if is_computable(ts) and failed and len(failed) == len(ts.dependents):
         return False
     return bool(ts.who_wants)

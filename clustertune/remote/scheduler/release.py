@@ -13,7 +13,7 @@ from typing import Any
 from dask.utils import stringify
 
 from clustertune.remote.keys import batches, drained, in_turns
-from clustertune.remote.scheduler.state import COMING
+from clustertune.remote.scheduler.state import COMING, is_computable
 
 MAX_GROUPS = 5000  # of prefix and owners that are reported
 REASON = "released"
@@ -55,7 +55,7 @@ async def holdings(
         numbers = found.setdefault(entry, [0, 0, 0, 0])
         numbers[0] += there
         numbers[1] += ts.nbytes if there else 0
-        numbers[2] += there and ts.run_spec is None
+        numbers[2] += there and not is_computable(ts)
         numbers[3] += not there
     return [
         [

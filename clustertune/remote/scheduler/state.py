@@ -105,6 +105,14 @@ def is_gone(scheduler: Any, key: Any) -> bool:
     return ts is None or ts.state in ("released", "forgotten")
 
 
+def is_computable(ts: Any) -> bool:
+    """Whether Dask can compute a task again: it has a graph, whose inputs are known.
+
+    Dask forgets scattered inputs that no client wants, although tasks came from them.
+    """
+    return ts.run_spec is not None and not ts.has_lost_dependencies
+
+
 def begun_tasks(worker: Any) -> int:
     """Count the tasks that a worker runs or will run; a paused one starts none."""
     if worker.status is Status.running:

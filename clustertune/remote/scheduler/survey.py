@@ -20,7 +20,12 @@ from distributed.core import Status
 from clustertune.remote.keys import KeyRange, in_turns, unpack
 from clustertune.remote.scheduler.bindings import unmet_of_keys, unmet_summary
 from clustertune.remote.scheduler.fits import is_training
-from clustertune.remote.scheduler.state import WAITING, is_gone, memory_of
+from clustertune.remote.scheduler.state import (
+    WAITING,
+    is_computable,
+    is_gone,
+    memory_of,
+)
 from clustertune.remote.worker.probe import installed
 
 MOST = 5000  # task prefixes that are read
@@ -58,7 +63,7 @@ async def _holders(
         ts = scheduler.tasks.get(key)
         here = () if ts is None or ts.state != "memory" else ts.who_has
         nbytes.append(ts.nbytes if here else 0)
-        scattered += bool(here) and ts.run_spec is None
+        scattered += bool(here) and not is_computable(ts)
         for ws in here:
             if ws in index:
                 partitions.append(position)
@@ -146,7 +151,7 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
         if not any(ws.status is Status.running for ws in others):
             row[1] += 1
             row[2] += ts.nbytes
-            row[3] += ts.run_spec is None
+            row[3] += not is_computable(ts)
         else:
             row[5] += ts.nbytes
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import dask.array as da
 import pytest
 from click.testing import CliRunner
-from distributed import Event, Nanny, wait
+from distributed import Client, Event, Nanny, wait
 
 import clustertune
 from clustertune.cli import main
@@ -172,6 +172,29 @@ async def test_without_the_option_a_busy_worker_is_skipped(
     # the end of the cluster does not wait for the task
     await clustertune.restart_workers(c, drop_data=True)
     await asyncio.sleep(0)
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_a_drop_counts_what_dask_cannot_compute_again(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """Dask has forgotten the scattered inputs, although the results have a graph."""
+    await clustertune.check(c)
+    inputs = await c.scatter([1, 2, 3], workers=[a.worker_address], hash=False)
+    made = c.map(str, inputs, workers=[a.worker_address], allow_other_workers=True)
+    await wait(made)
+    inputs.clear()
+    await soon(lambda: all(s.tasks[f.key].has_lost_dependencies for f in made))
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        report = await clustertune.restart_workers(
+            other, workers=[s.workers[a.worker_address].name], drop_data=True
+        )
+    assert f"client {c.id} wants data" in str(report)
+    assert await c.gather(made) == ["1", "2", "3"]
+    report = await clustertune.restart_workers(
+        c, workers=[s.workers[a.worker_address].name], drop_data=True
+    )
+    assert [step.lost for step in report.steps] == [3]
 
 
 def test_from_the_shell() -> None:
