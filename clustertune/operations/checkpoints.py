@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 from distributed import Client
@@ -26,15 +27,28 @@ FORMAT = 1
 MAX_HEADER = 2**26  # bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class CheckpointFile:
-    """The file of one fit; ``about`` are facts that another fit would not share."""
+    """The file of one fit; ``about`` are facts that another fit would not share.
+
+    A write in a thread goes on after the fit has ended. The lock makes its removal wait
+    for it, and a later one writes nothing.
+    """
 
     path: str
     about: Mapping[str, Any]
+    rounds: int = 0  # of the checkpoint that was written last
+    removed: bool = False
+    lock: Lock = field(default_factory=Lock, repr=False)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Replace the file at once, so that it always holds a whole checkpoint."""
+        with self.lock:
+            if not self.removed and checkpoint.rounds >= self.rounds:
+                self._write(checkpoint)
+                self.rounds = checkpoint.rounds
+
+    def _write(self, checkpoint: Checkpoint) -> None:
         header = {
             "clustertune_checkpoint": FORMAT,
             "rounds": checkpoint.rounds,
@@ -42,7 +56,7 @@ class CheckpointFile:
             "about": self.about,
         }
         filesystem, path = fsspec.url_to_fs(self.path)
-        part = f"{path}.{os.getpid()}.part"
+        part = f"{path}.{uuid4().hex}.part"
         try:
             with filesystem.open(part, "wb") as file:
                 file.write(json.dumps(header).encode() + b"\n")
@@ -93,8 +107,10 @@ class CheckpointFile:
     def remove(self) -> None:
         """Remove the file after the last round."""
         filesystem, path = fsspec.url_to_fs(self.path)
-        if filesystem.exists(path):
-            filesystem.rm(path)
+        with self.lock:
+            self.removed = True
+            if filesystem.exists(path):
+                filesystem.rm(path)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -113,6 +113,7 @@ class FitWatch:
         self._notify = notify
         self._keep = keep
         self._kept = 0  # rounds of the checkpoint that was stored
+        self._storing: asyncio.Task[None] | None = None
         self._lost_at = 0.0  # monotonic time at which the client learned of a loss
         self._warned = False  # that a checkpoint was too large
         self._finished = asyncio.Event()  # the library's fit has returned
@@ -169,26 +170,27 @@ class FitWatch:
                 bytes_text(state["too_large"]),
                 bytes_text(MAX_MODEL),
             )
-        if self._keep is not None and (state["saved"] or 0) > self._kept:
-            await self._store(self._keep)
+        is_new = self._keep is not None and (state["saved"] or 0) > self._kept
+        if is_new and self._storing is None:
+            # apart, since a slow store must not hide a loss
+            self._storing = asyncio.ensure_future(self._store())
         if state["lost"] and self._ending is None:
             self._ending = asyncio.ensure_future(self._end_fit())
 
-    async def _store(self, keep: Callable[[Checkpoint], Awaitable[None]]) -> None:
+    async def _store(self) -> None:
         """Store the last checkpoint outside of the cluster; a failure is logged."""
-        checkpoint = await self.checkpoint()
-        if checkpoint is None:
-            return
-        self._kept = checkpoint.rounds
         try:
-            await keep(checkpoint)
+            checkpoint = await self.checkpoint()
+            if checkpoint is not None and self._keep is not None:
+                self._kept = checkpoint.rounds
+                await self._keep(checkpoint)
         except Exception as error:  # noqa: BLE001, a file system raises any
             text = printable(repr(error), longest=300)
             logger.warning(
-                "the checkpoint of round %s was not written: %s; the scheduler has it",
-                checkpoint.rounds,
-                text,
+                "a checkpoint was not written: %s; the scheduler has it", text
             )
+        finally:
+            self._storing = None
 
     def _show(self) -> None:
         state = self.state

@@ -1,0 +1,52 @@
+"""Checkpoints of a fit in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.operations.checkpoints import CheckpointFile
+
+
+def checkpoint(rounds: int) -> Checkpoint:
+    return Checkpoint(rounds=rounds, model=b"model", history={})
+
+
+def test_a_write_that_ends_after_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays, or the next fit would continue from a finished model."""
+    reached, opened = Event(), Event()
+
+    def slow(self: Any, *args: Any, **options: Any) -> None:
+        reached.set()
+        assert opened.wait(100)
+        move(self, *args, **options)
+
+    move = LocalFileSystem.mv
+    monkeypatch.setattr(LocalFileSystem, "mv", slow)
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    writing = Thread(target=file.write, args=[checkpoint(1)])
+    writing.start()
+    assert reached.wait(100)
+    removing = Thread(target=file.remove)
+    removing.start()
+    opened.set()
+    writing.join(100)
+    removing.join(100)
+    file.write(checkpoint(2))
+    assert not list(tmp_path.iterdir())
+    assert file.read() is None
+
+
+def test_an_earlier_checkpoint_replaces_no_later_one(tmp_path: Path) -> None:
+    """A slow write of an earlier attempt may come last."""
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    file.write(checkpoint(20))
+    file.write(checkpoint(10))
+    assert file.read() == checkpoint(20)
