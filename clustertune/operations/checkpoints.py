@@ -104,13 +104,21 @@ class CheckpointFile:
             )
         return Checkpoint(rounds=rounds, model=model, history=history)
 
-    def remove(self) -> None:
-        """Remove the file after the last round."""
+    def remove(self) -> str:
+        """Remove the file after the last round; return what prevents it, or ""."""
         filesystem, path = fsspec.url_to_fs(self.path)
         with self.lock:
             self.removed = True
-            if filesystem.exists(path):
-                filesystem.rm(path)
+            try:
+                if filesystem.exists(path):
+                    filesystem.rm(path)
+            # a file system raises any error, and the model is fitted
+            except Exception as error:  # noqa: BLE001
+                return (
+                    f"{self.path} could not be removed, and the next fit would "
+                    f"continue from it: {error!r}"
+                )
+        return ""
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -374,8 +374,8 @@ class _Work:
         """Return the model with its report."""
         if self.continuation is not None and self.checkpoint is not None:
             self.continuation.finish(self.step[1], self.checkpoint)
-        if self.file is not None:
-            self._remove(self.file)
+        if self.file is not None and (problem := self.file.remove()):
+            self._note(problem)
         report, measures = prepared.report, prepared.hold.measures
         held = [str(measures)] if measures else []  # None: the client is closed
         if prepared.n_threads is not None:
@@ -386,16 +386,6 @@ class _Work:
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
         self.progress.finish(self._account(prepared))
         return self.model
-
-    def _remove(self, file: CheckpointFile) -> None:
-        """Remove the checkpoint; the model is fitted, so a failure is only noted."""
-        try:
-            file.remove()
-        except Exception as error:  # noqa: BLE001, a file system raises any
-            self._note(
-                f"{file.path} could not be removed, and the next fit would continue "
-                f"from it: {error!r}"
-            )
 
     def _account(self, prepared: Prepared) -> list[str]:
         """Return what was lost, and whether the model is as without the losses."""

@@ -50,3 +50,17 @@ def test_an_earlier_checkpoint_replaces_no_later_one(tmp_path: Path) -> None:
     file.write(checkpoint(20))
     file.write(checkpoint(10))
     assert file.read() == checkpoint(20)
+
+
+def test_a_file_that_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fit has its model, so this is told, not raised."""
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("read-only")
+
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    file.write(checkpoint(1))
+    monkeypatch.setattr(LocalFileSystem, "rm", refuse)
+    assert "read-only" in file.remove()
