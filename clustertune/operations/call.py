@@ -169,8 +169,9 @@ async def execute(
     for number, step in enumerate(plan.steps):
         if number:
             view = await cluster.look(notify)
-        action = ACTIONS[step.action]
-        if needless := action.needless(step, view):
+        action = ACTIONS.get(step.action)
+        needless = action.needless(step, view) if action else ""
+        if needless:
             outcomes.append(Outcome(step=step, status="not needed", reason=needless))
             continue
         refused = guards.refusal(step, view)
@@ -181,7 +182,7 @@ async def execute(
         start = monotonic()
         notify(step.summary, None)
         try:
-            result = await action.enact(step, cluster, notify)
+            result = await ACTIONS[step.action].enact(step, cluster, notify)
         except BaseException as error:
             known, text = attached_result(error), error_text(error)
             outcomes.append(_outcome(step, known, monotonic() - start, text))
