@@ -24,17 +24,11 @@ METHOD = "distributed.worker.multiprocessing-method"
 
 # Workers are forked from a process that has imported what they need: that takes a
 # tenth of the time. `dask worker` commands spawn workers, as they do for users.
-PRELOADED = [
-    "dask.array",
-    "dask.dataframe",
-    "distributed.http.worker.prometheus.core",
-    "pytest",  # functions of a test's module, which run on workers, import it
-    "sklearn.linear_model",
-    "xgboost.dask",
-]
 if "forkserver" in multiprocessing.get_all_start_methods():
     dask.config.set({METHOD: "forkserver"})
-    get_mp_context().set_forkserver_preload(PRELOADED)
+    get_mp_context().set_forkserver_preload(
+        ["distributed", "dask.array", "dask.dataframe"]
+    )
 
 # Numba would compile dask-ml's loops in every worker, for a few hundred rows.
 os.environ["NUMBA_DISABLE_JIT"] = "1"
