@@ -30,9 +30,6 @@ if "forkserver" in multiprocessing.get_all_start_methods():
         ["distributed", "dask.array", "dask.dataframe"]
     )
 
-# Numba would compile dask-ml's loops in every worker, for a few hundred rows.
-os.environ["NUMBA_DISABLE_JIT"] = "1"
-
 # calls of tests are not added to the history of the user
 os.environ["DASK_CLUSTERTUNE__HISTORY__ENABLED"] = "False"
 dask.config.set({"clustertune.history.enabled": False})
