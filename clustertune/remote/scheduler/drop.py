@@ -15,7 +15,14 @@ from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.bindings import bound_to, follow
 from clustertune.remote.scheduler.evacuation import Refused
 from clustertune.remote.scheduler.fits import is_training
-from clustertune.remote.scheduler.nanny import GRACE, POLL_INTERVAL, call
+from clustertune.remote.scheduler.nanny import (
+    GRACE,
+    NANNY_TIMEOUT,
+    POLL_INTERVAL,
+    NannyWatch,
+    call,
+    silent_nannies,
+)
 from clustertune.remote.scheduler.release import (
     release_for,
     unpublish_all,
@@ -90,10 +97,10 @@ class DataDrop:
     async def run(self) -> str:
         """Restart the workers; return a refusal, the missing workers, or ""."""
         try:
-            self._refuse()
+            await self._refuse()
             await self._wait_for_tasks()
             await self._count()
-            self._refuse()
+            await self._refuse()
         except Refused as error:
             return str(error)
         self.doing = "restarting workers"
@@ -109,8 +116,10 @@ class DataDrop:
         bound = await self._end_processes(workers)
         for nanny in nannies - {None}:  # a former process may not end by itself
             await call(self.scheduler, nanny, self.parking, {"what": "end"}, GRACE)
+        watches = {n: NannyWatch(self.scheduler, str(n)) for n, _ in before}
         while missing := before - self._running(workers):
-            if monotonic() > end:
+            silent = await asyncio.gather(*(watches[n].is_silent() for n, _ in missing))
+            if monotonic() > end or all(silent):
                 some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
                 return f"{len(missing)} workers did not come back, of nannies {some}"
             await asyncio.sleep(POLL_INTERVAL)
@@ -132,7 +141,9 @@ class DataDrop:
         try:
             if self.addresses is None:
                 self.names = unpublish_all(scheduler)
-                await scheduler.restart(timeout=self.timeout, stimulus_id=name)
+                await scheduler.restart(
+                    timeout=NANNY_TIMEOUT, wait_for_workers=False, stimulus_id=name
+                )
                 return bound
             for ws in workers:
                 bound[identity(ws), ws.address] = await bound_to(scheduler, ws.address)
@@ -143,13 +154,13 @@ class DataDrop:
                     await scheduler.remove_worker(ws.address, stimulus_id=name)
             await scheduler.restart_workers(
                 [ws.address for ws in workers if ws.nanny],
-                timeout=self.timeout,
+                timeout=NANNY_TIMEOUT,
                 wait_for_workers=False,
                 on_error="return",
                 stimulus_id=name,
             )
         except asyncio.TimeoutError:
-            logger.warning("not all workers were back within %g s", self.timeout)
+            logger.warning("not all processes ended within %g s", NANNY_TIMEOUT)
         return bound
 
     async def _follow(self, bound: dict[Any, set[Any]]) -> None:
@@ -159,7 +170,7 @@ class DataDrop:
             if who in there and there[who].address != address:
                 await follow(self.scheduler, keys, {address}, there[who].address)
 
-    def _refuse(self) -> None:
+    async def _refuse(self) -> None:
         alone = [
             ws.address
             for ws in self._workers()
@@ -167,6 +178,9 @@ class DataDrop:
         ]
         if alone:
             raise Refused(f"{alone[0]}: {NO_NANNY}")
+        nannies = [ws.nanny for ws in self._workers()]
+        if silent := await silent_nannies(self.scheduler, nannies):
+            raise Refused(silent)
         if self.stopped:
             raise Refused("stopped")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from distributed.core import Status
 
 from clustertune.core.wording import plural
-from clustertune.remote.ending import within
+from clustertune.remote.ending import end_tasks, within
 from clustertune.remote.scheduler.state import PARKING_PREFIX, identity
 from clustertune.remote.worker.park import read
 
@@ -22,9 +22,12 @@ logger = logging.getLogger("distributed.clustertune")
 GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
 ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
 FROZEN = 20.0  # seconds without an answer after which a process counts as frozen
+NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
 POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 #: how to restart although keys cannot be sent
 RELEASE = "Release these keys first, or lose them with drop_data=True"
+
+T = TypeVar("T")
 
 
 async def call(
@@ -85,12 +88,58 @@ async def silence(scheduler: Any, worker: Any) -> str:
     )
 
 
+async def silent_nannies(scheduler: Any, nannies: Iterable[str | None]) -> str:
+    """Return which nannies do not answer, and a fix; "": all answer."""
+    asked = sorted({nanny for nanny in nannies if nanny})
+    found = await asyncio.gather(*(answers(scheduler, n, FROZEN) for n in asked))
+    silent = [n for n, there in zip(asked, found, strict=True) if not there]
+    if not silent:
+        return ""
+    names = f"its nanny {silent[0]} does"
+    if len(silent) > 1:
+        names = f"{len(silent)} nannies, such as {silent[0]}, do"
+    return f"{names} not answer, so its worker cannot restart: continue its process"
+
+
+class NannyWatch:
+    """Notices a nanny that has not answered for ``NANNY_TIMEOUT`` seconds."""
+
+    def __init__(self, scheduler: Any, nanny: str):
+        self.scheduler = scheduler
+        self.nanny = nanny
+        self.answered = self.requested = monotonic()
+
+    async def is_silent(self) -> bool:
+        """Whether it is silent; it is asked every ``ANSWER_TIMEOUT`` seconds."""
+        if monotonic() - self.requested > ANSWER_TIMEOUT:
+            self.requested = monotonic()
+            if await answers(self.scheduler, self.nanny):
+                self.answered = monotonic()
+        return monotonic() - self.answered > NANNY_TIMEOUT
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """Wait for the answer to a request; raise ``OSError`` if it is silent."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=ANSWER_TIMEOUT))[0]:
+                if await self.is_silent():
+                    text = f"its nanny {self.nanny} does not answer"
+                    raise asyncio.TimeoutError(text)
+        finally:
+            await end_tasks(task)
+        return task.result()
+
+
 async def end_process(scheduler: Any, address: str, seconds: float) -> str:
-    """Have a nanny restart its worker; return its answer, or the error."""
+    """Have a nanny restart its worker; return its answer, or the error.
+
+    Dask removes a worker whose nanny does not answer.
+    """
     try:
         found = await scheduler.restart_workers(
             [address],
-            timeout=seconds,
+            # for the end of the process only
+            timeout=min(seconds, NANNY_TIMEOUT),
             # Dask counts workers, and other workers may leave or join meanwhile
             wait_for_workers=False,
             on_error="return",
@@ -143,9 +192,12 @@ class Parking:
         If it comes too late, it closes by itself.
         """
         name = f"{PARKING_PREFIX}{uuid4().hex[:8]}"
-        _, why = await self._act(
-            nanny, "open", seconds, name=name, nbytes=nbytes, timeout=seconds
-        )
+        wanted = {"what": "open", "name": name, "nbytes": nbytes, "timeout": seconds}
+        opening = call(self.scheduler, nanny, self.code, wanted, seconds)
+        try:
+            _, why = await NannyWatch(self.scheduler, nanny).during(opening)
+        except asyncio.TimeoutError as error:
+            why = str(error)
         self.worker = self.scheduler.workers.get(self.scheduler.aliases.get(name))
         if self.worker is None:
             return f"its nanny opened no parking worker: {why or 'it did not register'}"
@@ -166,12 +218,11 @@ class Parking:
         obstacle, failure, answered = "", "cancelled", False
         try:
             # the nanny decides whether the time is over
-            obstacle, failure = await _request(
-                self.scheduler, nanny, self.code, wanted, seconds + GRACE
-            )
+            work = _request(self.scheduler, nanny, self.code, wanted, seconds + GRACE)
+            obstacle, failure = await NannyWatch(self.scheduler, nanny).during(work)
             answered = True
         except (OSError, asyncio.TimeoutError) as error:
-            failure = repr(error)
+            failure = str(error) or repr(error)
         finally:
             # without an answer, the next process may run
             others = (w for w in self.scheduler.workers.values() if w is not worker)

@@ -43,16 +43,16 @@ from clustertune.remote.scheduler.mover import (
     reasons,
 )
 from clustertune.remote.scheduler.nanny import (
-    ANSWER_TIMEOUT,
     GRACE,
     POLL_INTERVAL,
     RELEASE,
+    NannyWatch,
     Parking,
     Resizing,
-    answers,
     end_process,
     set_status,
     silence,
+    silent_nannies,
 )
 from clustertune.remote.scheduler.state import (
     begun_work,
@@ -65,7 +65,6 @@ from clustertune.remote.scheduler.state import (
 
 EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
-NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
 
 
 class WorkerRestart:
@@ -222,6 +221,7 @@ class WorkerRestart:
                     if self.resizing is not None:
                         await self._change_size(worker.nanny)
                         await self._empty(worker)  # keys may have arrived meanwhile
+                    await self._refuse_silent_nanny(worker)
         except BaseException as error:
             # also if the job is cancelled: no change of state may remain
             self.doing = "undoing what it has begun"
@@ -326,6 +326,12 @@ class WorkerRestart:
             await asyncio.sleep(POLL_INTERVAL)
         if frozen := await silence(self.scheduler, worker):
             raise Refused(frozen)
+        await self._refuse_silent_nanny(worker)
+
+    async def _refuse_silent_nanny(self, worker: Any) -> None:
+        nannies = () if self.retire else (worker.nanny,)
+        if silent := await silent_nannies(self.scheduler, nannies):
+            raise Refused(silent)
 
     def _refuse_begun(self, worker: Any) -> None:
         begun = "" if self.end_tasks else begun_work(self.scheduler, worker)
@@ -479,20 +485,15 @@ class WorkerRestart:
         statuses = [Status.running]
         if self.resizing is not None:  # a process that is too small pauses
             statuses.append(Status.paused)
-        answered = requested = monotonic()
+        watch = NannyWatch(self.scheduler, who[0])
         while True:
             for ws in list(self.scheduler.workers.values()):
                 new = ws is not self.process and identity(ws) == who
                 if new and ws.status in statuses:
                     await self._use_process(ws)
                     return True
-            now = monotonic()
-            if now > end or now - answered > NANNY_TIMEOUT:
+            if monotonic() > end or await watch.is_silent():
                 return False
-            if now - requested > ANSWER_TIMEOUT:
-                requested = now
-                if await answers(self.scheduler, who[0]):
-                    answered = monotonic()
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _use_process(self, worker: Any) -> None:
