@@ -27,6 +27,10 @@ class Rounds:
         self.history = list(history)  # of all rounds so far
 
     def __call__(self, env: Any) -> None:
+        with self.reports.guarded():
+            self._report(env)
+
+    def _report(self, env: Any) -> None:
         found = [list(one[:4]) for one in env.evaluation_result_list or ()]
         self.history.append(
             [[str(d), str(m), float(v), bool(h)] for d, m, v, h in found]

@@ -2,15 +2,16 @@
 
 The objects here travel in the callbacks of training libraries. They run in the thread
 of a training task, and send from the event loop of its worker, so the training does not
-wait for an answer. A failure to send ends the reports, never the training.
+wait for an answer. A failure to report ends the reports, never the training.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -43,6 +44,15 @@ class Reports:
         self.ended = False
         self.pending: Future[Any] | None = None
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """End the reports if the block raises; the training goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001, the model is worth more
+            logger.warning("clustertune gets no more reports of a fit: %r", error)
+            self.ended = True
+
     def note(
         self,
         done: int,
@@ -72,15 +82,10 @@ class Reports:
             return True
         if not self.pending.done():
             return False
-        error, self.pending = self.pending.exception(), self.pending
-        answer = None if error else self.pending.result()
+        answer = self.pending.result()["result"]
         self.pending = None
-        if error or not isinstance(answer, dict) or "result" not in answer:
-            logger.warning("clustertune gets no more reports of a fit: %r", error)
-            self.ended = True
-            return False
-        self.wanted = bool(answer["result"].get("checkpoint"))
-        self.ended = bool(answer["result"].get("ended"))
+        self.wanted = bool(answer.get("checkpoint"))
+        self.ended = bool(answer.get("ended"))
         return not self.ended
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -37,11 +37,13 @@ class Rounds(TrainingCallback):
         self.history = history  # before this attempt
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        if xgboost.collective.get_rank() == 0:
-            done = model.num_boosted_rounds()
-            self.reports.note(
-                done, lambda: _metric(evals_log), lambda: self._saved(model, evals_log)
-            )
+        with self.reports.guarded():
+            if xgboost.collective.get_rank() == 0:
+                self.reports.note(
+                    model.num_boosted_rounds(),
+                    lambda: _metric(evals_log),
+                    lambda: self._saved(model, evals_log),
+                )
         return False
 
     def _saved(self, model: Any, evals_log: Any) -> tuple[bytes, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Here:
 
     def __init__(self, module: Any, at: int = 0):
         self.module = module
-        self.reports = Collected(at)
+        self.reports: Any = Collected(at)
 
     def rounds(self, history: Any) -> Any:
         return self.module.Rounds(self.reports, history)
@@ -326,3 +327,45 @@ def test_checkpoints_do_not_depend_on_the_clock_of_the_client(
         monkeypatch.setitem(clock, "monotonic", lambda s=seconds: uptime + s)
         reports.note(seconds, lambda: "", lambda: (b"", None))
     assert [m["round"] for m in sent if "model" in m] == [32, 63]
+
+
+# --- reports that fail ----------------------------------------------------------------
+
+
+class Failing(Reports):
+    """Reports every round, and fails in one way."""
+
+    def __init__(self, how: str):
+        super().__init__("name", None, 0.0)
+        self.how = how
+        self.tried = 0
+
+    def note(self, done: int, metric: Callable[[], str], save: Any) -> None:
+        if self.ended:
+            return
+        self.tried += 1
+        if self.how == "save":
+            raise MemoryError
+        self.pending = Future()
+        if self.how == "cancelled":
+            self.pending.cancel()
+        elif self.how == "error":
+            self.pending.set_exception(OSError("gone"))
+        else:
+            self.pending.set_result({"result": None})
+        super().note(done, metric, save)
+
+
+@pytest.mark.parametrize("how", ["save", "cancelled", "error", "answer"])
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_report_that_fails_does_not_fail_the_training(
+    library: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The failure is logged once, and no report follows."""
+    continuation = {"xgboost": our_xgboost, "lightgbm": our_lightgbm}[library]
+    model = {"xgboost": xgb, "lightgbm": lgbm}[library](n_estimators=5)
+    tools = here(continuation.Boosting())
+    tools.reports = reports = Failing(how)
+    trained(model, continuation.Boosting(), tools=tools)
+    assert reports.tried == 1
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
