@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import xgboost
-from xgboost.callback import EarlyStopping, LearningRateScheduler, TrainingCallback
+from xgboost.callback import (
+    EarlyStopping,
+    LearningRateScheduler,
+    TrainingCallback,
+    TrainingCheckPoint,
+)
 
 from clustertune.remote.worker.rounds import Reports
 
@@ -68,6 +73,8 @@ class Continued(TrainingCallback):
         elif isinstance(self.inner, LearningRateScheduler) and self.done:
             # it sets the rate of the next round at the end of each round
             self.inner.after_iteration(model, self.done - 1, joined({}, self.history))
+        elif isinstance(self.inner, TrainingCheckPoint):
+            self._count()
         return model
 
     def _replay(self, model: Any) -> None:
@@ -80,6 +87,18 @@ class Continued(TrainingCallback):
                 for data, metrics in self.history.items()
             }
             self.inner.after_iteration(model, i, until)
+
+    def _count(self) -> None:
+        """Give XGBoost's checkpoints the names and rounds of the whole training.
+
+        It adds the rounds of the model to the round of its file's name, and counts the
+        rounds since its last file itself.
+        """
+        self.inner._start = self.before
+        for _ in range(self.done):
+            if self.inner._epoch == self.inner._iterations:
+                self.inner._epoch = 0
+            self.inner._epoch += 1
 
     def after_training(self, model: Any) -> Any:
         return self.inner.after_training(model)
