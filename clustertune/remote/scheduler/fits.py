@@ -98,7 +98,16 @@ class Fits:
     def begin(
         self, name: str, owner: str, rounds: int | None, workers: Collection[str]
     ) -> None:
-        """Begin a fit; ``workers`` are addresses of members, if they are known."""
+        """Begin a fit; ``workers`` are addresses of members, if they are known.
+
+        A fit goes on if its client takes the hold again, which may have ended while the
+        client was silent. So it keeps its checkpoint and its losses.
+        """
+        fit = self.running.get(name)
+        if fit is not None:
+            if fit.cancelled:
+                self.holds.protects_nothing(name)
+            return
         known = self.scheduler.workers
         members = {w: id_of(known[w]) for w in workers if w in known}
         self.running[name] = fit = Fit(owner, rounds, members)

@@ -89,3 +89,22 @@ async def test_a_scheduler_that_was_suspended_loses_no_member(c, s, a, b):
             passed += step
             fits._look(fit)
         assert list(fit.lost) == [b.address]
+
+
+@gen_cluster(client=True)
+async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
+    """A client that was silent for a while finds its checkpoint and its losses."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    plugin = s.plugins[NAME]
+    fit = {"rounds": 9, "workers": [a.address, b.address]}
+    hold = {"owner": c.id, "label": "a fit", "token": "name", "hold": True, "fit": fit}
+    plugin.acquire(**hold)
+    plugin.fits.answer("name", "note", round=4, model=b"model")
+    plugin.fits.running["name"].lose(b.address, "leaving")
+    plugin.fits.answer("name", "cancel", reason="a test")
+    plugin.holds.forget(c.id, "it was silent")
+    assert not plugin.lease.is_held("name")
+    plugin.acquire(**hold)
+    assert plugin.fits.answer("name", "checkpoint")["checkpoint"]["rounds"] == 4
+    assert list(plugin.fits.running["name"].lost) == [b.address]
+    assert plugin.holds.of_others("another client") is None
