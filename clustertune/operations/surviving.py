@@ -118,6 +118,7 @@ class FitWatch:
         self._warned = False  # that a checkpoint was too large
         self._finished = asyncio.Event()  # the library's fit has returned
         self._ending: asyncio.Task[None] | None = None
+        self._handled = set[str]()  # addresses of lost workers whose fit was ended
 
     @property
     def request(self) -> dict[str, Any]:
@@ -147,11 +148,20 @@ class FitWatch:
         except (ClustertuneError, OSError) as error:
             _may_still_train(error)
 
+    def _begin_to_end(self) -> None:
+        """Begin to end the fit after each loss; in a hold, another fit may follow."""
+        if self._new_losses() and (self._ending is None or self._ending.done()):
+            self._ending = asyncio.ensure_future(self._end_fit())
+
     async def _end_once(self) -> None:
         """Begin to end the fit unless that has begun, and wait until it has ended."""
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end_fit())
-        await asyncio.shield(self._ending)
+        self._begin_to_end()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    def _new_losses(self) -> list[Mapping[str, Any]]:
+        lost = self.state.get("lost", ())
+        return [x for x in lost if x["address"] not in self._handled]
 
     async def _follow(self, wait: float) -> None:
         """Wait for news, show them, and end a fit that has lost a worker."""
@@ -174,8 +184,7 @@ class FitWatch:
         if is_new and self._storing is None:
             # apart, since a slow store must not hide a loss
             self._storing = asyncio.ensure_future(self._store())
-        if state["lost"] and self._ending is None:
-            self._ending = asyncio.ensure_future(self._end_fit())
+        self._begin_to_end()
 
     async def _store(self) -> None:
         """Store the last checkpoint outside of the cluster; a failure is logged."""
@@ -212,12 +221,14 @@ class FitWatch:
                 break
             with suppress(asyncio.TimeoutError):
                 await within(self._finished.wait(), INTERVAL)
-        state = await self._news()
-        names = names_text(sorted({x["worker"] for x in state["lost"]}, key=str))
+        await self._news()
+        lost = self._new_losses()
+        names = names_text(sorted({x["worker"] for x in lost}, key=str))
         if await self._free(f"the fit lost worker {names}"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        silent = [x["address"] for x in state["lost"] if x["how"] == "silent"]
+        silent = [x["address"] for x in lost if x["how"] == "silent"]
         await self._restart(silent, drop_data=True)
+        self._handled |= {x["address"] for x in lost}
 
     async def _free(self, reason: str) -> bool:
         """Cancel the training, and end its tasks; return whether it still ran."""
@@ -267,7 +278,7 @@ class FitWatch:
         )
 
     def _only_leaving(self) -> bool:
-        return all(x["how"] == "leaving" for x in self.state["lost"])
+        return all(x["how"] == "leaving" for x in self._new_losses())
 
     async def _news(self, wait: float = 0.0) -> Mapping[str, Any]:
         after = self.state.get("version", -1)

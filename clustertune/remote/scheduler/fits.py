@@ -45,6 +45,9 @@ class Fit:
         self.wanted = False  # whether a checkpoint is wanted at the next round
         self.too_large = 0  # bytes of a checkpoint that was not kept
         self.lost: dict[str, dict[str, Any]] = {}  # by address
+        #: keys of the training tasks at the last loss, if members are not known. Later
+        #: ones are of another fit in the same hold, such as the user's next try.
+        self.torn = set[str]()
         self.cancelled = False
         self.version = 0
         self.changed = asyncio.Event()
@@ -147,6 +150,9 @@ class Fits:
         for fit in self.running.values():
             # libraries may want only what depends on the task
             its = bool(torn) and not fit.members and (not owners or fit.owner in owners)
+            if its:
+                fit.torn = {*torn, *(ts.key for ts in self._trained(fit))}
+                fit.cancelled = False
             if address in fit.members or its:
                 fit.lose(address, "left", next(iter(torn.values()), None))
 
@@ -268,6 +274,17 @@ class Fits:
                 fit.wanted = True
                 fit.lose(address, "leaving")
 
+    def _wanted_tasks(self, fit: Fit) -> Collection[Any]:
+        client = self.scheduler.clients.get(fit.owner)
+        return () if client is None else client.wants_what
+
+    def _trained(self, fit: Fit) -> list[Any]:
+        """Training tasks that the owner wants and that have no result, or that run."""
+        known = self.scheduler.tasks
+        wanted = (ts for ts in self._wanted_tasks(fit) if ts.state != "memory")
+        running = (known[key] for key in self.training if key in known)
+        return [*filter(is_training, wanted), *running]
+
     def _wanted(self, fit: Fit) -> set[str]:
         """Keys of training tasks that the owner wants and that have no result.
 
@@ -275,18 +292,15 @@ class Fits:
         wait without an end, so they are among them. So is what needs a training task:
         XGBoost wants a task that needs its training tasks, which go on for its sake.
         """
-        client = self.scheduler.clients.get(fit.owner)
-        wanted = set() if client is None else client.wants_what
-        keys, todo = set[str](), list[Any]()
+        wanted = self._wanted_tasks(fit)
+        keys = set[str]()
         for ts in (ts for ts in wanted if ts.state != "memory"):
             bound = ts.worker_restrictions or ()
-            if is_training(ts):
-                todo.append(ts)
-            elif bound and not ts.loose_restrictions and fit.lost.keys() >= bound:
+            if bound and not ts.loose_restrictions and fit.lost.keys() >= bound:
                 keys.add(ts.key)
-        known = self.scheduler.tasks
-        todo += [known[key] for key in self.training if key in known]
-        todo = [ts for ts in todo if _is_of(ts, fit)]
+        todo = [ts for ts in self._trained(fit) if _is_of(ts, fit)]
+        if fit.torn:
+            todo = [ts for ts in todo if ts.key in fit.torn]
         seen = set[str]()
         while todo:
             ts = todo.pop()

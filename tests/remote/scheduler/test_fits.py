@@ -108,3 +108,33 @@ async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
     assert plugin.fits.answer("name", "checkpoint")["checkpoint"]["rounds"] == 4
     assert list(plugin.fits.running["name"].lost) == [b.address]
     assert plugin.holds.of_others("another client") is None
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 2)] * 2)
+async def test_another_fit_in_the_same_hold_goes_on(c, s, a, b):
+    """A loss ends the tasks that trained at that moment, not those of the next try."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    gate.clear()
+    fits.begin("hold", c.id, None, [])
+
+    def trains(name: str, worker: Any) -> Any:
+        key = f"_train_part-{name}"
+        return c.submit(train, key=key, workers=[worker.address], pure=False)
+
+    mine, torn = trains("mine", a), trains("torn", b)
+    try:
+        await soon(lambda: len(fits.training) == 2)
+        await b.close()
+        await soon(lambda: fits.running["hold"].lost)
+        again = trains("again", a)
+        await soon(lambda: "_train_part-again" in fits.training)
+        answer = await fits._state(fits.running["hold"], -1, 0)
+        assert [x["address"] for x in answer["lost"]] == [b.address]
+        fits.answer("hold", "cancel", reason="a test")
+        await soon(lambda: mine.cancelled() and torn.cancelled())
+        assert s.tasks["_train_part-again"].state == "processing"
+        gate.set()
+        assert await again is None
+    finally:
+        gate.set()

@@ -1,0 +1,72 @@
+"""The watch of a fit, with a scheduler that answers as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from clustertune.operations import surviving
+from clustertune.operations.surviving import FitWatch
+from clustertune.remote.ending import end_tasks
+from tests.in_process import gen_test
+from tests.processes import soon
+
+
+class Watch(FitWatch):
+    """Keeps the requests and restarts; ``lost`` has how members are lost."""
+
+    def __init__(self, **options: Any):
+        client: Any = None
+        super().__init__(client, **options)
+        self.lost: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.restarted: list[str] = []
+        self.saved: int | None = None
+        self.failures: list[Exception] = []
+
+    async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        self.asked.append(do)
+        if do == "checkpoint":
+            model = {"rounds": self.saved, "model": b"model", "history": {}}
+            return {"checkpoint": model if self.saved else None}
+        if do == "cancel" and self.failures:
+            raise self.failures.pop()
+        lost = [{"address": a, "worker": a, "how": h} for a, h in self.lost.items()]
+        state = {"round": 0, "rounds": 9, "saved": self.saved, "too_large": 0}
+        return {**state, "lost": lost, "version": 1, "cancelled": 1}
+
+    async def _stuck(self) -> list[str]:
+        return []
+
+    async def _restart(self, addresses: list[str], *, drop_data: bool) -> None:
+        self.restarted += addresses
+
+
+@asynccontextmanager
+async def running(watch: Watch) -> AsyncIterator[Watch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surviving, "GRACE", 0.0)
+        task = asyncio.ensure_future(watch.run())
+        try:
+            yield watch
+        finally:
+            await end_tasks(task)
+
+
+@gen_test()
+async def test_each_loss_in_a_hold_ends_a_fit() -> None:
+    """The user may try again in the same hold, and lose another worker."""
+    async with running(Watch()) as watch:
+        watch.lost = {"a": "left"}
+        await soon(lambda: watch.asked.count("cancel") == 1)
+        for _ in range(3):
+            now = len(watch.asked)
+            await soon(lambda n=now: len(watch.asked) > n)
+        assert watch.asked.count("cancel") == 1
+        watch.lost = {"a": "left", "b": "left"}
+        await soon(lambda: watch.asked.count("cancel") == 2)
