@@ -210,6 +210,13 @@ class FitWatch:
         self._notify(printable(rounds_text(state)), done)
 
     async def _end_fit(self) -> None:
+        """End the fit; a failure is logged, and the next look tries again."""
+        try:
+            await self._cancel_training()
+        except Exception as error:  # noqa: BLE001, the fit must end all the same
+            _may_still_train(error)
+
+    async def _cancel_training(self) -> None:
         """Cancel the training unless the library ends it itself, and free its workers.
 
         A member that only leaves takes a checkpoint with it, if one arrives in time.

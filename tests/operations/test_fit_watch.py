@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clustertune.errors import ConnectionLostError
 from clustertune.operations import surviving
 from clustertune.operations.surviving import FitWatch
 from clustertune.remote.ending import end_tasks
@@ -70,3 +71,19 @@ async def test_each_loss_in_a_hold_ends_a_fit() -> None:
         assert watch.asked.count("cancel") == 1
         watch.lost = {"a": "left", "b": "left"}
         await soon(lambda: watch.asked.count("cancel") == 2)
+
+
+@gen_test()
+async def test_a_fit_that_could_not_be_ended_is_ended_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A request may fail while the scheduler is busy; the failure is logged."""
+    async with running(Watch()) as watch:
+        watch.failures = [OSError("no answer"), ConnectionLostError("no connection")]
+        watch.lost = {"a": "left"}
+        await soon(lambda: watch.asked.count("cancel") == 3)
+        await soon(lambda: "a and was cancelled" in caplog.text)
+    assert "no answer" in caplog.text
+    assert "no connection" in caplog.text
+    await watch.close()
+    assert watch.asked.count("cancel") == 3
