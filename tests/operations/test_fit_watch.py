@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clustertune.errors import ConnectionLostError
+from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.operations import surviving
 from clustertune.operations.surviving import FitWatch
 from clustertune.remote.ending import end_tasks
@@ -87,3 +88,22 @@ async def test_a_fit_that_could_not_be_ended_is_ended_later(
     assert "no connection" in caplog.text
     await watch.close()
     assert watch.asked.count("cancel") == 3
+
+
+@gen_test()
+async def test_a_store_that_hangs_hides_no_loss() -> None:
+    """Checkpoints are stored apart from the watch."""
+    stored: list[Checkpoint] = []
+
+    async def store(checkpoint: Checkpoint) -> None:
+        stored.append(checkpoint)
+        await asyncio.Event().wait()
+
+    async with running(Watch(keep=store)) as watch:
+        watch.saved = 1
+        await soon(lambda: stored)
+        watch.saved, watch.lost = 2, {"a": "left"}
+        await soon(lambda: "cancel" in watch.asked)
+        assert [one.rounds for one in stored] == [1]
+        assert watch._storing is not None
+        await end_tasks(watch._storing)
