@@ -67,14 +67,16 @@ def drops(
     *,
     wait: float = 0.0,
     include_other_clients: bool = False,
+    whole: bool = True,
 ) -> Iterator[Step]:
     """Return one step for these workers.
 
-    With all workers it also ends the parking workers that earlier restarts left.
+    With all workers it also ends the parking workers that earlier restarts left, and
+    Dask forgets all data, unless ``whole`` is False.
     """
     real = [w for w in view.now.workers if not w.parking]
     workers = {w.address: w.id for w in view.now.workers if w.id in ids}
-    every = all(w.address in workers for w in real)
+    every = whole and all(w.address in workers for w in real)
     if every:
         workers = {w.address: w.id for w in real}
     if not workers:

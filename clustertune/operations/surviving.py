@@ -224,17 +224,23 @@ class FitWatch:
         end = monotonic() + GRACE
         before = self.state["saved"]
         while not self._finished.is_set() and monotonic() < end:
+            if not self._new_losses():
+                return  # a silent member answers again, so the fit goes on
             if self._only_leaving() and self.state["saved"] != before:
                 break
             with suppress(asyncio.TimeoutError):
                 await within(self._finished.wait(), INTERVAL)
-        await self._news()
         lost = self._new_losses()
+        await self._news()
+        lost = self._new_losses() or lost
         names = names_text(sorted({x["worker"] for x in lost}, key=str))
         if await self._free(f"the fit lost worker {names}"):
             logger.warning("the fit lost worker %s and was cancelled", names)
-        silent = [x["address"] for x in lost if x["how"] == "silent"]
-        await self._restart(silent, drop_data=True)
+        silent = self._silent()
+        await self._news()
+        if silent - self._silent():  # a member answers again, and may still train
+            await self._restart(await self._stuck(), drop_data=False)
+        await self._restart(sorted(self._silent()), drop_data=True)
         self._handled |= {x["address"] for x in lost}
 
     async def _free(self, reason: str) -> bool:
@@ -256,7 +262,7 @@ class FitWatch:
         def steps(view: View, *_: object) -> Iterator[Step]:
             ids = {w.id for w in view.now.workers if w.address in addresses}
             if drop_data:
-                return releasing.drops(view, ids)
+                return releasing.drops(view, ids, whole=False)
             return restarting.steps(view, ids, wait=0.0, end_tasks=True)
 
         procedure = Procedure(
@@ -283,6 +289,9 @@ class FitWatch:
             names_text(addresses),
             printable(text, longest=500),
         )
+
+    def _silent(self) -> set[str]:
+        return {x["address"] for x in self._new_losses() if x["how"] == "silent"}
 
     def _only_leaving(self) -> bool:
         return all(x["how"] == "leaving" for x in self._new_losses())
@@ -351,7 +360,7 @@ class FitWatch:
                 for e in watched.events
                 if e.worker is not None and e.worker.computed
             )
-            | {w for w, how in lost.items() if how == "silent"},
+            | {x["worker"] for x in self.state["lost"] if x["how"] == "silent"},
             reasons=tuple(reasons.values()),
             round=state["round"],
             rounds=state["rounds"],

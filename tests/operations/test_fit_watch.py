@@ -27,6 +27,7 @@ class Watch(FitWatch):
         self.lost: dict[str, str] = {}
         self.asked: list[str] = []
         self.restarted: list[str] = []
+        self.after_cancel: dict[str, str] | None = None
         self.saved: int | None = None
         self.failures: list[Exception] = []
 
@@ -38,6 +39,8 @@ class Watch(FitWatch):
             return {"checkpoint": model if self.saved else None}
         if do == "cancel" and self.failures:
             raise self.failures.pop()
+        if do == "cancel" and self.after_cancel is not None:
+            self.lost = self.after_cancel
         lost = [{"address": a, "worker": a, "how": h} for a, h in self.lost.items()]
         state = {"round": 0, "rounds": 9, "saved": self.saved, "too_large": 0}
         return {**state, "lost": lost, "version": 1, "cancelled": 1}
@@ -50,9 +53,9 @@ class Watch(FitWatch):
 
 
 @asynccontextmanager
-async def running(watch: Watch) -> AsyncIterator[Watch]:
+async def running(watch: Watch, grace: float = 0.0) -> AsyncIterator[Watch]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surviving, "GRACE", 0.0)
+        patch.setattr(surviving, "GRACE", grace)
         task = asyncio.ensure_future(watch.run())
         try:
             yield watch
@@ -107,3 +110,26 @@ async def test_a_store_that_hangs_hides_no_loss() -> None:
         assert [one.rounds for one in stored] == [1]
         assert watch._storing is not None
         await end_tasks(watch._storing)
+
+
+@gen_test()
+async def test_a_silent_member_that_answers_again() -> None:
+    """The fit goes on."""
+    async with running(Watch(), grace=200) as watch:
+        watch.lost = {"a": "silent"}
+        await soon(lambda: watch._ending)
+        watch.lost = {}
+        await soon(lambda: watch._ending is not None and watch._ending.done())
+        await watch.close()
+    assert "cancel" not in watch.asked
+
+
+@gen_test()
+async def test_a_silent_member_that_answers_once_its_fit_is_cancelled() -> None:
+    """It keeps its data; only a member that is still silent is restarted without."""
+    async with running(Watch()) as watch:
+        watch.lost = {"a": "silent", "b": "silent"}
+        watch.after_cancel = {"a": "silent", "b": "back"}
+        await soon(lambda: watch._handled)
+    assert watch.restarted == ["a"]
+    assert watch.asked.count("cancel") == 1

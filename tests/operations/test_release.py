@@ -126,6 +126,15 @@ def test_what_a_drop_loses_is_listed() -> None:
     )
     (step,) = release.drops(seen(), BOTH)
     assert step.price.at_risk == ""
+    assert step.args.all
+
+
+def test_a_drop_of_all_workers_one_by_one() -> None:
+    """A fit that has lost all its members must not take the data of other clients."""
+    (step,) = release.drops(seen(), BOTH, whole=False)
+    assert not step.args.all
+    assert len(step.args.workers) == 2
+    assert "computes other keys again" in step.price.at_risk
 
 
 def test_a_drop_needs_nannies() -> None:

@@ -68,6 +68,14 @@ class Fit:
             self.lost[address] = {"worker": id, "address": address, "how": how}
             self.change()
 
+    def take_back(self, address: str) -> None:
+        """Record that a silent member answers; a fit that was cancelled has lost it."""
+        if self.cancelled:
+            self.lost[address]["how"] = "back"
+        else:
+            del self.lost[address]
+        self.change()
+
     @property
     def rate(self) -> float | None:
         """Rounds per second since the first report."""
@@ -259,7 +267,7 @@ class Fits:
     # --- helpers ----------------------------------------------------------------------
 
     def _look(self, fit: Fit) -> None:
-        """Find members that leave, or whose heartbeats have stopped."""
+        """Find members that leave, and those whose heartbeats stop or begin again."""
         now = time()
         if not 0 <= now - fit.looked < GAP:
             fit.judged = now + CATCH_UP
@@ -268,8 +276,12 @@ class Fits:
             ws = self.scheduler.workers.get(address)
             if ws is None:
                 continue  # its removal was recorded
-            if now >= fit.judged and now - ws.last_seen > SILENT:
-                fit.lose(address, "silent")
+            was = fit.lost.get(address, {}).get("how")
+            if now - ws.last_seen > SILENT:
+                if now >= fit.judged:
+                    fit.lose(address, "silent")
+            elif was == "silent":
+                fit.take_back(address)
             elif ws.status.name == "closing_gracefully" and not is_parking(ws.name):
                 fit.wanted = True
                 fit.lose(address, "leaving")

@@ -89,6 +89,20 @@ async def test_a_scheduler_that_was_suspended_loses_no_member(c, s, a, b):
             passed += step
             fits._look(fit)
         assert list(fit.lost) == [b.address]
+        # it answers again
+        s.workers[b.address].last_seen = time() + passed
+        fits._look(fit)
+        assert not fit.lost
+        passed += 61
+        for _ in "12345":
+            passed += 4
+            fits._look(fit)
+        assert {x["how"] for x in fit.lost.values()} == {"silent"}
+        fits.answer("fit", "cancel", reason="a test")
+        s.workers[b.address].last_seen = time() + passed
+        fits._look(fit)
+        assert fit.lost[a.address]["how"] == "silent"
+        assert fit.lost[b.address]["how"] == "back"
 
 
 @gen_cluster(client=True)
