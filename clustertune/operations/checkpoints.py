@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -18,6 +18,7 @@ import fsspec
 from distributed import Client
 
 from clustertune.core.wording import printable
+from clustertune.integrations import libraries
 from clustertune.integrations.libraries.continuing import Checkpoint, Continuation
 from clustertune.integrations.libraries.workload import last_step
 from clustertune.remote import ship
@@ -137,6 +138,21 @@ def facts_of(model: Any, X: Any) -> dict[str, Any]:
         "columns": X.shape[1] if columns is None else [str(name) for name in columns],
         "parameters": params,
     }
+
+
+def refuse_unstorable(
+    model: Any, path: str | None, companions: Collection[str]
+) -> None:
+    """Refuse a model whose training cannot continue from a checkpoint."""
+    continuation = libraries.continuation(model)
+    _, step = last_step(model)
+    if continuation is None and path is not None:
+        raise ValueError(
+            f"{type(step).__name__} has no checkpoints, which XGBoost's and LightGBM's "
+            "estimators have. Leave checkpoint_path out"
+        )
+    if continuation is not None and (why := continuation.refusal(step, companions)):
+        raise ValueError(f"estimator={type(step).__name__}: {why}")
 
 
 # --- callbacks that send checkpoints --------------------------------------------------

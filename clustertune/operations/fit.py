@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -36,7 +36,12 @@ from clustertune.integrations.libraries.continuing import (
 from clustertune.integrations.libraries.workload import assign, last_step, parameters
 from clustertune.monitor.connection import no_shuffle_logs, sync
 from clustertune.operations.call import check_client
-from clustertune.operations.checkpoints import Callbacks, CheckpointFile, facts_of
+from clustertune.operations.checkpoints import (
+    Callbacks,
+    CheckpointFile,
+    facts_of,
+    refuse_unstorable,
+)
 from clustertune.operations.prepare import Options, prepare, prepare_data
 from clustertune.operations.prepared import Prepared
 from clustertune.operations.surviving import FitWatch, Loss
@@ -94,21 +99,6 @@ def _divided(
     return prepared, rest
 
 
-def _refuse_checkpoints(
-    model: Any, path: str | None, companions: Collection[str]
-) -> None:
-    """Refuse a model whose training cannot continue from a checkpoint."""
-    continuation = libraries.continuation(model)
-    _, step = last_step(model)
-    if continuation is None and path is not None:
-        raise ValueError(
-            f"{type(step).__name__} has no checkpoints, which XGBoost's and LightGBM's "
-            "estimators have. Leave checkpoint_path out"
-        )
-    if continuation is not None and (why := continuation.refusal(step, companions)):
-        raise ValueError(f"estimator={type(step).__name__}: {why}")
-
-
 def _refuse_client(client: Client, model: Any) -> None:
     """Refuse a model that has another client."""
     prefix, step = last_step(model)
@@ -158,6 +148,7 @@ class _Work:
     file: CheckpointFile | None
     progress: Progress
     checkpoint: Checkpoint | None = None
+    from_file: bool = False  # whether the first attempt began with a checkpoint
     per_host: bool = False  # train on one worker of each host
     attempts: list[Prepared] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -381,32 +372,36 @@ class _Work:
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
             held.insert(0, f"one worker of each host trained, with {threads}")
-        notes = (*report.notes, *held, *self._account(prepared), *self.notes)
+        notes = (*report.notes, *held, *self._account(), *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
-        self.progress.finish(self._account(prepared))
+        self.progress.finish(self._account())
         return self.model
 
-    def _account(self, prepared: Prepared) -> list[str]:
+    def _account(self) -> list[str]:
         """Return what was lost, and whether the model is as without the losses."""
         first, *others = self.begins
         if not self.losses:
             return [first] if self.checkpoint else []
         pairs = zip(self.losses, others, strict=True)
         texts = [f"{loss}; {begin}" for loss, begin in pairs]
-        texts[-1] += "; identical to an uninterrupted fit: "
-        texts[-1] += self._difference(prepared) or "yes"
+        texts[-1] += f"; identical to an uninterrupted fit: {self._identity()}"
         return texts
 
-    def _difference(self, prepared: Prepared) -> str:
-        """Return why the model may differ from that of an uninterrupted fit."""
-        if prepared.placement != self.placement:
+    def _identity(self) -> str:
+        """Return whether the model is as without the losses, and why not."""
+        if any(prepared.placement != self.placement for prepared in self.attempts):
             return "no, since rows are on other workers"
-        if self.checkpoint is None:
-            return ""
-        assert self.continuation is not None
-        why = self.continuation.difference(self.step[1])
-        return f"no, since {why}" if why else ""
+        if self.continuation is None:
+            return "unknown, since the training began again and may draw at random"
+        why = self.continuation.difference(
+            self.step[1], continued=self.checkpoint is not None
+        )
+        if why:
+            return f"no, since {why}"
+        if self.from_file:
+            return "unknown, since its first rounds are of another call"
+        return "yes"
 
 
 def _fit(work: _Work, prepared: Prepared) -> Any:
@@ -570,7 +565,7 @@ def fit(
         companion_names = [
             name for name in inputs.COMPANIONS if options.get(name) is not None
         ]
-        _refuse_checkpoints(estimator, path, companion_names)
+        refuse_unstorable(estimator, path, companion_names)
     own, rest = _divided(estimator, options)
     all_workers = own.get("workers") is None and own.get("n_workers") is None
     per_host = all_workers and libraries.can_use_host(estimator)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dask_ml.cluster import KMeans
+from lightgbm import DaskLGBMRegressor
+from xgboost.dask import DaskXGBRegressor
 
+from clustertune.core.progress import Progress
 from clustertune.errors import ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.operations import fit as fits
 from clustertune.operations import surviving
 from clustertune.operations.surviving import FitWatch
 from clustertune.remote.ending import end_tasks
@@ -133,3 +139,50 @@ async def test_a_silent_member_that_answers_once_its_fit_is_cancelled() -> None:
         await soon(lambda: watch._handled)
     assert watch.restarted == ["a"]
     assert watch.asked.count("cancel") == 1
+
+
+# --- whether a model is as without the losses -----------------------------------------
+
+
+class AfterLoss(fits._Work):
+    """The account of a fit that has lost a worker."""
+
+    def __init__(self, model: Any, *placements: Any, **values: Any):
+        client: Any = None
+        super().__init__(
+            client=client,
+            model=model,
+            fit_kwargs={},
+            options={},
+            max_failures=1,
+            every=1.0,
+            file=None,
+            progress=Progress(False),
+            **values,
+        )
+        self.placement = placements[0]
+        self.attempts = [SimpleNamespace(placement=one) for one in placements]
+
+
+HERE, THERE = {"training data": (0, 1)}, {"training data": (0, 0)}
+SAVED = Checkpoint(rounds=1, model=b"", history={})
+
+
+@pytest.mark.parametrize(
+    ("work", "text"),
+    [
+        (AfterLoss(DaskXGBRegressor(), HERE, HERE), "yes"),
+        (AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED), "yes"),
+        (AfterLoss(DaskXGBRegressor(), HERE, THERE, HERE), "no, since rows"),
+        (
+            AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, from_file=True),
+            "unknown, since its first rounds are of another call",
+        ),
+        (AfterLoss(DaskLGBMRegressor(subsample=0.5), HERE, HERE), "no, since rows or"),
+        (AfterLoss(DaskLGBMRegressor(), HERE, HERE), "no, since LightGBM adds"),
+        (AfterLoss(KMeans(), HERE, HERE), "unknown, since the training began again"),
+    ],
+)
+def test_whether_a_model_is_identical(work: AfterLoss, text: str) -> None:
+    """The report promises it only if that is known."""
+    assert work._identity().startswith(text)

@@ -73,8 +73,11 @@ class Continuation(ABC):
         """Give a model that was continued the history of its whole training."""
 
     @abstractmethod
-    def difference(self, model: Any) -> str:
-        """Return why a continued model differs with the same placement; or ""."""
+    def difference(self, model: Any, *, continued: bool = True) -> str:
+        """Return why a model may differ with the same placement; or "".
+
+        It was ``continued`` from a checkpoint, or its training began again.
+        """
 
 
 History = Mapping[str, Mapping[str, Sequence[Any]]]

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from numbers import Integral
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
@@ -21,7 +22,6 @@ from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,
     given,
-    is_below_one,
     isa,
     parameters,
     parameters_of,
@@ -78,6 +78,13 @@ STOPPING = (
 ROUNDS = (
     *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees"),
     *("num_round", "num_rounds", "nrounds", "num_boost_round", "max_iter"),
+)
+#: names of the shares of rows and columns
+SHARES = (
+    *("subsample", "sub_row", "bagging_fraction", "bagging"),
+    *("pos_bagging_fraction", "neg_bagging_fraction"),
+    *("colsample_bytree", "sub_feature", "feature_fraction"),
+    *("colsample_bynode", "sub_feature_bynode", "feature_fraction_bynode"),
 )
 #: classes of LightGBM's own callbacks that depend on the first round
 COUNTING = ("_EarlyStoppingCallback", "_ResetParameterCallback")
@@ -152,7 +159,7 @@ class Boosting(Continuation):
         attributes |= dict.fromkeys(names, last - checkpoint.rounds)
         if _draws(model):
             seed = params.get("random_state")
-            own_seed = seed if isinstance(seed, int) else 0
+            own_seed = int(seed) if isinstance(seed, Integral) else 0
             attributes["random_state"] = own_seed + checkpoint.rounds
         return Attempt(
             attributes=attributes,
@@ -166,18 +173,20 @@ class Boosting(Continuation):
                 if known is not None:
                     known.insert(0, value)
 
-    def difference(self, model: Any) -> str:
+    def difference(self, model: Any, *, continued: bool = True) -> str:
         if _draws(model):
-            return "rows or columns are drawn at random, with another seed"
+            seeds = ", with another seed" if continued else ""
+            return f"rows or columns are drawn at random{seeds}"
         return "LightGBM adds in the order of its workers, which restarts may change"
 
 
 def _draws(model: Any) -> bool:
     """Whether rows or columns are drawn at random."""
     params = model.get_params()
-    goss = "goss" in (params["boosting_type"], params.get("data_sample_strategy"))
-    shares = ("subsample", "colsample_bytree")
-    return goss or any(is_below_one(model, name) for name in shares)
+    kinds = (params["boosting_type"], params.get("data_sample_strategy"))
+    shares = [params[name] for name in SHARES if name in params]
+    drawn = any(isinstance(one, int | float) and one < 1 for one in shares)
+    return drawn or "goss" in kinds or bool(params.get("extra_trees"))
 
 
 class LightGBM(Workload):

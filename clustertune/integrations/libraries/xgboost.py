@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
@@ -96,6 +99,27 @@ def _for_parameters(profile: Profile, estimator: object) -> Profile:
     return replace(profile, refuses=(*profile.refuses, "category"))
 
 
+#: shares of rows and features, and of trees that dart drops
+SHARES = ("subsample", *(f"colsample_by{part}" for part in ("tree", "level", "node")))
+DROPS = ("rate_drop", "one_drop")
+#: values of gblinear's updater that update weights in any order; None: the default
+SHOTGUN = (None, "shotgun")
+#: types of random_state that give another seed in each fit
+GENERATORS = (np.random.RandomState, np.random.Generator)
+
+
+def _drawing(model: Any, params: Mapping[str, Any]) -> list[str]:
+    """Return the names of parameters with which a training draws at random."""
+    names = [name for name in SHARES if is_below_one(model, name)]
+    if params.get("booster") == "dart":
+        names += [name for name in DROPS if params.get(name)]
+    if params.get("feature_selector") in ("shuffle", "random"):
+        names.append("feature_selector")
+    if params.get("lambdarank_pair_method") == "mean":
+        names.append("lambdarank_pair_method")
+    return names
+
+
 INVERSE = pow(127, -1, 2**32)  # of the factor in XGBoost's seed of a round
 
 
@@ -148,13 +172,17 @@ class Boosting(Continuation):
         if after:
             model.evals_result_ = joined(checkpoint.history, after)
 
-    def difference(self, model: Any) -> str:
-        shares = ("subsample", "colsample_bytree", "colsample_bylevel")
-        drawn = [
-            name for name in (*shares, "colsample_bynode") if is_below_one(model, name)
-        ]
-        if drawn:
-            return f"{drawn[0]}= draws at random, and its draws were continued"
+    def difference(self, model: Any, *, continued: bool = True) -> str:
+        params = model.get_params()
+        if params.get("booster") == "gblinear" and params.get("updater") in SHOTGUN:
+            return 'updater="shotgun" updates weights in an order that changes'
+        names = _drawing(model, params)
+        if names and isinstance(model.random_state, GENERATORS):
+            return f"{names[0]}= draws at random, and random_state= has no fixed seed"
+        if names and continued:
+            return f"{names[0]}= draws at random, and its draws were continued"
+        if continued and params.get("lambdarank_unbiased"):
+            return "lambdarank_unbiased= begins to estimate again"
         return ""
 
 
@@ -164,7 +192,7 @@ def shifted_seed(seed: Any, rounds: int) -> int:
     XGBoost seeds round i of a distributed training with ``seed * 127 + i``, modulo
     2**32 (``kRandSeedMagic`` in src/gbm and src/learner.cc).
     """
-    own = seed if isinstance(seed, int) else 0
+    own = int(seed) if isinstance(seed, Integral) else 0
     return (own + rounds * INVERSE) % 2**32
 
 

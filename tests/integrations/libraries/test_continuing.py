@@ -220,6 +220,76 @@ def test_random_draws_continue() -> None:
     assert "colsample_bytree" in continuation.difference(xgb(colsample_bytree=0.5))
 
 
+RANDOM_STATE = np.random.RandomState(0)
+
+
+@pytest.mark.parametrize(
+    ("params", "again", "continued"),
+    [
+        ({}, "", ""),
+        ({"random_state": RANDOM_STATE}, "", ""),
+        ({"subsample": 0.5}, "", "subsample= draws at random, and its draws"),
+        (
+            {"subsample": 0.5, "random_state": RANDOM_STATE},
+            "random_state= has no fixed seed",
+            "random_state= has no fixed seed",
+        ),
+        ({"booster": "dart"}, "", ""),
+        ({"booster": "dart", "rate_drop": 0.1}, "", "rate_drop= draws"),
+        ({"booster": "dart", "one_drop": True}, "", "one_drop= draws"),
+        ({"booster": "gblinear"}, "shotgun", "shotgun"),
+        ({"booster": "gblinear", "updater": "coord_descent"}, "", ""),
+        (
+            {
+                "booster": "gblinear",
+                "updater": "coord_descent",
+                "feature_selector": "random",
+            },
+            "",
+            "feature_selector= draws",
+        ),
+        ({"lambdarank_pair_method": "mean"}, "", "lambdarank_pair_method= draws"),
+        ({"lambdarank_unbiased": True}, "", "lambdarank_unbiased= begins"),
+    ],
+)
+def test_what_xgboost_cannot_repeat(
+    params: dict[str, Any], again: str, continued: str
+) -> None:
+    """A training that begins again may differ too, if its seed is another one."""
+    difference = our_xgboost.Boosting().difference
+    for text, found in (
+        (again, difference(xgb(**params), continued=False)),
+        (continued, difference(xgb(**params))),
+    ):
+        assert text in found
+        assert bool(text) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"booster": "dart", "seed": 1},
+        {"booster": "gblinear", "updater": "coord_descent"},
+    ],
+)
+def test_other_boosters_of_xgboost_continue(params: dict[str, Any]) -> None:
+    """Without random draws the model is that of a training without a break."""
+    check_xgboost(*both(lambda: xgb(**params), our_xgboost.Boosting(), 20))
+
+
+def test_seeds_of_numpy_are_shifted() -> None:
+    """An integer of NumPy is a seed as one of Python is."""
+    seed = np.int64(7)
+    assert our_xgboost.shifted_seed(seed, 3) == our_xgboost.shifted_seed(7, 3)
+    tools, saved = here(our_lightgbm.Boosting(), 5), lgbm().fit(X, Y).booster_
+    model = saved.model_to_string(num_iteration=5).encode()
+    checkpoint = Checkpoint(rounds=5, model=model, history=[])
+    for given in (7, seed):
+        drawing = lgbm(bagging_fraction=0.5, random_state=given)
+        attempt = our_lightgbm.Boosting().attempt(drawing, {}, tools, checkpoint)
+        assert attempt.attributes["random_state"] == 12
+
+
 # --- LightGBM -------------------------------------------------------------------------
 
 
@@ -280,6 +350,15 @@ def test_what_lightgbm_cannot_continue(kind: str) -> None:
     assert kind in why
     assert "gbdt" in why
     assert our_lightgbm.Boosting().refusal(lgbm()) == ""
+
+
+@pytest.mark.parametrize("continued", [True, False])
+def test_what_lightgbm_cannot_repeat(continued: bool) -> None:
+    """It never promises the same trees after workers have changed."""
+    difference = our_lightgbm.Boosting().difference
+    for params in ({"feature_fraction": 0.5}, {"extra_trees": True}):
+        assert "at random" in difference(lgbm(**params), continued=continued)
+    assert "order of its workers" in difference(lgbm(), continued=continued)
 
 
 def test_init_score_is_not_continued() -> None:
