@@ -51,8 +51,8 @@ logger = logging.getLogger("clustertune")
 
 #: arguments with one value per feature, so they are not prepared with the rows
 PER_FEATURE = {"feature_weights"}
-#: options of prepare that apply to another attempt too
-AGAIN = ("n_workers", "workers", "rechunk", "on_low_memory", "progress", "timeout")
+#: options of prepare that apply to another attempt too; n_workers= could not be reached
+AGAIN = ("workers", "rechunk", "on_low_memory", "progress", "timeout")
 #: parameters of ``prepare`` that ``fit`` gives itself
 GIVEN = (
     *("client", "X", "y", "others", "estimator"),
@@ -327,7 +327,8 @@ class _Work:
         # ids, because a restarted worker has another address
         workers = self.attempts[0].named_workers
         if workers is not None:
-            options["workers"] = list(workers - self.losses[-1].gone)
+            gone = frozenset[str | int]().union(*(loss.gone for loss in self.losses))
+            options["workers"] = list(workers - gone)
         named["eval_set"] = prepared.eval_set or None
         given = inputs.gather(prepared.X, prepared.y, *prepared.others, **named)
         options |= {"estimator": self.model, "one_per_host": self.per_host}
@@ -502,7 +503,7 @@ def fit(
     max_failures
         How often training continues after it lost workers; -1: without a limit. It
         continues from the last checkpoint if the library is XGBoost or LightGBM,
-        otherwise from the start. 0: the loss is an error.
+        otherwise from the start, on the workers that are there. 0: a loss is an error.
     checkpoint_every
         Seconds, or a duration, between two checkpoints, which the scheduler keeps.
     checkpoint_path

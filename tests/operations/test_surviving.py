@@ -241,7 +241,8 @@ def test_a_worker_that_is_killed_while_it_packs(client: Client) -> None:
     check_whole(client, X, y)
 
 
-def test_a_worker_that_retires(left: Client) -> None:
+@pytest.mark.parametrize("options", [{}, {"n_workers": 3}])
+def test_a_worker_that_retires(left: Client, options: dict[str, Any]) -> None:
     """The fit takes a checkpoint, and goes on without the worker."""
     X, y = data(left)
     threads: list[Thread] = []
@@ -254,7 +255,13 @@ def test_a_worker_that_retires(left: Client) -> None:
         work.start()
 
     survived = fit(
-        left, model("xgboost"), X, y, progress=Watcher(retire), max_failures=1
+        left,
+        model("xgboost"),
+        X,
+        y,
+        progress=Watcher(retire),
+        max_failures=1,
+        **options,
     )
     threads[0].join()
     assert len(trees(survived)) == 800
