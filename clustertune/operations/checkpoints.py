@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -57,16 +58,25 @@ class CheckpointFile:
             "about": self.about,
         }
         filesystem, path = fsspec.url_to_fs(self.path)
-        part = f"{path}.{uuid4().hex}.part"
-        try:
+        with _part(filesystem, path) as part:
             with filesystem.open(part, "wb") as file:
                 file.write(json.dumps(header).encode() + b"\n")
                 file.write(checkpoint.model)
             filesystem.mv(part, path)
-        except BaseException:
-            if filesystem.exists(part):
+
+    def refuse_unwritable(self) -> None:
+        """Raise OSError if no file can be written there; nothing stays there."""
+        try:
+            filesystem, path = fsspec.url_to_fs(self.path)
+            with _part(filesystem, path) as part:
+                with filesystem.open(part, "wb") as file:
+                    file.write(b"clustertune")
                 filesystem.rm(part)
-            raise
+        except Exception as error:  # a file system raises any error
+            why = printable(str(error) or repr(error), longest=300)
+            raise OSError(
+                f"checkpoint_path={self.path!r} cannot be written: {why}"
+            ) from error
 
     def read(self) -> Checkpoint | None:
         """Return the checkpoint, or None if there is no file.
@@ -120,6 +130,20 @@ class CheckpointFile:
                     f"continue from it: {error!r}"
                 )
         return ""
+
+
+@contextmanager
+def _part(filesystem: Any, path: str) -> Iterator[str]:
+    """Yield a path for a new file, which is removed if the block raises."""
+    part = f"{path}.{uuid4().hex}.part"
+    try:
+        yield part
+    except BaseException:
+        # the error of the block is the cause
+        with suppress(Exception):
+            if filesystem.exists(part):
+                filesystem.rm(part)
+        raise
 
 
 def _equal(one: Any, other: Any) -> bool:

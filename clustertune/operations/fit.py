@@ -532,6 +532,8 @@ def fit(
     TypeError, ValueError
         An argument is wrong, or the library cannot fit with this client; nothing was
         changed.
+    OSError
+        ``checkpoint_path`` cannot be written; nothing was changed.
     IncompleteError
         A worker of the fit left, and ``max_failures`` was reached. The other workers
         are free, and data that can be computed again is complete. Or data was lost with
@@ -573,6 +575,7 @@ def fit(
     file = None
     if path is not None:
         file = CheckpointFile(path=path, about=facts_of(estimator, X))
+        file.refuse_unwritable()
     work = _Work(
         client=client,
         model=estimator,

@@ -52,6 +52,34 @@ def test_an_earlier_checkpoint_replaces_no_later_one(tmp_path: Path) -> None:
     assert file.read() == checkpoint(20)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_that_can_be_written(tmp_path: Path, there: bool) -> None:
+    """The test of that leaves nothing, and changes no file."""
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    if there:
+        file.write(checkpoint(1))
+    file.refuse_unwritable()
+    assert file.read() == (checkpoint(1) if there else None)
+    assert len(list(tmp_path.iterdir())) == there
+
+
+def test_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line has the path and the reason."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("read-only")
+
+    for path in (str(tmp_path / "none" / "model"), "no-such-protocol://model"):
+        with pytest.raises(OSError, match=r"^checkpoint_path='.*model' cannot be writ"):
+            CheckpointFile(path=path, about={}).refuse_unwritable()
+    monkeypatch.setattr(LocalFileSystem, "open", refuse)
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    with pytest.raises(OSError, match=r"model' cannot be written: read-only$"):
+        file.refuse_unwritable()
+
+
 def test_a_file_that_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

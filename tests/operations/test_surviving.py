@@ -25,6 +25,7 @@ from sklearn.metrics import log_loss
 
 import clustertune
 from clustertune.errors import IncompleteError
+from clustertune.operations.checkpoints import CheckpointFile
 from tests.processes import cluster, until, workers_of
 
 pytestmark = [
@@ -573,10 +574,26 @@ def _trains(dask_worker: Any) -> bool:
     return any(key.startswith(("fn-", "_train_part-")) for key in keys)
 
 
+def test_a_file_that_cannot_be_written(client: Client) -> None:
+    """The fit does not begin."""
+    path = "/proc/no-such-folder/model.checkpoint"
+    with pytest.raises(OSError, match=f"checkpoint_path='{path}' cannot be written: "):
+        fit(client, model("xgboost"), *lazy(), checkpoint_path=path)
+    assert not client.futures
+
+
 def test_a_checkpoint_that_cannot_be_written(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The failure is logged; the fit goes on, and its losses are still seen."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(CheckpointFile, "_write", refuse)
     X, y = data(client)
     watcher = Watcher(killer(client))
     survived = fit(
@@ -586,7 +603,8 @@ def test_a_checkpoint_that_cannot_be_written(
         y,
         progress=watcher,
         max_failures=1,
-        checkpoint_path="/proc/no-such-folder/model.checkpoint",
+        checkpoint_path=tmp_path / "model.checkpoint",
     )
     assert len(trees(survived)) == 800
     assert "was not written: " in caplog.text
+    assert "the disk is full" in caplog.text
