@@ -338,11 +338,14 @@ def _moved(state: Mapping[str, Any]) -> Result:
     reasons = [f"{n} keys: {reason}" for reason, n in state["left"].items()]
     if state["waiting"]:
         reasons.append(f"{state['waiting']} keys: the move was stopped before them")
+    counted = state["done"] + sum(state["left"].values()) + state["waiting"]
+    if in_flight := state["total"] - counted:
+        reasons.append(f"{in_flight} keys: on their way, so they may arrive later")
     reasons += [state["error"]] if state["error"] else []
     return Result(
         nbytes=state["nbytes"],
         not_done="; ".join(reasons),
-        count=state["total"] - sum(state["left"].values()) - state["waiting"],
+        count=state["done"],
     )
 
 
