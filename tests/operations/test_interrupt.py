@@ -6,13 +6,16 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dask.array as da
 import pytest
-from distributed import Client
+from distributed import Client, Nanny
 
 import clustertune
+from clustertune.actions.cluster.lease import Lease
+from clustertune.integrations import managers
 from clustertune.monitor.connection import sync
 from clustertune.remote.scheduler import bindings
 from clustertune.training.joblib_parallel import replicated
@@ -194,3 +197,36 @@ def test_the_end_of_replicas(monkeypatch: Any, client: Client) -> None:
     assert plugin.any()
     interrupted(monkeypatch, client, lambda: kept.__exit__(None, None, None))
     until(lambda: not plugin.any())
+
+
+@pytest.mark.parametrize("action", ["resize", "scale"])
+def test_the_cluster_object_learns_of_a_finished_job(
+    monkeypatch: Any, action: str
+) -> None:
+    """A ^C as the job ends: otherwise the object starts another worker."""
+    updated: list[Any] = []
+
+    async def retired(cluster: Any, id: Any) -> None:
+        updated.append(id)
+
+    async def interrupted(self: Any, method: str, tell: Any, ended: Any, **asked: Any):
+        ended[:] = [await job(self, method, tell, ended, **asked)]
+        raise asyncio.CancelledError
+
+    job = Lease.job
+    monkeypatch.setattr(Lease, "job", interrupted)
+    monkeypatch.setattr(managers, "retired", retired)
+    monkeypatch.setattr(managers, "resized", lambda _, id, size: updated.append(id))
+
+    @gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2)
+    async def test(c: Any, s: Any, *nannies: Any) -> None:
+        calls = {
+            "resize": partial(clustertune.resize_workers, c, nthreads=2, workers=[0]),
+            "scale": partial(clustertune.scale, c, 1),
+        }
+        with pytest.raises(asyncio.CancelledError):
+            await calls[action]()
+        assert len(updated) == 1
+        assert updated[0] in (0, 1)
+
+    test()

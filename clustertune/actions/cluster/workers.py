@@ -130,13 +130,11 @@ async def restart(
 ) -> Result:
     """Have the scheduler plugin restart a worker; a cancelled restart is undone.
 
-    ``packed`` are the packed keys of the aligned collections. The cluster object gets a
-    new size, too. Otherwise it would start the worker with the old size again.
+    ``packed`` are the packed keys of the aligned collections.
     """
     result, back = await _restart(lease, args, packed, notify)
     if not isinstance(args, Resize) or not back:
         return result
-    managers.resized(lease.client.cluster, args.id, args.size)
     await monitor.look(lease.client, [])  # approves the new process for code
     other = await _differences(lease.client, back, args.size)
     undone = "; ".join(filter(None, [result.not_done, other]))
@@ -179,14 +177,25 @@ async def _restart(
             state = await job
         except BaseException as error:
             if ended:
+                await asyncio.shield(_update_manager(lease.client, args, ended[0]))
                 last = _restarted(args, ended[0], ids, before)
                 attach_result(error, last)
             raise
-    if isinstance(args, Retire) and not state["error"]:
-        await managers.retired(lease.client.cluster, args.id)
+        # ^C may come now, and the cluster object must not start another worker
+        await asyncio.shield(_update_manager(lease.client, args, state))
     back = state["address"] if state["resized"] else ""
     result = _restarted(args, state, ids, before)
     return await _measured(lease.client, result, state), back
+
+
+async def _update_manager(
+    client: Client, args: WorkerEnd, state: Mapping[str, Any]
+) -> None:
+    """Give the cluster object the changes of a job that has ended."""
+    if isinstance(args, Resize) and state["resized"]:
+        managers.resized(client.cluster, args.id, args.size)
+    if isinstance(args, Retire) and state["finished"] and not state["error"]:
+        await managers.retired(client.cluster, args.id)
 
 
 async def _measured(client: Client, result: Result, state: Mapping[str, Any]) -> Result:
