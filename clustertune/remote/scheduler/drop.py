@@ -89,6 +89,10 @@ class DataDrop:
         self.names: list[str] = []  # published names that were removed
         self.event = {"action": "drop", "client": owner}  # fields of logged events
 
+    def has_counted(self, address: str) -> bool:
+        """Whether the lost keys of a worker are counted here."""
+        return self.began and (self.addresses is None or address in self.addresses)
+
     def _workers(self) -> list[Any]:
         there = self.scheduler.workers.values()
         named = self.addresses
@@ -210,11 +214,11 @@ class DataDrop:
         for ws in workers:
             for ts in _waiting_for(ws.processing):
                 self._refuse_others({c.client_key for c in ts.who_wants})
-        counted = set()
+        ending, counted = set(workers), set()
+        fates: dict[Any, bool] = {}
         held = (ts for ws in workers for ts in list(ws.has_what))
         async for ts in in_turns(held):
-            only_here = ts.who_has and ts.who_has.issubset(workers)
-            lost = only_here and not is_computable(ts)
+            lost = ts.who_has and _ends_with(ts, ending, fates)
             if lost and ts.key not in counted:
                 self._refuse_others({c.client_key for c in ts.who_wants or ()})
                 counted.add(ts.key)
@@ -235,6 +239,28 @@ class DataDrop:
             "cancelled": self.cancelled,
             "began": self.began,
         }
+
+
+def _ends_with(ts: Any, workers: Collection[Any], fates: dict[Any, bool]) -> bool:
+    """Whether the end of workers loses a task's result for ever, or that of its inputs.
+
+    ``fates`` has the answers for the tasks that were looked at.
+    """
+    todo = [ts]
+    while todo:
+        one = todo[-1]
+        if one.state in COMING or (one.who_has and not one.who_has <= workers):
+            fates[one] = False
+        elif one.state == "erred" or not is_computable(one):
+            fates[one] = True
+        new = [] if one in fates else [d for d in one.dependencies if d not in fates]
+        if new:
+            todo += new
+            continue
+        todo.pop()
+        if one not in fates:
+            fates[one] = any(fates[d] for d in one.dependencies)
+    return fates[ts]
 
 
 def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.scheduler.restart import WorkerRestart
-from clustertune.remote.scheduler.state import is_gone
+from clustertune.remote.scheduler.state import is_lost
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -128,7 +128,7 @@ class Jobs:
         lost, self.lost_keys, self.counting = self.lost_keys, {}, False
         found: Counter[str] = Counter()
         async for address, key in in_turns((a, k) for a in lost for k in lost[a]):
-            found[address] += is_gone(self.scheduler, key)
+            found[address] += is_lost(self.scheduler, key)
         return list((+found).items())
 
     def note_event(self, topic: str, message: Any) -> None:
@@ -159,7 +159,8 @@ class Jobs:
             if isinstance(work, WorkerRestart):
                 found = work.held.worker_removed(worker, computed, scattered)
                 computed, scattered = found
+        drops = (work for work in running if isinstance(work, DataDrop))
         # a restart without data counts its keys before
-        if self.counting and not any(isinstance(work, DataDrop) for work in running):
+        if self.counting and not any(drop.has_counted(worker) for drop in drops):
             self.lost_keys.setdefault(worker, set()).update(computed, scattered)
         return lost

@@ -21,7 +21,7 @@ from typing import Any
 from clustertune.core.wording import bytes_text, seconds_text
 from clustertune.remote.keys import Places, count, in_turns, unpack
 from clustertune.remote.scheduler.lease import TOPIC
-from clustertune.remote.scheduler.state import by_name, id_of, is_gone, training_workers
+from clustertune.remote.scheduler.state import by_name, id_of, is_lost, training_workers
 
 MAX_FINDINGS = 200
 MAX_EVENTS = 100
@@ -168,7 +168,7 @@ async def _count(
         found = _holders(tasks, keys)
         if found is None:
             missing += 1
-            lost += rows[partition] * any(is_gone(scheduler, key) for key in keys)
+            lost += rows[partition] * any(is_lost(scheduler, key) for key in keys)
             continue
         nbytes, whole = found
         apart += not whole

@@ -105,6 +105,17 @@ def is_gone(scheduler: Any, key: Any) -> bool:
     return ts is None or ts.state in ("released", "forgotten")
 
 
+def is_lost(scheduler: Any, key: Any) -> bool:
+    """Whether a key that was in memory is gone, or could not be computed again."""
+    return is_gone(scheduler, key) or scheduler.tasks[key].state == "erred"
+
+
+def is_coming(scheduler: Any, key: Any) -> bool:
+    """Whether a key is going to be computed."""
+    ts = scheduler.tasks.get(key)
+    return ts is not None and ts.state in COMING
+
+
 def is_computable(ts: Any) -> bool:
     """Whether Dask can compute a task again: it has a graph, whose inputs are known.
 

@@ -1,0 +1,86 @@
+"""Lost keys are counted, whoever caused the loss; unknown losses are not 0."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from distributed import Nanny, wait
+
+import clustertune
+from clustertune.remote.scheduler.plugin import NAME
+from tests.actions.cluster.test_lease import opened, quietly
+from tests.in_process import gen_cluster
+from tests.processes import soon
+
+TWO = [("127.0.0.1", 1)] * 2
+NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
+
+
+def bound(address: str) -> dict[str, Any]:
+    return {"workers": [address], "allow_other_workers": True}
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_inputs_that_are_dropped_with_their_results(
+    c: Any, s: Any, *nannies: Any
+) -> None:
+    """Dask cannot compute a result again if its scattered input is lost, too."""
+    first, second = (nanny.worker_address for nanny in nannies)
+    lost = await c.scatter([1, 2], workers=[first], hash=False)
+    kept = await c.scatter([3], workers=[second], hash=False)
+    middle = c.map(abs, [*lost, *kept], **bound(first))
+    last = c.map(str, middle, **bound(first))
+    await wait(last)
+    del middle
+    await soon(lambda: len(s.workers[first].has_what) == 2 + 3)
+    report = await clustertune.restart_workers(
+        c, workers=[s.workers[first].name], drop_data=True
+    )
+    (step,) = report.steps
+    assert step.lost == 2 * 2
+    assert await last[2] == "3"
+    assert {f.status for f in (*lost, *last[:2])} <= {"cancelled", "lost"}
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_another_worker_dies_during_a_drop(c: Any, s: Any, *nannies: Any) -> None:
+    """Its keys are lost as well, and the report has them apart."""
+    first, other = (nanny.worker_address for nanny in nannies)
+    mine = await c.scatter([1, 2], workers=[first], hash=False)
+    theirs = await c.scatter([1, 2, 3], workers=[other], hash=False)
+    dropping = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[s.workers[first].name], drop_data=True)
+    )
+    await soon(lambda: NAME in s.plugins and s.plugins[NAME].jobs.kept)
+    (job,) = s.plugins[NAME].jobs.kept.values()
+    await soon(lambda: job.work.began)
+    await s.remove_worker(other, stimulus_id="test")
+    report = await dropping
+    assert [step.lost for step in report.steps] == [2]
+    assert sum(loss.keys for loss in report.lost or ()) == 3
+    assert report.status == "left"
+    del mine, theirs
+
+
+def fail_if(file: Path) -> int:
+    assert not file.exists()
+    return 7
+
+
+def test_keys_that_fail_as_they_are_computed_again(tmp_path: Path) -> None:
+    file = tmp_path / "broken"
+
+    @gen_cluster(client=True, nthreads=TWO)
+    async def test(c: Any, s: Any, a: Any, b: Any) -> None:
+        future = c.submit(fail_if, file, **bound(a.address))
+        await wait(future)
+        lease = await opened(c)
+        async with lease.held("x", quietly):
+            file.touch()
+            await s.remove_worker(a.address, stimulus_id="test")
+            await soon(lambda: future.status == "error")
+        assert lease.lost == {a.address: 1}
+
+    test()
