@@ -23,8 +23,9 @@ from clustertune.remote.scheduler.release import release_for
 from clustertune.remote.scheduler.state import (
     COMING,
     free_bytes,
+    is_coming,
     is_computable,
-    is_gone,
+    is_lost,
 )
 
 MOVING_AWAY = "moving away its keys"
@@ -49,8 +50,8 @@ class HeldKeys:
         self.own = {address}  # current addresses of the worker and its parking worker
         self.former = {address}  # all addresses of these two so far
         self.ended: set[str] = set()  # other workers that ended and lost such keys
-        self.ended_with_it = 0  # keys that only its own processes had
-        self.removals: list[tuple[str, set[Any], set[Any]]] = []  # of other workers
+        #: addresses of workers, and the computed and the scattered keys that each lost
+        self.removals: list[tuple[str, set[Any], set[Any]]] = []
 
     def __len__(self) -> int:
         return len(self.away) + len(self.copied)
@@ -91,7 +92,7 @@ class HeldKeys:
         """Record the held keys that a worker lost; return the other keys."""
         if address in self.own:
             self.own.discard(address)  # another worker may get the same address
-            self.ended_with_it += len(computed) + len(scattered)
+            self.removals.append((address, computed, scattered))
             return set(), set()
         ours = {k for k in computed if k in self}, {k for k in scattered if k in self}
         if any(ours):
@@ -99,23 +100,20 @@ class HeldKeys:
         return computed - ours[0], scattered - ours[1]
 
     def count_lost(self) -> int:
-        """Count the lost keys.
-
-        Keys that the worker or its parking worker lost always count. Keys that another
-        worker lost count unless they are recomputed.
-        """
-        lost = self.ended_with_it
+        """Count the lost keys, without those that are recomputed."""
+        lost = 0
         for address, computed, scattered in self.removals:
-            gone = sum(is_gone(self.scheduler, key) for key in computed)
+            gone = sum(is_lost(self.scheduler, key) for key in computed)
             if gone or scattered:
                 lost += gone + len(scattered)
-                self.ended.add(address)
+                self.ended |= {address} - self.former
         return lost
 
     def count_recomputed(self) -> int:
         """Count the held keys that are recomputed."""
-        tasks, held = self.scheduler.tasks, (*self.away, *self.copied)
-        return sum(key in tasks and tasks[key].state in COMING for key in held)
+        keys = {*self.away, *self.copied}
+        keys.update(*(computed for _, computed, _ in self.removals))
+        return sum(is_coming(self.scheduler, key) for key in keys)
 
 
 class Evacuation:

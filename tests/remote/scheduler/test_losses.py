@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from distributed import Nanny, wait
 
 import clustertune
@@ -15,11 +16,33 @@ from tests.in_process import gen_cluster
 from tests.processes import soon
 
 TWO = [("127.0.0.1", 1)] * 2
+THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
+# two processes would count the resources twice, so the keys move to other workers
+DETOUR = {"worker_kwargs": {"memory_limit": "1 GiB", "resources": {"a": 1}}}
 
 
 def bound(address: str) -> dict[str, Any]:
     return {"workers": [address], "allow_other_workers": True}
+
+
+@gen_cluster(nthreads=THREE, **NANNIES, **DETOUR)
+async def test_a_worker_dies_while_it_restarts(c: Any, s: Any, *nannies: Any) -> None:
+    """Keys that Dask computes again are not lost."""
+    address = nannies[0].worker_address
+    values = c.map(np.full, [9] * 40, range(40), pure=False, **bound(address))
+    await wait(values)
+    there = len(s.workers[address].has_what)
+    restarting = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[s.workers[address].name])
+    )
+    await soon(lambda: s.workers[address].status.name == "closing_gracefully")
+    await s.remove_worker(address, stimulus_id="test")
+    (step,) = (await restarting).steps
+    assert there
+    assert step.lost == 0
+    assert "lost" not in step.reason
+    assert [int(v[0]) for v in await c.gather(values)] == list(range(40))
 
 
 @gen_cluster(nthreads=TWO, **NANNIES)
