@@ -164,8 +164,13 @@ def _finished_units(step: Done) -> int:
     return (step.total or 1) if step.status == "done" else 0
 
 
-def _lost(steps: Sequence[Done], lost: Sequence[Loss] | None) -> Iterator[str]:
+def _lost(steps: Sequence[Done], losses: Sequence[Loss] | None) -> Iterator[str]:
     losing = [s for s in steps if s.loses]
+    lost = None if losses is None else [x for x in losses if x.keys]
+    for loss in losses or ():
+        if loss.coming:
+            keys, worker = plural(loss.coming, "key"), workers_text([loss.worker])
+            yield f"{keys} of {worker}, which ended, are not computed again yet"
     if not (losing or lost):
         return
     own, others = sum(s.lost or 0 for s in losing), sum(x.keys for x in lost or ())

@@ -53,7 +53,8 @@ class Report(Results):
         processes during the fit with the final layout.
     lost
         Keys lost with workers that ended during the call, and that nothing computes
-        again, besides those of ``steps``; None: unknown.
+        again, besides those of ``steps``; and their ``coming`` keys, which were not
+        computed again yet. None: unknown.
     error
         Why the call failed; empty if it did not.
     notes

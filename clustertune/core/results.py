@@ -161,10 +161,14 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Keys that were lost with a worker that ended meanwhile, apart from steps."""
+    """Keys that were lost with a worker that ended meanwhile, apart from steps.
+
+    ``coming`` keys are not lost: Dask had not computed them again yet.
+    """
 
     worker: str | int
     keys: int
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

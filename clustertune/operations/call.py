@@ -524,7 +524,9 @@ def _status(journal: Journal, dry_run: bool) -> str:
     left = {o.status for o in journal.outcomes} - {"not needed"}
     if not left:
         return "fine"
-    return "done" if left == {"done"} and not journal.losses else "left"
+    unknown = journal.losses is None
+    lost = unknown or any(loss.keys for loss in journal.losses or ())
+    return "done" if left == {"done"} and not lost else "left"
 
 
 def _reasons(plan: Plan, unchanged: str) -> str:

@@ -25,6 +25,7 @@ from distributed import Client
 
 from clustertune.core import counts
 from clustertune.core.model import (
+    Drop,
     Finding,
     Goal,
     Layout,
@@ -109,10 +110,10 @@ class Journal:
                         found[worker.id] += int(nbytes)
         return found
 
-    def note_losses(self, lost: Mapping[str, int] | None) -> None:
-        """Record keys that were lost with workers that ended, by their address.
+    def note_losses(self, lost: Mapping[str, tuple[int, int]] | None) -> None:
+        """Record lost keys and coming keys of workers that ended, by their address.
 
-        If a step was about such a worker, it has failed.
+        If a step was about a worker that has lost keys, it has failed.
         """
         if lost is None:
             self.losses = None
@@ -121,15 +122,25 @@ class Journal:
         rest = dict(lost)
         for i, o in enumerate(self.outcomes):
             args, skipped = o.step.args, o.status == "skipped"
-            if skipped and isinstance(args, WorkerEnd) and args.address in rest:
-                keys = rest.pop(args.address) + (o.lost or 0)
+            if not (skipped and isinstance(args, WorkerEnd)):
+                continue
+            keys, coming = rest.get(args.address, (0, 0))
+            if keys:
+                rest[args.address] = 0, coming
+                keys += o.lost or 0
                 self.outcomes[i] = replace(o, status="failed", lost=keys)
-        self.losses = tuple(Loss(worker=ids.get(a, a), keys=n) for a, n in rest.items())
+        self.losses = tuple(
+            Loss(worker=ids.get(address, address), keys=keys, coming=coming)
+            for address, (keys, coming) in rest.items()
+            if keys or coming
+        )
 
     @property
     def lost(self) -> int | None:
         """Keys that were lost during the call; None if they are not known."""
-        if self.losses is None:
+        begun = [o for o in self.outcomes if o.seconds is not None]
+        losing = [o for o in begun if isinstance(o.step.args, Drop | WorkerEnd)]
+        if self.losses is None or any(o.lost is None for o in losing):
             return None
         in_steps = sum(o.lost or 0 for o in self.outcomes)
         return in_steps + sum(x.keys for x in self.losses)

@@ -82,7 +82,7 @@ def test_keys_that_are_lost_between_steps() -> None:
     step = replace(STEP, action="restart", args=args)
     journal = after(GOOD, GOOD)
     journal.outcomes.append(Outcome(step=step, status="skipped", reason="has left"))
-    journal.note_losses({first: 4, second: 2, "tcp://gone": 1})
+    journal.note_losses({first: (4, 0), second: (2, 0), "tcp://gone": (1, 0)})
     report = journal.report("left", 1.0)
     assert [(s.status, s.lost) for s in report.steps] == [("failed", 4)]
     assert [(x.worker, x.keys) for x in report.lost or ()] == [
@@ -92,6 +92,25 @@ def test_keys_that_are_lost_between_steps() -> None:
     line = "lost 7 keys, 3 of them with workers 1 and tcp://gone, which ended meanwhile"
     assert headlines(report)[0].partition("has left; ")[2].startswith(line)
     assert journal.lost == 7
+
+
+def test_keys_that_are_not_computed_again_yet() -> None:
+    """They are reported, and are no losses."""
+    first, second = (w.address for w in GOOD.now.workers)
+    args = Restart(id=0, address=first, process_limits={}, wait=1.0)
+    step = replace(STEP, action="restart", args=args)
+    journal = after(GOOD, GOOD)
+    journal.outcomes.append(Outcome(step=step, status="skipped", reason="has left"))
+    journal.note_losses({first: (0, 5), second: (2, 1)})
+    report = journal.report("left", 1.0)
+    assert [(s.status, s.lost) for s in report.steps] == [("skipped", 0)]
+    found = [(x.worker, x.keys, x.coming) for x in report.lost or ()]
+    assert found == [(0, 0, 5), (1, 2, 1)]
+    line = headlines(report)[0]
+    assert "5 keys of worker 0, which ended, are not computed again yet" in line
+    assert "1 key of worker 1" in line
+    assert "lost 2 keys with worker 1" in line
+    assert journal.lost == 2
 
 
 def test_losses_that_are_unknown() -> None:

@@ -99,9 +99,9 @@ class Lease:
         self.remaining = remaining
         self.token = ""
         self.opened = False  # whether the scheduler plugin is installed
-        #: keys that workers lost during the lease, by address, without those of jobs;
-        #: None: unknown
-        self.lost: dict[str, int] | None = {}
+        #: keys that workers lost during the lease, and keys that are not computed again
+        #: yet, by address, without those of jobs; None: unknown
+        self.lost: dict[str, tuple[int, int]] | None = {}
 
     @asynccontextmanager
     async def held(
@@ -156,7 +156,8 @@ class Lease:
             return  # the lease ends with the client
         try:
             answer = await give_back(self.client, "release", token=self.token)
-            self.lost = dict(answer["lost"]) if answer["held"] else None
+            if answer["held"] and answer["lost"] is not None:
+                self.lost = {a: (lost, coming) for a, lost, coming in answer["lost"]}
         except ConnectionLostError as error:
             # the request is repeated, or the scheduler is gone
             logger.info("clustertune could not release its lease yet: %r", error)

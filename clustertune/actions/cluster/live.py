@@ -318,8 +318,8 @@ class LiveCluster:
             await self.put_bounds_back()
 
     @property
-    def lost(self) -> Mapping[str, int] | None:
-        """Keys lost with workers that ended meanwhile, by address; None: unknown."""
+    def lost(self) -> Mapping[str, tuple[int, int]] | None:
+        """Lost and coming keys of workers that ended, by address; None: unknown."""
         return self._lease.lost
 
     async def put_bounds_back(self) -> None:

@@ -228,7 +228,8 @@ def _restarted(
     elif state["detour"]:
         why = printable(state["detour"], longest=200)
         way += f" (because its nanny cannot run two processes: {why})"
-    said = f"{state['keys']:,} keys moved {way}; lost {state['lost']:,}"
+    lost = "an unknown number" if state["lost"] is None else f"{state['lost']:,}"
+    said = f"{state['keys']:,} keys moved {way}; lost {lost}"
     if ended := state["ended_tasks"]:
         said += f"; ended {plural(ended, 'task')}"
     if dropped := state["unsendable"]["dropped"]:
@@ -325,6 +326,8 @@ async def trim(client: Client, trim: Trim) -> Result:
 
 def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator[str]:
     """Yield the numbers of lost and recomputed keys of a restart, with reasons."""
+    if state["lost"] is None:
+        yield "a client restarted the cluster meanwhile, so lost keys are unknown"
     if lost := state["lost"]:
         ended = [ids.get(address, address) for address in state["ended"]]
         why = f" with worker {names_text(ended)}, which ended meanwhile"

@@ -55,7 +55,7 @@ class Attempt:
     keys, nbytes
         Keys and bytes that were moved.
     lost
-        Lost keys, as the scheduler counts.
+        Lost keys, as the scheduler counts; None: unknown.
     problem
         The error, or the reason of an interruption.
     """
@@ -66,16 +66,17 @@ class Attempt:
     left: tuple[str | int, ...] = ()
     keys: int = 0
     nbytes: int = 0
-    lost: int = 0
+    lost: int | None = 0
     problem: str = ""
 
     def __str__(self) -> str:
         text = f"{time_text(self.time)}: {self.outcome}"
         if self.restarted:
+            lost = "an unknown number" if self.lost is None else f"{self.lost:,}"
             text += (
                 f"; {workers_text(self.restarted)} restarted, "
                 f"{plural(self.keys, 'key')} ({bytes_text(self.nbytes)} moved) kept, "
-                f"{self.lost:,} lost"
+                f"{lost} lost"
             )
         text += f"; {workers_text(self.left)} not restarted yet" if self.left else ""
         text += f"; {printable(self.problem, longest=300)}" if self.problem else ""

@@ -91,7 +91,12 @@ class DataDrop:
 
     def has_counted(self, address: str) -> bool:
         """Whether the lost keys of a worker are counted here."""
-        return self.began and (self.addresses is None or address in self.addresses)
+        named = self.addresses is not None and address in self.addresses
+        return self.clears_cluster() or (self.began and named)
+
+    def clears_cluster(self) -> bool:
+        """Whether it restarts all workers now, after it has counted their keys."""
+        return self.began and self.addresses is None
 
     def _workers(self) -> list[Any]:
         there = self.scheduler.workers.values()

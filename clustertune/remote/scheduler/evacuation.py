@@ -52,6 +52,7 @@ class HeldKeys:
         self.ended: set[str] = set()  # other workers that ended and lost such keys
         #: addresses of workers, and the computed and the scattered keys that each lost
         self.removals: list[tuple[str, set[Any], set[Any]]] = []
+        self.cleared = False  # a client has restarted the cluster: losses are unknown
 
     def __len__(self) -> int:
         return len(self.away) + len(self.copied)
@@ -99,8 +100,10 @@ class HeldKeys:
             self.removals.append((address, *ours))
         return computed - ours[0], scattered - ours[1]
 
-    def count_lost(self) -> int:
-        """Count the lost keys, without those that are recomputed."""
+    def count_lost(self) -> int | None:
+        """Count the lost keys, without those that are recomputed; None: unknown."""
+        if self.cleared:
+            return None
         lost = 0
         for address, computed, scattered in self.removals:
             gone = sum(is_lost(self.scheduler, key) for key in computed)

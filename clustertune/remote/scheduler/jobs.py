@@ -18,7 +18,7 @@ from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.scheduler.restart import WorkerRestart
-from clustertune.remote.scheduler.state import is_lost
+from clustertune.remote.scheduler.state import is_coming, is_lost
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -46,6 +46,7 @@ class Jobs:
         #: keys that no restart counts, by the address of a removed worker
         self.lost_keys: dict[str, set[Any]] = {}
         self.counting = False  # during a lease
+        self.cleared = False  # a client has restarted the cluster: losses are unknown
 
     # --- start ------------------------------------------------------------------------
 
@@ -118,18 +119,34 @@ class Jobs:
     def begin(self) -> None:
         """Forget the jobs of the last lease, and count lost keys for the next one."""
         self.kept.clear()
-        self.lost_keys, self.counting = {}, True
+        self.lost_keys, self.counting, self.cleared = {}, True, False
 
-    async def end(self) -> list[tuple[str, int]]:
-        """Count the keys that workers lost during the lease, by address.
+    async def end(self) -> list[tuple[str, int, int]] | None:
+        """Count the keys that workers lost during the lease.
 
-        Keys that a restart counts, or that are recomputed, do not count.
+        Returns the address of each worker, the number of its lost keys, and of its keys
+        that are not computed again yet. Keys that a restart counts do not count. None:
+        the lost keys are unknown.
         """
         lost, self.lost_keys, self.counting = self.lost_keys, {}, False
-        found: Counter[str] = Counter()
+        gone: Counter[str] = Counter()
+        coming: Counter[str] = Counter()
         async for address, key in in_turns((a, k) for a in lost for k in lost[a]):
-            found[address] += is_lost(self.scheduler, key)
-        return list((+found).items())
+            gone[address] += is_lost(self.scheduler, key)
+            coming[address] += is_coming(self.scheduler, key)
+        if self.cleared:
+            return None
+        return [(a, gone[a], coming[a]) for a in lost if gone[a] or coming[a]]
+
+    def note_cleared(self) -> None:
+        """Note that Dask has released all keys, before it restarts all workers."""
+        running = [job.work for job in self.kept.values() if not job.task.done()]
+        for work in running:
+            if isinstance(work, DataDrop) and work.clears_cluster():
+                return  # it has counted them
+            if isinstance(work, WorkerRestart):
+                work.held.cleared = True
+        self.cleared = True
 
     def note_event(self, topic: str, message: Any) -> None:
         """Keep Dask's event about a removed worker until :meth:`worker_removed`.

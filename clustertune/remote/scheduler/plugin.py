@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 24  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 25  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -184,6 +184,10 @@ class ClustertunePlugin(SchedulerPlugin):
         self.metrics.note_lost(*map(len, lost))
         self.changes.removed(worker, stimulus_id, *lost)
 
+    def restart(self, scheduler: Any) -> None:
+        """Note that a client restarts the cluster, which loses all keys."""
+        self.jobs.note_cleared()
+
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Release the lease and the holds of a client that closes.
 
@@ -277,9 +281,8 @@ class ClustertunePlugin(SchedulerPlugin):
         A lease with this token is refused if it is requested later. The end of a hold
         ends a run.
 
-        Returns ``held``, whether it had not ended before, and ``lost``: pairs of the
-        address of a worker that ended during the lease, and the number of its keys that
-        are lost and that no job has counted.
+        Returns ``held``, whether it had not ended before, and ``lost``, the losses that
+        no job has counted: see :meth:`Jobs.end`.
         """
         self.fits.end(token)
         if self.holds.end(token):

@@ -144,7 +144,7 @@ class WorkerRestart:
         self.unsendable = UnsendableKeys(scheduler, self.parking)
         self.bound: Collection[Any] = ()  # keys of tasks that were bound to it
         self.nbytes = 0  # transferred bytes
-        self.lost = 0
+        self.lost: int | None = 0  # None: unknown
         self.recomputed = 0
         self.new_address = ""
         self.detour = ""  # why the keys could not move directly to the next process
@@ -179,7 +179,7 @@ class WorkerRestart:
         old = self.old_process
         if old is None or self._keeps_keys(old) or not self._is_registered(old):
             return not self.touched
-        return not self.lost
+        return self.lost == 0
 
     # --- the steps --------------------------------------------------------------------
 
@@ -405,7 +405,7 @@ class WorkerRestart:
                 await self._refuse_unsendable(worker, policy.unsent)
             if not self._is_registered(worker):
                 # a parking worker closes by itself once it is empty
-                if is_parking(worker.name) and not self.held.count_lost():
+                if is_parking(worker.name) and self.held.count_lost() == 0:
                     return
                 raise Refused("it ended while its keys were moved away")
             if not wanted:

@@ -202,7 +202,7 @@ def report(
         "error": event["problem"] if event["status"] == "failed" else "",
         "notes": [f"restart {event['schedule']} was scheduled; no check has run since"],
     }
-    return json.dumps(data | ({} if event["lost"] else _data_of(former)))
+    return json.dumps(data | ({} if event["lost"] != 0 else _data_of(former)))
 
 
 def _data_of(former: str) -> dict[str, Any]:

@@ -298,6 +298,11 @@ class ScheduleRunner:
 
     def _judge(self, turn: Mapping[str, Any]) -> tuple[str, str]:
         """Return the outcome of a worker's restart, and its problem."""
+        if turn["lost"] is None:
+            return (
+                "interrupted",
+                "a client restarted the cluster: lost keys are unknown",
+            )
         if turn["lost"]:
             return "lost", f"{turn['lost']} keys were lost; {turn['problem']}"
         if not turn["problem"]:
@@ -349,7 +354,9 @@ class ScheduleRunner:
         finally:
             lost = (await plugin.release(token))["lost"]
         turn |= job.work.state() | {"seconds": monotonic() - began}
-        turn["lost"] += sum(n for _, n in lost)
+        if turn["lost"] is not None:
+            others = None if lost is None else sum(n for _, n, _ in lost)
+            turn["lost"] = None if others is None else turn["lost"] + others
         return turn | {"problem": problem}
 
     # --- results ----------------------------------------------------------------------
@@ -371,7 +378,7 @@ class ScheduleRunner:
             "left": list(schedule.left or ()),
             "keys": sum(turn["keys"] for turn in turns),
             "nbytes": sum(turn["nbytes"] for turn in turns),
-            "lost": sum(turn["lost"] for turn in turns),
+            "lost": _total([turn["lost"] for turn in turns]),
         }
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
@@ -429,8 +436,8 @@ class ScheduleRunner:
         ]
         failed = outcome in ("failed", "lost")
         # a fit that begins meanwhile is no failure: the rest waits for the next gap
-        waits = outcome == "interrupted" and not result["lost"]
-        left = (outcome != "done" and not waits) or result["lost"]
+        waits = outcome == "interrupted" and result["lost"] == 0
+        left = (outcome != "done" and not waits) or result["lost"] != 0
         rest = "; the others wait for the next gap" if waits else ""
         done = plural(len(result["restarted"]), "worker")
         event = {
@@ -456,6 +463,12 @@ class ScheduleRunner:
         # Dask adds the time of the event
         own = {k: v for k, v in (result or {}).items() if k != "time"}
         self.scheduler.log_event(TOPIC, event | own)
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum; None: some are unknown."""
+    known = [n for n in counts if n is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _status(turn: Mapping[str, Any]) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distributed import Nanny, wait
+from distributed import Client, Event, Nanny, wait
 
 import clustertune
 from clustertune.remote.scheduler.plugin import NAME
 from tests.actions.cluster.test_lease import opened, quietly
 from tests.in_process import gen_cluster
-from tests.processes import soon
+from tests.processes import at_gate, soon
 
 TWO = [("127.0.0.1", 1)] * 2
 THREE = [("127.0.0.1", 1)] * 3
@@ -104,6 +104,63 @@ def test_keys_that_fail_as_they_are_computed_again(tmp_path: Path) -> None:
             file.touch()
             await s.remove_worker(a.address, stimulus_id="test")
             await soon(lambda: future.status == "error")
-        assert lease.lost == {a.address: 1}
+        assert lease.lost == {a.address: (1, 0)}
 
     test()
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_keys_that_are_computed_again_at_the_end(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """They are reported apart from lost keys."""
+    gate = Event("gate", client=c)
+    await gate.set()
+    future = c.submit(at_gate, gate.name, **bound(a.address))
+    await wait(future)
+    lease = await opened(c)
+    async with lease.held("x", quietly):
+        await gate.clear()
+        await s.remove_worker(a.address, stimulus_id="test")
+        await soon(lambda: s.tasks[future.key].state == "processing")
+    assert lease.lost == {a.address: (0, 1)}
+    await gate.set()
+    await future
+
+
+@gen_cluster(nthreads=TWO, **NANNIES, **DETOUR)
+async def test_another_client_restarts_the_cluster(
+    c: Any, s: Any, *nannies: Any
+) -> None:
+    """All keys are lost, and their number is unknown, in all accounts."""
+    address = nannies[0].worker_address
+    values = await c.scatter([1, 2, 3], hash=False)
+    busy = c.submit(at_gate, "gate", workers=[address])
+    await soon(lambda: s.workers[address].processing)
+    restarting = asyncio.ensure_future(
+        clustertune.restart_workers(c, workers=[s.workers[address].name])
+    )
+    await soon(lambda: s.workers[address].status.name == "closing_gracefully")
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        await other.restart()
+    report = await restarting
+    assert [step.lost for step in report.steps] == [None]
+    assert report.lost is None
+    assert report.status == "left"
+    assert "a client restarted the cluster" in report.steps[0].reason
+    events = [e for _, e in s.get_events(NAME) if e["action"] == "restart"]
+    assert [e["lost"] for e in events if "lost" in e] == [None, None]
+    del values, busy
+
+
+@gen_cluster(nthreads=TWO, **NANNIES)
+async def test_a_drop_of_all_workers_counts_its_keys(
+    c: Any, s: Any, *nannies: Any
+) -> None:
+    """It uses Dask's restart of the cluster, after it has counted."""
+    values = await c.scatter([1, 2, 3], hash=False)
+    report = await clustertune.restart_workers(c, drop_data=True)
+    assert [step.lost for step in report.steps] == [3]
+    assert report.lost == ()
+    assert report.status == "done"
+    del values

@@ -58,6 +58,7 @@ def test_it_keeps_the_shape_of_the_data() -> None:
     assert (data.workers, data.imbalance, data.separated) == ((), None, None)
     assert str(found)
     assert read(former.to_json(), lost=1).after == ()
+    assert read(former.to_json(), lost=None).after == ()
 
 
 @pytest.mark.parametrize(

@@ -296,3 +296,27 @@ async def test_a_report_that_is_not_kept(c: Any, s: Any, *nannies: Any) -> None:
 
 def jobs(plugin: ClustertunePlugin) -> list[Any]:
     return list(plugin.jobs.kept.values())
+
+
+@gen_cluster(**NANNIES)
+async def test_a_client_restarts_the_cluster_meanwhile(
+    c: Any, s: Any, *nannies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of lost keys is unknown, and the rest waits for the next gap."""
+    run, restarted = WorkerRestart.run, []
+
+    async def interrupted(self: Any) -> str:
+        if not restarted:
+            restarted.append(True)
+            await s.restart(timeout=60, stimulus_id="test")
+        return await run(self)
+
+    monkeypatch.setattr(WorkerRestart, "run", interrupted)
+    plugin, it = begin(s)
+    await soon(lambda: it.ended)
+    assert [r["outcome"] for r in it.results] == ["interrupted", "done"]
+    assert [r["lost"] for r in it.results] == [None, 0]
+    events = [e for _, e in s.get_events("clustertune") if "schedule" in e]
+    assert [(e["status"], e["lost"]) for e in events] == [("left", None), ("done", 0)]
+    listed = (await clustertune.schedules(c))[0]
+    assert "a client restarted the cluster" in str(listed.attempts[0])
