@@ -15,7 +15,7 @@ from uuid import uuid4
 from clustertune.remote.ending import within
 from clustertune.remote.keys import in_turns
 from clustertune.remote.scheduler.drop import DataDrop
-from clustertune.remote.scheduler.lease import TOPIC
+from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.state import is_coming, is_lost
@@ -45,6 +45,7 @@ class Jobs:
         self.last_event: dict[str, Any] = {}  # of a worker that is being removed
         #: keys that no restart counts, by the address of a removed worker
         self.lost_keys: dict[str, set[Any]] = {}
+        self.cause: dict[str, Any] = {}  # fields of events: who has the lease
         self.counting = False  # during a lease
         self.cleared = False  # a client has restarted the cluster: losses are unknown
 
@@ -75,19 +76,21 @@ class Jobs:
         return ""
 
     async def _restart(self, work: WorkerRestart | DataDrop) -> str:
-        self.scheduler.log_event(TOPIC, work.event | {"state": "began"})
+        self._log(work.event | {"state": "began"})
         try:
             problem = await work.run()
         except Exception as error:  # noqa: BLE001, _failed logs it
             problem = self._failed("restart", error)
-        event = work.event | work.state() | {"state": "ended", "problem": problem}
-        self.scheduler.log_event(TOPIC, event)
+        self._log(work.event | work.state() | {"state": "ended", "problem": problem})
         return problem
 
     def _failed(self, what: str, error: Exception) -> str:
         logger.error("clustertune's %s failed", what, exc_info=error)
-        self.scheduler.log_event(TOPIC, {"action": "failed", "error": repr(error)})
+        self._log({"action": "failed", "error": repr(error)})
         return f"the {what} failed: {error!r}"
+
+    def _log(self, event: dict[str, Any]) -> None:
+        self.scheduler.log_event(TOPIC, self.cause | event)
 
     # --- progress and end -------------------------------------------------------------
 
@@ -116,9 +119,10 @@ class Jobs:
 
     # --- lost keys --------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, owner: str) -> None:
         """Forget the jobs of the last lease, and count lost keys for the next one."""
         self.kept.clear()
+        self.cause = {} if owner == SCHEDULER_OWNER else {"client": owner}
         self.lost_keys, self.counting, self.cleared = {}, True, False
 
     async def end(self) -> list[tuple[str, int, int]] | None:

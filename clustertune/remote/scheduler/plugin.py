@@ -271,7 +271,7 @@ class ClustertunePlugin(SchedulerPlugin):
                 self.fits.begin(token, owner, **fit)
             self.owners.note(owner)
         else:
-            self.jobs.begin()
+            self.jobs.begin(owner)
             self.lease.grant(owner, label, token)
         return {"token": token}
 

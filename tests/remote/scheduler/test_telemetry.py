@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import shutil
 import signal
@@ -15,6 +17,7 @@ import dask.array as da
 import pytest
 import yaml
 from distributed import Client, Nanny, Worker, wait
+from distributed.utils_test import captured_logger
 from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import AsyncHTTPClient
 
@@ -391,3 +394,14 @@ async def test_events_that_a_client_made_up(c: Any, s: Any, a: Any, b: Any) -> N
     await a.close()
     (change,) = (await coming(c, s, last))["changes"]
     assert change["worker"] == 0
+
+
+@gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)])
+async def test_the_client_of_a_restart(c: Any, s: Any, a: Any) -> None:
+    """All lines about the restart of a client name the client."""
+    with captured_logger("clustertune.audit", level=logging.INFO) as log:
+        await clustertune.restart_workers(c)
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [line.get("state") for line in lines] == ["began", "ended", None]
+    assert [line["client"] for line in lines] == [c.id] * 3
+    assert [line["by"] for line in lines[:2]] == [c.id] * 2
