@@ -101,7 +101,7 @@ class HeldKeys:
         return computed - ours[0], scattered - ours[1]
 
     def count_lost(self) -> int | None:
-        """Count the lost keys, without those that are recomputed; None: unknown."""
+        """Count the lost keys, without recomputed ones; None: unknown."""
         if self.cleared:
             return None
         lost = 0

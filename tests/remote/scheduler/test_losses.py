@@ -1,4 +1,4 @@
-"""Lost keys are counted, whoever caused the loss; unknown losses are not 0."""
+"""Lost keys are counted, also after a loss by others; unknown losses are not 0."""
 
 from __future__ import annotations
 
