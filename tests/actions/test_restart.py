@@ -24,7 +24,7 @@ from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.worker import park
 from tests.in_process import gen_cluster
-from tests.processes import soon
+from tests.processes import soon, until
 
 THREE = [("127.0.0.1", 1)] * 3
 NANNIES: dict[str, Any] = {"client": True, "Worker": Nanny}
@@ -593,6 +593,25 @@ def test_a_restart_that_takes_longer_than_its_manager_waits(local_cluster: Any) 
         assert set(cluster.workers) == names == cluster.observed
         assert clustertune.restart_workers(client, drop_data=True).status == "done"
         assert set(cluster.workers) == names == cluster.observed
+    assert all(a.startswith("tcp") for a in cluster.scheduler_info["workers"])
+
+
+def test_a_scheduled_restart_that_takes_longer_than_the_manager_waits(
+    local_cluster: Any,
+) -> None:
+    """The scheduler restarts the workers, and no client has the cluster object."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "50ms"}):
+        cluster, client = local_cluster(2, resources={"a": 1})  # so it makes a detour
+        kept = client.scatter(list(range(4)), hash=False)
+        names, pids = set(cluster.workers), set(client.run(os.getpid).values())
+        clustertune.schedule_restart(client, idle_for=0.1)
+        until(lambda: clustertune.schedules(client)[0].ended)
+        assert set(cluster.workers) == names == cluster.observed
+        assert pids.isdisjoint(client.run(os.getpid).values())
+        with Client(cluster.scheduler_address, set_as_default=False) as other:
+            assert clustertune.restart_workers(other).status == "done"
+        assert set(cluster.workers) == names == cluster.observed
+        assert client.gather(kept) == list(range(4))
     assert all(a.startswith("tcp") for a in cluster.scheduler_info["workers"])
 
 

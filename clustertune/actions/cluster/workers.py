@@ -152,37 +152,35 @@ async def _restart(
     returns = isinstance(args, Restart)
     verb = "restarting" if returns else "closing"
     what = f"{verb} worker {names_text([args.id])}"
-    away = (args.id,) if returns else ()
     ended: list[dict[str, Any]] = []
     refused = args.address in monitor.known(lease.client).refused
     before = None
     if returns:
         before = await inquiry.process_memory(lease.client, args.address)
-    with managers.expecting(lease.client.cluster, away):
-        job = lease.job(
-            "restart",
-            lambda state: notify(f"{what}: {state['doing']}", None),
-            ended,
-            address=args.address,
-            collections=packed,
-            process_limits={a: limits[i] for a, i in ids.items() if i in limits},
-            wait=args.wait,
-            timeout=JOB_SHARE * max(0.0, lease.remaining()),
-            retire=not returns,
-            parking=b"" if refused else ship.pickled(park.act),
-            resizing=_resize_terms(args),
-            end_tasks=isinstance(args, Restart) and args.end_tasks,
-        )
-        try:
-            state = await job
-        except BaseException as error:
-            if ended:
-                await asyncio.shield(_update_manager(lease.client, args, ended[0]))
-                last = _restarted(args, ended[0], ids, before)
-                attach_result(error, last)
-            raise
-        # ^C may come now, and the cluster object must not start another worker
-        await asyncio.shield(_update_manager(lease.client, args, state))
+    job = lease.job(
+        "restart",
+        lambda state: notify(f"{what}: {state['doing']}", None),
+        ended,
+        address=args.address,
+        collections=packed,
+        process_limits={a: limits[i] for a, i in ids.items() if i in limits},
+        wait=args.wait,
+        timeout=JOB_SHARE * max(0.0, lease.remaining()),
+        retire=not returns,
+        parking=b"" if refused else ship.pickled(park.act),
+        resizing=_resize_terms(args),
+        end_tasks=isinstance(args, Restart) and args.end_tasks,
+    )
+    try:
+        state = await job
+    except BaseException as error:
+        if ended:
+            await asyncio.shield(_update_manager(lease.client, args, ended[0]))
+            last = _restarted(args, ended[0], ids, before)
+            attach_result(error, last)
+        raise
+    # ^C may come now, and the cluster object must not start another worker
+    await asyncio.shield(_update_manager(lease.client, args, state))
     back = state["address"] if state["resized"] else ""
     result = _restarted(args, state, ids, before)
     return await _measured(lease.client, result, state), back
@@ -255,20 +253,18 @@ def _restarted(
 
 async def drop(lease: Lease, drop: Drop, notify: Notify) -> Result:
     """Restart workers at once; cancelled while it waits, it loses nothing."""
-    away = tuple(drop.workers.values())
-    with managers.expecting(lease.client.cluster, away):
-        state = await lease.job(
-            "restart",
-            lambda state: notify(str(state["doing"]), None),
-            drop={
-                "owner": lease.client.id,
-                "others": drop.include_other_clients,
-                "workers": None if drop.all else list(drop.workers),
-                "parking": ship.pickled(park.act),
-                "wait": drop.wait,
-                "timeout": JOB_SHARE * max(0.0, lease.remaining()),
-            },
-        )
+    state = await lease.job(
+        "restart",
+        lambda state: notify(str(state["doing"]), None),
+        drop={
+            "owner": lease.client.id,
+            "others": drop.include_other_clients,
+            "workers": None if drop.all else list(drop.workers),
+            "parking": ship.pickled(park.act),
+            "wait": drop.wait,
+            "timeout": JOB_SHARE * max(0.0, lease.remaining()),
+        },
+    )
     if state["error"]:
         # The keys were counted before the restart. They are lost once it has begun.
         unchanged = not state["began"]

@@ -7,8 +7,8 @@ class of the cluster object names the adapter.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from distributed import Client
@@ -129,13 +129,6 @@ async def retired(cluster: Any, id: str | int) -> None:
     adapter = find(cluster)
     if adapter is not None:
         await adapter.retired(cluster, id)
-
-
-def expecting(cluster: Any, ids: Collection[str | int]) -> AbstractContextManager[None]:
-    """Keep a cluster object from replacing workers that restart."""
-    own = _optional(cluster, "expecting")
-    found: AbstractContextManager[None] = nullcontext()
-    return found if own is None else own(cluster, ids)
 
 
 def restart_obstacle(cluster: Any) -> str | None:

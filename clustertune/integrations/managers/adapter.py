@@ -12,8 +12,6 @@ An adapter may also have these functions:
     function, new workers keep the size that the cluster was made with.
 ``resize_obstacle(cluster, size, workers)``
     Why these workers cannot have this size; None: they can.
-``expecting(cluster, ids)``
-    A context in which the manager does not replace workers that restart.
 ``restart_obstacle(cluster)``
     Why nannies must not restart workers.
 ``merge_obstacle(cluster)``

@@ -20,7 +20,6 @@ from clustertune.core.wording import plural
 from clustertune.integrations.managers.adapter import await_if_needed
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
-from clustertune.integrations.managers.spec_cluster import expecting as expecting
 from clustertune.integrations.managers.spec_cluster import obstacle as obstacle
 
 # Retired workers of jobs in which other workers still run.

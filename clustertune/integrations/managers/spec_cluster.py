@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from distributed.deploy.spec import SpecCluster
@@ -14,7 +13,6 @@ from clustertune.integrations.managers.adapter import await_if_needed
 
 MAX_NAMES = 10_000  # of new workers that are compared with a retired one
 SIZE = ("nthreads", "memory_limit", "env")  # options of a worker
-MARK = "clustertune://restarting/"  # stands for an address, before a name
 
 
 def obstacle(cluster: SpecCluster, n_workers: int) -> str | None:
@@ -111,28 +109,6 @@ def _resized_spec(spec: Mapping[str, Any], size: WorkerSize) -> dict[str, Any]:
     if size.env:
         options["env"] = {**(options.get("env") or {}), **size.env}
     return {**spec, "options": options}
-
-
-@contextmanager
-def expecting(cluster: SpecCluster, ids: Collection[str | int]) -> Iterator[None]:
-    """Keep the cluster object from removing these workers while they restart.
-
-    The object removes a worker and closes its nanny if the worker is still missing
-    after ``distributed.deploy.lost-worker-timeout`` (15 s). A restart may take longer,
-    or begin when an earlier timeout ends.
-    """
-    workers = cluster.scheduler_info["workers"]
-    marks = {
-        f"{MARK}{entry['name']}": entry
-        for entry in list(workers.values())
-        if entry["name"] in ids
-    }
-    workers.update(marks)
-    try:
-        yield
-    finally:  # scheduler_info may have been replaced in the meantime
-        for mark in marks:
-            cluster.scheduler_info["workers"].pop(mark, None)
 
 
 async def retired(cluster: SpecCluster, id: str | int) -> None:

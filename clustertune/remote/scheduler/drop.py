@@ -21,6 +21,7 @@ from clustertune.remote.scheduler.nanny import (
     POLL_INTERVAL,
     NannyWatch,
     call,
+    expecting,
     silent_nannies,
 )
 from clustertune.remote.scheduler.release import (
@@ -115,15 +116,19 @@ class DataDrop:
         self.doing = "restarting workers"
         workers = self._workers()
         parked = [ws for ws in workers if is_parking(ws.name)]
-        before = {identity(ws) for ws in workers if not is_parking(ws.name)}
         hosts = {ws.host for ws in parked}
-        nannies = {
-            ws.nanny for ws in self.scheduler.workers.values() if ws.host in hosts
-        }
+        near = [ws for ws in self.scheduler.workers.values() if ws.host in hosts]
+        nannies = {ws.nanny for ws in near if ws.nanny}
+        with expecting(self.scheduler, workers):
+            return await self._replace(workers, nannies)
+
+    async def _replace(self, workers: Collection[Any], nannies: Collection[Any]) -> str:
+        """End the processes, and wait for the next ones; return the missing workers."""
+        before = {identity(ws) for ws in workers if not is_parking(ws.name)}
         end = monotonic() + self.timeout
         self.began = True
         bound = await self._end_processes(workers)
-        for nanny in nannies - {None}:  # a former process may not end by itself
+        for nanny in nannies:  # a former process may not end by itself
             await call(self.scheduler, nanny, self.parking, {"what": "end"}, GRACE)
         watches = {n: NannyWatch(self.scheduler, str(n)) for n, _ in before}
         while missing := before - self._running(workers):
@@ -247,7 +252,7 @@ class DataDrop:
 
 
 def _ends_with(ts: Any, workers: Collection[Any], fates: dict[Any, bool]) -> bool:
-    """Whether the end of workers loses a task's result for ever, or that of its inputs.
+    """Whether Dask cannot compute a task's result again after the end of workers.
 
     ``fates`` has the answers for the tasks that were looked at.
     """

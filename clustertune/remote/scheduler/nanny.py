@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
 from time import monotonic, time
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from distributed.comm import CommClosedError
 from distributed.core import Status
 
 from clustertune.core.wording import plural
@@ -21,8 +30,11 @@ logger = logging.getLogger("distributed.clustertune")
 
 GRACE = 60.0  # seconds to undo a restart in if the time of the caller is over
 ANSWER_TIMEOUT = 5.0  # seconds for the answer of a nanny, and between two questions
+EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 FROZEN = 20.0  # seconds without an answer after which a process counts as frozen
 NANNY_TIMEOUT = 30.0  # seconds without an answer after which a nanny counts as lost
+MARK = "clustertune://restarting/"  # stands for an address, before a name
+UNWANTED = ("last_seen", "metrics")  # that Dask does not send to cluster objects
 POLL_INTERVAL = 0.1  # seconds between two looks at a worker
 #: how to restart although keys cannot be sent
 RELEASE = "Release these keys first, or lose them with drop_data=True"
@@ -151,6 +163,41 @@ async def end_process(scheduler: Any, address: str, seconds: float) -> str:
     except Exception as error:  # noqa: BLE001, the caller reports it
         return repr(error)
     return str(found.get(address, ""))
+
+
+async def wait_for_end(scheduler: Any, worker: Any) -> None:
+    """Wait until a worker ends after its nanny, so that its lost keys count."""
+    end = monotonic() + EXIT_TIMEOUT
+    while monotonic() < end:
+        if scheduler.workers.get(worker.address) is not worker:
+            return
+        await asyncio.sleep(POLL_INTERVAL)
+
+
+@contextmanager
+def expecting(scheduler: Any, workers: Iterable[Any]) -> Iterator[None]:
+    """Keep a cluster object from removing these workers while they restart.
+
+    The object removes a worker and closes its nanny if the worker is still missing
+    after ``distributed.deploy.lost-worker-timeout`` (15 s). A restart may take longer,
+    or begin when an earlier timeout ends. So the object gets an entry of the same name.
+    """
+    observer = scheduler.plugins.get("worker-status")
+    marks = {} if observer is None else {f"{MARK}{ws.name}": ws for ws in workers}
+    for mark, ws in marks.items():
+        entry = {k: v for k, v in ws.identity().items() if k not in UNWANTED}
+        _send(observer, ["add", {"workers": {mark: entry}}])
+    try:
+        yield
+    finally:
+        if scheduler.plugins.get("worker-status") is observer:
+            for mark in marks:
+                _send(observer, ["remove", mark])
+
+
+def _send(observer: Any, message: list[Any]) -> None:
+    with suppress(CommClosedError):  # the cluster object is gone
+        observer.bcomm.send(message)
 
 
 def set_status(scheduler: Any, worker: Any, status: Status) -> None:

@@ -50,9 +50,11 @@ from clustertune.remote.scheduler.nanny import (
     Parking,
     Resizing,
     end_process,
+    expecting,
     set_status,
     silence,
     silent_nannies,
+    wait_for_end,
 )
 from clustertune.remote.scheduler.state import (
     begun_work,
@@ -63,7 +65,6 @@ from clustertune.remote.scheduler.state import (
     still_busy,
 )
 
-EXIT_TIMEOUT = 5.0  # seconds in which a worker's process ends after that of its nanny
 MAX_ROUNDS = 5  # attempts to empty a worker, which may receive keys meanwhile
 
 
@@ -245,21 +246,13 @@ class WorkerRestart:
 
     async def _undo(self, worker: Any, who: Any = None) -> None:
         if self.parking.worker is not None and not self.parking.is_open():
-            await self._wait_for_end(worker)
+            await wait_for_end(self.scheduler, worker)
         if self._is_registered(worker) and not self._keeps_keys(worker):
             if worker.status is Status.closing_gracefully:
                 set_status(self.scheduler, worker, self.own_status)
             await self._bring_home(self.address)
         elif self.parking.is_open() and await self._returns(who, self._undo_end()):
             await self._bring_back(who)
-
-    async def _wait_for_end(self, worker: Any) -> None:
-        """Wait until a worker ends after its nanny, so that its lost keys count."""
-        end = monotonic() + EXIT_TIMEOUT
-        while monotonic() < end:
-            if not self._is_registered(worker):
-                return
-            await asyncio.sleep(POLL_INTERVAL)
 
     def _undo_end(self) -> float:
         """Return the deadline for undoing, which may be after the caller's."""
@@ -463,13 +456,15 @@ class WorkerRestart:
     async def _restart(self, who: Any, end: float) -> str:
         """Have the nanny end the process, and wait for the next one."""
         answer, old = "", self.process
-        if not self._keeps_keys(old):
-            self.restarted_at = now = monotonic()
-            if self._is_registered(old):
-                seconds = max(0.0, end - now)
+        away = [] if self._keeps_keys(old) else [old]
+        with expecting(self.scheduler, away):
+            if away:
+                self.restarted_at = monotonic()
+            if away and self._is_registered(old):
+                seconds = max(0.0, end - self.restarted_at)
                 answer = await end_process(self.scheduler, old.address, seconds)
-        if await self._returns(who, end):
-            return ""
+            if await self._returns(who, end):
+                return ""
         # OK is the nanny's answer about the old process, not about the new one
         nanny = "has ended it" if answer == "OK" else f"answered {answer or 'nothing'}"
         where = "; its keys are on other workers" if self.parking.worker is None else ""
