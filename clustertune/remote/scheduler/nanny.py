@@ -18,7 +18,7 @@ from time import monotonic, time
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from clustertune.core.wording import plural
