@@ -114,8 +114,11 @@ async def connected(
         if target.scheduler_file:
             error.args = (f"{source}: {error}",)
         raise
-    async with client:
-        return await _call(client, work)
+    try:
+        async with client:
+            return await _call(client, work)
+    finally:
+        await connection.end_sending(client)
 
 
 async def _call(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -138,8 +141,9 @@ async def _attached(
     kind: str, name: str, work: Callable[[Client], Awaitable[T]], seconds: float
 ) -> T:
     from clustertune.integrations import managers
+    from clustertune.monitor import connection
 
-    async with AsyncExitStack() as stack:
+    async with AsyncExitStack() as outer, AsyncExitStack() as stack:
         try:
             attaching = managers.attach(kind, name, stack)
             client = await with_usage_errors(within(attaching, seconds))
@@ -147,6 +151,8 @@ async def _attached(
             raise errors.ConnectionLostError(
                 f"no scheduler answers at {kind}:{name}: {error!r}"
             ) from error
+        # after the inner stack has closed the client
+        outer.push_async_callback(connection.end_sending, client)
         return await _call(client, work)
 
 

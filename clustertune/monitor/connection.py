@@ -12,7 +12,7 @@ import logging
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: loggers of Dask, and of the libraries through which it communicates
 NOISY = ("distributed", "tornado", "asyncio")
+END_TIMEOUT = 1.0  # seconds in which Dask's sender of messages ends
 #: errors of Dask for the bytes of another protocol, and for a silent server
 FOREIGN = (
     asyncio.TimeoutError,
@@ -221,6 +222,20 @@ def no_connection_logs(*, everything: bool = False) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(wanted)
+
+
+async def end_sending(client: Client) -> None:
+    """Wait for the end of Dask's task that sends the messages of a closed client.
+
+    Dask leaves this task running if the scheduler closes the connection first. Then the
+    end of the event loop would log "Future exception was never retrieved".
+    """
+    sending: Any = client.scheduler_comm
+    if sending is None or sending.comm is None:
+        return
+    sending.abort()
+    with suppress(asyncio.TimeoutError):
+        await within(sending.stopped.wait(), END_TIMEOUT)
 
 
 # --- blocks ---------------------------------------------------------------------------
