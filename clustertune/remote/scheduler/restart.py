@@ -176,6 +176,8 @@ class WorkerRestart:
 
     def _is_unchanged(self) -> bool:
         """Whether nothing was changed, or all changes were undone."""
+        if self.lost is None:
+            return False
         # an address does not identify a process, because the port may be fixed
         old = self.old_process
         if old is None or self._keeps_keys(old) or not self._is_registered(old):
