@@ -7,7 +7,7 @@ and one task per partition took 0.82 s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -71,20 +71,47 @@ async def digests(
     A partition that was lost and computed again has the same digest, unless its source
     gives other values each time.
     """
+    return await _on_holders(client, probe.digests, partitions, approved)
+
+
+async def row_digests(
+    client: Client, rows: Mapping[Key, list[int]], approved: Collection[str]
+) -> dict[Key, list[str]]:
+    """Return digests of some rows of each partition, as far as :func:`digests`.
+
+    ``rows`` has their numbers within the partition. The digest of a row does not depend
+    on the partition that has it.
+    """
+    return await _on_holders(client, probe.row_digests, list(rows), approved, rows=rows)
+
+
+async def _on_holders(
+    client: Client,
+    function: Callable[..., list[Any]],
+    partitions: Sequence[Key],
+    approved: Collection[str],
+    **arguments: Mapping[Key, Any],
+) -> dict[Key, Any]:
+    """Call a function where partitions are; return its answers that are not empty.
+
+    It gets ``keys``, and of each argument the values of these keys.
+    """
     scheduler: Any = client.scheduler
     holders = await scheduler.who_has(keys=list(partitions))
     wanted: dict[str, list[Key]] = {}
     for key, addresses in holders.items():
         if there := [a for a in addresses if a in approved]:
             wanted.setdefault(there[0], []).append(key)
-    function = ship.function(probe.digests)
-    answers = await asyncio.gather(
-        *(
-            ship.on_workers(client, function, [address], timeout=PATIENCE, keys=own)
-            for address, own in wanted.items()
+    shipped = ship.function(function)
+
+    async def call(address: str, own: list[Key]) -> Mapping[str, Any]:
+        values: Any = {n: [x[key] for key in own] for n, x in arguments.items()}
+        return await ship.on_workers(
+            client, shipped, [address], timeout=PATIENCE, keys=own, **values
         )
-    )
-    found: dict[Key, str] = {}
+
+    answers = await asyncio.gather(*(call(*there) for there in wanted.items()))
+    found: dict[Key, Any] = {}
     for (address, own), answer in zip(wanted.items(), answers, strict=True):
         digests = answer.get(address)
         if isinstance(digests, list):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import fsspec
+import numpy as np
 from distributed import Client
 
 from clustertune.core.wording import printable
@@ -25,13 +26,16 @@ from clustertune.integrations.libraries.workload import last_step
 from clustertune.remote import ship
 from clustertune.remote.worker.rounds import Reports
 
-FORMAT = 1
+FORMAT = 2
 MAX_HEADER = 2**26  # bytes
 
 
 @dataclass(kw_only=True, eq=False)
 class CheckpointFile:
-    """The file of one fit; ``about`` are facts that another fit would not share.
+    """The file of one fit.
+
+    ``about`` are facts that another fit would not share. They include the data once
+    :meth:`compare` was called.
 
     A write in a thread goes on after the fit has ended. The lock makes its removal wait
     for it, and a later one writes nothing.
@@ -39,6 +43,8 @@ class CheckpointFile:
 
     path: str
     about: Mapping[str, Any]
+    #: facts about the data of the checkpoint that was read
+    data: Mapping[str, Any] | None = None
     rounds: int = 0  # of the checkpoint that was written last
     removed: bool = False
     lock: Lock = field(default_factory=Lock, repr=False)
@@ -107,13 +113,45 @@ class CheckpointFile:
                 "clustertune. Remove the file, and the fit begins again"
             )
         names = [k for k, own in self.about.items() if not _equal(about.get(k), own)]
+        self._refuse(names)
+        self.data = about.get("data", {})
+        return Checkpoint(rounds=rounds, model=model, history=history)
+
+    def _refuse(self, names: Sequence[str]) -> None:
         if names:
             raise ValueError(
                 f"checkpoint_path={self.path!r} belongs to another fit: "
                 f"{printable(', '.join(names), longest=200)} differ. Remove the file, "
                 "or give another path"
             )
-        return Checkpoint(rounds=rounds, model=model, history=history)
+
+    def compare(self, data: Mapping[str, Any]) -> list[str]:
+        """Refuse other data than that of the checkpoint; keep these facts for writing.
+
+        ``data`` are the samples of each collection. Returns notes about collections
+        that could not be compared.
+        """
+        self.about = {**self.about, "data": data}
+        if self.data is None:
+            return []
+        differ, unknown = list(data.keys() ^ self.data.keys()), []
+        for label in data.keys() & self.data.keys():
+            own, their = data[label], self.data[label]
+            if own["rows"] != their["rows"]:
+                differ.append(f"rows of {label}")
+                continue
+            pairs = zip(own["digests"], their["digests"], strict=False)
+            known = [(one, other) for one, other in pairs if one and other]
+            if any(one != other for one, other in known):
+                differ.append(f"values of {label}")
+            elif not known:
+                unknown.append(label)
+        self._refuse(sorted(differ))
+        return [
+            f"{label} could not be compared with the data of the checkpoint, since the "
+            "sampled rows are not in memory"
+            for label in sorted(unknown)
+        ]
 
     def remove(self) -> str:
         """Remove the file after the last round; return what prevents it, or ""."""
@@ -151,17 +189,35 @@ def _equal(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
-def facts_of(model: Any, X: Any) -> dict[str, Any]:
+def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts of a fit that a checkpoint in a file belongs to."""
-    step: Any = last_step(model)[1]
+    found: tuple[str, Any] = last_step(model)
+    prefix, step = found
+    own = {k.removeprefix(prefix): v for k, v in fit_kwargs.items()}
+    continuation = libraries.continuation(model)
+    assert continuation is not None
     columns = getattr(X, "columns", None)
-    kinds = (bool, int, float, str)
-    params = {k: v for k, v in step.get_params().items() if isinstance(v, kinds)}
+    every = step.get_params().items()
+    params = {k: _plain(v) for k, v in every if k not in ("callbacks", "client")}
     return {
         "estimator": type(step).__name__,
         "columns": X.shape[1] if columns is None else [str(name) for name in columns],
-        "parameters": params,
+        "rounds": continuation.rounds(step, own),
+        "parameters": {k: v for k, v in params.items() if v is not None},
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter as JSON has it, a function by its name; None: unknown."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return getattr(value, "__qualname__", None)
 
 
 def refuse_unstorable(

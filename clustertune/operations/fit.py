@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -17,7 +16,7 @@ from inspect import Parameter
 from time import monotonic
 from typing import Any
 
-from dask.base import annotate, unpack_collections
+from dask.base import unpack_collections
 from distributed import Client
 
 from clustertune.collections import inputs
@@ -117,21 +116,6 @@ def _client_of(step: Any, client: Client) -> Any:
         return getattr(step, "client", None)
 
 
-@contextmanager
-def _bound(prepared: Prepared) -> Iterator[None]:
-    """Bind tasks to the workers of the data if one worker of each host trains.
-
-    Dask could give the tasks that pack partitions to idle workers of the host.
-    """
-    if prepared.n_threads is None:
-        yield
-        return
-    with warnings.catch_warnings(), annotate(workers=list(prepared.addresses)):
-        # frames ignore it, and are in memory; the tasks that pack them do not
-        warnings.filterwarnings("ignore", "Dask annotations ", UserWarning)
-        yield
-
-
 # --- the fit --------------------------------------------------------------------------
 
 
@@ -148,7 +132,6 @@ class _Work:
     file: CheckpointFile | None
     progress: Progress
     checkpoint: Checkpoint | None = None
-    from_file: bool = False  # whether the first attempt began with a checkpoint
     per_host: bool = False  # train on one worker of each host
     attempts: list[Prepared] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -241,7 +224,7 @@ class _Work:
         kwargs |= {f"{prefix}{name}": x for name, x in attempt.fit_kwargs.items()}
         former = assign(step, needed)
         try:
-            with self.client.as_current(), _bound(prepared), no_shuffle_logs():
+            with self.client.as_current(), prepared.bound(), no_shuffle_logs():
                 yield partial(self.model.fit, *data, **kwargs)
         finally:
             assign(step, former)
@@ -336,13 +319,19 @@ class _Work:
         return prepare_data(self.client, given, terms)
 
     async def compare(self, prepared: Prepared) -> None:
-        """Refuse partitions that were computed again with other values.
+        """Refuse other data than that of the checkpoint, or of the last attempt.
 
         Raises
         ------
+        ValueError
+            The file of the checkpoint is of other data.
         IncompleteError
-            Their source gives other values each time, so their labels may be wrong.
+            Partitions were computed again with other values. Their source gives other
+            values each time, so their labels may be wrong.
         """
+        if self.file is not None and len(self.attempts) == 1:
+            for problem in self.file.compare(await prepared.samples()):
+                self._note(problem)
         if not self.max_failures:
             return
         now = await prepared.digests()
@@ -400,7 +389,7 @@ class _Work:
         )
         if why:
             return f"no, since {why}"
-        if self.from_file:
+        if self.file is not None and self.file.data is not None:
             return "unknown, since its first rounds are of another call"
         return "yes"
 
@@ -416,9 +405,9 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
-        with work.naming_loss():
-            sync(work.client, work.compare, prepared)
         with work.explained(prepared), prepared:
+            with work.naming_loss():
+                sync(work.client, work.compare, prepared)
             try:
                 with work.equipped(prepared) as fit_model:
                     fit_model()
@@ -446,10 +435,10 @@ async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
         work.watch(prepared)
-        with work.naming_loss():
-            await work.compare(prepared)
         with work.explained(prepared):
             async with prepared:
+                with work.naming_loss():
+                    await work.compare(prepared)
                 try:
                     with work.equipped(prepared) as fit_model:
                         await fit_model()
@@ -574,7 +563,7 @@ def fit(
     per_host = all_workers and libraries.can_use_host(estimator)
     file = None
     if path is not None:
-        file = CheckpointFile(path=path, about=facts_of(estimator, X))
+        file = CheckpointFile(path=path, about=facts_of(estimator, X, rest))
         file.refuse_unwritable()
     work = _Work(
         client=client,

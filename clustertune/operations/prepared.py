@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, NoReturn
 
+import numpy as np
+from dask.base import annotate
+
 from clustertune import checks
 from clustertune.actions.cluster.live import LiveCluster
 from clustertune.collections.inputs import COMPANIONS
-from clustertune.core.model import Layout, Plan, View
+from clustertune.core.model import CollectionInfo, Layout, Plan, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
 from clustertune.errors import VerificationError
@@ -28,6 +33,8 @@ from clustertune.planner import layouts, suitability
 from clustertune.planner import plan as planner
 
 DROP_SECONDS = 5.0  # in which Dask's memory manager drops surplus replicas
+#: sampled rows of a collection, and of their values with many columns
+MOST_SAMPLED, LEAST_SAMPLED, SAMPLED_VALUES = 500, 16, 2**18
 LOOK_INTERVAL = 0.25  # seconds between two looks for surplus replicas
 
 
@@ -162,6 +169,33 @@ class Prepared(ClientContext):
             self.client, keys, monitor.known(self.client).addresses
         )
 
+    async def samples(self) -> dict[str, Any]:
+        """Return rows, and digests of some, of each collection, by label.
+
+        The sampled rows depend on the number of rows only, not on the partitions. The
+        digest of a row that is not in memory is "".
+        """
+        view = self._journal.views[-1]
+        every = [m for x in view.layouts for m in x.collections]
+        picked = {m.label: _sampled(m) for m in every}
+        rows: dict[Any, list[int]] = {}
+        for parts in picked.values():
+            rows |= parts
+        found = await counting.row_digests(
+            self.client, rows, monitor.known(self.client).addresses
+        )
+        return {
+            m.label: {
+                "rows": None if m.rows is None else int(m.rows.sum()),
+                "digests": [
+                    digest
+                    for key, numbers in picked[m.label].items()
+                    for digest in found.get(key) or [""] * len(numbers)
+                ],
+            }
+            for m in every
+        }
+
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the workers that hold partitions of the training data."""
@@ -231,6 +265,20 @@ class Prepared(ClientContext):
             raise error
         return report
 
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Bind tasks to the workers of the data if one worker of each host trains.
+
+        Dask could give the tasks that pack partitions to idle workers of the host.
+        """
+        if self.n_threads is None:
+            yield
+            return
+        with warnings.catch_warnings(), annotate(workers=list(self.addresses)):
+            # frames ignore it, and are in memory; the tasks that pack them do not
+            warnings.filterwarnings("ignore", "Dask annotations ", UserWarning)
+            yield
+
     def drop_copies(self) -> None:
         """Release copies of the given data that were made for the time of a fit."""
         self._cluster.data.drop_copies()
@@ -284,6 +332,22 @@ class Prepared(ClientContext):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r}: {_UNPACK}")
+
+
+def _sampled(collection: CollectionInfo) -> dict[Any, list[int]]:
+    """Return numbers of rows within partitions, at equal distances, by key."""
+    if collection.rows is None or collection.column_blocks > 1:
+        return {}
+    ends = np.cumsum(collection.rows)
+    values = SAMPLED_VALUES // max(1, collection.columns or 1)
+    count = min(int(ends[-1]), max(LEAST_SAMPLED, min(MOST_SAMPLED, values)))
+    picked = np.linspace(0, int(ends[-1]) - 1, count).astype(np.int64)
+    where = np.searchsorted(ends, picked, side="right")
+    within = picked - (ends - collection.rows)[where]
+    found: dict[Any, list[int]] = {}
+    for partition, number in zip(where.tolist(), within.tolist(), strict=True):
+        found.setdefault(collection.keys[partition], []).append(number)
+    return found
 
 
 async def _settled(cluster: LiveCluster, seconds: float) -> View:

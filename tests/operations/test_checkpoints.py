@@ -6,11 +6,15 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import dask.array as da
+import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from xgboost import XGBRegressor
+from xgboost.dask import DaskXGBRegressor
 
 from clustertune.integrations.libraries.continuing import Checkpoint
-from clustertune.operations.checkpoints import CheckpointFile
+from clustertune.operations.checkpoints import CheckpointFile, facts_of
 
 
 def checkpoint(rounds: int) -> Checkpoint:
@@ -92,3 +96,66 @@ def test_a_file_that_cannot_be_removed(
     file.write(checkpoint(1))
     monkeypatch.setattr(LocalFileSystem, "rm", refuse)
     assert "read-only" in file.remove()
+
+
+# --- facts of a fit -------------------------------------------------------------------
+
+
+def samples(rows: int = 2, **digests: list[str]) -> dict[str, Any]:
+    return {label: {"rows": rows, "digests": d} for label, d in digests.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (samples(X=["a", "b"], y=["c", "d"]), ""),
+        (samples(X=["a", ""], y=["", "d"]), ""),
+        (samples(X=["a", "b"], y=["d", "d"]), "values of y differ"),
+        (samples(3, X=["a", "b"], y=["c", "d"]), "rows of X, rows of y differ"),
+        (samples(X=["a", "b"]), "y differ"),
+        (
+            samples(X=["a", "b"], y=["c", "d"], sample_weight=["e", "f"]),
+            "sample_weight differ",
+        ),
+    ],
+)
+def test_data_of_another_fit(tmp_path: Path, now: dict[str, Any], text: str) -> None:
+    """The error names the collections; rows that are not in memory are unknown."""
+    path = str(tmp_path / "model")
+    file = CheckpointFile(path=path, about={})
+    assert file.compare(samples(X=["a", "b"], y=["c", "d"])) == []
+    file.write(checkpoint(1))
+    later = CheckpointFile(path=path, about={})
+    assert later.read() == checkpoint(1)
+    if text:
+        with pytest.raises(ValueError, match=f"belongs to another fit: {text}"):
+            later.compare(now)
+    else:
+        assert later.compare(now) == []
+
+
+def test_data_that_cannot_be_compared(tmp_path: Path) -> None:
+    """The report has a note."""
+    file = CheckpointFile(path=str(tmp_path / "model"), about={})
+    file.compare(samples(X=["a"]))
+    file.write(checkpoint(1))
+    file.read()
+    (note,) = file.compare(samples(X=[""]))
+    assert note.startswith("X could not be compared")
+
+
+def test_parameters_of_a_fit() -> None:
+    """Lists, functions and models that the training begins with count, too."""
+    data = da.zeros((4, 2))
+
+    def facts(fit_kwargs: Any = None, **params: Any) -> Any:
+        return facts_of(DaskXGBRegressor(**params), data, fit_kwargs or {})
+
+    base = facts(monotone_constraints=(1, 0), seed=np.int64(1), max_depth=None)
+    assert base == facts(monotone_constraints=[1, 0], seed=1, callbacks=[print])
+    assert base != facts(monotone_constraints=(0, 1), seed=1)
+    assert base != facts(monotone_constraints=(1, 0), seed=2)
+    assert facts(objective=max) != facts(objective=min)
+    rows = np.arange(8.0).reshape(4, 2)
+    first = XGBRegressor(n_estimators=3).fit(rows, rows[:, 0]).get_booster()
+    assert facts({"xgb_model": first})["rounds"] == facts()["rounds"] + 3

@@ -18,6 +18,7 @@ from clustertune.errors import ConnectionLostError
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.operations import fit as fits
 from clustertune.operations import surviving
+from clustertune.operations.checkpoints import CheckpointFile
 from clustertune.operations.surviving import FitWatch
 from clustertune.remote.ending import end_tasks
 from tests.in_process import gen_test
@@ -156,14 +157,14 @@ class AfterLoss(fits._Work):
             options={},
             max_failures=1,
             every=1.0,
-            file=None,
             progress=Progress(False),
-            **values,
+            **{"file": None, **values},
         )
         self.placement = placements[0]
         self.attempts = [SimpleNamespace(placement=one) for one in placements]
 
 
+READ = CheckpointFile(path="model", about={}, data={})
 HERE, THERE = {"training data": (0, 1)}, {"training data": (0, 0)}
 SAVED = Checkpoint(rounds=1, model=b"", history={})
 
@@ -175,7 +176,7 @@ SAVED = Checkpoint(rounds=1, model=b"", history={})
         (AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED), "yes"),
         (AfterLoss(DaskXGBRegressor(), HERE, THERE, HERE), "no, since rows"),
         (
-            AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, from_file=True),
+            AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, file=READ),
             "unknown, since its first rounds are of another call",
         ),
         (AfterLoss(DaskLGBMRegressor(subsample=0.5), HERE, HERE), "no, since rows or"),

@@ -338,7 +338,12 @@ def test_a_later_call_continues(client: Client, tmp_path: Path) -> None:
     assert file.exists()
     with pytest.raises(ValueError, match=r"another fit: .*parameters"):
         fit(client, model("xgboost", max_depth=2), X, y, checkpoint_path=file)
+    with pytest.raises(ValueError, match=r"another fit: values of y differ"):
+        fit(client, estimator, X, 1 - y, checkpoint_path=file)
+    with pytest.raises(ValueError, match=r"another fit: rows of X, rows of y differ"):
+        fit(client, estimator, X[ROWS:], y[ROWS:], checkpoint_path=file)
     watcher = Watcher(lambda: None, 1.0)
+    X, y = X.rechunk((ROWS // 2, -1)), y.rechunk(ROWS // 2)  # the same rows
     whole = fit(client, estimator, X, y, progress=watcher, checkpoint_path=file)
     first = next(f for text, f in watcher.seen if text.startswith("round "))
     assert first is not None

@@ -122,6 +122,35 @@ def digests(dask_worker: Any, keys: list[Any]) -> list[str]:
     return found
 
 
+def row_digests(
+    dask_worker: Any, keys: list[Any], rows: list[list[int]]
+) -> list[list[str]]:
+    """Digests of rows of each of these partitions; [] if it is not in memory here.
+
+    The digest of a row does not depend on the partition that has it.
+    """
+    data = getattr(dask_worker.data, "memory", dask_worker.data)
+    found = []
+    for key, numbers in zip(keys, rows, strict=True):
+        partition: Any = data.get(key) if key in data else None
+        try:
+            found.append([] if partition is None else _row_digests(partition, numbers))
+        except Exception:  # noqa: BLE001, types of other packages raise any
+            found.append([])
+    return found
+
+
+def _row_digests(partition: Any, numbers: list[int]) -> list[str]:
+    import hashlib
+
+    import numpy as np
+
+    rows = getattr(partition, "iloc", partition)[numbers]
+    values = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
+    texts = [repr(row).encode() for row in values.tolist()]
+    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+
+
 def _rows(partition: Any) -> int:
     shape = getattr(partition, "shape", None)
     return int(shape[0] if shape else len(partition))

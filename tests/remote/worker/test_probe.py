@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
+import scipy.sparse
 from distributed import Event, LocalCluster
 
 from clustertune.core.model import Details, Unknown
@@ -270,3 +272,26 @@ def test_disks(path):
     kind, total, free = probe.disk(path)
     assert (kind == "proc") is (path == "/proc")
     assert free <= total
+
+
+def test_digests_of_rows_do_not_depend_on_partitions() -> None:
+    """Another number of workers may cut the same rows otherwise."""
+    values = np.arange(40, dtype="f4").reshape(10, 4)
+    values[3, 2] = np.nan
+    frame = pd.DataFrame(values).assign(c=pd.Series(["a", "b"] * 5, dtype="category"))
+    kinds = {
+        "array": values,
+        "labels": values[:, 0].astype("i8"),
+        "sparse": scipy.sparse.csr_matrix(values),
+        "frame": frame,
+        "series": frame["c"],
+        "unknown": object(),
+    }
+    for name, whole in kinds.items():
+        take = getattr(whole, "iloc", whole)
+        parts = {} if name == "unknown" else {"a": take[:6], "b": take[6:]}
+        worker = SimpleNamespace(data={"whole": whole, **parts})
+        (own,) = probe.row_digests(worker, ["whole"], [[0, 3, 6, 9]])
+        parted = probe.row_digests(worker, ["a", "b"], [[0, 3], [0, 3]])
+        assert own == [*parted[0], *parted[1]], name
+        assert len(set(own)) == (2 if name == "series" else 4) * (name != "unknown")
