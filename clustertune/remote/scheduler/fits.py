@@ -130,9 +130,9 @@ class Fits:
         if fit is not None:
             fit.change()
 
-    def keep(self, names: Collection[str]) -> None:
-        """End the fits whose hold has ended."""
-        for name in self.running.keys() - set(names):
+    def forget(self, client: str) -> None:
+        """End the fits of a client that is gone; a silent one may come back."""
+        for name in [n for n, fit in self.running.items() if fit.owner == client]:
             self.end(name)
 
     # --- called by Dask ---------------------------------------------------------------

@@ -203,7 +203,7 @@ class ClustertunePlugin(SchedulerPlugin):
 
     def _forget_client(self, client: str, problem: str = "") -> None:
         self.lease.forget(client, problem)
-        self.fits.keep(self.holds.kept)
+        self.fits.forget(client)
 
     def _lease_ended(self) -> None:
         """Stop the jobs after the copies in flight, and unbind tasks."""

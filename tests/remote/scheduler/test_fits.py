@@ -118,10 +118,13 @@ async def test_a_hold_that_is_taken_again_keeps_its_fit(c, s, a, b):
     plugin.fits.answer("name", "cancel", reason="a test")
     plugin.holds.forget(c.id, "it was silent")
     assert not plugin.lease.is_held("name")
+    plugin._forget_client("another client")
     plugin.acquire(**hold)
     assert plugin.fits.answer("name", "checkpoint")["checkpoint"]["rounds"] == 4
     assert list(plugin.fits.running["name"].lost) == [b.address]
     assert plugin.holds.of_others("another client") is None
+    plugin._forget_client(c.id)
+    assert plugin.fits.answer("name", "checkpoint") == {"ended": True}
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 2)] * 2)
