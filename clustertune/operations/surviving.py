@@ -49,6 +49,11 @@ FREE = 3.0  # seconds in which training tasks end after they were cancelled
 LEAVE = 30.0
 REASON = 35.0  # seconds until it is known whether a worker returns
 ANSWER = 5.0  # seconds for an answer of a worker
+#: reasons by how a member that did not end is lost
+NO_ANSWER = {
+    "silent": "it does not answer",
+    "back": "it did not answer for a minute",
+}
 UNKNOWN = "reason unknown, Dask recorded none"
 INTERVAL = 0.2  # seconds between two looks
 PATIENCE = 120.0  # seconds for which plans of other clients delay a restart
@@ -304,7 +309,9 @@ class FitWatch:
         return self.state
 
     def _set(self, state: Mapping[str, Any]) -> None:
-        if state["lost"] and not self._lost_at:
+        if not state["lost"]:  # a silent member answers again
+            self._lost_at = 0.0
+        elif not self._lost_at:
             self._lost_at = monotonic()
         self.state = state
 
@@ -372,9 +379,7 @@ class FitWatch:
         self, lost: Mapping[str | int, str], watched: Monitor
     ) -> dict[str | int, str]:
         """Return why each worker left: Dask knows once it is back, or will not be."""
-        reasons = {
-            w: "it does not answer" for w, how in lost.items() if how == "silent"
-        }
+        reasons = {w: NO_ANSWER[how] for w, how in lost.items() if how in NO_ANSWER}
         end = monotonic() + REASON
         while reasons.keys() != lost.keys() and monotonic() < end:
             for event in watched.events:

@@ -125,10 +125,12 @@ async def test_a_silent_member_that_answers_again() -> None:
     async with running(Watch(), grace=200) as watch:
         watch.lost = {"a": "silent"}
         await soon(lambda: watch._ending)
+        assert watch._lost_at
         watch.lost = {}
         await soon(lambda: watch._ending is not None and watch._ending.done())
         await watch.close()
     assert "cancel" not in watch.asked
+    assert not watch._lost_at
 
 
 @gen_test()
@@ -140,6 +142,11 @@ async def test_a_silent_member_that_answers_once_its_fit_is_cancelled() -> None:
         await soon(lambda: watch._handled)
     assert watch.restarted == ["a"]
     assert watch.asked.count("cancel") == 1
+    monitor: Any = SimpleNamespace(events=[])
+    assert await watch._reasons(watch.lost, monitor) == {
+        "a": "it does not answer",
+        "b": "it did not answer for a minute",
+    }
 
 
 # --- whether a model is as without the losses -----------------------------------------
