@@ -103,6 +103,8 @@ class Fits:
         #: address and id of the worker of each training task that runs, also while that
         #: worker is being removed
         self.training: dict[str, tuple[str, Any]] = {}
+        #: the same of tasks that another worker has taken over meanwhile
+        self.moved: dict[str, tuple[str, Any]] = {}
 
     # --- begin and end ----------------------------------------------------------------
 
@@ -142,6 +144,9 @@ class Fits:
         if finish == "processing":
             ts = self.scheduler.tasks[key]
             if is_training(ts) and ts.processing_on is not None:
+                was = self.training.get(key)
+                if was is not None and was[0] not in self.scheduler.workers:
+                    self.moved[key] = was
                 self.training[key] = ts.processing_on.address, id_of(ts.processing_on)
         elif finish in ("memory", "erred", "forgotten"):
             # in other states its worker may be gone: see worker_removed
@@ -149,10 +154,12 @@ class Fits:
 
     def worker_removed(self, address: str) -> None:
         """Record the loss of a member, or of a worker that trained for the client."""
-        torn = {k: id for k, (where, id) in self.training.items() if where == address}
+        every = (*self.training.items(), *self.moved.items())
+        torn = {key: id for key, (where, id) in every if where == address}
         owners = set[str]()
         for key in torn:
-            del self.training[key]
+            if self.moved.pop(key, None) is None:
+                del self.training[key]
             ts = self.scheduler.tasks.get(key)
             owners |= {c.client_key for c in (ts and ts.who_wants) or ()}
         for fit in self.running.values():

@@ -142,7 +142,7 @@ async def test_another_fit_in_the_same_hold_goes_on(c, s, a, b):
     mine, torn = trains("mine", a), trains("torn", b)
     try:
         await soon(lambda: len(fits.training) == 2)
-        await b.close()
+        await b.close(executor_wait=False)
         await soon(lambda: fits.running["hold"].lost)
         again = trains("again", a)
         await soon(lambda: "_train_part-again" in fits.training)
@@ -153,5 +153,25 @@ async def test_another_fit_in_the_same_hold_goes_on(c, s, a, b):
         assert s.tasks["_train_part-again"].state == "processing"
         gate.set()
         assert await again is None
+    finally:
+        gate.set()
+
+
+@gen_cluster(client=True)
+async def test_a_training_task_that_another_worker_takes_over_at_once(c, s, a, b):
+    """Its fit has lost a worker: its peers wait for the former one."""
+    await monitor.install_plugin(c, await monitor.identify(c))
+    fits = s.plugins[NAME].fits
+    gate.clear()
+    fits.begin("hold", c.id, None, [])
+    where = {"workers": [a.address], "allow_other_workers": True}
+    future = c.submit(train, key="fn-1", **where)
+    try:
+        await soon(lambda: fits.training)
+        await a.close(executor_wait=False)
+        await soon(lambda: fits.running["hold"].lost)
+        assert list(fits.running["hold"].lost) == [a.address]
+        fits.answer("hold", "cancel", reason="a test")
+        await soon(future.cancelled)
     finally:
         gate.set()
