@@ -49,18 +49,19 @@ def unreadable_values(view: View) -> Iterator[Finding]:
     ``dask.dataframe.read_csv``. If files lack columns, read them with
     ``dd.from_map(lambda file: pd.read_parquet(file).reindex(columns=columns), files)``.
     """
+    labels: dict[str, list[str]] = {}  # X and y often come from the same files
     for layout in view.layouts:
         for collection in layout.collections:
             if collection.unreadable:
-                fix = reading_fix(collection.unreadable)
-                yield critical(
-                    message=f"{collection.label} cannot be read completely, so checks "
-                    f"of its values are missing: {collection.unreadable}",
-                    subject=(collection.label,),
-                    remedy="Correct the source of this partition of "
-                    f"{variable(collection.label)}, or how it is read, and check "
-                    f"again. {fix or _CSV}.",
-                )
+                labels.setdefault(collection.unreadable, []).append(collection.label)
+    for problem, some in labels.items():
+        yield critical(
+            message=f"{names_text(some)} cannot be read completely, so checks of "
+            f"values are missing: {problem}",
+            subject=tuple(some),
+            remedy="Correct the source of these partitions, or how it is read, and "
+            f"check again. {reading_fix(problem) or _CSV}.",
+        )
 
 
 def nonfinite_values(view: View) -> Iterator[Finding]:
@@ -233,8 +234,9 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
             continue
         for dtype, names in collection.types.items():
             refused = dtype.startswith(NOT_NUMBERS)
-            if not refused and dtype != "category":
-                continue
+            known = workload.categories and not workload.category_option
+            if not refused and (dtype != "category" or known):
+                continue  # numbers, or categories that the model takes
             yield Finding(
                 severity=Severity.critical
                 if dtype.startswith(workload.refuses)
@@ -300,10 +302,9 @@ def _encode(
     if len(names) > MAX_NAMES:
         wanted = f"str({name}[c].dtype) == {code(dtype)}"
         columns = f"[c for c in {name}.columns if {wanted}]"
-    option = " Create the model with `enable_categorical=True`."
-    option = option if workload.name.startswith("xgboost") else ""
+    option = f" {workload.category_option}" if workload.category_option else ""
     if workload.categories and dtype == "category":
-        return option.strip()
+        return workload.category_option
     line = f"{name} = {name}.drop(columns={columns})"
     drop = f"`{remedies.edit([collection.label], line)}`"
     if dtype == "category" or not dtype.startswith(TEXT):

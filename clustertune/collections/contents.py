@@ -26,7 +26,7 @@ from distributed import Client, Future
 from clustertune.collections import graphs
 from clustertune.collections.inputs import Inputs
 from clustertune.core.model import CollectionInfo, Contents, Goal, Key, Layout, View
-from clustertune.core.wording import printable, variable
+from clustertune.core.wording import message, names_text, printable, variable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
 from clustertune.remote.worker import content
@@ -40,6 +40,7 @@ DEEP: Mapping[str, Look] = {
     "qid": content.groups,
 }
 POLL = 0.05  # seconds between two looks at progress
+MAX_PROBLEMS = 4  # of partitions that cannot be read, in a message
 ROWS = 64  # row positions of each class, one for each worker
 
 
@@ -155,7 +156,7 @@ async def read(
         Numbers of partitions by label. One task reads all partitions with the same
         number. Each partition of a label without numbers has its own task.
     failures
-        Gets the first error of each label that cannot be read, and the others are
+        Gets the problems of each label that cannot be read, and the others are
         returned. None: any error is raised.
 
     Raises
@@ -186,10 +187,18 @@ async def read(
         answers = await client.gather(reading, errors="skip", asynchronous=True)
         for label, bundles in partitions.items():
             keys = graph.partitions[label]
-            failed = [i for i, key in enumerate(keys) if answers.get(key) is None]
-            if failed:
-                error = await reading[keys[failed[0]]].exception()
-                _note_failure(label, bundles[failed[0]][0], error, failures)
+            failed = {
+                bundle[0]: await reading[key].exception()
+                for key, bundle in zip(keys, bundles, strict=True)
+                if answers.get(key) is None
+            }
+            if failed and failures is None:
+                error = next(iter(failed.values()))
+                raise IncompleteError(
+                    f"the data could not be read: {_problem(error)}"
+                ) from error
+            if failed and failures is not None:
+                failures[label] = _problems(failed)
     finally:
         for future in reading.values():
             future.release()  # a traceback would keep them
@@ -207,16 +216,23 @@ async def read(
     return found
 
 
-def _note_failure(
-    label: str, partition: int, error: Any, failures: dict[str, str] | None
-) -> None:
-    """Record why a partition could not be read, or raise it."""
+def _problems(failed: Mapping[int, Any]) -> str:
+    """List partitions with the same problem together."""
+    same: dict[str, list[int]] = {}
+    for partition, error in failed.items():
+        same.setdefault(_problem(error), []).append(partition)
+    texts = [
+        f"partition{'s' * (len(some) > 1)} {names_text(some, most=10)}: {problem}"
+        for problem, some in list(same.items())[:MAX_PROBLEMS]
+    ]
+    more = [f"{len(same) - MAX_PROBLEMS} other problems"] * (len(same) > MAX_PROBLEMS)
+    return "; ".join(texts + more)
+
+
+def _problem(error: Any) -> str:
     # Dask's errors about types have tables
-    words = re.sub(r"\+[-+]+\+", "", f"{type(error).__name__}: {error}").split()
-    text = printable(" ".join(words), longest=700)
-    if failures is None:
-        raise IncompleteError(f"the data could not be read: {text}") from error
-    failures[label] = f"partition {partition}: {text}"
+    words = re.sub(r"\+[-+]+\+", "", f"{type(error).__name__}: {message(error)}")
+    return printable(" ".join(words.split()), longest=500)
 
 
 def _pending(futures: Iterable[Any]) -> Sequence[Any]:

@@ -124,6 +124,8 @@ class Profile:
     transforms: bool = False
     #: whether it trains on codes of categories, which must be equal on all workers
     categories: bool = False
+    #: how the model has to be created for columns of categories; "": it takes them
+    category_option: str = ""
     #: beginnings of names of types of columns in X that its fit refuses
     refuses: tuple[str, ...] = ()
     #: whether a classifier takes texts as labels

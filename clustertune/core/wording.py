@@ -136,8 +136,21 @@ def variable(label: str) -> str:
     return label.rpartition(".")[2]
 
 
+def message(error: BaseException) -> str:
+    """Return the message of an error.
+
+    An error that another process has sent may have its arguments only, such as
+    ``UnicodeDecodeError``, whose text is empty then.
+    """
+    return str(error) or ", ".join(map(str, error.args))
+
+
 def reading_fix(error: str) -> str:
-    """How to read files whose partition has an error that lacking columns raise."""
+    """How to read the files of a partition with this error; "": it is unknown."""
+    if "UnicodeDecodeError" in error:
+        return "Read files of another encoding with `encoding=`, such as \"cp1252\""
+    if "ParserError" in error:
+        return "Read files with another separator with `sep=`"
     if "KeyError" not in error:
         return ""
     return (

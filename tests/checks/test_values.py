@@ -17,6 +17,7 @@ from clustertune.checks.values import (
     wide_dtypes,
 )
 from clustertune.core.model import Contents, Severity
+from clustertune.integrations import libraries
 from tests.builders import layout, view
 
 # --- unreadable_values ----------------------------------------------------------------
@@ -201,9 +202,20 @@ def test_what_is_refused(dtype):
 
 
 def test_categories():
-    """Some libraries accept categories."""
+    """Some libraries accept categories; nothing is said about a model that does."""
+
+    def found(workload):
+        data = layout([10], [0], kind="dataframe", types={"category": ("city",)})
+        return list(non_numeric_columns(view((), [data], workload=workload)))
+
     (finding,) = find_text_columns(label="eval_set[0].X", category=("city",))
     assert finding.severity is Severity.info
+    model = pytest.importorskip("xgboost.dask").DaskXGBClassifier
+    takes = model(enable_categorical=True)
+    assert not found(libraries.choose(takes))
+    assert not found(libraries.choose("lightgbm"))
+    (finding,) = found(libraries.choose("xgboost"))
+    assert "`enable_categorical=True`" in finding.remedy
 
 
 # --- wide_dtypes: one wide column -----------------------------------------------------

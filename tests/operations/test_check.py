@@ -214,9 +214,29 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
     (finding,) = (f for f in report.found if f.check == "unreadable_values")
     assert finding.severity is Severity.critical
     assert finding.subject == ("X",)
-    assert "partition 0: ZeroDivisionError" in finding.message
+    assert "partitions 0 and 1: ZeroDivisionError: a" in finding.message
     assert "\x1b" not in finding.message
     assert {"nonfinite_values", "unloaded_data"} <= names(report)
+
+
+def _read_file(number):
+    if number == 1:
+        b"\xf6".decode()
+    return pd.DataFrame({"a": [[1.0]][number]})
+
+
+def test_files_that_cannot_be_read(local_cluster):
+    """All partitions are named with their problems, once for X and y."""
+    _, client = local_cluster(2)
+    frame = dd.from_map(_read_file, range(4), meta=pd.DataFrame({"a": [1.0]}))
+    report = clustertune.check(client, frame, frame["a"], deep=True)
+    (finding,) = (f for f in report.found if f.check == "unreadable_values")
+    assert finding.subject == ("X", "y")
+    assert re.search(
+        "partition.* 1: UnicodeDecodeError: .*invalid start byte", finding.message
+    )
+    assert "partitions 2 and 3: IndexError: list index" in finding.message
+    assert 'with `encoding=`, such as "cp1252"' in finding.remedy
 
 
 def test_a_file_without_a_column(local_cluster, tmp_path):

@@ -41,6 +41,7 @@ HIST = Profile(
     feature_bytes=4,
     random_order=False,
     categories=True,
+    category_option="Create the model with `enable_categorical=True`.",
     refuses=NOT_NUMBERS,
     text_labels=False,
     eval_everywhere=True,
@@ -94,8 +95,11 @@ def _for_parameters(profile: Profile, estimator: object) -> Profile:
         profile = replace(profile, numbered_classes=not own)
     if profile.fit_memory is not None:
         profile = replace(profile, fit_memory=hist_memory(parameters_of(estimator)))
-    if parameter(estimator, "enable_categorical") is not False:
+    takes = parameter(estimator, "enable_categorical")
+    if takes is None:
         return profile
+    if takes:
+        return replace(profile, category_option="")
     return replace(profile, refuses=(*profile.refuses, "category"))
 
 
