@@ -50,8 +50,8 @@ def thread_count(
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
     ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1
-    --nthreads 4``. If you asked for more workers than the host has CPUs, the finding is
-    information.
+    --nthreads 4``. With more workers than CPUs, use fewer workers. If ``n_workers=`` or
+    ``workers=`` asks for them, the finding is information.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _fewer_workers(limit: CpuLimit, view: View) -> str:
     if len(view.now.workers_per_host) > 1:
         host = names_text([limit.workers[0].host])
         return f"Start at most {plural(cpus, 'worker')} on host {host}."
-    return remedies.run(remedies.scale(len(view.now.workers) - surplus))
+    return remedies.run(remedies.scale(view, len(view.now.workers) - surplus))
 
 
 def _idle_cpus(

@@ -70,7 +70,7 @@ def _start(view: View, missing: int) -> str:
     """Code that starts workers."""
     if not view.now.can_scale:
         n_workers = sum(w.is_counted for w in view.now.workers) + missing
-        return remedies.run(remedies.scale(n_workers))
+        return remedies.run(remedies.scale(view, n_workers))
     line = machines.start_command(view.now, missing)
     return (
         f"Start {plural(missing, 'worker')} with the tool that started the cluster, "

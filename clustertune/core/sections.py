@@ -6,6 +6,7 @@ report has only what the reader still has to do or to know; the rest is in its d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,7 @@ from clustertune.core.wording import (
 
 MAX_STEPS = 8  # in one line
 MAX_LINES = 6  # of headlines
+SEE = "print(report.details) shows it, or -v"
 
 #: calls that are about data and training, so that all findings are relevant
 ABOUT_TRAINING = ("", "check", "prepare", "fit")
@@ -148,7 +150,9 @@ def _useful_remedy(results: Results | None, finding: Finding) -> str:
 
 
 def _checks_text(found: Sequence[Finding]) -> str:
-    return names_text(list(dict.fromkeys(f.check for f in found)), most=8)
+    number = Counter(f.check for f in found)
+    names = [f"{name} ({n})" if n > 1 else name for name, n in number.items()]
+    return names_text(names, most=8)
 
 
 def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item]:
@@ -156,18 +160,14 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
         yield from _items(results, findings.information)
     else:
         if findings.fixed:
-            yield Item(
-                "fixed", f"{_checks_text(findings.fixed)} (see report.details, or -v)"
-            )
+            yield Item("fixed", f"{_checks_text(findings.fixed)} ({SEE})")
         unsure = [f for f in findings.information if f.severity is Severity.unknown]
         hints = [f for f in findings.information if f not in unsure]
         if hints:
             count, names = plural(len(hints), "finding"), _checks_text(hints)
-            yield Item(
-                "info", f"{count} of no urgency: {names} (see report.details, or -v)"
-            )
+            yield Item("info", f"{count} of no urgency: {names} ({SEE})")
         if unsure:
-            text = f"{_checks_text(unsure)}: not known yet (see report.details, or -v)"
+            text = f"{_checks_text(unsure)}: not known yet ({SEE})"
             yield Item("unknown", text)
     if findings.unrelated:
         count = plural(len(findings.unrelated), "finding")

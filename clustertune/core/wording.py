@@ -148,7 +148,7 @@ def message(error: BaseException) -> str:
 def reading_fix(error: str) -> str:
     """How to read the files of a partition with this error; "": it is unknown."""
     if "UnicodeDecodeError" in error:
-        return "Read files of another encoding with `encoding=`, such as \"cp1252\""
+        return 'Read files of another encoding with `encoding=`, such as "cp1252"'
     if "ParserError" in error:
         return "Read files with another separator with `sep=`"
     if "KeyError" not in error:

@@ -361,7 +361,11 @@ class _Work:
         held = [str(measures)] if measures else []  # None: the client is closed
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
-            held.insert(0, f"one worker of each host trained, with {threads}")
+            held.insert(
+                0,
+                f"one worker of each host trained, with {threads}; if other programs "
+                "use the CPUs, all workers are often faster: name them in workers=",
+            )
         notes = (*report.notes, *held, *self._account(), *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})

@@ -188,8 +188,7 @@ class Hold(ClientContext):
         measures.seconds = monotonic() - measures.start
         began = time() - measures.seconds
         for snapshot in self.monitor.snapshots[-1:]:
-            for text in measures.take(snapshot):
-                _report(text)
+            self._observe(snapshot)
         await self._around.aclose()
         self.measures = measures
         _report(str(measures))
@@ -298,13 +297,18 @@ class Hold(ClientContext):
                     "no request of this client for a while"
                 )
 
+    def _observe(self, snapshot: Snapshot) -> None:
+        texts = self._observed.take(snapshot)
+        if self._watch is None:  # it says itself what becomes of the fit
+            for text in texts:
+                _report(text)
+
     async def _report_events(self) -> None:
         """Report at once what a waiting library does not report."""
         reported: set[tuple[str, tuple[str | int, ...]]] = set()
         try:
             async for snapshot in self.monitor:
-                for text in self._observed.take(snapshot):
-                    _report(text)
+                self._observe(snapshot)
                 for event in self.monitor.take_events():
                     found: Finding = event.finding
                     subject = (event.kind + found.check, found.subject)

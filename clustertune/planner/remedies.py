@@ -133,9 +133,11 @@ def names(view: View, workers: Collection[WorkerSnapshot]) -> list[str | int]:
     return [] if everyone and len(ids) > MAX_WORKERS else ids
 
 
-def scale(n_workers: int) -> str:
-    """Return a call that scales the cluster."""
-    return f"clustertune.scale(client, {n_workers})"
+def scale(view: View, n_workers: int) -> str:
+    """Return a call that scales the cluster, and keeps rows of the data together."""
+    labels = view.layouts[0].labels if view.layouts else ()
+    texts = ["client", str(n_workers), *_variables(labels)]
+    return f"clustertune.scale({', '.join(texts)})"
 
 
 def cut_by_hand(layout: Layout, n_partitions: int) -> str:
@@ -394,7 +396,7 @@ def _more_memory(view: View) -> str:
     nannies = all(w.nanny for w in workers)
     if nannies and not isinstance(share, Unknown) and share > 1.1 * highest:
         return on_workers("resize_workers", (), memory_limit=limit(share)).python
-    return scale(len(workers) + 1) if view.now.can_scale is None else ""
+    return scale(view, len(workers) + 1) if view.now.can_scale is None else ""
 
 
 def host_share(workers: Sequence[WorkerSnapshot]) -> float | Unknown:

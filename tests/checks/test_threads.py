@@ -11,7 +11,7 @@ from clustertune.checks.threads import (
     thread_pools,
 )
 from clustertune.core.model import Profile, Severity, ThreadPool, Unknown
-from tests.builders import details, snapshot, survey, view, worker
+from tests.builders import details, layout, snapshot, survey, view, worker
 
 # --- thread_count ---------------------------------------------------------------------
 
@@ -80,6 +80,8 @@ def test_a_wish_for_more_workers_than_cpus(goal):
     (finding,) = thread_count(view(workers=three))
     assert finding.severity is Severity.warning
     assert "clustertune.scale(client, 2)" in finding.remedy
+    (finding,) = thread_count(view(workers=three, layouts=[layout([1] * 3, [0, 1, 2])]))
+    assert "clustertune.scale(client, 2, X, y)" in finding.remedy
     (finding,) = thread_count(view(workers=three, **goal))
     assert finding.severity is Severity.info
     assert finding.remedy == ""

@@ -258,8 +258,8 @@ def test_what_is_not_known_yet_has_its_own_note() -> None:
     hint = finding(Severity.info, "a hint", "missing_estimator")
     open_ = finding(Severity.unknown, "rows are unknown", "misaligned_partitions")
     text = str(Report(status="checked", seconds=1.0, found=(hint, open_)))
-    assert "info     1 finding of no urgency: missing_estimator (see" in text
-    assert "unknown  misaligned_partitions: not known yet (see" in text
+    assert "info     1 finding of no urgency: missing_estimator (print" in text
+    assert "unknown  misaligned_partitions: not known yet (print" in text
 
 
 def test_each_finding_is_shown_once() -> None:
@@ -290,7 +290,7 @@ def test_each_finding_is_shown_once() -> None:
     assert "a hint" in sections["Notes"]
     short = str(report)
     assert titles(report)[-2:] == ["Problems", "Notes"]
-    assert "fixed  check0 and check1 (see report.details, or -v)" in short
+    assert "fixed  check0 and check1 (print(report.details) shows it, or -v)" in short
     assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
     assert short.count("mend it") == 1
@@ -314,7 +314,7 @@ def test_unrelated_findings_are_one_line() -> None:
         left=(threads, growth),
         steps=(restart,),
     )
-    assert "unmanaged_memory (see report.details, or -v)" in str(report)
+    assert "unmanaged_memory (print(report.details) shows it, or -v)" in str(report)
     text = report.details
     assert "fixed  much unmanaged memory (unmanaged_memory)" in text
     assert "too many threads" not in text

@@ -23,6 +23,7 @@ from distributed import Client, LocalCluster, Security, wait
 
 import clustertune
 from clustertune.cli import main
+from clustertune.core.model import Severity
 from clustertune.operations.playbooks import reading
 from tests.pages import DOCS, PAGES, ROOT, blocks, commands
 from tests.processes import LOCAL, local_workers, stop_stealing, workers_of
@@ -282,12 +283,43 @@ def of_workers(names: dict[str, Any]) -> None:
     wait(names["forgotten"])
 
 
+def of_messy_data(names: dict[str, Any]) -> None:
+    """Write a month with semicolons in another encoding, and one without rows."""
+    Path("orders").mkdir()
+    head, row = "ordered,category,price,returned\n", "2026-03-01 10:00, Shoes,2.5,no\n"
+    Path("orders/1.csv").write_text(head + row * 20)
+    Path("orders/2.csv").write_text(head)
+    text = (head + "13.04.2026 11:00,B\u00fccher,2*5,yes\n").replace(",", ";")
+    Path("orders/3.csv").write_text(text.replace("*", ","), encoding="cp1252")
+
+
+def check_messy_data(names: dict[str, Any]) -> None:
+    """All rows have the values that the files have."""
+    X, y = dask.compute(names["X_orders"], names["y_orders"])
+    assert y.tolist() == [0] * 20 + [1]
+    assert X["price"].tolist() == [2.5] * 21
+    assert X["hour"].tolist() == [10] * 20 + [11]
+    assert X["category"].tolist()[:20] == ["shoes"] * 20
+    report = clustertune.check(
+        names["client"],
+        names["X_orders"],
+        names["y_orders"],
+        estimator=type(names["model"])(enable_categorical=True),
+        deep=True,
+    )
+    about = [f for f in report.found if {*f.subject} & {"X", "y"}]
+    assert not [f for f in about if f.severity > Severity.info]
+
+
 #: further names, by page
 FURTHER = {
+    "docs/howto/messy-data.md": of_messy_data,
     "docs/prepare.md": of_prepare,
     "docs/training.md": of_training,
     "docs/workers.md": of_workers,
 }
+#: what the code of a page has to have done, by page
+CHECKED = {"docs/howto/messy-data.md": check_messy_data}
 
 
 @pytest.mark.slow
@@ -299,6 +331,8 @@ def test_python_of_the_pages(page: str, reader: dict[str, Any]) -> None:
     if page in FURTHER:
         FURTHER[page](reader)
     run_python(page, reader)
+    if page in CHECKED:
+        CHECKED[page](reader)
 
 
 def run_python(page: str, names: dict[str, Any]) -> None:
