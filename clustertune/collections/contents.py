@@ -192,13 +192,8 @@ async def read(
                 for key, bundle in zip(keys, bundles, strict=True)
                 if answers.get(key) is None
             }
-            if failed and failures is None:
-                error = next(iter(failed.values()))
-                raise IncompleteError(
-                    f"the data could not be read: {_problem(error)}"
-                ) from error
-            if failed and failures is not None:
-                failures[label] = _problems(failed)
+            if failed:
+                _note_failures(label, failed, failures)
     finally:
         for future in reading.values():
             future.release()  # a traceback would keep them
@@ -216,8 +211,15 @@ async def read(
     return found
 
 
-def _problems(failed: Mapping[int, Any]) -> str:
-    """List partitions with the same problem together."""
+def _note_failures(
+    label: str, failed: Mapping[int, Any], failures: dict[str, str] | None
+) -> None:
+    """Record why partitions could not be read, the same problems together; or raise."""
+    if failures is None:
+        error = next(iter(failed.values()))
+        raise IncompleteError(
+            f"the data could not be read: {_problem(error)}"
+        ) from error
     same: dict[str, list[int]] = {}
     for partition, error in failed.items():
         same.setdefault(_problem(error), []).append(partition)
@@ -226,7 +228,7 @@ def _problems(failed: Mapping[int, Any]) -> str:
         for problem, some in list(same.items())[:MAX_PROBLEMS]
     ]
     more = [f"{len(same) - MAX_PROBLEMS} other problems"] * (len(same) > MAX_PROBLEMS)
-    return "; ".join(texts + more)
+    failures[label] = "; ".join(texts + more)
 
 
 def _problem(error: Any) -> str:

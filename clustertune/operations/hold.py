@@ -103,8 +103,8 @@ class Measures:
         self.gone += [id for id in went if id not in self.gone]
         self._addresses, self.last = now, snapshot
         return [
-            f"worker {names_text([id])} is gone: a fit that uses it fails or hangs; stop "
-            "that fit, then prepare and fit again"
+            f"worker {names_text([id])} is gone: a fit that uses it fails or hangs; "
+            "stop that fit, then prepare and fit again"
             for id in sorted(went, key=str)
         ]
 
