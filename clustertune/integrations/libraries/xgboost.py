@@ -11,7 +11,6 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 
 from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
@@ -108,8 +107,6 @@ SHARES = ("subsample", *(f"colsample_by{part}" for part in ("tree", "level", "no
 DROPS = ("rate_drop", "one_drop")
 #: values of gblinear's updater that update weights in any order; None: the default
 SHOTGUN = (None, "shotgun")
-#: types of random_state that give another seed in each fit
-GENERATORS = (np.random.RandomState, np.random.Generator)
 
 
 def _drawing(model: Any, params: Mapping[str, Any]) -> list[str]:
@@ -181,7 +178,7 @@ class Boosting(Continuation):
         if params.get("booster") == "gblinear" and params.get("updater") in SHOTGUN:
             return 'updater="shotgun" updates weights in an order that changes'
         names = _drawing(model, params)
-        if names and isinstance(model.random_state, GENERATORS):
+        if names and not isinstance(model.random_state, Integral | None):
             return f"{names[0]}= draws at random, and random_state= has no fixed seed"
         if names and continued:
             return f"{names[0]}= draws at random, and its draws were continued"
