@@ -11,7 +11,6 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-
 from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.continuing import (
     Attempt,
