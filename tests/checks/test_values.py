@@ -202,7 +202,7 @@ def test_what_is_refused(dtype):
 
 
 def test_categories():
-    """Some libraries accept categories; nothing is said about a model that does."""
+    """Some libraries accept categories; a model that does has no finding."""
 
     def found(workload):
         data = layout([10], [0], kind="dataframe", types={"category": ("city",)})
