@@ -183,21 +183,28 @@ def expecting(scheduler: Any, workers: Iterable[Any]) -> Iterator[None]:
     or begin when an earlier timeout ends. So the object gets an entry of the same name.
     """
     observer = scheduler.plugins.get("worker-status")
-    marks = {} if observer is None else {f"{MARK}{ws.name}": ws for ws in workers}
-    for mark, ws in marks.items():
+    entries = {}
+    for ws in () if observer is None else workers:
         entry = {k: v for k, v in ws.identity().items() if k not in UNWANTED}
-        _send(observer, ["add", {"workers": {mark: entry}}])
+        entries[f"{MARK}{ws.name}"] = entry
+    if entries:
+        _send(observer, ["add", {"workers": entries}])
     try:
         yield
     finally:
-        if scheduler.plugins.get("worker-status") is observer:
-            for mark in marks:
-                _send(observer, ["remove", mark])
+        if entries and scheduler.plugins.get("worker-status") is observer:
+            # The object fails if it removes what it does not know, and its
+            # wait_for_workers replaces what it knows. Both messages arrive together.
+            _send(
+                observer,
+                ["add", {"workers": entries}],
+                *(["remove", m] for m in entries),
+            )
 
 
-def _send(observer: Any, message: list[Any]) -> None:
+def _send(observer: Any, *messages: list[Any]) -> None:
     with suppress(CommClosedError):  # the cluster object is gone
-        observer.bcomm.send(message)
+        observer.bcomm.send(*messages)
 
 
 def set_status(scheduler: Any, worker: Any, status: Status) -> None:

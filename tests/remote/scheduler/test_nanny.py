@@ -8,16 +8,16 @@ import pickle
 from typing import Any
 
 import numpy as np
-from distributed import Nanny, Worker
+from distributed import LocalCluster, Nanny, Worker
 from distributed.core import Status
 from distributed.utils_test import captured_logger
 
 from clustertune.remote import ship
 from clustertune.remote.scheduler import nanny as calls
-from clustertune.remote.scheduler.nanny import Parking, set_status
+from clustertune.remote.scheduler.nanny import MARK, Parking, expecting, set_status
 from clustertune.remote.worker import park
 from clustertune.remote.worker.process import SECOND
-from tests.in_process import gen_cluster
+from tests.in_process import gen_cluster, gen_test
 from tests.processes import soon
 
 ONE: dict[str, Any] = {
@@ -138,3 +138,23 @@ async def test_a_next_process_that_fails(c: Any, s: Any, nanny: Any) -> None:
     assert parking.worker is None
     assert worker.name == nanny.name
     assert s.aliases[nanny.name] == worker.address
+
+
+@gen_test()
+async def test_a_cluster_object_that_reads_all_workers_anew() -> None:
+    """Its ``wait_for_workers`` drops the mark of a restart; it goes on watching."""
+    options: dict[str, Any] = {"processes": False, "asynchronous": True}
+    async with LocalCluster(1, dashboard_address=None, **options) as cluster:
+        scheduler = cluster.scheduler
+
+        def known() -> list[str]:
+            return list(cluster.scheduler_info["workers"])
+
+        with expecting(scheduler, [*scheduler.workers.values()]):
+            await soon(lambda: any(name.startswith(MARK) for name in known()))
+            await cluster.wait_for_workers(1)
+            assert not any(name.startswith(MARK) for name in known())
+        cluster.scale(2)
+        await soon(lambda: len(known()) == 2)
+        assert sorted(known()) == sorted(scheduler.workers)
+        assert not cluster._watch_worker_status_task.done()
