@@ -175,14 +175,16 @@ async def _restart(
         state = await job
     except BaseException as error:
         if ended:
+            attach_result(error, _restarted(args, ended[0], ids, before))
             await asyncio.shield(_update_manager(lease.client, args, ended[0]))
-            last = _restarted(args, ended[0], ids, before)
-            attach_result(error, last)
         raise
-    # ^C may come now, and the cluster object must not start another worker
-    await asyncio.shield(_update_manager(lease.client, args, state))
     back = state["address"] if state["resized"] else ""
     result = _restarted(args, state, ids, before)
+    try:  # ^C may come now, and the cluster object must not start another worker
+        await asyncio.shield(_update_manager(lease.client, args, state))
+    except BaseException as error:
+        attach_result(error, result)
+        raise
     return await _measured(lease.client, result, state), back
 
 

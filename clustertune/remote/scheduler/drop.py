@@ -107,10 +107,11 @@ class DataDrop:
     async def run(self) -> str:
         """Restart the workers; return a refusal, the missing workers, or ""."""
         try:
-            await self._refuse()
+            await self._refuse_silent()
             await self._wait_for_tasks()
+            await self._refuse_silent()
             await self._count()
-            await self._refuse()
+            self._refuse()  # at once after the count: nothing may arrive meanwhile
         except Refused as error:
             return str(error)
         self.doing = "restarting workers"
@@ -184,7 +185,13 @@ class DataDrop:
             if who in there and there[who].address != address:
                 await follow(self.scheduler, keys, {address}, there[who].address)
 
-    async def _refuse(self) -> None:
+    async def _refuse_silent(self) -> None:
+        self._refuse()
+        nannies = [ws.nanny for ws in self._workers()]
+        if silent := await silent_nannies(self.scheduler, nannies):
+            raise Refused(silent)
+
+    def _refuse(self) -> None:
         alone = [
             ws.address
             for ws in self._workers()
@@ -192,9 +199,6 @@ class DataDrop:
         ]
         if alone:
             raise Refused(f"{alone[0]}: {NO_NANNY}")
-        nannies = [ws.nanny for ws in self._workers()]
-        if silent := await silent_nannies(self.scheduler, nannies):
-            raise Refused(silent)
         if self.stopped:
             raise Refused("stopped")
 

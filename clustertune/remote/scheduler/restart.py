@@ -223,8 +223,8 @@ class WorkerRestart:
                     await self._empty(worker)
                     if self.resizing is not None:
                         await self._change_size(worker.nanny)
-                        await self._empty(worker)  # keys may have arrived meanwhile
                     await self._refuse_silent_nanny(worker)
+                    await self._empty(worker)  # keys may have arrived meanwhile
         except BaseException as error:
             # also if the job is cancelled: no change of state may remain
             self.doing = "undoing what it has begun"
