@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -112,8 +113,7 @@ class CheckpointFile:
                 f"checkpoint_path={self.path!r} was written by another release of "
                 "clustertune. Remove the file, and the fit begins again"
             )
-        names = [k for k, own in self.about.items() if not _equal(about.get(k), own)]
-        self._refuse(names)
+        self._refuse(list(_differing(about, self.about)))
         self.data = about.get("data", {})
         return Checkpoint(rounds=rounds, model=model, history=history)
 
@@ -137,7 +137,8 @@ class CheckpointFile:
         differ, unknown = list(data.keys() ^ self.data.keys()), []
         for label in data.keys() & self.data.keys():
             own, their = data[label], self.data[label]
-            if own["rows"] != their["rows"]:
+            rows = {own["rows"], their["rows"]}
+            if None not in rows and len(rows) > 1:
                 differ.append(f"rows of {label}")
                 continue
             pairs = zip(own["digests"], their["digests"], strict=False)
@@ -148,8 +149,8 @@ class CheckpointFile:
                 unknown.append(label)
         self._refuse(sorted(differ))
         return [
-            f"{label} could not be compared with the data of the checkpoint, since the "
-            "sampled rows are not in memory"
+            f"{label} could not be compared with the data of the checkpoint, since no "
+            "sampled row could be read in memory"
             for label in sorted(unknown)
         ]
 
@@ -184,9 +185,21 @@ def _part(filesystem: Any, path: str) -> Iterator[str]:
         raise
 
 
+def _differing(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """Return the names of own facts, or of parameters, with other values."""
+    for name, value in own.items():
+        other = theirs.get(name)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            names = sorted(value.keys() | other.keys())
+            some = (k for k in names if not _equal(value.get(k), other.get(k)))
+            yield from (f"{name.removesuffix('s')} {k}" for k in some)
+        elif not _equal(value, other):
+            yield name
+
+
 def _equal(one: Any, other: Any) -> bool:
     """Return whether values have the same JSON, in which NaN equals itself."""
-    return json.dumps(one) == json.dumps(other)
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +212,9 @@ def facts_of(model: Any, X: Any, fit_kwargs: Mapping[str, Any]) -> dict[str, Any
     columns = getattr(X, "columns", None)
     every = step.get_params().items()
     params = {k: _plain(v) for k, v in every if k not in ("callbacks", "client")}
+    # XGBoost draws from a generator each time that it is asked for the parameters
+    if not isinstance(getattr(step, "random_state", None), Integral | None):
+        params.pop("random_state", None)
     return {
         "estimator": type(step).__name__,
         "columns": X.shape[1] if columns is None else [str(name) for name in columns],

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from time import monotonic
 from typing import Any, NoReturn
@@ -173,10 +174,13 @@ class Prepared(ClientContext):
         """Return rows, and digests of some, of each collection, by label.
 
         The sampled rows depend on the number of rows only, not on the partitions. The
-        digest of a row that is not in memory is "".
+        digest of a row that is not in memory is "". Of replicas, one counts.
         """
-        view = self._journal.views[-1]
-        every = [m for x in view.layouts for m in x.collections]
+        every = [
+            _one_replica(m, x) if layouts.is_copied(x) else m
+            for x in self._journal.views[-1].layouts
+            for m in x.collections
+        ]
         picked = {m.label: _sampled(m) for m in every}
         rows: dict[Any, list[int]] = {}
         for parts in picked.values():
@@ -332,6 +336,13 @@ class Prepared(ClientContext):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r}: {_UNPACK}")
+
+
+def _one_replica(collection: CollectionInfo, layout: Layout) -> CollectionInfo:
+    """Return a collection with the first partition that has rows only."""
+    ((full, _, _),) = layouts.original(layout)
+    key, rows = collection.keys[full], collection.rows
+    return replace(collection, keys=(key,), rows=None if rows is None else rows[[full]])
 
 
 def _sampled(collection: CollectionInfo) -> dict[Any, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -13,8 +14,10 @@ from fsspec.implementations.local import LocalFileSystem
 from xgboost import XGBRegressor
 from xgboost.dask import DaskXGBRegressor
 
+import clustertune
 from clustertune.integrations.libraries.continuing import Checkpoint
 from clustertune.operations.checkpoints import CheckpointFile, facts_of
+from tests.in_process import gen_cluster
 
 
 def checkpoint(rounds: int) -> Checkpoint:
@@ -101,7 +104,7 @@ def test_a_file_that_cannot_be_removed(
 # --- facts of a fit -------------------------------------------------------------------
 
 
-def samples(rows: int = 2, **digests: list[str]) -> dict[str, Any]:
+def samples(rows: int | None = 2, **digests: list[str]) -> dict[str, Any]:
     return {label: {"rows": rows, "digests": d} for label, d in digests.items()}
 
 
@@ -134,14 +137,44 @@ def test_data_of_another_fit(tmp_path: Path, now: dict[str, Any], text: str) -> 
         assert later.compare(now) == []
 
 
+def test_parameters_of_another_fit(tmp_path: Path) -> None:
+    """The error names them; the order of a mapping, and NaN, are no difference."""
+    about = {"parameters": {"a": {"x": 1, "y": np.nan}, "eta": 0.1, "depth": 3}}
+    file = CheckpointFile(path=str(tmp_path / "model"), about=about)
+    file.write(checkpoint(1))
+    file.about = {"parameters": {"a": {"y": np.nan, "x": 1}, "eta": 0.1, "depth": 3}}
+    assert file.read() == checkpoint(1)
+    file.about = {"parameters": {"eta": 0.2, "a": {"y": np.nan, "x": 1}}}
+    with pytest.raises(ValueError, match="fit: parameter depth, parameter eta differ"):
+        file.read()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_replicas_count_once(c: Any, s: Any, *workers: Any) -> None:
+    """A fit on another number of workers has as many replicas of an eval set."""
+    X, y = c.persist([da.random.default_rng(0).random((60, 2), 10), da.ones(60, 10)])
+    sets = [(X[:20], y[:20])]
+    found = []
+    for some in ([0, 1], [0, 1, 2]):
+        prepared = await clustertune.prepare(
+            c, X, y, eval_set=sets, estimator="lightgbm", workers=some
+        )
+        assert len(await c.who_has(prepared.eval_set[0][0])) == len(some)
+        found.append(await prepared.samples())
+    assert found[0] == found[1]
+    assert found[0]["eval_set[0].X"]["rows"] == 20
+    assert len({*found[0]["X"]["digests"]} - {""}) == 60
+
+
 def test_data_that_cannot_be_compared(tmp_path: Path) -> None:
     """The report has a note."""
     file = CheckpointFile(path=str(tmp_path / "model"), about={})
     file.compare(samples(X=["a"]))
     file.write(checkpoint(1))
     file.read()
-    (note,) = file.compare(samples(X=[""]))
-    assert note.startswith("X could not be compared")
+    for unknown in (samples(X=[""]), samples(None, X=[])):
+        (note,) = file.compare(unknown)
+        assert note.startswith("X could not be compared")
 
 
 def test_parameters_of_a_fit() -> None:
@@ -156,6 +189,9 @@ def test_parameters_of_a_fit() -> None:
     assert base != facts(monotone_constraints=(0, 1), seed=1)
     assert base != facts(monotone_constraints=(1, 0), seed=2)
     assert facts(objective=max) != facts(objective=min)
+    drawn = facts(random_state=np.random.default_rng(0))
+    assert drawn == facts(random_state=np.random.default_rng(1))
+    assert json.dumps(facts(n_estimators=np.int64(7)))
     rows = np.arange(8.0).reshape(4, 2)
     first = XGBRegressor(n_estimators=3).fit(rows, rows[:, 0]).get_booster()
     assert facts({"xgb_model": first})["rounds"] == facts()["rounds"] + 3

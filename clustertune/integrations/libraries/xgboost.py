@@ -131,7 +131,7 @@ class Boosting(Continuation):
     def rounds(self, model: Any, fit_kwargs: Mapping[str, Any]) -> int:
         import xgboost
 
-        total: int = model.get_num_boosting_rounds()
+        total = int(model.get_num_boosting_rounds())  # as given: perhaps of NumPy
         return total + rounds_before(fit_kwargs.get("xgb_model"), xgboost.Booster)
 
     def attempt(

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 from time import time
@@ -33,6 +34,7 @@ VARIABLES = (
     "NUMEXPR_NUM_THREADS",
 )
 DIGEST_ROWS = 100  # of a partition in its digest
+SAMPLED_COLUMNS = 1000  # at least, of the digest of a row of more columns
 #: ends of variables that assign threads, CPUs or GPUs to a process
 SPECIFIC = ("_NUM_THREADS", "_AFFINITY", "_AFFINITY_MASK", "_VISIBLE_DEVICES")
 
@@ -127,7 +129,9 @@ def row_digests(
 ) -> list[list[str]]:
     """Digests of rows of each of these partitions; [] if it is not in memory here.
 
-    The digest of a row does not depend on the partition that has it.
+    The digest of a row does not depend on the partition that has it, nor on its types:
+    a missing value makes numbers of a column wider in some partitions only. Numbers
+    have six digits, since another CPU may compute another last one.
     """
     data = getattr(dask_worker.data, "memory", dask_worker.data)
     found = []
@@ -145,10 +149,23 @@ def _row_digests(partition: Any, numbers: list[int]) -> list[str]:
 
     import numpy as np
 
-    rows = getattr(partition, "iloc", partition)[numbers]
-    values = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
-    texts = [repr(row).encode() for row in values.tolist()]
-    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+    taken: Any = numbers
+    if len(partition.shape) > 1 and partition.shape[1] > SAMPLED_COLUMNS:
+        step = partition.shape[1] // SAMPLED_COLUMNS
+        taken = numbers, slice(None, None, step)
+    rows = getattr(partition, "iloc", partition)[taken]
+    values = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows, object)
+    found = []
+    for row in values.tolist():
+        texts = map(_as_text, row if isinstance(row, list) else [row])
+        packed = "\0".join(texts).encode()
+        found.append(hashlib.blake2b(packed, digest_size=8).hexdigest())
+    return found
+
+
+def _as_text(value: Any) -> str:
+    text = f"{float(value):.6g}" if isinstance(value, Real) else str(value)
+    return "" if text in ("nan", "None", "<NA>", "NaT") else text
 
 
 def _rows(partition: Any) -> int:

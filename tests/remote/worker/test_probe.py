@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,3 +296,30 @@ def test_digests_of_rows_do_not_depend_on_partitions() -> None:
         parted = probe.row_digests(worker, ["a", "b"], [[0, 3], [0, 3]])
         assert own == [*parted[0], *parted[1]], name
         assert len(set(own)) == (2 if name == "series" else 4) * (name != "unknown")
+
+
+def test_digests_of_rows_do_not_depend_on_types() -> None:
+    """Files without a missing value have whole numbers, others do not."""
+    counts = pd.DataFrame({"n": [1.0, 2.0, np.nan], "city": ["a", "b", "c"]})
+    parts = {
+        "some": counts,
+        "none": counts[:2].astype({"n": "int64"}),
+        "nullable": counts.astype({"n": "Int64", "city": "object"}),
+        "last digit": counts.assign(n=counts["n"] * (1 + 1e-12)),
+    }
+    worker = SimpleNamespace(data=parts)
+    first, *others = probe.row_digests(worker, [*parts], [[0, 1]] * len(parts))
+    assert all(first == other for other in others)
+    assert len({*first}) == 2
+
+
+def test_digests_of_wide_rows() -> None:
+    """Some columns of a row suffice, so the memory of a worker does."""
+    wide = scipy.sparse.random(20, 2**20, density=1e-4, format="csr", random_state=0)
+    worker = SimpleNamespace(data={"wide": wide})
+    tracemalloc.start()
+    (found,) = probe.row_digests(worker, ["wide"], [[*range(20)]])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == 20
+    assert most < 2**23
