@@ -386,6 +386,8 @@ class _Work:
         """Return whether the model is as without the losses, and why not."""
         if any(prepared.placement != self.placement for prepared in self.attempts):
             return "no, since rows are on other workers"
+        if len({prepared.n_threads for prepared in self.attempts}) > 1:
+            return "unknown, since a worker trained with other threads"
         if self.continuation is None:
             return "unknown, since the training began again and may draw at random"
         why = self.continuation.difference(

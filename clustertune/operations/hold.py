@@ -299,7 +299,8 @@ class Hold(ClientContext):
 
     def _observe(self, snapshot: Snapshot) -> None:
         texts = self._observed.take(snapshot)
-        if self._watch is None:  # it says itself what becomes of the fit
+        # the watch of a fit says itself what becomes of it
+        if self._watch is None or not self._watch.workers:
             for text in texts:
                 _report(text)
 

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import monotonic
 from traceback import clear_frames
 from typing import Any
@@ -266,8 +267,9 @@ class FitWatch:
 
         def steps(view: View, *_: object) -> Iterator[Step]:
             ids = {w.id for w in view.now.workers if w.address in addresses}
-            if drop_data:
-                return releasing.drops(view, ids, whole=False)
+            if drop_data:  # each apart: a nanny that is silent too stops its own only
+                each = (releasing.drops(view, {id}, whole=False) for id in ids)
+                return chain.from_iterable(each)
             return restarting.steps(view, ids, wait=0.0, end_tasks=True)
 
         procedure = Procedure(
