@@ -81,6 +81,10 @@ def train(given):
     former = checkpoint and RayTrainReportCallback.get_model(checkpoint)
     done = former.num_boosted_rounds() if former else 0
 
+    class Checkpoints(RayTrainReportCallback):
+        def _report_metrics(self, report_dict):
+            """Report with checkpoints only: each report waits 1 s or more."""
+
     class Kill(xgboost.callback.TrainingCallback):
         def after_iteration(self, model, epoch, evals_log):
             if former is None and rank == 1 and epoch >= given["trees"] // 2:
@@ -92,7 +96,7 @@ def train(given):
         rows,
         given["trees"] - done,
         xgb_model=former,
-        callbacks=[Kill(), RayTrainReportCallback(frequency=given["every"])],
+        callbacks=[Kill(), Checkpoints(frequency=given["every"])],
     )
 
 
@@ -163,8 +167,10 @@ def with_dask(name, trees, mb):
 
 
 def variant(name, mb, trees, every):
+    used = {}
     if name == "ray_killed":
-        seconds, booster = with_ray(mb, trees, every)
+        with measure.orphans() as used:  # daemons that end after their parent
+            seconds, booster = with_ray(mb, trees, every)
         identical = False
     else:
         seconds, booster, identical = with_dask(name, trees, mb)
@@ -176,6 +182,7 @@ def variant(name, mb, trees, every):
         "seconds": seconds,
         "loss": float(-np.log(right).mean()),
         "identical": float(identical),
+        **used,
     }
 
 
