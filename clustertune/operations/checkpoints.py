@@ -192,7 +192,7 @@ def _differing(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[st
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             names = sorted(value.keys() | other.keys())
             some = (k for k in names if not _equal(value.get(k), other.get(k)))
-            yield from (f"{name.removesuffix('s')} {k}" for k in some)
+            yield from (f"values of the {name.removesuffix('s')} {k}" for k in some)
         elif not _equal(value, other):
             yield name
 

@@ -145,21 +145,24 @@ def test_parameters_of_another_fit(tmp_path: Path) -> None:
     file.about = {"parameters": {"a": {"y": np.nan, "x": 1}, "eta": 0.1, "depth": 3}}
     assert file.read() == checkpoint(1)
     file.about = {"parameters": {"eta": 0.2, "a": {"y": np.nan, "x": 1}}}
-    with pytest.raises(ValueError, match="fit: parameter depth, parameter eta differ"):
+    parameter = "values of the parameter"
+    with pytest.raises(ValueError, match=f"{parameter} depth, {parameter} eta differ"):
         file.read()
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_replicas_count_once(c: Any, s: Any, *workers: Any) -> None:
     """A fit on another number of workers has as many replicas of an eval set."""
-    X, y = c.persist([da.random.default_rng(0).random((60, 2), 10), da.ones(60, 10)])
+    X, y = c.persist(
+        [da.random.default_rng(0).random((60, 2), chunks=10), da.ones(60, chunks=10)]
+    )
     sets = [(X[:20], y[:20])]
     found = []
     for some in ([0, 1], [0, 1, 2]):
         prepared = await clustertune.prepare(
             c, X, y, eval_set=sets, estimator="lightgbm", workers=some
         )
-        assert len(await c.who_has(prepared.eval_set[0][0])) == len(some)
+        assert len(prepared.eval_set[0][0]) == 20 * len(some)
         found.append(await prepared.samples())
     assert found[0] == found[1]
     assert found[0]["eval_set[0].X"]["rows"] == 20

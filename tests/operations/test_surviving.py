@@ -336,7 +336,7 @@ def test_a_later_call_continues(client: Client, tmp_path: Path) -> None:
             checkpoint_path=file,
         )
     assert file.exists()
-    with pytest.raises(ValueError, match=r"another fit: .*parameters"):
+    with pytest.raises(ValueError, match=r"fit: .*parameter max_depth differ"):
         fit(client, model("xgboost", max_depth=2), X, y, checkpoint_path=file)
     with pytest.raises(ValueError, match=r"another fit: values of y differ"):
         fit(client, estimator, X, 1 - y, checkpoint_path=file)

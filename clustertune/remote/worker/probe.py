@@ -149,11 +149,10 @@ def _row_digests(partition: Any, numbers: list[int]) -> list[str]:
 
     import numpy as np
 
-    taken: Any = numbers
-    if len(partition.shape) > 1 and partition.shape[1] > SAMPLED_COLUMNS:
-        step = partition.shape[1] // SAMPLED_COLUMNS
-        taken = numbers, slice(None, None, step)
-    rows = getattr(partition, "iloc", partition)[taken]
+    rows = getattr(partition, "iloc", partition)[numbers]
+    if len(rows.shape) > 1 and rows.shape[1] > SAMPLED_COLUMNS:
+        step = rows.shape[1] // SAMPLED_COLUMNS
+        rows = getattr(rows, "iloc", rows)[:, ::step]
     values = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows, object)
     found = []
     for row in values.tolist():
