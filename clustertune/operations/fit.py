@@ -52,6 +52,7 @@ logger = logging.getLogger("clustertune")
 PER_FEATURE = {"feature_weights"}
 #: options of prepare that apply to another attempt too; n_workers= could not be reached
 AGAIN = ("workers", "rechunk", "on_low_memory", "progress", "timeout")
+ALL = "on CPUs that other programs use, name all workers in workers=, to be faster"
 #: parameters of ``prepare`` that ``fit`` gives itself
 GIVEN = (
     *("client", "X", "y", "others", "estimator"),
@@ -361,11 +362,7 @@ class _Work:
         held = [str(measures)] if measures else []  # None: the client is closed
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
-            held.insert(
-                0,
-                f"one worker of each host trained, with {threads}; if other programs "
-                "use the CPUs, all workers are often faster: name them in workers=",
-            )
+            held[:0] = [f"one worker of each host trained, with {threads}", ALL]
         notes = (*report.notes, *held, *self._account(), *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
