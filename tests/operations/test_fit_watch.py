@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,7 +156,9 @@ async def test_a_silent_member_that_answers_once_its_fit_is_cancelled() -> None:
 class AfterLoss(fits._Work):
     """The account of a fit that has lost a worker."""
 
-    def __init__(self, model: Any, *placements: Any, **values: Any):
+    def __init__(
+        self, model: Any, *placements: Any, threads: tuple[Any, ...] = (), **values: Any
+    ):
         client: Any = None
         super().__init__(
             client=client,
@@ -168,7 +171,8 @@ class AfterLoss(fits._Work):
             **{"file": None, **values},
         )
         self.placement = placements[0]
-        self.attempts = [SimpleNamespace(placement=one) for one in placements]
+        each = zip_longest(placements, threads)
+        self.attempts = [SimpleNamespace(placement=p, n_threads=n) for p, n in each]
 
 
 READ = CheckpointFile(path="model", about={}, data={})
@@ -182,6 +186,8 @@ SAVED = Checkpoint(rounds=1, model=b"", history={})
         (AfterLoss(DaskXGBRegressor(), HERE, HERE), "yes"),
         (AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED), "yes"),
         (AfterLoss(DaskXGBRegressor(), HERE, THERE, HERE), "no, since rows"),
+        (AfterLoss(DaskXGBRegressor(), HERE, HERE, threads=(2, 2)), "yes"),
+        (AfterLoss(DaskXGBRegressor(), HERE, HERE, threads=(2, 1)), "unknown, since a"),
         (
             AfterLoss(DaskXGBRegressor(), HERE, HERE, checkpoint=SAVED, file=READ),
             "unknown, since its first rounds are of another call",

@@ -147,13 +147,14 @@ def row_digests(
 def _row_digests(partition: Any, numbers: list[int]) -> list[str]:
     import hashlib
 
-    import numpy as np
-
     rows = getattr(partition, "iloc", partition)[numbers]
     if len(rows.shape) > 1 and rows.shape[1] > SAMPLED_COLUMNS:
         step = rows.shape[1] // SAMPLED_COLUMNS
         rows = getattr(rows, "iloc", rows)[:, ::step]
-    values = rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows, object)
+    if hasattr(rows, "to_numpy"):  # a frame, whose missing numbers stay missing
+        values = rows.to_numpy(object)
+    else:
+        values = rows.toarray() if hasattr(rows, "toarray") else rows
     found = []
     for row in values.tolist():
         texts = map(_as_text, row if isinstance(row, list) else [row])
