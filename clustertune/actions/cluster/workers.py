@@ -329,7 +329,7 @@ def _missing(state: Mapping[str, Any], ids: Mapping[str, str | int]) -> Iterator
     if lost := state["lost"]:
         ended = [ids.get(address, address) for address in state["ended"]]
         why = f" with worker {names_text(ended)}, which ended meanwhile"
-        yield f"lost {lost:,} keys{why if ended else ''}"
+        yield f"lost {plural(lost, 'key')}{why if ended else ''}"
     if again := state["again"]:
         yield f"{plural(again, 'key')} recomputed, because their workers ended"
     if again := state["unsendable"]["recomputed"]:
