@@ -52,7 +52,8 @@ logger = logging.getLogger("clustertune")
 PER_FEATURE = {"feature_weights"}
 #: options of prepare that apply to another attempt too; n_workers= could not be reached
 AGAIN = ("workers", "rechunk", "on_low_memory", "progress", "timeout")
-ALL = "on CPUs that other programs use, name all workers in workers=, to be faster"
+#: note of a fit on one worker of each host
+BUSY_HOSTS = "if other programs use its CPUs, all workers in workers= can be faster"
 #: parameters of ``prepare`` that ``fit`` gives itself
 GIVEN = (
     *("client", "X", "y", "others", "estimator"),
@@ -298,8 +299,8 @@ class _Work:
                 "leave, then fit again"
             )
         return (
-            "Training cannot go on without it. Fit again, with max_failures=2 to "
-            "continue after such a loss"
+            "Training cannot go on without lost workers. Fit again, with max_failures=2 "
+            "to continue after such a loss"
         )
 
     def again(self, prepared: Prepared) -> Any:
@@ -362,7 +363,7 @@ class _Work:
         held = [str(measures)] if measures else []  # None: the client is closed
         if prepared.n_threads is not None:
             threads = plural(prepared.n_threads, "thread")
-            held[:0] = [f"one worker of each host trained, with {threads}", ALL]
+            held[:0] = [f"one worker of each host trained, with {threads}", BUSY_HOSTS]
         notes = (*report.notes, *held, *self._account(), *self.notes)
         values = {f.name: getattr(report, f.name) for f in fields(report)}
         self.model.clustertune_report_ = FitReport(**values | {"notes": notes})
