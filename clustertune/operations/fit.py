@@ -299,8 +299,8 @@ class _Work:
                 "leave, then fit again"
             )
         return (
-            "Training cannot go on without lost workers. Fit again, with max_failures=2 "
-            "to continue after such a loss"
+            "Training cannot go on without lost workers. Fit again, with "
+            "max_failures=2 to continue after such a loss"
         )
 
     def again(self, prepared: Prepared) -> Any:
