@@ -390,16 +390,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredMemory:
-    """Process memory of a worker before and after a step, as the worker measured it."""
-
-    worker: str | int  # id
-    before: int | None  # None: not known
-    after: int | None
-    keys: int | None = None  # that a restart moved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The result of an enacted step."""
 
@@ -409,7 +399,6 @@ class Result:
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known, or the action can lose none
     unchanged: bool = False  # nothing was changed, or all was undone
-    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
 def attach_result(error: BaseException, result: Result) -> None:
@@ -436,7 +425,6 @@ class Outcome:
     count: int | None = None  # workers, keys or collections that were finished
     lost: int | None = None  # keys; None: not known
     unchanged: bool = False  # nothing was changed, or all was undone
-    measured: tuple[MeasuredMemory, ...] = ()  # workers before and after
 
 
 # --- the port -------------------------------------------------------------------------

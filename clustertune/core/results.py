@@ -131,19 +131,6 @@ class LayoutSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMemory:
-    """Process memory that a worker measured before and after a step; None: unknown."""
-
-    worker: str | int
-    before: int | None = None
-    after_trim: int | None = None
-    after_restart: int | None = None
-    threshold: int | None = None  # the worker spills or pauses above it
-    keys: int | None = None  # that its restart moved
-    seconds: float | None = None  # duration of its restart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """Memory of a worker in the first and in the last snapshot of a call.
 
@@ -187,7 +174,6 @@ class Results:
     needs: tuple[str, ...] = ()
     error: str = ""
     notes: tuple[str, ...] = ()
-    memory: tuple[WorkerMemory, ...] = ()
     workers: tuple[WorkerState, ...] = ()
     lost: tuple[Loss, ...] | None = ()
     #: threads of each training task, if one worker of each host trains for its host

@@ -18,7 +18,6 @@ from clustertune.core.results import (
     Done,
     LayoutSummary,
     Results,
-    WorkerMemory,
     WorkerShare,
     WorkerState,
 )
@@ -338,9 +337,7 @@ def _workers(results: Results, details: bool) -> Iterator[Table]:
     states = {w.worker: w for w in results.workers}
     after = [x for x in results.after or results.before if x.workers]
     if not after and (ids := sorted(steps or states, key=natural)):
-        yield table(
-            [_row(results, x, states.get(x), steps.get(x, ()), None) for x in ids]
-        )
+        yield table([_row(x, states.get(x), steps.get(x, ()), None) for x in ids])
     was = {s.label: s for s in results.before}
     for now in after if details else after[:1]:
         before = was.get(now.label, now)
@@ -351,13 +348,7 @@ def _workers(results: Results, details: bool) -> Iterator[Table]:
             shares = {id: w.share for id, w in {**old, **new}.items()}
             ids.sort(key=lambda id: -shares.get(id, 0.0))
         rows = [
-            _row(
-                results,
-                x,
-                states.get(x),
-                steps.get(x, ()),
-                (old.get(x), new.get(x)),
-            )
+            _row(x, states.get(x), steps.get(x, ()), (old.get(x), new.get(x)))
             for x in ids
         ]
         yield table(rows, title=_layout_title(before, now))
@@ -365,14 +356,12 @@ def _workers(results: Results, details: bool) -> Iterator[Table]:
 
 
 def _row(
-    results: Results,
     id: str | int,
     state: WorkerState | None,
     steps: Sequence[Done],
     held: tuple[WorkerShare | None, WorkerShare | None] | None,
 ) -> Row:
     """Return all that is known of a worker, before and after the call."""
-    measured = next((m for m in results.memory if m.worker == id and steps), None)
     plain = state if held is None and not steps else None
     limit = bytes_text(plain.limit) if plain and plain.limit else "none"
     return [
@@ -381,7 +370,7 @@ def _row(
         ("rows", _change(held, "rows", "{:,}".format)),
         ("bytes", _change(held, "nbytes", bytes_text)),
         ("data in memory", _state_change(plain, "data")),
-        ("process memory", _process_text(state, measured, steps)),
+        ("process memory", _state_change(state, "process")),
         ("memory limit", limit if plain else NONE),
         ("outcome", "; ".join(map(_outcome, steps)) or NONE),
         (
@@ -405,17 +394,6 @@ def _change(
 def _state_change(state: WorkerState | None, name: str) -> str:
     before, after = (getattr(state, f"{name}_{x}", None) for x in ("before", "after"))
     return change(before, after, bytes_text)
-
-
-def _process_text(
-    state: WorkerState | None, memory: WorkerMemory | None, steps: Sequence[Done]
-) -> str:
-    """Return the memory that steps measured, or that of the first and the last look."""
-    if memory is None:
-        return _state_change(state, "process")
-    restarted = any(s.action == "restart" for s in steps)
-    after = memory.after_restart if restarted else memory.after_trim
-    return change(memory.before, after, bytes_text)
 
 
 def _outcome(step: Done) -> str:

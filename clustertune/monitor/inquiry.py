@@ -32,7 +32,7 @@ from clustertune.core.model import (
     WorkerSnapshot,
 )
 from clustertune.core.report import Report
-from clustertune.errors import ConnectionLostError, VersionMismatchError
+from clustertune.errors import VersionMismatchError
 from clustertune.monitor import monitor
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import survey
@@ -171,20 +171,6 @@ async def refresh_memory(client: Client) -> None:
     await ship.on_workers(
         client, process.send_memory, there, timeout=monitor.SOON, again=False
     )
-
-
-async def process_memory(client: Client, address: str) -> int | None:
-    """Return the bytes of a worker's process; None: it does not answer in time."""
-    try:
-        workers = (await monitor.identify(client))["workers"]
-        there = {address} & await monitor.approve(client, workers)
-    except (ConnectionLostError, VersionMismatchError):
-        return None
-    answers = await ship.on_workers(
-        client, process.send_memory, list(there), timeout=monitor.SOON, again=False
-    )
-    nbytes = answers.get(address)
-    return nbytes if isinstance(nbytes, int) else None
 
 
 async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:

@@ -212,7 +212,6 @@ def _outcome(
         count=result.count,
         lost=result.lost,
         unchanged=result.unchanged,
-        measured=result.measured,
     )
 
 

@@ -43,14 +43,12 @@ from clustertune.core.results import (
     Done,
     LayoutSummary,
     Loss,
-    WorkerMemory,
     WorkerState,
 )
 from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
 from clustertune.monitor import connection
 from clustertune.planner import forecast, layouts, suitability
-from clustertune.planner.memory import process_limit
 from clustertune.remote import keys
 from clustertune.remote.ending import within
 from clustertune.remote.scheduler.page import MOST_KEYS, THRESHOLDS
@@ -187,7 +185,6 @@ class Journal:
             after=_summaries(views[-1:]),
             steps=tuple(self._steps(status)),
             needs=self.plans[-1].needs if self.plans else (),
-            memory=memory_of(views, self.outcomes),
             workers=states_of(views),
             lost=self.losses,
             host_threads=suitability.threads_of_task(views[-1]) if views else None,
@@ -226,31 +223,6 @@ def states_of(views: Sequence[View]) -> tuple[WorkerState, ...]:
         )
         for id, worker in (before | after).items()
     )
-
-
-def memory_of(
-    views: Sequence[View], outcomes: Sequence[Outcome]
-) -> tuple[WorkerMemory, ...]:
-    """Return the memory of each worker that a step measured, in the order of steps."""
-    thresholds = {
-        w.id: process_limit(w) or None for view in views for w in view.now.workers
-    }
-    rows: dict[str | int, WorkerMemory] = {}
-    for outcome in outcomes:
-        for m in outcome.measured:
-            row = rows.get(m.worker) or WorkerMemory(
-                worker=m.worker,
-                before=m.before,
-                threshold=thresholds.get(m.worker),
-            )
-            if isinstance(outcome.step.args, Trim):
-                row = replace(row, after_trim=m.after)
-            else:
-                row = replace(row, after_restart=m.after)
-                if outcome.count:  # it was restarted
-                    row = replace(row, keys=m.keys, seconds=outcome.seconds)
-            rows[m.worker] = row
-    return tuple(rows.values())
 
 
 def error_text(error: BaseException) -> str:

@@ -102,8 +102,8 @@ def restart_workers(
         moved, and the number of lost keys by the scheduler's count. Moved keys have one
         replica. If the worker that holds it dies meanwhile, the key is lost unless it
         can be computed again. Status ``left``: not all steps were done, or keys were
-        lost. ``memory`` has a row for each worker: process memory before, after a trim
-        and after the restart, keys and seconds.
+        lost. ``workers`` has the process memory of each worker before and after the
+        call.
 
     Raises
     ------
@@ -423,7 +423,7 @@ def trim_memory(
     Returns
     -------
     Report
-        Its step has the process memory of each worker before and after.
+        ``workers`` has the process memory of each worker before and after.
 
     Raises
     ------

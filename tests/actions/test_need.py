@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import html
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +14,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.utils import parse_bytes
 from distributed import Client, Event, wait
 
 import clustertune
 from clustertune.core.report import Report
-from clustertune.core.results import WorkerMemory
+from clustertune.core.tables import change
 from clustertune.core.wording import bytes_text
 from tests.processes import local_workers, until
 
@@ -88,24 +91,24 @@ def refuse_losses(client: Client, X: da.Array, values: list[Any]) -> None:
 
 def refuse_rows(report: Report, *others: int) -> None:
     """The rows of the workers that ``fill`` has filled, and of others."""
-    rows = {row.worker: row for row in report.memory}
-    assert rows.keys() == {0, 1, *others}
-    trimmed, leaking = rows[0], rows[1]
-    for row in (trimmed, leaking):
-        assert row.threshold == LINE
-        assert row.before is not None
-        assert row.before > LINE
-    assert trimmed.after_trim is not None
-    assert trimmed.after_trim < LINE - MORE // 2
-    assert (trimmed.after_restart, trimmed.keys, trimmed.seconds) == (None, None, None)
-    assert leaking.after_trim is not None
-    assert leaking.after_trim > LINE
-    assert leaking.after_restart is not None
-    assert leaking.after_restart < LINE - MORE // 2
-    assert leaking.keys
-    assert leaking.seconds is not None
-    for id in others:
-        assert rows[id].after_restart is None
+    rows = {row.worker: row for row in report.workers}
+    assert rows.keys() == {0, 1, 2}
+    for row in (rows[0], rows[1]):
+        assert row.process_before is not None
+        assert row.process_before > LINE
+        assert row.process_after is not None
+        assert row.process_after < LINE - MORE // 2
+    trim, restart = report.steps[:2]
+    assert {*trim.workers} == {0, 1, *others}
+    pattern = r"worker (\d): \S+ \S+ to (\S+ \S+?)(?:;|$)"
+    measured = dict(re.findall(pattern, trim.details))
+    assert measured.keys() == {str(id) for id in trim.workers}
+    assert parse_bytes(measured["0"]) < LINE - MORE // 2
+    assert parse_bytes(measured["1"]) > LINE
+    assert restart.workers == (1,)
+    assert restart.seconds is not None
+    assert restart.details
+    assert not restart.details.startswith("0 keys")
 
 
 @pytest.mark.parametrize("how", ["prepare", "restart", "memory-rescue"])
@@ -126,38 +129,48 @@ def test_only_what_a_trim_does_not_cure_is_restarted(how: str) -> None:
         else:
             played = clustertune.run_playbook(client, how)
             assert played.status == "done", str(played)
-            (report,) = [s.report for s in played.steps if s.report and s.report.memory]
+            (report,) = [
+                s.report
+                for s in played.steps
+                if s.report and any(x.action == "restart" for x in s.report.steps)
+            ]
             refuse_rows(report)
         assert [s.action for s in report.steps][:2] == ["trim", "restart"]
         after = pids(client)
         assert after[1] != before[1]
         assert (after[0], after[2]) == (before[0], before[2])
-        (memory,) = (m.after_restart for m in report.memory if m.after_restart)
+        (memory,) = (w.process_after for w in report.workers if w.worker == 1)
+        assert memory is not None
         # a cell of the table may have its unit in the next line; HTML has no such lines
         assert bytes_text(memory).split()[0] in str(report)
         assert bytes_text(memory) in report._repr_html_()
-        assert Report.from_json(report.to_json()).memory == report.memory
         refuse_losses(client, X, values)
 
 
 def test_memory_of_a_worker_that_was_restarted() -> None:
-    """The row has the bytes before and after, and the seconds."""
+    """The row has the bytes before and after; the step has the keys and seconds."""
     with cluster(2) as client:
+        at = by_name(client)
+        client.run(leak, workers=[at[0]])
+
+        def full(dask_scheduler: Any) -> bool:
+            return bool(dask_scheduler.workers[at[0]].memory.process > LINE)
+
+        until(lambda: client.run_on_scheduler(full))
         done = clustertune.restart_workers(client, workers=[0])
         assert done.status == "done", str(done)
 
-        (row,) = done.memory
-        assert row == WorkerMemory(
-            worker=0,
-            before=row.before,
-            after_trim=None,
-            after_restart=row.after_restart,
-            threshold=LINE,
-            keys=0,
-            seconds=done.steps[0].seconds,
-        )
-        assert row.before
-        assert row.after_restart
+        rows = {row.worker: row for row in done.workers}
+        before, after = rows[0].process_before, rows[0].process_after
+        assert before is not None
+        assert before > LINE
+        assert after is not None
+        assert after < LINE - MORE // 2
+        shown = change(before, after, bytes_text)
+        assert shown in html.unescape(done._repr_html_())
+        (step,) = done.steps
+        assert step.details.startswith("0 keys moved")
+        assert step.seconds
 
 
 def dispatched_train(event: str) -> None:

@@ -18,7 +18,6 @@ from clustertune.core import counts, sections, tables
 from clustertune.core.counts import carried_out, planned
 from clustertune.core.model import (
     Finding,
-    MeasuredMemory,
     Outcome,
     Plan,
     Price,
@@ -35,7 +34,7 @@ from clustertune.core.report import (
 )
 from clustertune.core.results import Done, LayoutSummary, WorkerShare, WorkerState
 from clustertune.core.sections import headlines
-from clustertune.operations.journal import Journal, memory_of
+from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
 from tests.builders import layout, view, worker
@@ -780,26 +779,10 @@ def test_memory_of_workers() -> None:
     """A row for each worker in text, HTML and JSON; what was not measured is no 0."""
     trimmed = Step(action="trim", summary="t", price=STEP.price, args=Trim(workers={}))
     again = Step(action="restart", summary="r", price=STEP.price)
-    seen = view([worker(i) for i in (0, 1)])
     outcomes = [
-        Outcome(
-            step=trimmed,
-            status="done",
-            measured=(
-                MeasuredMemory(worker=0, before=9 * 2**20, after=3 * 2**20),
-                MeasuredMemory(worker=1, before=8 * 2**20, after=7 * 2**20),
-            ),
-        ),
-        Outcome(
-            step=again,
-            status="done",
-            seconds=2.0,
-            count=1,
-            measured=(MeasuredMemory(worker=1, before=7 * 2**20, after=None, keys=5),),
-        ),
+        Outcome(step=trimmed, status="done"),
+        Outcome(step=again, status="done", seconds=2.0, count=1),
     ]
-    rows = memory_of([seen], outcomes)
-    line = int(0.7 * 4 * 2**30)
     steps = tuple(
         replace(carried_out(o), action=a, verb=v, noun="worker", workers=w)
         for o, a, v, w in zip(
@@ -810,15 +793,21 @@ def test_memory_of_workers() -> None:
             strict=True,
         )
     )
-    told = Report(status="done", seconds=1.0, memory=rows, steps=steps)
+    limit = 4 * 2**30
+    states = (
+        WorkerState(
+            worker=0,
+            process_before=9 * 2**20,
+            process_after=3 * 2**20,
+            limit=limit,
+        ),
+        WorkerState(worker=1, process_before=8 * 2**20, limit=limit),
+    )
+    told = Report(status="done", seconds=1.0, workers=states, steps=steps)
     table = [x.split("  ") for x in str(told).splitlines()]
     cells = [[c.strip() for c in row if c] for row in table]
     assert ["0", "9.0 -> 3.0 MiB", "trimmed"] in cells
     assert ["1", "8.0 MiB -> -", "trimmed; restarted"] in cells
-    assert [(r.after_restart, r.keys, r.threshold) for r in rows] == [
-        (None, None, line),
-        (None, 5, line),
-    ]
     assert Report.from_json(told.to_json()) == told
     many = replace(told, steps=(replace(steps[0], workers=tuple(range(99))),))
     for text in (str(many), many._repr_html_()):

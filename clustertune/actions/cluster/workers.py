@@ -16,7 +16,6 @@ from clustertune.core import arguments
 from clustertune.core.model import (
     Bounds,
     Drop,
-    MeasuredMemory,
     Notify,
     Resize,
     Restart,
@@ -30,7 +29,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.monitor import inquiry, monitor
+from clustertune.monitor import monitor
 from clustertune.planner import machines
 from clustertune.remote import ship
 from clustertune.remote.worker import park, process
@@ -154,9 +153,6 @@ async def _restart(
     what = f"{verb} worker {names_text([args.id])}"
     ended: list[dict[str, Any]] = []
     refused = args.address in monitor.known(lease.client).refused
-    before = None
-    if returns:
-        before = await inquiry.process_memory(lease.client, args.address)
     job = lease.job(
         "restart",
         lambda state: notify(f"{what}: {state['doing']}", None),
@@ -175,17 +171,17 @@ async def _restart(
         state = await job
     except BaseException as error:
         if ended:
-            attach_result(error, _restarted(args, ended[0], ids, before))
+            attach_result(error, _restarted(args, ended[0], ids))
             await asyncio.shield(_update_manager(lease.client, args, ended[0]))
         raise
     back = state["address"] if state["resized"] else ""
-    result = _restarted(args, state, ids, before)
+    result = _restarted(args, state, ids)
     try:  # ^C may come now, and the cluster object must not start another worker
         await asyncio.shield(_update_manager(lease.client, args, state))
     except BaseException as error:
         attach_result(error, result)
         raise
-    return await _measured(lease.client, result, state), back
+    return result, back
 
 
 async def _update_manager(
@@ -198,24 +194,8 @@ async def _update_manager(
         await managers.retired(client.cluster, args.id)
 
 
-async def _measured(client: Client, result: Result, state: Mapping[str, Any]) -> Result:
-    """Add the memory of the new process after its keys returned."""
-    if not state["address"]:
-        return result
-    try:
-        nbytes = await inquiry.process_memory(client, state["address"])
-    except BaseException as error:
-        attach_result(error, result)
-        raise
-    measured = tuple(replace(m, after=nbytes) for m in result.measured)
-    return replace(result, measured=measured)
-
-
 def _restarted(
-    args: WorkerEnd,
-    state: Mapping[str, Any],
-    ids: Mapping[str, str | int],
-    before: int | None,
+    args: WorkerEnd, state: Mapping[str, Any], ids: Mapping[str, str | int]
 ) -> Result:
     """Return the result of a restart from the last state of its job."""
     if not state["finished"]:
@@ -239,9 +219,6 @@ def _restarted(
         )
     undone = "; ".join(filter(None, [state["error"], *_missing(state, ids)]))
     finished = bool(state["address"]) or (not returns and not state["error"])
-    measured = MeasuredMemory(
-        worker=args.id, before=before, after=None, keys=state["keys"]
-    )
     return Result(
         nbytes=state["nbytes"],
         not_done=undone,
@@ -249,7 +226,6 @@ def _restarted(
         count=int(finished),
         lost=state["lost"],
         unchanged=not finished and state["unchanged"],
-        measured=(measured,) if returns else (),
     )
 
 
@@ -302,7 +278,7 @@ async def trim(client: Client, trim: Trim) -> Result:
     )
     mute = trim.workers.keys() - approved
     undone = [f"{len(mute)} gave no or other versions"] if mute else []
-    said, measured = [], []
+    said = []
     for address, answer in answers.items():
         id = trim.workers[address]
         who = names_text([id])
@@ -310,7 +286,6 @@ async def trim(client: Client, trim: Trim) -> Result:
             undone.append(f"worker {who}: {printable(repr(answer), longest=200)}")
             continue
         before, after, asked = answer
-        measured.append(MeasuredMemory(worker=id, before=before, after=after))
         text = f"worker {who}: {bytes_text(before)} to {bytes_text(after)}"
         said.append(text if asked else f"{text} (no malloc_trim there)")
     return Result(
@@ -318,7 +293,6 @@ async def trim(client: Client, trim: Trim) -> Result:
         not_done="; ".join(undone),
         details="; ".join(said),
         count=len(said),
-        measured=tuple(measured),
     )
 
 
