@@ -23,7 +23,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.wording import bytes_text, names_text
+from clustertune.core.wording import bytes_text
 from clustertune.errors import CapacityError
 from clustertune.planner import chunking, layouts, memory
 from clustertune.planner.placement import AIM, place
@@ -58,8 +58,6 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         action="load",
         summary=f"load {', '.join(labels)} ({amount}) in one call",
         price=Price(nbytes=None, peak=peak),
-        gain="partitions and row counts of all collections are known and match"
-        + (f"; {names_text(placed)} on the workers that train" if placed else ""),
         args=Load(
             workers=tuple(w.address for w in view.now.workers),
             targets=targets,

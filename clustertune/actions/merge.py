@@ -20,7 +20,6 @@ from clustertune.core.model import (
     WorkerSize,
     WorkerSnapshot,
 )
-from clustertune.core.wording import workers_text
 from clustertune.errors import RefusedError
 from clustertune.planner import guards
 from clustertune.planner.machines import (
@@ -134,7 +133,6 @@ def _retirements(merges: list[Merge], view: View, wait: float) -> Iterator[Step]
             action="merge",
             summary=restart.summary("retire", worker, where),
             price=restart.price(worker),
-            gain=f"{workers_text([id])} has its threads and its memory limit",
             args=Retire(
                 **args | {"process_limits": limits}, replaced_by=(id, merge.size)
             ),

@@ -140,7 +140,6 @@ def _step(layout: Layout, view: View, placement: Placement) -> Step:
             # received bytes may arrive before sent bytes have left
             peak=int(received.max(initial=0)),
         ),
-        gain=_gain(layout, view, placement),
         args=moves,
     )
 
@@ -152,20 +151,6 @@ def _are_lent(layout: Layout, view: View) -> bool:
     """
     gathers = view.goal.one_per_host and view.trainers is not None
     return gathers and any(not m.made_here or m.shared for m in layout.collections)
-
-
-def _gain(layout: Layout, view: View, placement: Placement) -> str:
-    before = layouts.shares(layout, view)
-    workers = zip(before, view.now.workers, strict=True)
-    idle = sum(s.rows for s, w in workers if not view.eligible(w))
-    fullest = max(s.share for s in before)
-    text = f"the fullest worker holds {placement.imbalance:.2f} times its share of rows"
-    text += f" instead of {fullest:.2f}" if fullest else ""
-    text += f"; {idle:,} rows leave workers that do not train" if idle else ""
-    torn = int(layouts.separated(layout, len(view.now.workers)).sum())
-    text += f"; {torn:,} separated pairs together" if torn else ""
-    copied = int(layouts.replicated(layout).sum())
-    return text + (f"; one replica of {plural(copied, 'partition')}" if copied else "")
 
 
 # --- eval sets on every worker --------------------------------------------------------
@@ -239,6 +224,5 @@ def _replica_step(layout: Layout, view: View, first: Int64s, home: Int64s) -> St
             nbytes=int(received.sum()),
             peak=nbytes,
         ),
-        gain="all workers have the same score, and stop at the same round",
         args=recut,
     )

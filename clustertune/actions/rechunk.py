@@ -45,14 +45,6 @@ _FREEING = (
     "; or release the old partitions while they are cut, which makes the given "
     "collections unusable: release_inputs=True"
 )
-#: by check
-_GAINS = {
-    "misaligned_partitions": "every partition has the rows of its labels and "
-    "companions",
-    "column_chunks": "every partition has all columns",
-    "missing_classes": "every worker has every class",
-    "query_groups": "every group is whole, on one worker",
-}
 
 
 def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
@@ -177,7 +169,6 @@ def _step(
         action="rechunk",
         summary=_summary(changed, rows, moves),
         price=_price(recut, changed, moves, view),
-        gain=_gain(layout, rows, about, view),
         args=recut,
     )
 
@@ -382,7 +373,7 @@ def _too_much(layout: Layout, view: View, nbytes: int, budget: Float64s) -> str:
     )
 
 
-# --- cost and gain --------------------------------------------------------------------
+# --- cost --------------------------------------------------------------------
 
 
 def _price(
@@ -394,18 +385,6 @@ def _price(
         moved = layouts.received_bytes(moves, view, recut.targets)
         nbytes, peak = nbytes + int(moved.sum()), peak + moved
     return Price(nbytes=nbytes, peak=int(peak.max(initial=0)))
-
-
-def _gain(layout: Layout, rows: Int64s, about: list[Finding], view: View) -> str:
-    checks = {f.check for f in about}
-    gains = [text for check, text in _GAINS.items() if check in checks]
-    old = layout.collections[0].n_partitions
-    if old != len(rows):
-        text = f"{plural(len(rows), 'partition')} instead of {old:,}"
-        if view.goal.workload.keeps_partitions and layout is view.layouts[0]:
-            text += f", with which {view.goal.workload.title} makes another model"
-        gains.append(text)
-    return "; ".join(gains)
 
 
 async def enact(step: Step, cluster: Cluster, notify: Notify) -> Result:

@@ -53,7 +53,6 @@ def _step(args: Release, groups: list[KeyGroup]) -> Step:
         action="release",
         summary=summary,
         price=Price(nbytes=0, at_risk=risk),
-        gain=f"{key_bytes_text(shown)} of memory",
         args=args,
     )
 
@@ -102,6 +101,5 @@ def drops(
         action="drop",
         summary=f"restart {which} at once",
         price=Price(nbytes=0, at_risk=risk),
-        gain="all processes are new",
         args=args,
     )

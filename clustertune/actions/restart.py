@@ -79,8 +79,9 @@ def steps_by_need(
     for step in steps(view, needed, wait=wait, most=most):
         args = step.args
         if isinstance(args, Restart) and args.id not in ended:
+            reason = f"{step.summary}; {reasons[args.id]}"
             args = replace(args, growth=growth[args.id])
-            step = replace(step, gain=reasons[args.id], args=args)  # noqa: PLW2901
+            step = replace(step, summary=reason, args=args)  # noqa: PLW2901
         yield step
 
 
@@ -113,7 +114,6 @@ def steps(
             action="restart",
             summary=summary("restart", worker, _way(worker)),
             price=_price(worker),
-            gain=f"its process has {bytes_text(worker.unmanaged)} of unmanaged memory",
             args=Restart(**args, end_tasks=end_tasks),
         )
 
@@ -130,14 +130,12 @@ def resizes(
     """A step for each of these workers that does not have the size yet."""
     going = {w.id for w in view.now.workers if w.id in ids and not _has(w, size)}
     for worker, args in ends(view, going, wait=wait, most=most, size=size):
-        was = f"{plural(worker.nthreads, 'thread')}, {bytes_text(worker.memory_limit)}"
         limit = lower_limit(worker, size)
         limits = (0, 0) if limit is None else lowered_limits(worker, limit)
         yield Step(
             action=action,
             summary=f"{summary('resize', worker, _way(worker))}; to {size}",
             price=_price(worker),
-            gain=f"now {was}",
             args=Resize(**args, size=size, lowered_limits=limits),
         )
 
@@ -154,7 +152,6 @@ def bring_back(view: View, wait: float) -> Iterator[Step]:
                 f"that an earlier restart left on {workers_text([worker.id])}, and "
                 "close it",
                 price=price(worker),
-                gain="a parking worker is needed during a restart only",
                 args=BringBack(
                     id=worker.id,
                     address=worker.address,
@@ -330,7 +327,6 @@ def retirements(view: View, n_workers: int, *, wait: float = WAIT) -> Iterator[S
             action="retire",
             summary=summary("retire", worker, OTHERS),
             price=price(worker),
-            gain="the cluster has the requested number of workers",
             args=Retire(**args),
         )
 
@@ -361,11 +357,9 @@ def trims(view: View, ids: Collection[str | int]) -> Iterator[Step]:
     """Return one step for all these workers."""
     workers = [w for w in view.now.workers if w.id in ids and not w.parking]
     if workers:
-        unmanaged = sum(w.unmanaged for w in workers)
         yield Step(
             action="trim",
             summary=f"trim the memory of {workers_text([w.id for w in workers])}",
             price=Price(nbytes=0),
-            gain=f"frees some of {bytes_text(unmanaged)} of unmanaged memory",
             args=Trim(workers={w.address: w.id for w in workers}),
         )

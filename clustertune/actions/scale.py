@@ -31,7 +31,6 @@ def step(there: int, wanted: int) -> Step:
         action="scale",
         summary=f"scale from {there} to {wanted} workers and wait for them",
         price=Price(nbytes=0),
-        gain=f"{wanted} workers can train instead of {there}",
         args=wanted,
     )
 
@@ -61,7 +60,6 @@ def bounds_step(was: tuple[int, float], least: int, most: float) -> Step:
         summary="set the bounds of adaptive scaling to "
         f"{_bounds_text(least, most)} workers instead of {_bounds_text(*was)}",
         price=Price(nbytes=0),
-        gain="no worker is closed before the fit",
         args=Bounds(minimum=least, maximum=most),
     )
 

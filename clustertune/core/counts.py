@@ -76,7 +76,6 @@ def _done(step: Step, status: str, **result: Any) -> Done:
         **_unit(step),
         action=step.action,
         summary=step.summary,
-        gain=step.gain,
         status=status,
         predicted_bytes=step.price.nbytes,
         predicted_peak=step.price.peak,

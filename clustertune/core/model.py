@@ -365,7 +365,6 @@ class Step:
     action: str
     summary: str
     price: Price
-    gain: str = ""  # the benefit, as text
     args: object = None  # arguments of the action
 
 

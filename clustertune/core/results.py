@@ -86,7 +86,6 @@ class Done:
 
     action: str
     summary: str
-    gain: str
     status: str  # planned, done, partly, skipped, not needed, failed or refused
     predicted_bytes: int | None  # bytes to transfer; None: unknown
     at_risk: str

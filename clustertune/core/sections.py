@@ -297,8 +297,6 @@ def _by_worker(step: Done) -> bool:
 
 
 def _reasons(step: Done, details: bool) -> Iterator[str]:
-    if step.gain and step.status == "planned":
-        yield f"Gain: {step.gain}"
     if step.reason:
         yield f"Reason: {step.reason}"
     if details and step.details:

@@ -175,7 +175,7 @@ def test_what_cannot_be_bound() -> None:
         data = Layout(label="training data", collections=(X, y))
         assert list(loads([data], TWO)) == ["X"]
     (step,) = propose("load", view(TWO, [data]))
-    assert step.gain.endswith("; X on the workers that train")
+    assert set(step.args.targets) == {"X"}
     assert loads([data], [worker(0, status="paused")]) == {}
 
 
@@ -222,7 +222,6 @@ def test_rebalance_is_priced_by_what_travels() -> None:
     assert step.price.peak == 2 * row * 88
     assert step.price.at_risk == ""
     assert step.summary == "move 95.4 MiB of training data (8 keys)"
-    assert "holds 1.00 times its share of rows instead of 3.00" in step.gain
 
 
 def test_rebalance_brings_the_small_to_the_large() -> None:
@@ -231,7 +230,6 @@ def test_rebalance_brings_the_small_to_the_large() -> None:
     (step,) = propose("rebalance", view([worker(0), worker(1)], [data]))
     assert targets(step) == {"y": {("y", 0): at(0), ("y", 1): at(1)}}
     assert step.price.nbytes == 2 * 10 * 8
-    assert "2 separated pairs together" in step.gain
 
 
 def test_rebalance_goes_by_threads() -> None:
@@ -249,7 +247,6 @@ def test_rebalance_leaves_workers_that_may_not_train() -> None:
     found = targets(step)["X"]
     assert set(found) == {("X", 2), ("X", 3)}
     assert sorted(found.values()) == [at(0), at(1)]
-    assert "20 rows leave workers that do not train" in step.gain
 
 
 def test_rebalance_keeps_below_the_lines() -> None:

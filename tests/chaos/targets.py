@@ -283,7 +283,6 @@ def _reports() -> list[bytes]:
     step = Done(
         action="restart",
         summary="restart worker 0",
-        gain="memory",
         status="planned",
         predicted_bytes=0,
         at_risk="",

@@ -45,7 +45,6 @@ STEP = Step(
     action="rebalance",
     summary="move it",
     price=Price(nbytes=2048, at_risk=""),
-    gain="even",
 )
 
 
@@ -531,7 +530,6 @@ def hostile() -> Report:
     done = Done(
         action=EVIL,
         summary=EVIL,
-        gain=EVIL,
         status=EVIL,
         predicted_bytes=1,
         at_risk=EVIL,
@@ -644,7 +642,6 @@ steps = st.builds(
     Done,
     action=st.text(),
     summary=st.text(),
-    gain=st.text(),
     status=st.sampled_from(["planned", "done", "partly", "skipped", "refused"]),
     predicted_bytes=numbers,
     at_risk=st.text(),

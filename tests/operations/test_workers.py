@@ -156,7 +156,7 @@ def test_what_findings_propose() -> None:
     for check in ("memory_growth", "memory_pressure", "unmanaged_memory"):
         (step,) = proposed("restart", seen, named(check, 1))
         assert step.args.id == 1
-        assert step.gain.endswith("its spill threshold is 2.8 GiB")
+        assert step.summary.endswith("its spill threshold is 2.8 GiB")
     assert proposed("restart", seen, named("uneven_rows", 1)) == []
     mild = named("memory_growth", 1, severity=Severity.info)
     assert proposed("restart", seen, mild) == []
@@ -260,7 +260,7 @@ def test_a_leak_is_restarted_before_the_run_that_fills_it() -> None:
     seen = auto(worker(0, process=2 * GIB), worker(1))
     (step,) = proposed("restart", seen, named("memory_growth", 0, bytes_per_run=GIB))
     assert step.args.growth == GIB
-    assert "grows by 1.0 GiB in a run" in step.gain
+    assert "grows by 1.0 GiB in a run" in step.summary
     assert proposed("restart", seen, named("memory_growth", 0, bytes_per_run=9)) == []
     (step,) = proposed("restart", seen, named("abandoned_tasks", 1))
     assert (step.args.id, step.args.growth) == (1, None)

@@ -180,7 +180,6 @@ def report(
     steps = [
         {k: v for k, v in step.items() if v is not None}
         | {
-            "gain": "",
             "predicted_bytes": None,
             "at_risk": "nothing",
             "verb": "restarted",

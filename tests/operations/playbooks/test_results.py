@@ -125,7 +125,6 @@ def test_status_of_a_dry_run(statuses: Any, in_part: bool, status: str) -> None:
         Done(
             action="restart",
             summary="restart worker 1",
-            gain="",
             status=s,
             predicted_bytes=0,
             at_risk="",
