@@ -155,8 +155,6 @@ class WorkerSnapshot:
     parking_space: ParkingSpace | Unknown | None = None  # in its nanny; None: not read
     #: least bytes that its process has had; None: unknown
     least_memory: int | None = None
-    #: prefixes and numbers of its running tasks; None: not read
-    tasks: tuple[tuple[str, int], ...] | None = None
 
     @property
     def running(self) -> bool:

@@ -181,17 +181,13 @@ async def with_least_memory(client: Client, snapshot: Snapshot) -> Snapshot:
 
 
 async def with_held_data(client: Client, snapshot: Snapshot) -> Snapshot:
-    """Add the tasks of each worker, and the data that its restart has to save.
+    """Add the data of each worker that its restart has to save.
 
     Also the holder of the cluster, and the parking space of workers with such data.
     """
     addresses = [w.address for w in snapshot.workers]
     mine = {"owner": client.id, "workers": addresses}
     answer = await monitor.ask(client, "look_at_workers", **mine)
-    tasks = {
-        a: tuple((prefix, n) for prefix, n in counts) for a, counts in answer["tasks"]
-    }
-    snapshot = monitor.with_values(snapshot, "tasks", tasks)
     holder, found = answer["holder"], answer["data"]
     if holder is not None:
         holder = LeaseHolder(

@@ -8,7 +8,6 @@ plan interrupts, and what data a step would lose.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -340,7 +339,9 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
     if not waits:
         return ()
     instead = BETWEEN_RUNS if restarts else AFTER_WORK
-    workers = [w for w in view.now.workers if w.address in waits and w.tasks]
+    # a restart does not wait for tasks for which no client waits
+    busy = (w for w in view.now.workers if w.busy and w.processing)
+    workers = [w for w in busy if w.address in waits]
     found = []
     if workers:
         longest = max(waits[w.address] for w in workers)
@@ -356,15 +357,10 @@ def notes(steps: Iterable[Step], view: View) -> tuple[str, ...]:
 
 
 def _running(workers: list[WorkerSnapshot], seconds: float) -> str:
-    counts = Counter[str]()
-    for worker in workers:
-        counts.update(dict(worker.tasks or ()))
     verb = "runs" if len(workers) == 1 else "run"
-    prefixes = [prefix for prefix, _ in counts.most_common()]
-    which = f"{workers_text([w.id for w in workers])} {verb}"
     return (
-        f"{which} {plural(counts.total(), 'task')} ({names_text(prefixes)}), for which "
-        f"the plan waits up to {seconds_text(seconds)} on each worker"
+        f"{workers_text([w.id for w in workers])} {verb} tasks; the plan waits up to "
+        f"{seconds_text(seconds)} on each"
     )
 
 

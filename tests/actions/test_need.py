@@ -178,7 +178,7 @@ def dispatched_train(event: str) -> None:
 
 
 def test_a_plan_states_what_it_interrupts() -> None:
-    """Tasks by worker and prefix, another client's hold, and what to do instead."""
+    """Workers with tasks, another client's hold, and what to do instead."""
     with cluster(2) as client:
         address = by_name(client)[1]
         fit = client.submit(dispatched_train, "go", workers=[address])
@@ -190,9 +190,8 @@ def test_a_plan_states_what_it_interrupts() -> None:
         plan = clustertune.restart_workers(client, dry_run=True)
         (note,) = plan.notes
         assert note == (
-            "worker 1 runs 1 task (dispatched_train), for which the plan waits up to "
-            "60 s on each worker; `clustertune schedule restart` restarts in the "
-            "next gap between runs instead"
+            "worker 1 runs tasks; the plan waits up to 60 s on each; `clustertune "
+            "schedule restart` restarts in the next gap between runs instead"
         )
         assert note in " ".join(str(plan).split())
         assert (

@@ -43,7 +43,7 @@ from clustertune.remote.scheduler.state import is_parking, worker_id
 from clustertune.remote.scheduler.telemetry import Metrics, WorkerChanges, audit
 
 NAME = "clustertune"
-PROTOCOL = 25  # of requests and answers; clients of another protocol are refused
+PROTOCOL = 26  # of requests and answers; clients of another protocol are refused
 #: packed keys with their workers: bytes of an int64 array of indices into a list
 Placed = Sequence[tuple[Sequence[Any], bytes]]
 MAX_REPORT = 2**24  # characters: 50,000 workers in each of two layouts
@@ -306,14 +306,12 @@ class ClustertunePlugin(SchedulerPlugin):
     async def look_at_workers(
         self, owner: str, workers: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the tasks and the data of workers, and what holds the cluster.
+        """Return the data of workers, and what holds the cluster.
 
-        ``tasks`` are pairs of an address and a list of (prefix, count). ``data`` is
-        that of ``survey.held_data``. ``holder`` is a lease or hold of another client:
-        ``client``, ``label`` and ``since``, or None.
+        ``data`` is that of ``survey.held_data``. ``holder`` is a lease or hold of
+        another client: ``client``, ``label`` and ``since``, or None.
         """
         return {
-            "tasks": await survey.running_tasks(self.scheduler, workers),
             "data": await survey.held_data(self.scheduler, workers),
             "holder": self.lease.of_others(owner) or self.holds.of_others(owner),
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from time import time
@@ -29,7 +28,6 @@ from clustertune.remote.scheduler.state import (
 from clustertune.remote.worker.probe import installed
 
 MOST = 5000  # task prefixes that are read
-MAX_PREFIXES = 5  # of the tasks of a worker
 MAX_RUNNING = 50  # tasks
 
 
@@ -154,29 +152,6 @@ async def held_data(scheduler: Any, workers: Sequence[str]) -> dict[str, list[in
             row[3] += not is_computable(ts)
         else:
             row[5] += ts.nbytes
-    return found
-
-
-async def running_tasks(
-    scheduler: Any, addresses: Sequence[str]
-) -> list[tuple[str, list[tuple[str, int]]]]:
-    """The tasks that each worker runs: prefixes and numbers.
-
-    A worker reports these with its heartbeats. Before the next one all its tasks
-    count, unless it is paused and starts none.
-    """
-    found = []
-    for address in addresses:
-        worker = scheduler.workers.get(address)
-        if worker is None:
-            continue
-        counts = Counter[str]()
-        begun = [ts for ts in list(worker.executing) if ts in worker.processing]
-        if not begun and worker.status is not Status.paused:
-            begun = list(worker.processing)
-        async for ts in in_turns(begun):
-            counts[str(ts.prefix.name)] += 1
-        found.append((address, counts.most_common(MAX_PREFIXES)))
     return found
 
 
