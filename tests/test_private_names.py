@@ -53,7 +53,6 @@ WORKERS = {
         "memory_target_fraction",
     ),
     "worker's data": ("_slow_uncached", "memory", "slow"),
-    "worker's own tasks": ("stimulus_log",),
     "nanny": (
         "env",
         "local_directory",
@@ -237,7 +236,6 @@ async def test_names_in_workers_and_nannies(c: Any, s: Any, a: Any) -> None:
             "worker": a,
             "worker's memory manager": a.memory_manager,
             "worker's data": a.data,
-            "worker's own tasks": a.state,
             "nanny": nanny,
             "nanny's process": nanny.process,
             "nanny's memory manager": nanny.memory_manager,

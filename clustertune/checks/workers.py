@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from clustertune.core.model import (
-    Details,
     Finding,
     Severity,
     Snapshot,
@@ -29,7 +28,7 @@ from clustertune.core.wording import (
 from clustertune.planner import machines, remedies
 from clustertune.planner.forecast import wanted_workers
 from clustertune.planner.machines import details_of
-from clustertune.planner.memory import levels, restart_reason
+from clustertune.planner.memory import restart_reason
 
 ANSWERS = 5.0  # seconds without a heartbeat, for a worker that did not answer
 DEFAULT_TTL = 300.0  # seconds: Dask's default of distributed.scheduler.worker-ttl
@@ -122,17 +121,14 @@ def _paused(
     view: View, ids: tuple[str | int, ...], severity: Severity, effect: str
 ) -> Finding:
     workers = [w for w in view.now.workers if w.id in ids]
-    seconds = _seconds_paused(view, workers)
-    whose = "" if len(ids) == 1 else "one of them "
-    since = f", {whose}for at least {seconds_text(seconds)}" if seconds else ""
     worst = max(workers, key=lambda w: w.process / max(1, w.memory_limit))
     fix = remedies.free_memory(view, workers)
     return Finding(
         severity=severity,
-        message=f"{workers_text(ids)} {are(ids)} paused{since}: no task starts there "
-        f"and no data is placed there; {effect}{_why_paused(worst, len(ids))}",
+        message=f"{workers_text(ids)} {are(ids)} paused: no task starts there "
+        f"and no data is placed there; {effect}{_memory_text(worst, len(ids))}",
         subject=ids,
-        evidence={"paused_seconds": seconds, "process_bytes": worst.process},
+        evidence={"process_bytes": worst.process},
         remedy=fix.python,
         command=fix.command,
         fixed_by="restart" if _restarts(view, workers) else "",
@@ -148,31 +144,16 @@ def _restarts(view: View, workers: Sequence[WorkerSnapshot]) -> bool:
     )
 
 
-def _seconds_paused(view: View, workers: Sequence[WorkerSnapshot]) -> float:
-    """For how long one of them has been paused, at least."""
-    ids = {w.id for w in workers}
-    _, seen = view.longest_lasting(lambda s: ids & set(_with_status(s, "paused")))
-    reported = [w.details.paused for w in workers if isinstance(w.details, Details)]
-    return max([seen, *(s for s in reported if s is not None)])
-
-
-def _why_paused(worker: WorkerSnapshot, n_paused: int) -> str:
-    """Compare the memory of the fullest of them with its threshold."""
-    pause = next((x for x in levels(worker) if x.name == "pause"), None)
-    if pause is None:
+def _memory_text(worker: WorkerSnapshot, n_paused: int) -> str:
+    """Describe the memory of the fullest of them."""
+    if not worker.memory_limit:
         return ""
-    at = f"{pause.fraction:.0%} of its limit of {bytes_text(worker.memory_limit)}"
     which = "it" if n_paused == 1 else f"{workers_text([worker.id])}, the fullest,"
-    if pause.headroom > 0:
-        return (
-            f"; by its last heartbeat {which} has {bytes_text(worker.process)} in "
-            f"memory, below {at}: it has just paused, will soon resume, or was paused "
-            "by hand"
-        )
+    share = worker.process / worker.memory_limit
     return (
-        f"; {which} has {bytes_text(worker.process)} in memory, above {at}: "
-        f"{bytes_text(worker.managed)} of keys and {bytes_text(worker.unmanaged)} "
-        "unmanaged"
+        f"; {which} has {bytes_text(worker.process)} in memory, {share:.0%} of its "
+        f"limit of {bytes_text(worker.memory_limit)}: {bytes_text(worker.managed)} of "
+        f"keys and {bytes_text(worker.unmanaged)} unmanaged"
     )
 
 

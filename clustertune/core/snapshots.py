@@ -94,7 +94,6 @@ class Details:
     expires: float | None  # epoch seconds at which its lifetime ends; None: never
     returns: bool  # whether it is restarted after its lifetime
     packages: Mapping[str, str]  # versions by name of distribution
-    paused: float | None = None  # seconds since it paused; None: not paused, or unknown
     #: seconds for which it has run a task that was cancelled; None: it runs none
     cancelled: float | None = None
 

@@ -107,7 +107,6 @@ def _details(answer: Mapping[str, Any], now: float) -> Details:
         expires=None if left is None else now + left,
         returns=bool(returns),
         packages=dict(answer["packages"]),
-        paused=answer["paused"],
         cancelled=answer["cancelled"],
     )
 

@@ -95,24 +95,13 @@ def test_why():
     full = worker(1, status="paused", process=int(3.5 * GIB), managed=GIB)
     (finding,) = find_paused_workers(worker(0), full)
     assert finding.message.endswith(
-        "; it has 3.5 GiB in memory, above 80% of its limit of 4.0 GiB: 1.0 GiB of "
+        "; it has 3.5 GiB in memory, 88% of its limit of 4.0 GiB: 1.0 GiB of "
         "keys and 2.5 GiB unmanaged"
     )
     (finding,) = find_paused_workers(worker(0, status="paused"), full)
     assert "; worker 1, the fullest, has 3.5 GiB" in finding.message
-    (finding,) = find_paused_workers(worker(0, status="paused"), worker(1))
-    assert "was paused by hand" in finding.message
     (finding,) = find_paused_workers(worker(0, status="paused", memory_limit=0))
     assert finding.message.endswith("can hang")
-
-
-def test_since_when_is_what_the_worker_says():
-    """The worker reports the time of its pause, so one reading suffices."""
-    said = details(paused=75.0)
-    (finding,) = find_paused_workers(
-        worker(0), worker(1, status="paused", details=said)
-    )
-    assert "paused, for at least 75 s:" in finding.message
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
@@ -123,8 +112,7 @@ async def test_live(c, s, a, b):
     await soon(lambda: s.workers[a.address].status is Status.paused)
     report = await clustertune.check(c)
     (finding,) = (f for f in report.found if f.check == "paused_workers")
-    assert 0 < finding.evidence["paused_seconds"] < 60
-    assert ", for at least" in finding.message
+    assert finding.evidence["process_bytes"] > 0
 
 
 def test_a_paused_worker_that_was_not_asked_for_is_information():
@@ -134,26 +122,6 @@ def test_a_paused_worker_that_was_not_asked_for_is_information():
     )
     assert finding.severity is Severity.info
     assert finding.subject == (1,)
-
-
-def test_how_long_is_told_as_far_as_it_was_seen():
-    """The duration counts from the first of the snapshots with the pause."""
-    window = [
-        snapshot([worker(0, status=status)], time=time)
-        for time, status in [(0, "paused"), (10, "running"), (20, "paused")]
-    ]
-    window.append(snapshot([worker(0, status="paused")], time=50.0))
-    (finding,) = paused_workers(view(snapshots=window))
-    assert "paused, for at least 30 s:" in finding.message
-    assert finding.evidence["paused_seconds"] == 30
-
-
-def test_the_longest_time_is_that_of_one_of_them():
-    """The finding has the longest pause and its worker."""
-    early = snapshot([worker(0, status="paused"), worker(1)], time=0)
-    late = snapshot([worker(i, status="paused") for i in (0, 1)], time=40.0)
-    (finding,) = paused_workers(view(snapshots=[early, late]))
-    assert "paused, one of them for at least 40 s:" in finding.message
 
 
 def test_a_closing_worker_is_a_warning():

@@ -292,7 +292,6 @@ def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": disk(dask_worker.local_directory),
         "lifetime": [_left(dask_worker, process), dask_worker.lifetime_restart],
-        "paused": _paused(dask_worker),
         "cancelled": _cancelled(dask_worker),
         "packages": installed(packages),
     }
@@ -345,17 +344,6 @@ def disk(path: str) -> list[Any]:
     ]
     nearest = max(inside, key=lambda p: len(p.mountpoint), default=None)
     return [nearest.fstype if nearest else "", usage.total, usage.free]
-
-
-def _paused(dask_worker: Any) -> float | None:
-    """Seconds since it paused, as far as its log goes back; None if it runs."""
-    if dask_worker.status.name != "paused":
-        return None
-    for event in reversed(dask_worker.state.stimulus_log):
-        if type(event).__name__ == "PauseEvent":
-            handled: float = event.handled
-            return max(0.0, time() - handled)
-    return None
 
 
 def _left(dask_worker: Any, process: psutil.Process) -> float | None:
