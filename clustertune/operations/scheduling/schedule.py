@@ -14,7 +14,6 @@ from distributed import Client
 
 from clustertune.core import decoding
 from clustertune.core.wording import (
-    bytes_text,
     names_text,
     plural,
     printable,
@@ -36,51 +35,6 @@ NOTES = (
         "freed when its client closes."
     ),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """The result of one gap.
-
-    Attributes
-    ----------
-    time
-        Epoch seconds at its end.
-    outcome
-        ``done``, ``interrupted`` (tasks came; the rest waits for the next gap),
-        ``partly`` (the others cannot be restarted yet), ``failed``, ``lost`` (keys were
-        lost), ``not needed``, ``cancelled`` or ``expired``.
-    restarted, left
-        Ids of restarted workers, and of workers that are not restarted yet.
-    keys, nbytes
-        Keys and bytes that were moved.
-    lost
-        Lost keys, as the scheduler counts; None: unknown.
-    problem
-        The error, or the reason of an interruption.
-    """
-
-    time: float
-    outcome: str
-    restarted: tuple[str | int, ...] = ()
-    left: tuple[str | int, ...] = ()
-    keys: int = 0
-    nbytes: int = 0
-    lost: int | None = 0
-    problem: str = ""
-
-    def __str__(self) -> str:
-        text = f"{time_text(self.time)}: {self.outcome}"
-        if self.restarted:
-            lost = "an unknown number" if self.lost is None else f"{self.lost:,}"
-            text += (
-                f"; {workers_text(self.restarted)} restarted, "
-                f"{plural(self.keys, 'key')} ({bytes_text(self.nbytes)} moved) kept, "
-                f"{lost} lost"
-            )
-        text += f"; {workers_text(self.left)} not restarted yet" if self.left else ""
-        text += f"; {printable(self.problem, longest=300)}" if self.problem else ""
-        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +63,8 @@ class Schedule:
         Ids of the workers to restart. None: all workers at that time.
     left
         Ids of workers that are not restarted yet. None: it has not begun.
-    attempts
-        Results of the gaps so far, oldest first.
+    last
+        The result of the last gap: restarted workers, moved and lost keys, problems.
     notes
         Notes for the user.
     """
@@ -127,7 +81,7 @@ class Schedule:
     reason: str | None = None
     owner: str = ""
     left: tuple[str | int, ...] | None = None
-    attempts: tuple[Attempt, ...] = ()
+    last: str = ""
     notes: tuple[str, ...] = ()
     client: Client | None = field(default=None, repr=False, compare=False)
 
@@ -164,7 +118,8 @@ class Schedule:
         if self.reason:
             lines.append(f"  reason: {printable(self.reason, longest=200)}")
         lines += [f"  {self.standing()}"]
-        lines += [f"  {attempt}" for attempt in self.attempts]
+        if self.last:
+            lines.append(f"  last: {printable(self.last, longest=1000)}")
         lines += [f"  {printable(note)}" for note in self.notes]
         return "\n".join(lines)
 

@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clustertune.core.wording import plural, seconds_text, utc_text
+from clustertune.core.wording import (
+    bytes_text,
+    plural,
+    seconds_text,
+    utc_text,
+    workers_text,
+)
 
 MAX_FAILURES = 3  # failures in a row after which a schedule ends
-MAX_RESULTS = 20  # of one schedule
 ENDED = frozenset(("done", "failed", "expired", "cancelled"))
 
 
@@ -65,7 +70,7 @@ class Schedule:
         self.idle_from = now  # earlier idle time does not count
         self.again = now  # not evaluated again before that time
         self.left: list[Any] | None = None  # remaining workers of the current restart
-        self.results: deque[dict[str, Any]] = deque(maxlen=MAX_RESULTS)
+        self.last = ""  # the result of the last gap
 
     @property
     def ended(self) -> bool:
@@ -148,8 +153,23 @@ class Schedule:
             "if_needed": terms["if_needed"] is not None,
             "workers": terms["workers"],
             "left": self.left,
-            "attempts": list(self.results),
+            "last": self.last,
         }
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """Describe the result of one gap in a line."""
+    text = f"{utc_text(result['time'])}: {result['outcome']}"
+    if result["restarted"]:
+        lost = "an unknown number" if result["lost"] is None else f"{result['lost']:,}"
+        text += (
+            f"; {workers_text(result['restarted'])} restarted, "
+            f"{plural(result['keys'], 'key')} ({bytes_text(result['nbytes'])} moved) "
+            f"kept, {lost} lost"
+        )
+    left, problem = result["left"], result["problem"]
+    text += f"; {workers_text(left)} not restarted yet" if left else ""
+    return text + (f"; {problem}" if problem else "")
 
 
 # --- the report -----------------------------------------------------------------------

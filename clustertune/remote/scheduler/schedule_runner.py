@@ -19,7 +19,7 @@ from uuid import uuid4
 from clustertune.core import rules
 from clustertune.core.wording import plural
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
-from clustertune.remote.scheduler.schedule import Moment, Schedule, report
+from clustertune.remote.scheduler.schedule import Moment, Schedule, report, result_text
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     id_of,
@@ -382,7 +382,7 @@ class ScheduleRunner:
         }
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
-            schedule.results.append(result)
+            schedule.last = result_text(result)
         self._settle(schedule, outcome, result["problem"], now)
         if not repeated:
             self._log(schedule, outcome, result)

@@ -8,9 +8,9 @@ import pytest
 
 from clustertune.remote.scheduler.schedule import (
     MAX_FAILURES,
-    MAX_RESULTS,
     Moment,
     Schedule,
+    result_text,
 )
 
 IDLE = 30.0
@@ -111,8 +111,11 @@ def test_what_takes_longer_to_see_is_not_asked_again_at_once() -> None:
     assert it.obstacle(moment(50)) == ""
 
 
-def test_results_are_bounded() -> None:
-    """A restart every minute for a week keeps the last results only."""
-    it = schedule()
-    it.results.extend({"time": i} for i in range(MAX_RESULTS + 5))
-    assert len(it.describe(0.0)["attempts"]) == MAX_RESULTS
+def test_a_result_as_text() -> None:
+    """Restarted and remaining workers, and the reason."""
+    result = {"time": 0.0, "outcome": "interrupted", "restarted": [1], "left": [2]}
+    result |= {"keys": 0, "nbytes": 0, "lost": 0, "problem": "tasks came"}
+    text = result_text(result)
+    assert "interrupted; worker 1 restarted, 0 keys" in text
+    assert text.endswith("; worker 2 not restarted yet; tasks came")
+    assert "an unknown number lost" in result_text(result | {"lost": None})
