@@ -22,8 +22,6 @@ from clustertune.core.wording import (
 )
 from clustertune.planner import remedies
 
-MAX_SHARES = 8  # workers whose share a message has
-
 #: meanings of Dask's names for a removal, without their time
 REASONS = {
     "retire-workers": "retired",
@@ -56,20 +54,6 @@ class DataChange:
     def missing(self) -> int:
         """Rows that are not in memory."""
         return max(0, self.rows - sum(self.held.values()) - self.parked)
-
-    def __str__(self) -> str:
-        total = max(1, self.rows)
-        rows = sorted(self.held.items(), key=lambda item: (len(str(item[0])), item))
-        shares = [
-            f"{workers_text([id])} {n / total:.0%}" for id, n in rows[:MAX_SHARES]
-        ]
-        if len(rows) > MAX_SHARES:
-            rest = [n / total for _, n in rows[MAX_SHARES:]]
-            span = f"{min(rest):.1%} to {max(rest):.1%}"
-            shares.append(f"{len(rest):,} more workers {span} each")
-        shares += [f"{self.parked / total:.0%} on parking workers"] * bool(self.parked)
-        shares += [f"{self.missing / total:.0%} not in memory"] * bool(self.missing)
-        return f"rows of {self.label} now: {', '.join(shares)}"
 
     @property
     def label(self) -> str:
@@ -208,7 +192,7 @@ def finding(kind: str, change: WorkerChange, *, leased: bool = False) -> Finding
             if not x.held.get(change.worker)
         ]
     else:
-        parts += [_keys(change), *map(_rows, change.data), *map(str, change.data)]
+        parts += [_keys(change), *map(_rows, change.data)]
     severity, remedy = _consequence(kind, change, leased)
     return Finding(
         severity=severity,
