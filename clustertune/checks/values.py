@@ -84,7 +84,10 @@ def nonfinite_values(view: View) -> Iterator[Finding]:
             severity = Severity.critical if stops else Severity.warning
             if missing and is_label:
                 remedy = remedies.drop_rows(layout, collection)
-                yield _values(collection, severity, missing, "missing label", remedy)
+                what = "missing label"
+                yield _values(
+                    collection, severity, missing, what, remedy, _bare(collection)
+                )
             if infinite:
                 remedy = _replace_infinite(layout, collection)
                 yield _values(collection, severity, infinite, "infinite value", remedy)
@@ -108,13 +111,37 @@ def _count_not_finite(collection: CollectionInfo) -> tuple[int, int]:
     return sum(n for n, _ in found), sum(n for _, n in found)
 
 
+def _bare(collection: CollectionInfo) -> str:
+    """Name partitions without a label, such as files with other spellings."""
+    if collection.rows is None or collection.contents is None:
+        return ""
+    rows = collection.rows.tolist()
+    counts = [
+        p.get("nonfinite_values", (0, 0))[0] for p in collection.contents.partitions
+    ]
+    bare = [
+        i
+        for i, (n, lacking) in enumerate(zip(rows, counts, strict=False))
+        if 0 < n == lacking
+    ]
+    if not bare:
+        return ""
+    where = f"partition{'s' * (len(bare) > 1)} {names_text(bare)}"
+    return f" (no row of {where} has one, as after map() without its spellings)"
+
+
 def _values(
-    collection: CollectionInfo, severity: Severity, count: int, what: str, remedy: str
+    collection: CollectionInfo,
+    severity: Severity,
+    count: int,
+    what: str,
+    remedy: str,
+    where: str = "",
 ) -> Finding:
     return Finding(
         severity=severity,
-        message=f"{collection.label} has {plural(count, what)}, on which a fit fails "
-        "or trains a useless model",
+        message=f"{collection.label} has {plural(count, what)}{where}, on which a fit "
+        "fails or trains a useless model",
         subject=(collection.label,),
         evidence={"count": count},
         remedy=remedy,

@@ -149,6 +149,8 @@ def reading_fix(error: str) -> str:
     """How to read the files of a partition with this error; "": it is unknown."""
     if "UnicodeDecodeError" in error:
         return 'Read files of another encoding with `encoding=`, such as "cp1252"'
+    if "EmptyDataError" in error:
+        return "Leave out files of 0 bytes, such as with `if path.stat().st_size`"
     if "ParserError" in error:
         return "Read files with another separator with `sep=`"
     if "KeyError" not in error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -18,7 +19,7 @@ from sklearn.preprocessing import FunctionTransformer
 from xgboost.dask import DaskXGBClassifier, DaskXGBRegressor
 
 import clustertune
-from clustertune.errors import AlignmentError
+from clustertune.errors import AlignmentError, IncompleteError
 from tests.in_process import gen_cluster
 
 TWO = [("127.0.0.1", 1)] * 2
@@ -58,6 +59,34 @@ async def test_labels(c: Any, s: Any, a: Any, b: Any, model: Any, wrong: float) 
     p = await clustertune.prepare(c, names["X"], names["y"], estimator=model)
     assert await c.compute(p.y.isna().sum()) == 0
     assert "nonfinite_values" not in {f.check for f in p.report.left}
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_file_with_other_spellings(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Its labels are missing after ``map``; the error names the partition."""
+    label = np.where(np.arange(ROWS) < ROWS // 4, "Y", "yes")
+    frame = dd.from_pandas(numbers(y=label), npartitions=4)
+    X, y = frame[["a", "b"]], frame["y"].map({"no": 0, "yes": 1}, meta=("y", "int64"))
+    with pytest.raises(
+        ValueError, match=r"1,000 missing labels \(no row of partition 0"
+    ):
+        await clustertune.prepare(c, X, y, estimator=DaskXGBClassifier)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_file_of_0_bytes(
+    c: Any, s: Any, a: Any, b: Any, tmp_path: Path
+) -> None:
+    """The error has the number of the partition, its collections, and the fix."""
+    files = [tmp_path / f"{i}.csv" for i in range(3)]
+    for file in files:
+        numbers(y=1).to_csv(file, index=False)
+    files[1].write_bytes(b"")
+    frame = dd.from_map(pd.read_csv, files, meta=numbers(y=1)[:0])
+    X, y = frame[["a", "b"]], frame["y"]
+    text = r"^partition 1 of (X|y) could .*EmptyDataError.* Leave out files of 0 bytes"
+    with pytest.raises(IncompleteError, match=text):
+        await clustertune.prepare(c, X, y, estimator=DaskXGBClassifier)
 
 
 @pytest.mark.parametrize("n_classes", [2, 12])

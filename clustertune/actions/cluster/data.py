@@ -437,6 +437,7 @@ class CallData:
                 list(futures.values()),
                 notify,
                 "cutting",
+                graph.partitions,
                 pin,
                 release if releases else None,
                 RELEASE if releases else POLL,

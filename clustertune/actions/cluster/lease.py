@@ -13,7 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
@@ -23,7 +30,7 @@ from distributed import Client
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key, Notify
-from clustertune.core.wording import printable, reading_fix, seconds_text
+from clustertune.core.wording import names_text, printable, reading_fix, seconds_text
 from clustertune.errors import ConnectionLostError, IncompleteError, LeaseHeldError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
@@ -303,7 +310,15 @@ class Computing:
                 judging = None
                 if judge is not None:
                     judging = await self._memory_judge(futures, judge)
-                await self.settle(list(futures.values()), notify, doing, pin, judging)
+                work = self.settle(
+                    list(futures.values()),
+                    notify,
+                    doing,
+                    graph.partitions,
+                    pin,
+                    judging,
+                )
+                await work
             except BaseException:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
@@ -328,14 +343,16 @@ class Computing:
         futures: list[Any],
         notify: Notify,
         doing: str,
+        labels: Mapping[str, Sequence[Key]],
         pin: str = "",
         meanwhile: Meanwhile | None = None,
         pause: float = POLL,
     ) -> None:
         """Wait until every partition is in memory.
 
-        ``pin`` names bound tasks; those of a lost or paused worker are unbound.
-        ``meanwhile`` is called after each ``pause`` (seconds), and at the end. Raises
+        ``labels`` have the keys of partitions by label, for errors. ``pin`` names bound
+        tasks; those of a lost or paused worker are unbound. ``meanwhile`` is called
+        after each ``pause`` (seconds), and at the end. Raises
         ``IncompleteError`` if a partition was lost, could not be computed, or is bound
         to workers that are gone; ``ConnectionLostError`` if the client was closed.
         """
@@ -344,7 +361,7 @@ class Computing:
         asked = monotonic()
         # "lost": the key's worker died, and the key is not computed again yet
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
-            await self._refuse_failed(futures)
+            await self._refuse_failed(futures, labels)
             connection.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
@@ -356,7 +373,7 @@ class Computing:
             if meanwhile is not None:
                 await meanwhile()
             await graphs.wait_for_last(self.client, pending, pause)
-        await self._refuse_failed(futures)
+        await self._refuse_failed(futures, labels)
         if meanwhile is not None:
             await meanwhile()
 
@@ -378,20 +395,22 @@ class Computing:
 
         return judging
 
-    async def _refuse_failed(self, futures: list[Any]) -> None:
+    async def _refuse_failed(
+        self, futures: list[Any], labels: Mapping[str, Sequence[Key]]
+    ) -> None:
         for future in futures:
             if future.status in ("pending", "lost", "finished"):
                 continue
+            partition = _partition_text(future.key, labels)
             if future.status == "error":
                 error = await future.exception()
                 text = printable(repr(error))
                 fix = reading_fix(text)
                 raise IncompleteError(
-                    f"the partition {printable(str(future.key))} could not be "
-                    f"computed: {text}{fix and f'. {fix}'}"
+                    f"{partition} could not be computed: {text}{fix and f'. {fix}'}"
                 ) from error
             raise IncompleteError(
-                f"the partition {printable(str(future.key))} is {future.status}: its "
+                f"{partition} is {future.status}: its "
                 "data was lost with a worker and cannot be recomputed, or it was "
                 "cancelled; load the data again"
             )
@@ -432,6 +451,14 @@ class _Patience:
                 "workers=, or with allow_other_workers=True"
             )
         return self.text
+
+
+def _partition_text(key: Key, labels: Mapping[str, Sequence[Key]]) -> str:
+    """Return the number of a partition as users count it, or its key."""
+    whose = [label for label, own in labels.items() if key in own]
+    if not whose or not isinstance(key, tuple):
+        return f"the partition {printable(str(key))}"
+    return f"partition {key[1]} of {names_text(whose)}"
 
 
 def _name_of(key: Key) -> str:

@@ -189,11 +189,14 @@ class LiveCluster:
         """Read cluster and data; wait for submitted tasks first."""
         data = self.data
         collections, futures = await data.describe()
+        labels = {c.label: c.keys for c in collections}
         if not self._looked:
             await data.claims.refuse_unknown(futures)
         renew = data.claims.renew if data.claims else None
         if self._computes:
-            await data.computing.settle(futures, notify, "loading", meanwhile=renew)
+            await data.computing.settle(
+                futures, notify, "loading", labels, meanwhile=renew
+            )
         if self._looked:  # actions followed that look
             await inquiry.refresh_memory(self.client)
         self._looked = True
@@ -206,7 +209,7 @@ class LiveCluster:
             # forgotten their tasks.
             await data.claims.refuse_gone([(f, f) for f in futures])
             await asyncio.sleep(POLL)
-            await data.computing.settle(futures, notify, "loading")
+            await data.computing.settle(futures, notify, "loading", labels)
             snapshot, seen = await look(self.client, collections)
         layouts = data.layouts(seen)
         if self.options.values and self._computes:
