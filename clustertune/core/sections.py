@@ -166,8 +166,7 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
             count, names = plural(len(hints), "finding"), _checks_text(hints)
             yield Item("info", f"{count} of no urgency: {names} ({SEE})")
         if unsure:
-            text = f"{_checks_text(unsure)}: not known yet ({SEE})"
-            yield Item("unknown", text)
+            yield Item("unknown", f"{_checks_text(unsure)} ({SEE})")
     if findings.unrelated:
         count = plural(len(findings.unrelated), "finding")
         names = _checks_text(findings.unrelated)
@@ -232,13 +231,11 @@ def _effect(results: Results) -> str:
 def moved_text(steps: Sequence[Done]) -> str:
     """Return the bytes that the steps transferred, and name steps without a count."""
     done = [s for s in steps if s.status in EXECUTED]
-    uncounted = [s for s in done if s.nbytes is None]
+    uncounted = [s for s in done if s.nbytes is None and s.action != "load"]
     total = sum(s.nbytes or 0 for s in done)
     if not total or not uncounted:
         return f"moved {bytes_text(total)}" if total else ""
-    loads = all(s.action == "load" for s in uncounted)
-    what = "loading" if loads else plural(len(uncounted), "step")
-    return f"moved {bytes_text(total)} ({what} not counted)"
+    return f"moved {bytes_text(total)} ({plural(len(uncounted), 'step')} not counted)"
 
 
 def _rows_text(results: Results) -> str:
