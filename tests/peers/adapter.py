@@ -209,7 +209,8 @@ class Adapter:
     def __init__(self, library: str) -> None:
         self.library = LIBRARIES[library]
         self.calls: list[Call] = []
-        #: What prepare returned. Users keep it, as tests keep X and y.
+        #: What prepare returned for a fit. Users keep it, as tests keep X and y. A matrix
+        #: keeps its own data.
         self.held: list[Any] = []
         #: set inside a fit, whose own matrices hold prepared data
         self.inside: ContextVar[bool] = ContextVar("inside", default=False)
@@ -253,6 +254,7 @@ class Adapter:
                 result, before = await self._prepare(
                     client, rows, name, estimator=model
                 )
+                self.held.append(result)
                 model.set_params(**result.estimator_params)
                 rest = {
                     k: v for k, v in arguments.items() if k not in self.library.rows
@@ -341,7 +343,6 @@ class Adapter:
             raise
         finally:
             call.seconds = monotonic() - start
-        self.held.append(result)
         call.steps = tuple(s.action for plan in result.plan for s in plan.steps)
         return result, before
 
