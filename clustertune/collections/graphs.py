@@ -147,10 +147,12 @@ def without_rows(x: da.Array) -> bool:
 
 def origin(collection: Any) -> tuple[bool, int]:
     """Return whether a lazy collection depends on futures, and its embedded bytes."""
-    nodes = dict(collection.__dask_graph__()).values()
+    graph = dict(collection.__dask_graph__())
     derived, embedded = False, 0
-    for node in nodes:
-        derived |= isinstance(node, Future)
+    for node in graph.values():
+        # dd.from_delayed has only the keys of futures in its graph
+        outside = not graph.keys() >= getattr(node, "dependencies", frozenset())
+        derived |= outside or isinstance(node, Future)
         value = node.value if isinstance(node, DataNode) else node
         for data in (value, *getattr(node, "args", ())):
             if isinstance(data, np.ndarray | pd.DataFrame | pd.Series):

@@ -8,7 +8,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 
 import clustertune
@@ -77,3 +79,17 @@ async def test_two_threads_that_submit_at_once(
     for futures in made:
         (future,) = futures.values()
         assert (await future).tolist() == [1]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_lazy_data_made_of_futures(c: Any, s: Any, a: Any) -> None:
+    """``from_delayed`` has only the keys of futures in its graph."""
+    part = pd.DataFrame({"a": [1, 2]})
+    future = c.submit(lambda: part)
+    frame = dd.from_delayed([future], meta=part)
+    x = da.from_delayed(dask.delayed(future), (2, 1), float)
+    assert [graphs.origin(of)[0] for of in (frame["a"], x + 1)] == [True, True]
+    lazy = dd.from_pandas(part, npartitions=1)
+    assert not graphs.origin(lazy)[0]
+    assert not graphs.origin(dd.from_delayed([dask.delayed(part)], meta=part))[0]
+    assert not graphs.origin(da.ones((4, 2), chunks=2).rechunk(3).sum(axis=1))[0]

@@ -209,8 +209,8 @@ class Adapter:
     def __init__(self, library: str) -> None:
         self.library = LIBRARIES[library]
         self.calls: list[Call] = []
-        #: What prepare returned for a fit. Users keep it, as tests keep X and y. A matrix
-        #: keeps its own data.
+        #: What prepare returned for a fit. Users keep it, as tests keep X and y. A
+        #: matrix keeps its own data.
         self.held: list[Any] = []
         #: set inside a fit, whose own matrices hold prepared data
         self.inside: ContextVar[bool] = ContextVar("inside", default=False)

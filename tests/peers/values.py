@@ -14,6 +14,8 @@ import scipy.sparse
 from dask.core import flatten
 from distributed import futures_of
 
+from clustertune.collections import graphs
+
 
 class ValuesChangedError(AssertionError):
     """The prepared collections differ from the given ones."""
@@ -52,7 +54,7 @@ async def _computed(client: Any, collections: list[Any]) -> list[Any]:
 
     Dask optimises the graph of each computation, and mixes up tasks of one key.
     """
-    if not futures_of(collections):
+    if not any(graphs.origin(x)[0] for x in collections):
         return list(dask.compute(*collections, scheduler="sync"))
     computed = client.compute(collections)
     return list(await client.gather(computed, asynchronous=True))
