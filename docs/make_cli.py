@@ -73,10 +73,9 @@ COMMON = {
     "Which cluster": (
         """`ADDRESS` is the address of a scheduler, like `tcp://10.0.0.5:8786`. Without
 `ADDRESS`, Dask's configuration names the cluster (`scheduler-address`,
-`DASK_SCHEDULER_ADDRESS`). Commands that can start workers also take `--cluster`.""",
+`DASK_SCHEDULER_ADDRESS`).""",
         (
             "--scheduler-file",
-            "--cluster",
             "--tls-ca-file",
             "--tls-cert",
             "--tls-key",

@@ -76,7 +76,7 @@ _estimator = estimator_option("Check for this kind of estimator, like xgboost.")
     "clustertune check tcp://10.0.0.5:8786",
     "clustertune check --estimator xgboost --fail-on warning -f json",
 )
-@cluster_options()
+@cluster_options
 @format_option
 @_estimator
 @click.option(
@@ -118,7 +118,7 @@ def check(
     "clustertune watch tcp://10.0.0.5:8786",
     "clustertune watch --for 1h -f json > events.jsonl",
 )
-@cluster_options()
+@cluster_options
 @with_options(
     _estimator,
     time_option("--interval", help="Read the cluster this often, like 5s. By default "
@@ -215,7 +215,7 @@ MAX_SHOWN = 50  # records in the table
     "clustertune history --since 7days -f json",
     "clustertune history --last -f html tcp://10.0.0.5:8786 > report.html",
 )
-@cluster_options()
+@cluster_options
 @with_options(
     click.option("--last", is_flag=True, help="Show the last report that the scheduler "
         "has, by any client. Exit with code 1 if it has none."),
@@ -328,7 +328,7 @@ def size(form: str, **options: Any) -> None:
     "clustertune dashboard tcp://10.0.0.5:8786",
     "clustertune dashboard --serve --port 8790 tcp://10.0.0.5:8786",
 )
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     click.option("--serve", is_flag=True, help="Serve the page from this machine until "
         "^C. Use it for schedulers without Bokeh."),

@@ -191,20 +191,11 @@ class Target:
 
     address: str | None = None  # of the scheduler
     scheduler_file: str | None = None  # instead of the address
-    cluster: tuple[str, str] | None = None  # kind and name, instead of both
     tls_ca_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
 
     def __post_init__(self) -> None:
-        if self.cluster and (self.address or self.scheduler_file):
-            raise click.UsageError(
-                "--cluster replaces ADDRESS and --scheduler-file: leave them out"
-            )
-        if self.cluster and self._tls:
-            raise click.UsageError(
-                "--cluster uses the manager's own certificates: leave --tls-... out"
-            )
         if self.address and self.scheduler_file:
             raise click.UsageError(
                 f"--scheduler-file replaces ADDRESS: leave {self.address!r} out"
@@ -240,8 +231,6 @@ class Target:
         named = [self.address] if self.address else []
         if self.scheduler_file:
             named = ["--scheduler-file", self.scheduler_file]
-        if self.cluster:
-            named = ["--cluster", ":".join(self.cluster)]
         tls = chain(*((_option(name), file) for name, file in self._tls.items()))
         return shlex.join((*named, *tls))
 
@@ -263,21 +252,6 @@ class Target:
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _kind_and_name(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    from clustertune.integrations import managers
-
-    kind, _, name = text.partition(":")
-    kinds = managers.attachable()
-    if kind not in kinds or not name:
-        allowed = ", ".join(f"{k}:NAME" for k in sorted(kinds))
-        raise click.BadParameter(f"{text!r} is none of {allowed}")
-    return kind, name
 
 
 class RegularFile(click.Path):
@@ -308,11 +282,6 @@ _TARGET = (
     click.option("--tls-key", type=_file, help="Private key file (PEM) of the client "
         "certificate."),
 )  # fmt: skip
-_CLUSTER = click.option(
-    "--cluster", metavar="KIND:NAME", callback=_kind_and_name, help="Use a running "
-    "cluster of a manager, which can also start workers: gateway:NAME, coiled:NAME or "
-    "kubernetes:NAME."
-)  # fmt: skip
 
 
 def target_of(values: Mapping[str, Any]) -> Target:
@@ -320,23 +289,17 @@ def target_of(values: Mapping[str, Any]) -> Target:
     return Target(**{field.name: values.get(field.name) for field in fields(Target)})
 
 
-def cluster_options(*, manager: bool = False) -> Decorator:
-    """Add the options that name a cluster; the command gets a :class:`Target` first.
+def cluster_options(command: Command) -> Command:
+    """Add the options that name a cluster; the command gets a :class:`Target` first."""
 
-    ``manager`` adds ``--cluster``.
-    """
+    @wraps(command)
+    def call(**values: Any) -> None:
+        target = target_of(values)
+        for field in fields(target):
+            values.pop(field.name, None)
+        command(target, **values)
 
-    def decorate(command: Command) -> Command:
-        @wraps(command)
-        def call(**values: Any) -> None:
-            target = target_of(values)
-            for field in fields(target):
-                values.pop(field.name, None)
-            command(target, **values)
-
-        return with_options(*_TARGET, *([_CLUSTER] if manager else []))(call)
-
-    return decorate
+    return with_options(*_TARGET)(call)
 
 
 # --- consent --------------------------------------------------------------------------

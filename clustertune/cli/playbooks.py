@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     "clustertune run --lint nightly.yaml",
 )
 @click.argument("playbook", required=False)
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     format_option,
     click.option("--list", "only", flag_value="list", help="List the playbooks."),

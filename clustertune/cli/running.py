@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,6 @@ from clustertune.core.progress import Progress
 from clustertune.core.report import Report, is_refused, with_commands
 from clustertune.core.sections import headlines
 from clustertune.core.wording import printable
-from clustertune.remote.ending import within
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -41,7 +40,6 @@ T = TypeVar("T")
 
 CONNECT = 10  # seconds to connect to a scheduler
 MAX_BYTES = 2**24  # of a scheduler file, which lists all workers
-ATTACH = 60  # seconds to connect through a manager, which may forward a port
 
 _INTERRUPTED: list[str] = []  # finished and remaining work of an interrupted command
 
@@ -82,8 +80,6 @@ def run(target: Target, work: Callable[[Client], Awaitable[T]]) -> T:
         refuse_wrong_settings()
     _INTERRUPTED.clear()
     with exit_on_error(), no_connection_logs():
-        if target.cluster:
-            return asyncio.run(_attached(*target.cluster, work, _at_most(ATTACH)))
         return asyncio.run(connected(target, work, _at_most(2 * CONNECT)))
 
 
@@ -135,25 +131,6 @@ async def _call(client: Client, work: Callable[[Client], Awaitable[T]]) -> T:
         if lost is None:
             raise
         raise lost from error
-
-
-async def _attached(
-    kind: str, name: str, work: Callable[[Client], Awaitable[T]], seconds: float
-) -> T:
-    from clustertune.integrations import managers
-    from clustertune.monitor import connection
-
-    async with AsyncExitStack() as outer, AsyncExitStack() as stack:
-        try:
-            attaching = managers.attach(kind, name, stack)
-            client = await with_usage_errors(within(attaching, seconds))
-        except (OSError, asyncio.TimeoutError) as error:
-            raise errors.ConnectionLostError(
-                f"no scheduler answers at {kind}:{name}: {error!r}"
-            ) from error
-        # after the inner stack has closed the client
-        outer.push_async_callback(connection.end_sending, client)
-        return await _call(client, work)
 
 
 def _address_in(scheduler_file: str) -> str:

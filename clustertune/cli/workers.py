@@ -67,7 +67,7 @@ def _environment(name: str, texts: tuple[str, ...]) -> dict[str, str] | None:
     "clustertune resize --nthreads 2 --memory-limit 8GiB",
     "clustertune resize --worker 3 --env OMP_NUM_THREADS=2 --dry-run",
 )
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     format_option,
     worker_option,
@@ -95,7 +95,7 @@ def resize(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune merge tcp://10.0.0.5:8786 --dry-run",
     "clustertune merge --worker 0 --worker 1 --yes",
 )
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     format_option,
     worker_option,
@@ -120,7 +120,7 @@ def merge(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune restart --max-unavailable 25% --dry-run",
     "clustertune restart --if-needed --yes",
 )
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     format_option,
     worker_option,
@@ -155,10 +155,10 @@ def restart(target: Target, form: str, consent: Consent, **options: Any) -> None
 
 @command(
     "clustertune scale 4 tcp://10.0.0.5:8786",
-    "clustertune scale 16 --cluster gateway:prod.1 --yes",
+    "clustertune scale 2 --yes --quiet",
 )
 @click.argument("n_workers", type=click.IntRange(1, arguments.LARGEST))
-@cluster_options(manager=True)
+@cluster_options
 @format_option
 @_wait
 @timeout_option("10 minutes")
@@ -166,9 +166,8 @@ def restart(target: Target, form: str, consent: Consent, **options: Any) -> None
 def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
     """Scale to N_WORKERS workers; leaving workers move their data to the others.
 
-    A command with an address can only remove workers. If workers are missing, it prints
-    the `dask worker` line that starts them, and exits with code 4. With --cluster the
-    manager of the cluster starts workers.
+    A command has only the scheduler's address, so it can only remove workers. If
+    workers are missing, it prints the lines that start them, and exits with code 4.
     """
     from clustertune.operations import workers
 
@@ -179,7 +178,7 @@ def scale(target: Target, form: str, consent: Consent, **options: Any) -> None:
     "clustertune trim tcp://10.0.0.5:8786",
     "clustertune trim --worker 3 --yes --quiet",
 )
-@cluster_options(manager=True)
+@cluster_options
 @format_option
 @worker_option
 @with_consent
@@ -219,7 +218,7 @@ def schedule() -> None:
         'clustertune schedule restart --cron "0 3 * * *" --expires 30days --yes',
     ),
 )
-@cluster_options(manager=True)
+@cluster_options
 @with_options(
     _form,
     worker_option,
@@ -257,7 +256,7 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
 @schedule.command(
     "list", epilog=examples("clustertune schedule list -f json tcp://10.0.0.5:8786")
 )
-@cluster_options()
+@cluster_options
 @_form
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
@@ -270,7 +269,7 @@ def list_(target: Target, form: str) -> None:
     epilog=examples("clustertune schedule cancel b8f0a8 tcp://10.0.0.5:8786")
 )
 @click.argument("id")
-@cluster_options()
+@cluster_options
 @_form
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""

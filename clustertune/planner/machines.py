@@ -152,14 +152,17 @@ def times_to_run(line: str, n_workers: int) -> str:
 
 
 def start_by_hand(snapshot: Snapshot, missing: int) -> str:
-    """Return why an address alone starts no workers, and the line that starts them."""
+    """Return why an address alone starts no workers, and the lines that start them."""
     line = start_command(snapshot, missing)
     how = times_to_run(line, missing)
     if snapshot.scheduler.startswith("tls:"):
         how += " with the --tls-... options of the other workers"
+    wanted = sum(w.is_counted for w in snapshot.workers) + missing
     return (
         "this client has only the scheduler's address and no cluster object, so it "
-        f"cannot start workers. To start the missing {plural(missing, 'worker')}, run "
+        "cannot start workers. Where the cluster was made, clustertune.scale("
+        f"cluster.get_client(), {wanted}) can. To start the missing "
+        f"{plural(missing, 'worker')}, run "
         f"this{how} on a host that reaches the scheduler: {line}"
     )
 

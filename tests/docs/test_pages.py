@@ -379,7 +379,6 @@ NOT_HERE = {
     "demo": "tests/cli/test_demo.py runs it",
     "watch": "it ends with ^C",
     "--serve": "it ends with ^C",
-    "--cluster": "a manager is needed",
     "ID": "a placeholder for an id",
     "show": "there is no such record here",
     "compare": "there is no such record here",

@@ -7,11 +7,8 @@ class of the cluster object names the adapter.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from distributed import Client
 
 from clustertune.core.model import Unknown, WorkerSize, WorkerSnapshot
 from clustertune.errors import NoWorkersError
@@ -25,13 +22,6 @@ from clustertune.integrations.managers import (
 )
 from clustertune.integrations.managers.adapter import Adapter, Bounds
 
-#: packages to install for clusters that are reached by name
-LIBRARIES = {
-    "coiled": "coiled",
-    "gateway": "dask-gateway",
-    "kubernetes": "dask-kubernetes",
-}
-
 #: module and name of the class of the cluster objects, the most general one last
 KINDS = {
     "coiled": ("coiled", "Cluster"),
@@ -41,8 +31,6 @@ KINDS = {
     "saturn": ("dask_saturn", "SaturnCluster"),
     "spec_cluster": ("distributed", "SpecCluster"),
 }
-
-Attach = Callable[[str, AsyncExitStack], Awaitable[Client]]
 
 
 def available() -> Mapping[str, Adapter]:
@@ -56,25 +44,6 @@ def available() -> Mapping[str, Adapter]:
         "spec_cluster": spec_cluster,
     }
     return adapters
-
-
-def attachable() -> Mapping[str, Attach]:
-    """Return how to reach a cluster by name, by the name of its manager."""
-    return {n: a.attach for n, a in available().items() if hasattr(a, "attach")}
-
-
-async def attach(kind: str, name: str, stack: AsyncExitStack) -> Client:
-    """Connect to a running cluster by its name, through the manager's own library.
-
-    Raise ValueError if there is no such cluster, or if the library is not installed.
-    """
-    try:
-        return await attachable()[kind](name, stack)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{kind}:{name} needs a library that is not installed ({error}); "
-            f"pip install {LIBRARIES.get(kind, kind)}"
-        ) from error
 
 
 def find(cluster: Any) -> Adapter | None:

@@ -17,23 +17,16 @@ An adapter may also have these functions:
 ``merge_obstacle(cluster)``
     Why one worker cannot replace several on a host, as of ``Snapshot.can_merge``.
     Without the function, an adapter with ``resized`` allows it.
-``attach(name, stack)``
-    Return a client of the running cluster with this name. The stack closes the client
-    and the cluster object; the cluster keeps running.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from distributed import Client
-
 from clustertune.core.model import Unknown
-from clustertune.core.wording import printable
 from clustertune.errors import NoWorkersError
 
 Bounds = tuple[int, float]
@@ -78,12 +71,6 @@ async def await_if_needed(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def connect(stack: AsyncExitStack, cluster: Any, **options: Any) -> Client:
-    """Return a client of a cluster object or an address; the stack closes it."""
-    client = Client(cluster, asynchronous=True, set_as_default=False, **options)
-    return await stack.enter_async_context(client)
-
-
 def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
     """Return whether adaptive scaling starts this many workers by itself.
 
@@ -102,9 +89,3 @@ def starts_by_itself(bounds: Bounds | Unknown | None, n_workers: int) -> bool:
             f"maximum={max(n_workers, most):g}) instead"
         )
     return True
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """Return an error that lists the known names."""
-    names = printable(", ".join(sorted(known)), longest=500) or "none"
-    return ValueError(f"no {kind} cluster named {name!r} runs; running are: {names}")

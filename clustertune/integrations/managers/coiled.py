@@ -7,18 +7,11 @@ scaling. New workers have the size that the cluster was made with.
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack
 from typing import Any
 
-from distributed import Client
-
-from clustertune.errors import ConnectionLostError
 from clustertune.integrations.managers.adapter import (
-    connect,
     off_loop,
     starts_by_itself,
-    unknown_name,
 )
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
@@ -51,45 +44,3 @@ async def state(cluster: Any) -> str:
 async def retired(cluster: Any, id: str | int) -> None:
     """Stop the machine of the worker."""
     await off_loop(cluster.sync, cluster.scale_down, [str(id)], reason="clustertune")
-
-
-async def attach(name: str, stack: AsyncExitStack) -> Client:
-    """Connect to a running cluster of the workspace of Coiled's configuration."""
-    import aiohttp
-    import coiled
-    from coiled.errors import ClusterCreationError, ServerError
-    from coiled.exceptions import CoiledException
-
-    class Running(coiled.Cluster):  # type: ignore[misc]
-        """Never create a cluster, as Coiled does for an unknown name."""
-
-        async def _check_create_or_reuse(self) -> bool:
-            if await super()._check_create_or_reuse():
-                known = await self.cloud._list_clusters()
-                raise unknown_name("coiled", name, [c["name"] for c in known])
-            return False
-
-    try:
-        # synchronous, because some coroutines of asynchronous objects are never awaited
-        cloud = await asyncio.to_thread(coiled.Cloud)
-        stack.push_async_callback(asyncio.to_thread, cloud.close)
-        cluster = await asyncio.to_thread(
-            Running,
-            name=name,
-            cloud=cloud,
-            shutdown_on_close=False,
-            credentials=None,  # keep the cluster's credentials
-            show_widget=False,
-        )
-    except (
-        aiohttp.ClientError,
-        ClusterCreationError,
-        CoiledException,
-        ServerError,
-    ) as error:
-        raise ConnectionLostError(f"coiled:{name}: {error}") from error
-    stack.push_async_callback(off_loop, cluster.close)
-    address = cluster.scheduler_address
-    client = await connect(stack, address, security=cluster.security)
-    client.cluster = cluster
-    return client

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Any
 
-from distributed import Client
-
 from clustertune.core.model import Unknown
-from clustertune.errors import ConnectionLostError
-from clustertune.integrations.managers.adapter import connect, off_loop, unknown_name
+from clustertune.integrations.managers.adapter import off_loop
 
 
 def obstacle(cluster: Any, n_workers: int) -> str | None:
@@ -74,23 +70,6 @@ async def retired(cluster: Any, id: str | int) -> None:
     """Request the remaining number, or the server would replace the worker."""
     names = {w["name"] for w in _workers(cluster).values()} - {id}
     await off_loop(cluster.scale, len(names))
-
-
-async def attach(name: str, stack: AsyncExitStack) -> Client:
-    """Connect to a running cluster of the gateway in Dask's configuration."""
-    import aiohttp
-    import dask_gateway
-
-    gateway = await stack.enter_async_context(dask_gateway.Gateway(asynchronous=True))
-    try:
-        known = [report.name for report in await gateway.list_clusters("running")]
-        if name not in known:
-            raise unknown_name("gateway", name, known)
-        cluster = gateway.connect(name, shutdown_on_close=False)
-        await stack.enter_async_context(cluster)
-    except (aiohttp.ClientError, dask_gateway.GatewayServerError) as error:
-        raise ConnectionLostError(f"{gateway.address}: {error}") from error
-    return await connect(stack, cluster, security=cluster.security)
 
 
 def _workers(cluster: Any) -> Mapping[str, Any]:

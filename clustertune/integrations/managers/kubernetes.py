@@ -12,20 +12,15 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
-from distributed import Client
-from tornado.ioloop import IOLoop
-
 from clustertune.core.model import Unknown
-from clustertune.errors import ConnectionLostError, NoWorkersError
+from clustertune.errors import NoWorkersError
 from clustertune.integrations.managers.adapter import (
     MAX_WORKERS,
-    connect,
     off_loop,
     starts_by_itself,
-    unknown_name,
 )
 from clustertune.remote.ending import within
 
@@ -93,27 +88,6 @@ async def state(cluster: Any) -> str:
 async def retired(cluster: Any, id: str | int) -> None:
     """Delete the deployment, then reduce the number, or another worker would close."""
     await off_loop(cluster.sync, _remove, cluster, str(id))
-
-
-async def attach(name: str, stack: AsyncExitStack) -> Client:
-    """Connect to a running cluster in the namespace of the current context."""
-    import httpx
-    import kr8s
-    from dask_kubernetes.operator import KubeCluster
-    from dask_kubernetes.operator._objects import DaskCluster
-
-    try:
-        known = [found.name async for found in DaskCluster.list()]
-        if name not in known:
-            raise unknown_name("kubernetes", name, known)
-        # without the loop, it would start twice
-        loop = IOLoop.current()
-        cluster = KubeCluster.from_name(name, asynchronous=True, quiet=True, loop=loop)
-        stack.push_async_callback(cluster.close)
-        await cluster
-    except (httpx.HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
-        raise ConnectionLostError(f"kubernetes:{name}: {error!r}") from error
-    return await connect(stack, cluster)
 
 
 # --- in the cluster object's event loop -----------------------------------------------

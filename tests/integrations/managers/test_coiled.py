@@ -10,12 +10,10 @@ import coiled
 import dask
 import dask.array as da
 import pytest
-from click.testing import CliRunner, Result
 from distributed import Client, wait
 from distributed.security import Security
 
 import clustertune
-from clustertune.cli import main
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
 from clustertune.integrations.managers import coiled as adapter
@@ -44,7 +42,6 @@ class Cloud:
         self.security = security
         self.unknown: list[str] = []
         self.deleted = False
-        self.created = False
 
     def __call__(
         self, method: str, path: str, query: dict[str, str], body: Any
@@ -84,7 +81,6 @@ class Cloud:
         if path.endswith("/id/1"):
             self.deleted |= method == "DELETE"
             return 200, self.details()
-        self.created |= method == "POST" and path.endswith("/account/here/")
         return 200, [{"name": NAME}] if query.get("offset") == "0" else []
 
     def details(self) -> dict[str, Any]:
@@ -169,30 +165,3 @@ def test_adaptive_scaling(cluster: coiled.Cluster, client: Client) -> None:
     assert client.sync(managers.bounds, cluster) == (3, math.inf)
     cluster._adaptive.stop()
     assert client.sync(managers.bounds, cluster) is None
-
-
-# --- by name --------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def test_attached_by_name(cloud: Cloud) -> None:
-    """A command can start workers, and leaves the cluster running."""
-    there = len(cloud.backend.worker_spec)
-    done = run("scale", str(there + 1), "--yes", "--cluster", f"coiled:{NAME}")
-    assert done.exit_code == 0, done.output
-    assert len(cloud.backend.worker_spec) == there + 1
-    assert not cloud.deleted
-
-
-def test_an_unknown_name(cloud: Cloud) -> None:
-    """No cluster is made; the error lists the running ones."""
-    result = run("trim", "--cluster", "coiled:other")
-    assert result.exit_code == 2
-    assert f"named 'other' runs; running are: {NAME}" in result.stderr
-    assert not cloud.created

@@ -13,12 +13,10 @@ import cloudpickle
 import dask
 import dask.array as da
 import pytest
-from click.testing import CliRunner, Result
 from dask_gateway import Gateway, GatewayCluster
 from distributed import Client, wait
 
 import clustertune
-from clustertune.cli import main
 from clustertune.core.model import Severity, Unknown
 from clustertune.errors import RefusedError
 from clustertune.integrations import managers
@@ -170,49 +168,6 @@ def test_adaptive_scaling(cluster: GatewayCluster, client: Client) -> None:
     client.sync(managers.adapt, cluster, 2, float("inf"))
     assert client.run_on_scheduler(_bounds) == (2, None)
     cluster.adapt(active=False)
-
-
-# --- by name --------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def test_attached_by_name(cluster: GatewayCluster, client: Client) -> None:
-    """A command can start workers, and leaves the cluster running."""
-    clustertune.scale(client, 1)
-    name = f"gateway:{cluster.name}"
-    done = run("scale", "2", "--yes", "--cluster", name)
-    assert done.exit_code == 0, done.output
-    assert there(client) == 2
-    assert run("trim", "--yes", "--cluster", name).exit_code == 0
-    assert client.submit(sum, [1, 2]).result() == 3
-    assert cluster.gateway.get_cluster(cluster.name).status.name == "RUNNING"
-
-
-def test_an_unknown_name(cluster: GatewayCluster) -> None:
-    """The error lists the running ones."""
-    result = run("trim", "--cluster", "gateway:other")
-    assert result.exit_code == 2
-    assert f"named 'other' runs; running are: {cluster.name}" in result.stderr
-
-
-def test_a_gateway_that_does_not_answer() -> None:
-    with dask.config.set({"gateway.address": f"http://127.0.0.1:{free_ports(1)[0]}"}):
-        result = run("trim", "--cluster", "gateway:other")
-    assert result.exit_code == 3
-    assert "Cannot connect to host 127.0.0.1" in result.stderr
-
-
-def test_no_gateway_is_configured() -> None:
-    with dask.config.set({"gateway.address": None}):
-        result = run("trim", "--cluster", "gateway:other")
-    assert result.exit_code == 2
-    assert "No dask-gateway address" in result.stderr
 
 
 def test_a_cluster_that_was_closed(server: Gateway, cluster: GatewayCluster) -> None:

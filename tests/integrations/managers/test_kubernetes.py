@@ -13,12 +13,10 @@ from typing import Any
 
 import dask.array as da
 import pytest
-from click.testing import CliRunner, Result
 from dask_kubernetes.operator import KubeCluster
 from distributed import Client, wait
 
 import clustertune
-from clustertune.cli import main
 from clustertune.core.model import Unknown
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
@@ -292,40 +290,3 @@ def test_a_server_that_fails(
             client.sync(kubernetes.scale, cluster, 3, 2)
     finally:
         operator.down = False
-
-
-# --- by name --------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def test_attached_by_name(operator: Operator) -> None:
-    """A command can start workers, and leaves the cluster running."""
-    operator.backend.scale(1)
-    operator.replicas = 1
-    done = run("scale", "2", "--yes", "--cluster", f"kubernetes:{NAME}")
-    assert done.exit_code == 0, done.output
-    assert operator.replicas == 2
-    assert operator.backend.status.name == "running"
-
-
-def test_an_unknown_name(operator: Operator) -> None:
-    """The error lists the running ones."""
-    result = run("trim", "--cluster", "kubernetes:other")
-    assert result.exit_code == 2
-    assert f"named 'other' runs; running are: {NAME}" in result.stderr
-
-
-def test_a_server_that_does_not_answer(operator: Operator) -> None:
-    operator.down = True
-    try:
-        result = run("trim", "--cluster", f"kubernetes:{NAME}")
-    finally:
-        operator.down = False
-    assert result.exit_code == 3
-    assert "500" in result.stderr
