@@ -29,6 +29,7 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
+from clustertune.integrations.managers.adapter import off_loop
 from clustertune.monitor import monitor
 from clustertune.planner import machines
 from clustertune.remote import ship
@@ -85,8 +86,9 @@ async def scale(lease: Lease, n_workers: int, notify: Notify) -> Result:
         if lease.remaining() < 1:
             raise NoWorkersError(
                 f"requested {n_workers} workers, {there} run: "
-                f"{await adapter.state(cluster)}; see the workers' logs, or "
-                "give a longer timeout"
+                f"{printable(await off_loop(repr, cluster), longest=200)}. Ask the "
+                "manager for the reason, read the workers' logs, or give a longer "
+                "timeout"
             )
         await asyncio.sleep(POLL)
     return Result(nbytes=0, count=there)

@@ -44,9 +44,6 @@ class Adapter(Protocol):
     async def scale(self, cluster: Any, n_workers: int, there: int) -> None:
         """Request workers without waiting; the scheduler has ``there`` workers."""
 
-    async def state(self, cluster: Any) -> str:
-        """Describe the workers that the manager reports."""
-
     async def bounds(self, cluster: Any) -> Bounds | Unknown | None:
         """Return the bounds of adaptive scaling; None: it is off."""
 

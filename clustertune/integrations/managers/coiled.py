@@ -33,14 +33,6 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
         await off_loop(cluster.scale, n_workers)
 
 
-async def state(cluster: Any) -> str:
-    """Describe the workers of the cluster object."""
-    return (
-        f"coiled cluster {cluster.name} ({cluster.status.name}) has requested "
-        f"{len(cluster.requested)} workers, and {len(cluster.observed)} have started"
-    )
-
-
 async def retired(cluster: Any, id: str | int) -> None:
     """Stop the machine of the worker."""
     await off_loop(cluster.sync, cluster.scale_down, [str(id)], reason="clustertune")

@@ -30,15 +30,6 @@ def restart_obstacle(cluster: Any) -> str:
     )
 
 
-def merge_obstacle(cluster: Any) -> str:
-    """Return that the gateway replaces workers by others of the original size."""
-    return (
-        "a gateway starts workers of the size that the cluster was made with; run "
-        "`gateway.new_cluster(worker_cores={nthreads}, worker_memory=...)` with the "
-        "options of your gateway"
-    )
-
-
 async def bounds(cluster: Any) -> Unknown:
     """Return Unknown: a client cannot read the bounds."""
     return Unknown(
@@ -55,15 +46,6 @@ async def adapt(cluster: Any, minimum: int, maximum: float) -> None:
 async def scale(cluster: Any, n_workers: int, there: int) -> None:
     """Request this many; the server counts workers that are starting."""
     await off_loop(cluster.scale, n_workers)
-
-
-async def state(cluster: Any) -> str:
-    """Describe the cluster as the server reports it, and its workers."""
-    report = await off_loop(cluster.gateway.get_cluster, cluster.name)
-    return (
-        f"the gateway reports the cluster as {report.status.name.lower()}, with "
-        f"{len(_workers(cluster))} workers; it may have reached its limits"
-    )
 
 
 async def retired(cluster: Any, id: str | int) -> None:

@@ -4,19 +4,15 @@ A job starts one or several workers and ends with the last of them. So a request
 three workers starts four if a job has two. A job is cancelled only when none of its
 workers remains. Only the batch system knows when a job begins.
 
-A resize changes the cores, memory and first lines of the script of later jobs. It keeps
-the directives of the user (``job_extra_directives``, ``job_mem``).
+New jobs have the size that the cluster was made with.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from clustertune.core.model import WorkerSize
-from clustertune.core.wording import plural
 from clustertune.integrations.managers.adapter import await_if_needed
 from clustertune.integrations.managers.spec_cluster import adapt as adapt
 from clustertune.integrations.managers.spec_cluster import bounds as bounds
@@ -34,44 +30,6 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
     if missing > 0:
         jobs = -(-missing // _per_job(cluster))
         await await_if_needed(cluster.scale(jobs=len(names) + jobs))
-
-
-async def state(cluster: Any) -> str:
-    """Describe the jobs of the cluster object."""
-    jobs = _workers(cluster).values()
-    running = sum(bool(mine & cluster.observed) for mine in jobs)
-    return (
-        f"{type(cluster).__name__} ({cluster.status.name}) has requested "
-        f"{plural(len(jobs), 'job')} of {plural(_per_job(cluster), 'worker')}: "
-        f"{running} running, {len(jobs) - running} pending or ended without workers; "
-        "ask the batch system for the reason"
-    )
-
-
-def resized(cluster: Any, id: str | int, size: WorkerSize) -> None:
-    """Give later jobs the size of this worker, times the workers of a job."""
-    # all jobs, job_script() and scale(cores=...) share this dict
-    options, each = cluster._job_kwargs, _per_job(cluster)
-    options["processes"] = each  # the default depends on the cores
-    if size.nthreads is not None:
-        options["cores"] = size.nthreads * each
-    if size.memory_limit is not None:
-        options["memory"] = f"{size.memory_limit * each} B"
-    if size.env:
-        lines = cluster._dummy_job._job_script_prologue
-        exports = [f"export {k}={shlex.quote(v)}" for k, v in size.env.items()]
-        kept = [line for line in lines if line not in exports]
-        options["job_script_prologue"] = kept + exports
-
-
-def merge_obstacle(cluster: Any) -> str:
-    """Return that jobs start several workers again."""
-    kind = type(cluster).__name__
-    return (
-        "the batch system starts jobs with the number of workers that the cluster was "
-        f"made with; run `{kind}(cores={{nthreads}}, processes=1, "
-        'memory="{memory_limit}")`'
-    )
 
 
 async def retired(cluster: Any, id: str | int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,15 +31,6 @@ def obstacle(cluster: Any, n_workers: int) -> str | None:
     if cluster.status.name != "running":
         return f"the cluster object is {cluster.status.name}; connect to it again"
     return None
-
-
-def merge_obstacle(cluster: Any) -> str:
-    """Return that the operator starts workers again in their original size."""
-    return (
-        "the operator starts workers again in the size that their group was made "
-        'with; run `KubeCluster(worker_command=["dask", "worker", "--nworkers", "1", '
-        '"--nthreads", "{nthreads}"])`, with resources of {memory_limit}'
-    )
 
 
 async def bounds(cluster: Any) -> tuple[int, float] | Unknown | None:
@@ -78,13 +68,6 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
         await off_loop(cluster.scale, replicas[f"{cluster.name}-default"] + missing)
 
 
-async def state(cluster: Any) -> str:
-    """Describe the phases of the workers' pods."""
-    phases: Counter[str] = await off_loop(cluster.sync, _phases, cluster)
-    shown = ", ".join(f"{n} {phase}" for phase, n in sorted(phases.items()))
-    return f"the pods of the cluster {cluster.name}: {shown or 'none'}"
-
-
 async def retired(cluster: Any, id: str | int) -> None:
     """Delete the deployment, then reduce the number, or another worker would close."""
     await off_loop(cluster.sync, _remove, cluster, str(id))
@@ -109,17 +92,6 @@ async def _replicas(cluster: Any) -> Mapping[str, int]:
 
     groups = DaskWorkerGroup.list(namespace=cluster.namespace)
     return {g.name: g.replicas async for g in groups if g.spec.cluster == cluster.name}
-
-
-async def _phases(cluster: Any) -> Counter[str]:
-    from kr8s.asyncio.objects import Pod
-
-    selector = {
-        "dask.org/cluster-name": cluster.name,
-        "dask.org/component": "worker",
-    }
-    pods = Pod.list(label_selector=selector, namespace=cluster.namespace)
-    return Counter([pod.status.phase async for pod in pods])
 
 
 async def _remove(cluster: Any, worker: str) -> None:

@@ -34,12 +34,6 @@ async def scale(cluster: Any, n_workers: int, there: int) -> None:
     await off_loop(cluster.scale, n_workers)
 
 
-async def state(cluster: Any) -> str:
-    """Describe the cluster as the server reports it, and its workers."""
-    status, there = await off_loop(lambda: (cluster.status, _names(cluster)))
-    return f"Saturn reports the cluster as {status}, with {len(there)} workers"
-
-
 async def retired(cluster: Any, id: str | int) -> None:
     """Request the remaining number, or the server would replace the worker."""
     left = await off_loop(lambda: _names(cluster) - {id})

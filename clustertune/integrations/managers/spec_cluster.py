@@ -61,15 +61,6 @@ async def scale(cluster: SpecCluster, n_workers: int, there: int) -> None:
     await await_if_needed(cluster.scale(len(cluster.plan) + missing))
 
 
-async def state(cluster: SpecCluster) -> str:
-    """Describe the workers of the cluster object."""
-    return (
-        f"{type(cluster).__name__} ({cluster.status.name}) has planned "
-        f"{len(cluster.plan)} workers and started {len(cluster.requested)}; "
-        f"{len(cluster.observed)} are connected"
-    )
-
-
 def resized(cluster: SpecCluster, id: str | int, size: WorkerSize) -> None:
     """Start this worker with this size, and new workers once all have it."""
     specs = cluster.worker_spec
