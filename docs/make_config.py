@@ -38,7 +38,7 @@ wrong value, raises an error before the call does anything.
 
 - As variables: `DASK_CLUSTERTUNE__HISTORY__LABEL=nightly`,
   `DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION=0.2`. A misspelt variable
-  that begins with `DASK_CLUSTERTUNE_` or `CLUSTERTUNE__` is an error that names it.
+  that begins with `DASK_CLUSTERTUNE_` or `CLUSTERTUNE__` is an error.
 - In Python:
 
 ```python

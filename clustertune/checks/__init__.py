@@ -210,11 +210,6 @@ def stuck(view: View, seconds: float) -> tuple[Finding, ...]:
     )
 
 
-def all_settings() -> Mapping[str, Mapping[str, Any]]:
-    """The settings of each check with their defaults, by name of the check."""
-    return {name: settings_of(check) for name, check in available().items()}
-
-
 def configured() -> Mapping[str, Mapping[str, Any]]:
     """Return the settings of checks in Dask's configuration, by name of check.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
@@ -22,16 +22,14 @@ from clustertune.core import arguments
 from clustertune.core.wording import near, printable
 
 
-def refuse_unknown(checks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse names of settings, and of environment variables, that do not exist.
+def refuse_unknown() -> None:
+    """Refuse names of settings that do not exist, and variables that Dask ignores.
 
-    Dask accepts any name, and ignores variables that it cannot read. ``checks`` has the
-    settings by name of check, including checks of other packages. Raises ``ValueError``
-    if there is such a name; the message lists the existing names.
+    Dask accepts any name. Raises ``ValueError`` if there is such a name.
     """
     for name in os.environ:
-        if is_ours(name):
-            _refuse_variable(name, checks)
+        if f"{name.upper()}_".startswith(("DASK_CLUSTERTUNE_", "CLUSTERTUNE__")):
+            _refuse_ignored(name)
     refuse_names("clustertune", defaults()["clustertune"])
 
 
@@ -45,53 +43,18 @@ def refuse_names(path: str, known: Mapping[str, Any]) -> None:
             )
 
 
-def is_ours(variable: str) -> bool:
-    """Whether this environment variable is meant for a setting of clustertune."""
-    upper = f"{variable.upper()}_"
-    return upper.startswith(("DASK_CLUSTERTUNE_", "CLUSTERTUNE__"))
-
-
-def _refuse_variable(variable: str, checks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ``ValueError`` for an environment variable that sets nothing."""
-    known: dict[str, Any] = {**defaults()["clustertune"]}
-    known["checks"] = checks
-    names = {f"DASK_CLUSTERTUNE{path}": is_leaf for path, is_leaf in _paths(known)}
-    if variable.startswith("DASK_") and variable.upper() in names:
-        if not names[variable.upper()]:
-            _refuse_heading(variable)
-        return
-    # names of the deepest section that the variable names correctly
-    level: Any = known
-    for part in variable.upper().partition("CLUSTERTUNE")[2].split("__")[1:]:
-        if not isinstance(level.get(part.lower()), Mapping):
-            break
-        level = level[part.lower()]
-    raise ValueError(
-        f"the environment variable {printable(variable, longest=100)} sets nothing: "
-        "names are DASK_CLUSTERTUNE__ and a setting, with __ between its parts"
-        f"{near(variable.upper(), names)}. Correct or unset it; settings here are "
-        f"{', '.join(level) or 'none'}"
-    )
-
-
-def _refuse_heading(variable: str) -> None:
-    """Raise ``ValueError`` for a section that is no mapping: Dask would ignore it."""
-    setting = variable.removeprefix("DASK_").lower().replace("__", ".")
-    try:
-        section(setting, dask.config.interpret_value(os.environ[variable]))
-    except ValueError as error:
-        raise ValueError(f"{error}; {variable} sets it") from error
-
-
-def _paths(known: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield suffixes of variables, and whether each one names a single setting."""
-    yield path, False
-    for name, value in known.items():
-        below = f"{path}__{name.upper()}"
-        if isinstance(value, Mapping):
-            yield from _paths(value, below)
-        else:
-            yield below, True
+def _refuse_ignored(variable: str) -> None:
+    """Raise ``ValueError`` for a variable that Dask does not read, or replaces."""
+    start, *names = variable.split("__")
+    if start != "DASK_CLUSTERTUNE":
+        raise ValueError(
+            f"the environment variable {printable(variable, longest=100)} sets "
+            "nothing: names are DASK_CLUSTERTUNE__ and a setting, with __ between its "
+            "parts"
+        )
+    path = ".".join(["clustertune", *names]).lower()
+    if isinstance(dask.config.get(path, None), Mapping):
+        section(path, dask.config.interpret_value(os.environ[variable]))
 
 
 def fractions() -> dict[str, float]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,24 +81,16 @@ Facts = Callable[[View, Sequence[Finding]], Mapping[str, Any]]
 
 
 def refuse_wrong_settings() -> None:
-    """Check all settings, and the environment variables that set some.
+    """Check all settings.
 
     Raises
     ------
     ValueError
-        A setting does not exist or has a wrong value, or a variable is misspelt.
+        A setting does not exist or has a wrong value, or Dask ignores a variable.
     """
-    settings.refuse_unknown(checks.all_settings())
-    try:
-        checks.configured()
-        history.configured()
-    except ValueError as error:
-        for name in os.environ:
-            # as Dask makes a setting of the variable
-            path = name[5:].lower().replace("__", ".")
-            if settings.is_ours(name) and path in str(error):
-                raise ValueError(f"{error}; {name} sets it") from error
-        raise
+    settings.refuse_unknown()
+    checks.configured()
+    history.configured()
 
 
 def check_client(client: Any, given: Inputs = inputs.NOTHING) -> None:

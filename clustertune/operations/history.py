@@ -274,7 +274,8 @@ def history(
     """
     import pandas as pd
 
-    settings.refuse_unknown(checks.all_settings())
+    settings.refuse_unknown()
+    checks.configured()
     file, begin = file_of(configured()["path"]), 0.0
     if since is not None:
         begin = time.time() - arguments.duration("since", since)

@@ -66,41 +66,40 @@ def test_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("DASK_CLUSTERTUNE__HISTRY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
-        ("DASK_CLUSTERTUNE__HISTORY__JBO", "settings here are enabled, path, label"),
-        ("DASK_CLUSTERTUNE__HISTORY__LABEL__X", "settings here are enabled, path"),
-        ("DASK_CLUSTERTUNE_HISTORY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
-        (
-            "DASK_CLUSTERTUNE__HISTORY___LABEL",
-            "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)",
-        ),
-        ("DASK_CLUSTERTUNE__HISTORY__", "mean DASK_CLUSTERTUNE__HISTORY?)"),
-        ("CLUSTERTUNE__HISTORY__LABEL", "mean DASK_CLUSTERTUNE__HISTORY__LABEL?)"),
-        ("dask_clustertune__reason", "mean DASK_CLUSTERTUNE__REASON?)"),
+        ("DASK_CLUSTERTUNE__HISTRY__LABEL", "no setting 'histry'"),
+        ("DASK_CLUSTERTUNE__HISTORY__JBO", "it has enabled, path, label"),
+        ("DASK_CLUSTERTUNE__HISTORY__LABEL__X", "must be a text"),
+        ("DASK_CLUSTERTUNE_HISTORY__LABEL", "sets nothing: names are DASK_CLUSTERTUNE"),
+        ("DASK_CLUSTERTUNE__HISTORY___LABEL", "no setting '_label'"),
+        ("DASK_CLUSTERTUNE__HISTORY__", "no setting ''"),
+        ("CLUSTERTUNE__HISTORY__LABEL", "sets nothing: names are DASK_CLUSTERTUNE__"),
+        ("dask_clustertune__reason", "sets nothing: names are DASK_CLUSTERTUNE__"),
         (
             "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESURE__CLOSE_FRACTION",
-            "mean DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__CLOSE_FRACTION?)",
+            "no check 'memory_presure'; checks are",
         ),
         (
             "DASK_CLUSTERTUNE__CHECKS__MEMORY_PRESSURE__FAR",
-            "settings here are close_fraction",
+            "it has close_fraction",
         ),
-        ("DASK_CLUSTERTUNE__CHECKS__NO_ROWS__MOST", "settings here are none"),
-        ("DASK_CLUSTERTUNE__X\x1b[31m", "DASK_CLUSTERTUNE__X\\x1b[31m sets nothing"),
+        ("DASK_CLUSTERTUNE__CHECKS__NO_ROWS__MOST", "no setting"),
+        ("DASK_CLUSTERTUNE__X\x1b[31m", "no setting 'x\\x1b[31m'"),
     ],
 )
 def test_misspelt_variables(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dask would ignore them: every call and every command refuses them."""
+    """Every call and every command refuses them, also if Dask ignores them."""
     monkeypatch.setenv(name, "1")
-    with pytest.raises(ValueError, match="sets nothing") as caught:
-        entrance.check_client(Client.__new__(Client))
-    assert text in str(caught.value)
-    for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["run", "--list"]):
-        done = CliRunner().invoke(main, command)
-        assert done.exit_code == 2
-        assert "sets nothing" in " ".join(done.stderr.split())
+    found = collect_env({name: "1"}).get("clustertune", {})
+    with dask.config.set({"clustertune": found}):
+        with pytest.raises(ValueError, match=r"sets nothing|must be|no ") as caught:
+            entrance.check_client(Client.__new__(Client))
+        assert text in str(caught.value)
+        for command in (["trim", "tcp://127.0.0.1:1"], ["history"], ["run", "--list"]):
+            done = CliRunner().invoke(main, command)
+            assert done.exit_code == 2
+            assert text in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -118,13 +117,13 @@ def test_misspelt_variables(
 def test_malformed_variables(
     name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the setting and the variable."""
+    """The error names the setting."""
     variable = f"DASK_CLUSTERTUNE__{name}"
     monkeypatch.setenv(variable, value)
     found = collect_env({variable: value})
     with (
         dask.config.set({"clustertune": found["clustertune"]}),
-        pytest.raises(ValueError, match=f"; {variable} sets it") as caught,
+        pytest.raises(ValueError, match="must be") as caught,
     ):
         entrance.check_client(Client.__new__(Client))
     assert text in str(caught.value)
@@ -152,7 +151,6 @@ def test_a_variable_of_a_heading(name: str, value: str, text: str) -> None:
     )
     assert done.returncode == (2 if text else 0), done.stderr
     assert text in done.stderr
-    assert (f"; {name} sets it" in done.stderr) == bool(text)
 
 
 def test_a_setting_that_does_not_exist() -> None:
