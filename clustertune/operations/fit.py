@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -123,7 +123,7 @@ def _client_of(step: Any, client: Client) -> Any:
 
 @dataclass(kw_only=True)
 class _Work:
-    """The parts of a fit that both kinds of clients share."""
+    """The model of a fit, what it needs, and what was lost."""
 
     client: Client
     model: Any
@@ -210,8 +210,7 @@ class _Work:
     def equipped(self, prepared: Prepared) -> Iterator[Callable[[], Any]]:
         """Set the client and parameters of the model for an attempt.
 
-        Yields the call of ``model.fit``; its result is awaitable if the client is
-        asynchronous.
+        Yields the call of ``model.fit``.
         """
         prefix, step = self.step
         if _client_of(step, self.client) is self.client:
@@ -304,7 +303,7 @@ class _Work:
         )
 
     def again(self, prepared: Prepared) -> Any:
-        """Prepare the same data again; awaitable if the client is asynchronous."""
+        """Prepare the same data again."""
         named = {name: getattr(prepared, name) for name in inputs.COMPANIONS}
         if prepared.group is not None:
             named |= {"qid": None, "group": prepared.group}
@@ -398,13 +397,6 @@ class _Work:
         return "yes"
 
 
-def _fit(work: _Work, prepared: Prepared) -> Any:
-    try:
-        return _attempts(work, prepared)
-    finally:
-        work.drop_copies()
-
-
 def _attempts(work: _Work, prepared: Prepared) -> Any:
     while True:
         loss: Loss | None = None
@@ -425,37 +417,6 @@ def _attempts(work: _Work, prepared: Prepared) -> Any:
             return work.finished(prepared)
         with work.naming_loss():
             prepared = work.again(prepared)
-
-
-async def _fit_async(work: _Work, preparing: Awaitable[Prepared]) -> Any:
-    prepared = await preparing
-    try:
-        return await _attempts_async(work, prepared)
-    finally:
-        work.drop_copies()
-
-
-async def _attempts_async(work: _Work, prepared: Prepared) -> Any:
-    while True:
-        loss: Loss | None = None
-        work.watch(prepared)
-        with work.explained(prepared):
-            async with prepared:
-                with work.naming_loss():
-                    await work.compare(prepared)
-                try:
-                    with work.equipped(prepared) as fit_model:
-                        await fit_model()
-                except Exception as error:  # noqa: BLE001, raised unless a worker was lost
-                    loss = await prepared.lost(error)
-                    work.refuse(loss, error)
-                else:
-                    with work.verifying():
-                        await prepared.verify(settle=False)
-        if loss is None:
-            return work.finished(prepared)
-        with work.naming_loss():
-            prepared = await work.again(prepared)
 
 
 def fit(
@@ -484,8 +445,7 @@ def fit(
     Parameters
     ----------
     client
-        A connected client. With an asynchronous client the call is awaited; only
-        XGBoost's models can be fitted with one.
+        A connected client, synchronous: the ``fit`` of most libraries waits for Dask.
     estimator
         An estimator for Dask collections: of XGBoost, LightGBM, dask-ml or dask-glm, or
         a pipeline that ends with one. It is fitted in place, as by ``estimator.fit``.
@@ -586,4 +546,7 @@ def fit(
     given = inputs.gather(X, y, eval_set=eval_set, **named)
     terms = Options(estimator=estimator, one_per_host=per_host, **own)
     prepared: Any = prepare_data(client, given, terms)
-    return (_fit_async if client.asynchronous else _fit)(work, prepared)
+    try:
+        return _attempts(work, prepared)
+    finally:
+        work.drop_copies()

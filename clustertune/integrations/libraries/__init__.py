@@ -7,8 +7,8 @@ Other packages add workloads through the entry point group ``clustertune.workloa
 The entry's name is the name of the profile and its value is a module. The module has a
 ``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
 ``profile_for(estimator)``, ``fit_kwargs(fit_inputs)`` and
-``estimator_params(fit_inputs)``. It may have the attributes ``unfit``,
-``awaitable_fit`` and ``eval_arguments``.
+``estimator_params(fit_inputs)``. It may have the attributes ``unfit`` and
+``eval_arguments``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ OPTIONAL = (
     "fit_kwargs",
     "estimator_params",
     "unfit",
-    "awaitable_fit",
     "eval_arguments",
 )
 
@@ -196,16 +195,12 @@ def refuse_fit(model: object, *, asynchronous: bool) -> None:
         )
     profile = choose(model)
     workload = available()[profile.name]
-    prefix, trains = last_step(model)
-    text = f"estimator={_name(trains)}"
     if workload.unfit:
-        raise ValueError(f"{text}: {workload.unfit}")
-    if asynchronous and (prefix or not workload.awaitable_fit):
-        what = "a pipeline" if prefix else profile.title
+        raise ValueError(f"estimator={_name(last_step(model)[1])}: {workload.unfit}")
+    if asynchronous:
         raise ValueError(
-            f"{text}: fit of {what} is synchronous, and this client is asynchronous; "
-            "give a synchronous client of the same cluster: "
-            "Client(client.scheduler.address)"
+            "fit is synchronous, and this client is asynchronous; give a synchronous "
+            "client of the same cluster: Client(client.scheduler.address)"
         )
 
 

@@ -209,7 +209,6 @@ class XGBoost(Workload):
 
     profile = HIST
     makes_quantiles = True
-    awaitable_fit = True
     continuation = Boosting()
     thread_parameters = ("n_jobs", "nthread")
     eval_arguments: tuple[tuple[str, str], ...] = (
