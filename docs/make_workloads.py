@@ -66,7 +66,7 @@ functions are
   needs;
 - `fit_kwargs(fit_inputs)` and `estimator_params(fit_inputs)`: arguments of `fit`, and
   parameters of the estimator;
-- `unfit` and `eval_arguments`: what `clustertune.fit` needs, as
+- `unfit`: why `clustertune.fit` cannot fit its models, as
   described in `clustertune/integrations/libraries/workload.py`.
 """
 

@@ -226,31 +226,6 @@ def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     return found
 
 
-def with_companions(
-    eval_set: Any, lists: Mapping[str, Any], names: Mapping[str, str]
-) -> Any:
-    """Return eval sets with companions that were given as one list for all sets.
-
-    ``lists`` are by the library's name, such as ``sample_weight_eval_set``, and
-    ``names`` has the companion of each.
-    """
-    given = {name: x for name, x in lists.items() if x is not None}
-    if not given:
-        return eval_set
-    sets = eval_sets(eval_set)
-    for name, collections in given.items():
-        companion = names[name]
-        if len(collections) != len(sets) or any(companion in one for one in sets):
-            raise ValueError(
-                f"{name}= must have one item for each pair of eval_set=, with None for "
-                f"a pair without; it has {len(collections)} for {len(sets)}. A pair "
-                f"that has its own {companion} must not get another"
-            )
-        for one, collection in zip(sets, collections, strict=True):
-            one[companion] = collection
-    return [(one.pop("X"), one.pop("y"), one) for one in sets]
-
-
 def _is_eval_set(item: Any) -> bool:
     is_sequence = isinstance(item, list | tuple) and len(item) in (2, 3)
     return is_sequence and (len(item) == 2 or isinstance(item[2], dict))

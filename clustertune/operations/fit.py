@@ -90,12 +90,12 @@ def _divided(
                 f"{', '.join(theirs)}"
             )
         known = name.rpartition("__")[2] in PER_FEATURE
-        if not known and unpack_collections(value)[0]:
+        of_eval_sets = "eval" in name and any(n in name for n in inputs.NAMES)
+        if of_eval_sets or (not known and unpack_collections(value)[0]):
             raise ValueError(
-                f"{name}= has Dask collections, whose rows would not be prepared with "
-                f"those of X; give {', '.join(inputs.COMPANIONS)} by these names, and "
-                'those of eval sets as eval_set=[(X_valid, y_valid, {"sample_weight": '
-                "w_valid})]"
+                f"{name}= has rows, which would not be prepared with those of X; give "
+                f"{', '.join(inputs.COMPANIONS)} by these names, and those of eval "
+                'sets as eval_set=[(X_valid, y_valid, {"sample_weight": w_valid})]'
             )
     return prepared, rest
 
@@ -470,9 +470,8 @@ def fit(
         ``on_low_memory``, ``progress``, ``timeout``. The time limit is that of the
         preparation; the fit itself has none.
 
-        All others go to ``estimator.fit``, such as ``verbose=False``. Companions of
-        eval sets can have the library's names, such as ``sample_weight_eval_set``. In a
-        pipeline, arguments of a step begin with its name: ``step__verbose=False``.
+        All others go to ``estimator.fit``, such as ``verbose=False``. In a pipeline,
+        arguments of a step begin with its name: ``step__verbose=False``.
 
     Returns
     -------
@@ -515,9 +514,6 @@ def fit(
     path = arguments.file("checkpoint_path", checkpoint_path)
     every = arguments.duration("checkpoint_every", checkpoint_every)
     stored = bool(most or path)
-    names = libraries.eval_arguments(estimator)
-    companions = {n: options.pop(n) for n in names if n in options}
-    eval_set = inputs.with_companions(options.pop("eval_set", None), companions, names)
     if stored:
         companion_names = [
             name for name in inputs.COMPANIONS if options.get(name) is not None
@@ -542,8 +538,9 @@ def fit(
         progress=Progress(own.get("progress")),
         checkpoint=None if file is None else file.read(),
     )
-    named = {name: own.pop(name) for name in inputs.NAMES if name in own}
-    given = inputs.gather(X, y, eval_set=eval_set, **named)
+    data = (*inputs.NAMES, "eval_set")
+    named = {name: own.pop(name) for name in data if name in own}
+    given = inputs.gather(X, y, **named)
     terms = Options(estimator=estimator, one_per_host=per_host, **own)
     prepared: Any = prepare_data(client, given, terms)
     try:

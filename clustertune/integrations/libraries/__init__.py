@@ -7,8 +7,7 @@ Other packages add workloads through the entry point group ``clustertune.workloa
 The entry's name is the name of the profile and its value is a module. The module has a
 ``PROFILE`` and may have the functions of a workload: ``matches(estimator)``,
 ``profile_for(estimator)``, ``fit_kwargs(fit_inputs)`` and
-``estimator_params(fit_inputs)``. It may have the attributes ``unfit`` and
-``eval_arguments``.
+``estimator_params(fit_inputs)``. It may have the attribute ``unfit``.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ OPTIONAL = (
     "fit_kwargs",
     "estimator_params",
     "unfit",
-    "eval_arguments",
 )
 
 
@@ -216,11 +214,6 @@ def can_use_host(model: object) -> bool:
 def continuation(model: object) -> Continuation | None:
     """Return how a training of this model continues; None: it begins again."""
     return available()[choose(model).name].continuation
-
-
-def eval_arguments(model: object) -> Mapping[str, str]:
-    """Return the companions of eval sets by argument of the model's ``fit``."""
-    return dict(available()[choose(model).name].eval_arguments)
 
 
 def fit_kwargs(profile: Profile, fit_inputs: FitInputs) -> dict[str, Any]:

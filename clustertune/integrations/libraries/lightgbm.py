@@ -201,10 +201,6 @@ class LightGBM(Workload):
 
     profile = BOOSTING
     continuation = Boosting()
-    eval_arguments: tuple[tuple[str, str], ...] = (
-        ("eval_sample_weight", "sample_weight"),
-        ("eval_init_score", "init_score"),
-    )
 
     def matches(self, estimator: object) -> bool:
         return isa(estimator, "lightgbm.dask") and not _is_ranker(estimator)
@@ -236,7 +232,6 @@ class Rank(LightGBM):
     """
 
     profile = RANK
-    eval_arguments = (*LightGBM.eval_arguments, ("eval_group", "group"))
 
     def matches(self, estimator: object) -> bool:
         return _is_ranker(estimator)

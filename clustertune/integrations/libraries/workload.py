@@ -61,8 +61,6 @@ class Workload:
     #: names of the parameter with the threads of a training task; ``fit`` sets the
     #: first if none is set. Empty: a task can use the threads of its worker only
     thread_parameters: tuple[str, ...] = ()
-    #: arguments of ``fit`` with one companion per eval set, and the companion's name
-    eval_arguments: tuple[tuple[str, str], ...] = ()
     #: how its training continues from a checkpoint; None: it begins again
     continuation: Continuation | None = None
 

@@ -211,6 +211,7 @@ class XGBoost(Workload):
     makes_quantiles = True
     continuation = Boosting()
     thread_parameters = ("n_jobs", "nthread")
+    #: arguments of ``fit`` with one companion per eval set, and the companion's name
     eval_arguments: tuple[tuple[str, str], ...] = (
         ("sample_weight_eval_set", "sample_weight"),
         ("base_margin_eval_set", "base_margin"),
