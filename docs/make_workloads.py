@@ -75,13 +75,12 @@ def page() -> str:
     """Return the page of the documentation."""
     workloads = libraries.available()
     profiles = [w.profile for w in workloads.values()]
-    taken = [p for p in profiles if not p.refused]
     parts = [
         HEAD,
-        _table(taken, {"needs": _needs, "also takes": _takes}),
+        _table(profiles, {"needs": _needs, "also takes": _takes}),
         "\n",
         MEMORY,
-        _table(taken, {"float32": _single, "float64": _double, "source": _source}),
+        _table(profiles, {"float32": _single, "float64": _double, "source": _source}),
         "\n",
         *(_section(name, inspect.getdoc(w)) for name, w in workloads.items()),
         OWN,

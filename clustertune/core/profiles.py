@@ -140,8 +140,6 @@ class Profile:
     #: its threads: "worker" (all threads of the worker), "pools" (thread pools of BLAS
     #: and OpenMP, as configured there); "": unknown
     threads: str = ""
-    #: reason why no layout helps it, with an alternative; "": prepare supports it
-    refused: str = ""
     #: companions and "eval_set" that its fit takes besides X and y; None: any
     takes: tuple[str, ...] | None = None
 

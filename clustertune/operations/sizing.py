@@ -257,9 +257,10 @@ def decide(
     The fewest hosts win. Of equal numbers, the shape that suits the library wins: one
     worker with all threads, or as many workers as CPUs.
     """
-    if refused := profile.refused or ("" if profile.persist else NOT_KEPT):
+    if not profile.persist:
         raise RefusedError(
-            f"no size of a cluster follows from the data for {profile.title}: {refused}"
+            f"no size of a cluster follows from the data for {profile.title}: "
+            f"{NOT_KEPT}"
         )
     multiple = profile.multiple(data.itemsize)
     if profile.one_number_type:  # all columns are converted to the widest type

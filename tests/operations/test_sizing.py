@@ -204,9 +204,7 @@ def test_columns_that_are_joined() -> None:
 
 
 def test_a_library_that_no_cluster_helps() -> None:
-    """The message names the alternative of the profile."""
-    with pytest.raises(errors.RefusedError, match="train it alone"):
-        sized(100, replace(WHOLE, refused="train it alone"))
+    """It keeps no data in memory."""
     with pytest.raises(errors.RefusedError, match="memory for two partitions per"):
         sized(100, replace(SERIAL, persist=False))
 

@@ -125,10 +125,13 @@ def choose(estimator: object = None) -> Profile:
     text = f"estimator={_name(estimator)}"
     if trains is not estimator:
         text += f", which ends with {_name(trains)},"
+    for module, kind, reason in dask_ml.REFUSED:
+        if isa(trains, module, kind):
+            raise ValueError(f"{text}: {reason}")
     # a workload of another package cannot take the estimators of ours
     for known in (*OWN, *available().values()):
         if known.matches(trains):
-            profile = _not_refused(known.profile_for(trains), text)
+            profile = known.profile_for(trains)
             return replace(profile, transforms=transforms(estimator))
     if uses_dask(trains):
         return GENERIC.profile_for(trains)
@@ -148,11 +151,11 @@ def _named(name: str) -> Profile:
             f"estimator={name!r} is no known workload; choose from {_names()}, or give "
             "the model"
         )
-    return _not_refused(available()[name].profile, f"estimator={name!r}")
+    return available()[name].profile
 
 
 def _names() -> str:
-    return ", ".join(n for n, w in available().items() if not w.profile.refused)
+    return ", ".join(available())
 
 
 def refuse(profile: Profile, given: Collection[str]) -> None:
@@ -234,12 +237,6 @@ def _of_last_step(
     make = getattr(available()[profile.name], method)
     found = make(replace(fit_inputs, estimator=trains)) or {}
     return {f"{prefix}{name}": value for name, value in found.items()}
-
-
-def _not_refused(profile: Profile, text: str) -> Profile:
-    if profile.refused:
-        raise ValueError(f"{text}: {profile.refused}")
-    return profile
 
 
 def _name(estimator: object) -> str:

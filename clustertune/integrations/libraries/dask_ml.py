@@ -7,31 +7,21 @@ from dataclasses import replace
 from clustertune.core.profiles import NOT_NUMBERS, Profile
 from clustertune.integrations.libraries.workload import Workload, parameter
 
-
-class GridSearch(Workload):
-    """Searches for parameters: scikit-learn's, and ``GridSearchCV`` of dask-ml.
-
-    A search fits many models, each on most of the data. Every worker needs all of it in
-    one object, so there are no partitions to place, and ``prepare`` refuses it.
-    """
-
-    kinds = (
-        ("sklearn.model_selection", "BaseSearchCV"),
-        ("dask_ml.model_selection", "DaskBaseSearchCV"),
-    )
-    profile = Profile(
-        name="gridsearch",
-        title="searches for parameters",
-        memory_multiple={4: 2.2, 8: 2.2},
-        base_bytes=260 * 2**20,
-        persist=False,
-        refused="a search needs its whole data in one object on each worker; fit it "
-        "with NumPy or pandas data in a block of "
-        "clustertune.training.joblib_backend(client, X, y)",
-        takes=(),
-        source="measured with joblib 1.6, cv=4, one thread a worker; of all data, not "
-        "of a share of it",
-    )
+SEARCH = (
+    "a search needs its whole data in one object on each worker; fit it with NumPy or "
+    "pandas data in a block of clustertune.training.joblib_backend(client, X, y)"
+)
+INCREMENTAL_SEARCH = (
+    "dask-ml's incremental searches fail with Dask 2025.3 and later "
+    "(dask/dask-ml#1016); search with scikit-learn under joblib's Dask backend, or "
+    "train one model with dask_ml.wrappers.Incremental"
+)
+#: modules and classes of searches, and why no layout of the data helps them
+REFUSED: tuple[tuple[str, str, str], ...] = (
+    ("sklearn.model_selection", "BaseSearchCV", SEARCH),
+    ("dask_ml.model_selection", "DaskBaseSearchCV", SEARCH),
+    ("dask_ml.model_selection", "BaseIncrementalSearchCV", INCREMENTAL_SEARCH),
+)
 
 
 class Incremental(Workload):
@@ -57,30 +47,6 @@ class Incremental(Workload):
         takes=(),
         source="the data and a copy of one partition of four; "
         "measured with dask-ml 2025.1",
-    )
-
-
-class IncrementalSearch(Workload):
-    """dask-ml's searches with ``partial_fit``, such as ``HyperbandSearchCV``.
-
-    They fail with every Dask release that clustertune supports (dask/dask-ml#1016): in
-    the cluster's event loop, they call a function that must be called outside of it.
-    """
-
-    kinds = (("dask_ml.model_selection", "BaseIncrementalSearchCV"),)
-    profile = Profile(
-        name="incremental_search",
-        title="dask-ml incremental searches",
-        memory_multiple={4: 2.0, 8: 2.0},
-        persist=False,
-        max_partition_bytes=50 * 2**20,
-        random_order=True,
-        packages=("dask-ml",),
-        refused="dask-ml's incremental searches fail with Dask 2025.3 and later "
-        "(dask/dask-ml#1016); search with scikit-learn under joblib's Dask backend, or "
-        "train one model with dask_ml.wrappers.Incremental",
-        takes=(),
-        source="read in dask-ml 2025.1, which runs with no Dask of today",
     )
 
 
@@ -169,8 +135,6 @@ class Admm(Gradients):
 WORKLOADS: tuple[Workload, ...] = (
     Admm(),
     Gradients(),
-    GridSearch(),
     Incremental(),
-    IncrementalSearch(),
     KMeans(),
 )

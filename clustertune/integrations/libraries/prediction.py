@@ -13,7 +13,7 @@ from typing import Any
 from dask.delayed import Delayed, delayed
 
 from clustertune.core.profiles import Profile
-from clustertune.integrations.libraries.dask_ml import Incremental, IncrementalSearch
+from clustertune.integrations.libraries.dask_ml import Incremental
 from clustertune.integrations.libraries.workload import FitInputs, Workload, is_fitted
 
 
@@ -50,11 +50,8 @@ class Predict(Workload):
     )
 
     def matches(self, estimator: object) -> bool:
-        """Exclude the subclasses that have workloads of their own."""
-        others = (Incremental(), IncrementalSearch())
-        return super().matches(estimator) and not any(
-            other.matches(estimator) for other in others
-        )
+        """Exclude the subclass that has another workload."""
+        return super().matches(estimator) and not Incremental().matches(estimator)
 
     def estimator_params(self, fit_inputs: FitInputs) -> dict[str, Any]:
         """Return the shared model, if it is fitted."""

@@ -83,13 +83,13 @@ ESTIMATORS = [
     (make_pipeline(make_pipeline(dask_ml.cluster.KMeans())), "kmeans"),
 ]
 REFUSED = [
-    (sklearn.model_selection.GridSearchCV(SGD(), {}), "gridsearch"),
-    (sklearn.model_selection.RandomizedSearchCV, "gridsearch"),
-    (dask_search.GridSearchCV, "gridsearch"),
-    (dask_search.RandomizedSearchCV(SGD(), {}), "gridsearch"),
-    (dask_search.IncrementalSearchCV, "incremental_search"),
-    (dask_search.HyperbandSearchCV(SGD(), {}), "incremental_search"),
-    (dask_search.SuccessiveHalvingSearchCV, "incremental_search"),
+    sklearn.model_selection.GridSearchCV(SGD(), {}),
+    sklearn.model_selection.RandomizedSearchCV,
+    dask_search.GridSearchCV,
+    dask_search.RandomizedSearchCV(SGD(), {}),
+    dask_search.IncrementalSearchCV,
+    dask_search.HyperbandSearchCV(SGD(), {}),
+    dask_search.SuccessiveHalvingSearchCV,
 ]
 
 
@@ -221,16 +221,8 @@ def test_a_name_does_not_tell_a_classifier() -> None:
 
 @pytest.mark.parametrize("name", ["xgb", "", "XGBoost"])
 def test_a_name_that_is_not_known(name: Any) -> None:
-    """The error has the value and the known names, without refused ones."""
-    with pytest.raises(ValueError, match=r"no known workload; .*xgboost") as error:
-        choose(name)
-    assert "gridsearch" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["gridsearch", "incremental_search"])
-def test_a_name_that_is_refused(name: str) -> None:
-    """No layout helps; the error has the reason and an alternative."""
-    with pytest.raises(ValueError, match=f"estimator='{name}': .*; .*joblib"):
+    """The error has the value and the known names."""
+    with pytest.raises(ValueError, match=r"no known workload; .*xgboost"):
         choose(name)
 
 
@@ -300,10 +292,9 @@ def test_blockwise_voting_keeps_its_partitions() -> None:
     assert not choose(dask_ml.preprocessing.StandardScaler()).keeps_partitions
 
 
-@pytest.mark.parametrize(("estimator", "expected"), REFUSED, ids=name)
-def test_an_estimator_that_is_refused(estimator: Any, expected: str) -> None:
+@pytest.mark.parametrize("estimator", REFUSED, ids=name)
+def test_an_estimator_that_is_refused(estimator: Any) -> None:
     """A search is recognized, and refused with an alternative."""
-    assert claimed(estimator) == [expected]
     with pytest.raises(ValueError, match=r"estimator=\w+SearchCV: .*; .*joblib"):
         choose(estimator)
 
