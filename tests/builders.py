@@ -83,8 +83,6 @@ def details(**overrides: Any) -> Details:
     """Build a worker's answer to a diagnosis, as in a ``LocalCluster``."""
     built = Details(
         pid=100,
-        child_count=0,
-        child_memory=0,
         thread_pools=(ThreadPool(api="blas", library="libopenblas", threads=1),),
         variables={"OMP_NUM_THREADS": "1"},
         disk="ext4",

@@ -55,7 +55,6 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         memory.memory_settings,
         memory.unmanaged_memory,
         memory.overcounted_memory,
-        memory.child_processes,
         memory.memory_growth,
         memory.unrelated_keys,
         memory.spill_space,

@@ -46,25 +46,18 @@ def fit_memory(view: View) -> Iterator[Finding]:
         return
     if short := forecast.short(needs):
         yield _lacks_memory(view, short)
-    elif uncertain := [need for need in needs if need.may_lack or need.uncertain]:
+    elif uncertain := [need for need in needs if need.may_lack]:
         yield _uncertain(uncertain)
     yield from unknown_findings("usable memory", [(w, limit(w, view)) for w in workers])
 
 
 def _uncertain(needs: Sequence[Need]) -> Finding:
     worst = max(needs, key=lambda need: need.most)
-    takes = (
-        f"the fit takes between {bytes_text(worst.total)} and {bytes_text(worst.most)} "
-        f"on {workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
-        "model allows, and free memory may stay in the process"
-    )
-    if not any(need.may_lack for need in needs):
-        return info(
-            message=f"{takes}; there is enough for both",
-            remedy="Nothing is to do.",
-        )
     return unknown(
-        message=f"whether the fit has enough memory is unknown: {takes}",
+        message="whether the fit has enough memory is unknown: the fit takes between "
+        f"{bytes_text(worst.total)} and {bytes_text(worst.most)} on "
+        f"{workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
+        "model allows, and free memory may stay in the process",
         remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers: "
         "`clustertune.resize_workers(client, memory_limit=...)`",
         subject=tuple(need.worker.id for need in needs),

@@ -326,60 +326,6 @@ def _spills_by_count(worker: WorkerSnapshot) -> bool:
     return target is not None and worker.counted >= target * worker.memory_limit
 
 
-def child_processes(view: View, *, max_fraction: float = 0.05) -> Iterator[Finding]:
-    """Find workers whose child processes hold memory that no limit of Dask counts.
-
-    joblib's ``loky``, PyTorch's ``DataLoader`` and others start processes below a
-    worker. Dask measures the worker's own process only, so together they can exceed the
-    limit. After a call that failed, they may remain until the worker ends.
-
-    Remedy: Start fewer processes (``n_jobs=1``, ``DataLoader(num_workers=0)``), or
-    lower ``--memory-limit`` to leave memory for them. If a failed call left them, run
-    ``clustertune.restart_workers(client, workers=[...])``.
-
-    Parameters
-    ----------
-    max_fraction
-        Memory of children that counts, as a fraction of the worker's limit.
-    """
-    found = [
-        (w, d)
-        for w, d in details_of(view)
-        if not _shares_process(w) and 0 < max_fraction * w.memory_limit < d.child_memory
-    ]
-    if not found:
-        return
-    worker, details = max(
-        found, key=lambda x: (x[0].process + x[1].child_memory) / x[0].memory_limit
-    )
-    count, nbytes = details.child_count, details.child_memory
-    limit = worker.memory_limit
-    total = worker.process + nbytes
-    fewer = "Start fewer processes, with `n_jobs=1` or `DataLoader(num_workers=0)`."
-    fix = remedies.Fix(fewer)
-    if not any(w.busy for w, _ in found):
-        # without a task, a call that ended or failed has left the processes
-        ending = remedies.restart(view, [w for w, _ in found], "To end them, ")
-        command = ending.command and f"{ending.command} {fewer}"
-        fix = remedies.Fix(f"{ending.python} {fewer}", command)
-    yield Finding(
-        severity=Severity.warning if total > limit else Severity.info,
-        message=f"{plural(count, 'child process', 'child processes')} of "
-        f"{workers_text([worker.id])} {verb(range(count), 'holds')} "
-        f"{bytes_text(nbytes)} that no limit counts; with the worker's own "
-        f"{bytes_text(worker.process)} that is {total / limit:.0%} of its limit",
-        subject=tuple(w.id for w, _ in found),
-        evidence={
-            "children": count,
-            "child_bytes": nbytes,
-            "process_bytes": worker.process,
-            "limit_bytes": limit,
-        },
-        remedy=fix.python,
-        command=fix.command,
-    )
-
-
 # --- growth ---------------------------------------------------------------------------
 
 

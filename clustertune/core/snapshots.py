@@ -83,8 +83,6 @@ class Details:
     """Facts of a worker that only a diagnosis needs."""
 
     pid: int  # the same for workers that share a process
-    child_count: int  # child processes, and their children
-    child_memory: int  # resident bytes of these processes
     #: None: threadpoolctl is not installed there
     thread_pools: tuple[ThreadPool, ...] | None
     variables: Mapping[str, str]  # environment variables that set numbers of threads

@@ -93,12 +93,9 @@ async def with_running_tasks(client: Client) -> Snapshot:
 def _details(answer: Mapping[str, Any], now: float) -> Details:
     kind, total, free = answer["disk"]
     left, returns = answer["lifetime"]
-    count, memory = answer["children"]
     names, pools = ("api", "library", "threads"), answer["pools"]
     return Details(
         pid=answer["pid"],
-        child_count=count,
-        child_memory=memory,
         thread_pools=None if pools is None else _read_rows(ThreadPool, names, pools),
         variables=dict(answer["variables"]),
         disk=kind,

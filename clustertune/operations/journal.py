@@ -235,9 +235,7 @@ def error_text(error: BaseException) -> str:
 # --- facts for the page ---------------------------------------------------------------
 
 #: checks of worker processes; a restart makes their findings obsolete
-OF_PROCESSES = frozenset(
-    ("blocked_event_loops", "child_processes", "memory_growth", "unmanaged_memory")
-)
+OF_PROCESSES = frozenset(("blocked_event_loops", "memory_growth", "unmanaged_memory"))
 
 
 def page_facts(view: View, found: Iterable[Finding]) -> dict[str, Any]:

@@ -87,11 +87,6 @@ class Need(NamedTuple):
         """Whether the most is beyond what the fit may fill."""
         return self.lacking + self.most - self.total > _ROUNDING
 
-    @property
-    def uncertain(self) -> bool:
-        """Whether the middle may differ too much from the truth."""
-        return self.most - self.total > UNCERTAIN * (self.most + self.total)
-
 
 class Way(NamedTuple):
     """A change that gives the fit enough memory, and its description."""

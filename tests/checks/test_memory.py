@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from clustertune.checks.memory import (
-    child_processes,
     memory_growth,
     memory_pressure,
     memory_settings,
@@ -307,40 +306,6 @@ def test_counted_twice():
         worker(0, process=GIB, managed=3 * GIB, target=None)
     )
     assert finding.severity is Severity.info
-
-
-# --- child_processes ------------------------------------------------------------------
-
-
-def find_child_processes(**answers):
-    return list(
-        child_processes(view([worker(0, details=details(**answers)), worker(1)]))
-    )
-
-
-def test_silent_without_children():
-    """There are no or small children, or they were not read."""
-    assert find_child_processes() == []
-    assert find_child_processes(child_count=2, child_memory=100 * 2**20) == []
-    assert list(child_processes(view())) == []
-    assert list(child_processes(view([worker(0, details=Unknown("no answer"))]))) == []
-
-
-def test_silent_in_the_clients_own_process():
-    """Children of the client's process belong to the user."""
-    big = details(child_count=1, child_memory=3 * GIB)
-    there = worker(0, details=big, address="inproc://127.0.0.1/1/2")
-    assert list(child_processes(view([there]))) == []
-
-
-def test_children_with_memory():
-    """It is a warning if worker and children together exceed the limit."""
-    (finding,) = find_child_processes(child_count=1, child_memory=GIB)
-    assert finding.severity is Severity.info
-    assert "1 child process of worker 0 holds 1.0 GiB" in finding.message
-    (finding,) = find_child_processes(child_count=4, child_memory=4 * GIB)
-    assert finding.severity is Severity.warning
-    assert "105% of its limit" in finding.message
 
 
 # --- memory_growth --------------------------------------------------------------------

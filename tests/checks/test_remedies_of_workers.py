@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -91,13 +90,6 @@ def fill(dask_worker: Any, fraction: float) -> None:
     """Fill a worker to this fraction of its memory limit."""
     wanted = int(fraction * dask_worker.memory_manager.memory_limit)
     keep(wanted - psutil.Process().memory_info().rss)
-
-
-CHILD = "x = bytearray(300 * 2**20); input()"
-
-
-def have_children() -> None:
-    KEPT.append(subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1))
 
 
 def block_loop() -> None:
@@ -248,24 +240,8 @@ def test_overcounted_memory(local_cluster: Any) -> None:
         until(lambda: not situation.found("overcounted_memory"))
 
 
-def test_child_processes(local_cluster: Any) -> None:
-    """The nanny does not count their memory; they end with their worker."""
-    _, client = local_cluster(1, memory_limit="400MiB")
-    client.run(have_children)
-    children = [x for p in client.run(children_of).values() for x in p]
-    situation = Situation(client)
-    until(lambda: Severity.warning in severities(situation, "child_processes"))
-    situation.apply("child_processes")
-    assert not situation.found("child_processes")
-    until(lambda: not any(map(psutil.pid_exists, children)))
-
-
 def severities(situation: Situation, name: str) -> list[Severity]:
     return [finding.severity for finding in situation.found(name)]
-
-
-def children_of() -> list[int]:
-    return [p.pid for p in psutil.Process().children()]
 
 
 def test_memory_growth(local_cluster: Any) -> None:

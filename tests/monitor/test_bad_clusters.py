@@ -299,7 +299,6 @@ async def test_hostile_answers(
     monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
     answers = {
         "pid": 1,
-        "children": [4, 2**50],
         "pools": None,
         "variables": {EVIL: EVIL},
         "disk": [EVIL, 2**40, 1],

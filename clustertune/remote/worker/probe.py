@@ -282,12 +282,10 @@ def _read(file: Path) -> str:
 
 
 def worker_details(dask_worker: Any, packages: Iterable[str]) -> dict[str, Any]:
-    """Child processes, thread pools, disk, lifetime and packages; plain types."""
+    """Process id, thread pools, disk, lifetime and packages; plain types."""
     process = psutil.Process()
-    children = [_resident(child) for child in process.children(recursive=True)]
     return {
         "pid": process.pid,
-        "children": [len(children), sum(children)],
         "pools": pools(),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
         "disk": disk(dask_worker.local_directory),
@@ -312,14 +310,6 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)  # None if its metadata has no version
     return {name: text for name, text in found.items() if text is not None}
-
-
-def _resident(process: psutil.Process) -> int:
-    """Resident bytes of a process; 0 if it has ended meanwhile."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def pools() -> list[list[Any]] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import tracemalloc
@@ -176,14 +175,8 @@ PACKAGES = ["dask", "distributed", "no-such-distribution"]
 @gen_cluster(client=True, nthreads=ONE)
 async def test_of_this_process(c, s, a):
     """The worker is in this process, so its answer can be checked."""
-    sleeping = [sys.executable, "-c", "input()"]
-    child = await asyncio.create_subprocess_exec(*sleeping, stdin=-1)
     found = probe.worker_details(a, PACKAGES)
-    await child.communicate(b"\n")
     assert found["pid"] == os.getpid()
-    count, memory = found["children"]
-    assert count >= 1
-    assert memory > 0
     assert set(found["packages"]) == {"dask", "distributed"}
     kind, total, free = found["disk"]
     assert isinstance(kind, str)
