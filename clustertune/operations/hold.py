@@ -11,16 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from os import PathLike
 from time import monotonic, time
-from typing import Any
 from uuid import uuid4
 
-import fsspec
-from distributed import Client, performance_report
+from distributed import Client
 
 from clustertune.actions.cluster.lease import REFRESH, give_back
 from clustertune.core import arguments
@@ -142,7 +139,6 @@ class Hold(ClientContext):
         client: Client,
         *,
         label: str = UNNAMED,
-        profile: str | None = None,
         predicted: int | None = None,
         about: Callable[[], Record] | None = None,
         watch: FitWatch | None = None,
@@ -151,7 +147,6 @@ class Hold(ClientContext):
         self.monitor = Monitor(client, window="1 minute")
         self.measures: Measures | None = None
         self._label = label
-        self._profile = profile
         self._about = about  # returns a record of the data and the cluster
         self._watch = watch
         self._name = uuid4().hex if watch is None else watch.name
@@ -169,9 +164,6 @@ class Hold(ClientContext):
             await self._around.enter_async_context(self.monitor)
             self._around.push_async_callback(self._give_back)
             await self._take()
-            if self._profile is not None:
-                report = _performance_report(self.client, self._profile)
-                await self._around.enter_async_context(report)
             watching = () if self._watch is None else (self._watch.run(),)
             for work in (self._report_events(), self._keep(), *watching):
                 task = asyncio.ensure_future(work)
@@ -322,24 +314,6 @@ class Hold(ClientContext):
             _report(f"the hold stopped watching the cluster: {text}")
 
 
-@asynccontextmanager
-async def _performance_report(client: Client, path: str) -> AsyncIterator[None]:
-    """Write Dask's performance report of a block to a file or URL."""
-    with fsspec.open(path, "w"):  # fails before the run, not after it
-        pass
-    # Dask's class takes the current client, or else the default one
-    report: Any = performance_report(filename=path)
-    with client.as_current():
-        await report.__aenter__()
-    yield
-    try:
-        with client.as_current():
-            await report.__aexit__(None, None, None)
-    except Exception as error:  # noqa: BLE001, the run has ended well
-        text = printable(repr(error), longest=200)
-        _report(f"the performance report was not written: {text}")
-
-
 def _report(text: str) -> None:
     """Write to a terminal, or else to the log, like the progress of other calls."""
     if sys.stderr is not None and sys.stderr.isatty():
@@ -353,7 +327,6 @@ def hold(
     client: Client,
     *,
     label: str = UNNAMED,
-    profile: str | PathLike[str] | None = None,
     on_lost_worker: str = "report",
 ) -> Hold:
     """Keep workers during a block: no adaptive scaling down, no other plans.
@@ -365,8 +338,6 @@ def hold(
     label
         Name that other clients see, and the label of the run in the history:
         ``"weekly training"``.
-    profile
-        Path or URL of a file for Dask's performance report of the block.
     on_lost_worker
         What to do if a worker leaves during its training task: ``"report"`` it, or
         ``"cancel"`` the training too. The fit then ends with an error, and training
@@ -383,10 +354,7 @@ def hold(
     Raises
     ------
     ValueError
-        ``label`` is not a text, ``profile`` is not a path, or ``on_lost_worker`` has
-        another value.
-    OSError
-        The file of ``profile`` cannot be written.
+        ``label`` is not a text, or ``on_lost_worker`` has another value.
     ConnectionLostError, VersionMismatchError
         The cluster cannot be monitored.
     LeaseHeldError
@@ -402,6 +370,5 @@ def hold(
     return Hold(
         client,
         label=arguments.text("label", label),
-        profile=arguments.file("profile", profile),
         watch=FitWatch(client) if cancels else None,
     )

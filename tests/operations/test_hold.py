@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Any
 
@@ -17,7 +16,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Nanny, wait
+from distributed import Client, LocalCluster, Nanny, performance_report, wait
 from distributed.core import Status
 
 import clustertune
@@ -96,57 +95,11 @@ def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
     X = da.random.random((1000, 20), chunks=(100, 20))
     with clustertune.prepare(client, X, X[:, 0], progress=False) as (X, y):
         assert float(X.sum().compute()) > 0
-    with clustertune.hold(client, profile=str(tmp_path / "fit.html")) as held:
+    report = performance_report(str(tmp_path / "fit.html"))
+    with report, clustertune.hold(client) as held:
         client.submit(sum, [1, 2]).result()
     assert held.measures is not None
     assert "<html" in (tmp_path / "fit.html").read_text().lower()
-
-
-def test_profile_of_a_client_that_is_not_the_default(
-    local_cluster: Any, tmp_path: Path
-) -> None:
-    """Dask's performance report uses the default client, of another cluster perhaps."""
-    _, client = local_cluster(1)
-    options = {"n_workers": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
-    with (
-        LocalCluster(**options) as cluster,
-        Client(cluster, set_as_default=False) as other,
-        clustertune.hold(other, profile=str(tmp_path / "fit.html")),
-    ):
-        assert other.submit(sum, [1, 2], key="of-the-other").result() == 3
-    assert client.submit(sum, [1, 2]).result() == 3
-    assert "of-the-other" in (tmp_path / "fit.html").read_text()
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_profile_that_cannot_be_written(c: Any, s: Any, a: Any, b: Any) -> None:
-    """The error comes before the run, and the cluster is not held."""
-    began = False
-    with TemporaryDirectory() as folder, pytest.raises(IsADirectoryError):
-        async with clustertune.hold(c, profile=folder):
-            began = True
-    assert not began
-    assert s.plugins["clustertune"].holds.active() == []
-    for wrong in (3, "", b"fit.html"):
-        text = f"profile={wrong!r} must be the path of a file"
-        with pytest.raises(ValueError, match=text):
-            clustertune.hold(c, profile=wrong)  # type: ignore[arg-type]
-
-
-@gen_cluster(client=True, nthreads=TWO)
-async def test_profile_that_fails_after_the_run(
-    c: Any, s: Any, a: Any, b: Any, caplog: Any
-) -> None:
-    """The run keeps its measures, and the message names the cause."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "fit.html"
-        async with clustertune.hold(c, profile=path) as held:
-            path.unlink()
-            path.mkdir()
-    assert held.measures is not None
-    assert s.plugins["clustertune"].holds.active() == []
-    assert "performance report was not written: " in caplog.text
-    assert "IsADirectoryError" in caplog.text
 
 
 @gen_cluster(client=True, nthreads=TWO)
