@@ -198,16 +198,6 @@ def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_a_certificate_that_is_named(secure: Any, tmp_path: Path) -> None:
-    """Options name the certificates, and the configuration has none."""
-    cluster, security = secure
-    settings(security, tmp_path)
-    pem = str(tmp_path / "cert.pem")
-    named = ("--tls-ca-file", str(tmp_path / "ca.pem"), "--tls-cert", pem)
-    result = run("check", *named, "--tls-key", pem, cluster.scheduler_address)
-    assert (result.exit_code, result.stderr) == (0, "")
-
-
 @pytest.mark.usefixtures("quickly")
 def test_a_file_that_is_no_certificate(secure: Any) -> None:
     """The error is one line, like that of a missing scheduler."""

@@ -241,16 +241,6 @@ async def test_frames_with_other_rows_are_refused(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_different_lengths_are_refused(c, s, a, b):
-    """The error has both numbers of rows, and nothing is loaded."""
-    X = da.ones((1000, 2), chunks=(100, 2))
-    y = da.ones(990, chunks=99)
-    with pytest.raises(errors.AlignmentError, match=r"1,000.*990"):
-        await clustertune.prepare(c, X, y)
-    assert not s.tasks
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_column_chunks_are_refused(c, s, a, b):
     """Partitions without all columns are refused with code that fixes them."""
     X = da.ones((100, 4), chunks=(10, 2))
@@ -293,13 +283,6 @@ async def test_lost_data_is_said(c, s, a, b):
     await b.close()
     with pytest.raises(errors.IncompleteError, match="lost"):
         await clustertune.prepare(c, X)
-
-
-@gen_cluster(client=True, nthreads=[], worker_kwargs=LIMIT)
-async def test_no_workers(c, s):
-    """A cluster without workers is an error at once."""
-    with pytest.raises(errors.NoWorkersError, match="no running worker"):
-        await clustertune.prepare(c, da.ones((10, 2), chunks=5))
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
