@@ -5,10 +5,9 @@ workers are asked themselves. Looks are as frequent as heartbeats. If the schedu
 gone, the monitor tries again, at growing intervals, until it is back or the monitor is
 closed.
 
-A condition begins when it has held for a while, and ends when it has been gone for a
-while, so a value that crosses a threshold for a second makes no event. The end is
-checked in a view that is slightly worse than the real one, so a value close to a
-threshold does not begin and end repeatedly.
+A condition begins when it has held for a while, so a value that crosses a threshold for
+a second makes no event. It ends when it has been gone for longer, so a value close to a
+threshold seldom begins and ends repeatedly.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
@@ -45,8 +44,8 @@ MAX_EVENTS = 1000
 LOOK_SECONDS = 60.0  # time limit of a look
 MAX_INTERVAL = 60.0  # seconds between two tries to reach a scheduler that is gone
 RUNS_INTERVAL = 30.0  # seconds between two reads of past runs
-HOLD_SECONDS = 3.0  # for which a condition must hold, or be gone
-MARGIN = 0.05  # of the memory limit: how much worse the view is that shows an end
+HOLD_SECONDS = 3.0  # for which a condition must hold before it begins
+GONE_SECONDS = 10.0  # for which it must be gone before it ends
 
 Subject = tuple[str, tuple[str | int, ...]]
 
@@ -80,20 +79,11 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[Subject, _Seen] = {}
 
-    def events(
-        self, now: float, found: Iterable[Finding], nearly: Iterable[Finding]
-    ) -> list[Event]:
-        """Return the events of one look, at epoch seconds.
-
-        ``nearly`` are the findings in the slightly worse view. They keep conditions
-        that have begun.
-        """
+    def events(self, now: float, found: Iterable[Finding]) -> list[Event]:
+        """Return the events of one look, at epoch seconds."""
         for subject, finding in _by_subject(found).items():
             seen = self._seen.setdefault(subject, _Seen(finding, now, now))
             seen.finding, seen.last = finding, now
-        for subject in self._seen.keys() & _by_subject(nearly):
-            if self._seen[subject].begun:
-                self._seen[subject].last = now
         events: list[Event] = []
         for subject, seen in list(self._seen.items()):
             if not seen.begun and seen.last < now:
@@ -102,7 +92,7 @@ class Watch:
                 seen.begun = True
                 began = Event(time=seen.first, kind="began", finding=seen.finding)
                 events.append(began)
-            elif seen.begun and now - seen.last >= HOLD_SECONDS:
+            elif seen.begun and now - seen.last >= GONE_SECONDS:
                 events.append(Event(time=seen.last, kind="ended", finding=seen.finding))
                 del self._seen[subject]
         return events
@@ -121,19 +111,6 @@ def _by_subject(found: Iterable[Finding]) -> dict[Subject, Finding]:
         for f in found
         if f.severity in (Severity.warning, Severity.critical)
     }
-
-
-def worse(view: View) -> View:
-    """The view with slightly more memory in use on every worker."""
-    workers = []
-    for w in view.now.workers:
-        more = int(MARGIN * w.memory_limit)
-        process, managed, counted = (
-            n + more for n in (w.process, w.managed, w.counted)
-        )
-        workers.append(replace(w, process=process, managed=managed, counted=counted))
-    now = replace(view.now, workers=tuple(workers))
-    return replace(view, snapshots=(*view.snapshots[:-1], now))
 
 
 class Monitor(ClientContext):
@@ -319,8 +296,7 @@ class Monitor(ClientContext):
             self._runs_read = monotonic()
         view, settings = self.view, checks.configured()
         found = checks.run(view, settings)
-        nearly = checks.run(worse(view), settings)
-        events = self._watch.events(snapshot.time, found, nearly)
+        events = self._watch.events(snapshot.time, found)
         events += await self._worker_events()
         self._events += events
         self._new_events += events

@@ -15,12 +15,10 @@ from distributed import Client, LocalCluster, Scheduler, Worker
 from distributed.core import Status
 
 import clustertune
-from clustertune import checks
 from clustertune.core.model import Finding, Severity
 from clustertune.errors import ConnectionLostError
 from clustertune.operations import watch as watcher
-from clustertune.operations.watch import Watch, worse
-from tests.builders import view, worker
+from clustertune.operations.watch import Watch
 from tests.in_process import gen_cluster, gen_test
 from tests.processes import process, soon, until, workers_of
 
@@ -68,8 +66,8 @@ def _is_paused(event):
 @gen_cluster(client=True, nthreads=TWO)
 async def test_events(c, s, a, b, monkeypatch):
     """A pause of a worker is an event after it has lasted, and at its end."""
+    monkeypatch.setattr("clustertune.operations.watch.GONE_SECONDS", 0.2)
     async with clustertune.Monitor(c, interval=0.05) as monitor:
-        monitor._watch.hold = 0.2
         a.memory_manager.memory_pause_fraction = 1e-9
         a.status = Status.paused
         await soon(lambda: any(_is_paused(e) for e in monitor.events))
@@ -291,17 +289,17 @@ def finding(check="memory_pressure", subject=(1,), severity=Severity.warning, te
 
 
 def told(*looks):
-    """Return events as (kind, time), from (time, found, nearly found)."""
+    """Return events as (kind, time), from (time, found)."""
     watch, events = Watch(), []
-    for now, found, nearly in looks:
-        events += watch.events(now, found, nearly)
+    for now, found in looks:
+        events += watch.events(now, found)
     return [(e.kind, e.time) for e in events], watch
 
 
 def test_a_moment_is_no_event():
     """A finding that ends within the hold is no event."""
     f = finding()
-    events, watch = told((0, [f], [f]), (1, [f], [f]), (2, [], []), (9, [], []))
+    events, watch = told((0, [f]), (1, [f]), (2, []), (9, []))
     assert events == []
     assert watch.current == ()
 
@@ -309,49 +307,29 @@ def test_a_moment_is_no_event():
 def test_what_holds_begins_and_ends():
     """Events have the times of the first and the last snapshot with the finding."""
     f = finding()
-    looks = [(t, [f], [f]) for t in range(5)] + [(t, [], []) for t in range(5, 9)]
+    looks = [(t, [f]) for t in range(5)] + [(t, []) for t in range(5, 16)]
     events, watch = told(*looks)
     assert events == [("began", 0), ("ended", 4)]
     assert watch.current == ()
 
 
-def test_what_is_nearly_there_has_not_ended():
-    """A value close to a threshold neither ends nor begins an event repeatedly."""
-    f = finding()
-    looks = [(t, [f], [f]) for t in range(5)]
-    looks += [(t, [], [f]) for t in range(5, 20)]
-    events, watch = told(*looks)
-    assert events == [("began", 0)]
-    assert watch.current == (f,)
-    assert told(*((t, [], [f]) for t in range(20)))[0] == []
-
-
 def test_a_gap_shorter_than_the_hold_does_not_end_it():
     """A shorter gap neither ends nor begins an event."""
     f = finding()
-    looks = [(t, [f], [f]) for t in range(5)]
-    looks += [(5, [], []), (6, [], []), (7, [f], [f]), (12, [f], [f])]
+    looks = [(t, [f]) for t in range(5)]
+    looks += [(t, []) for t in range(5, 13)] + [(13, [f]), (18, [f])]
     assert told(*looks)[0] == [("began", 0)]
 
 
 def test_information_is_no_event():
     """Information and unknown results are no events."""
     some = [finding(severity=s) for s in (Severity.info, Severity.unknown)]
-    assert told(*((t, some, some) for t in range(9)))[0] == []
+    assert told(*((t, some) for t in range(9)))[0] == []
 
 
 def test_each_subject_for_itself():
     """The latest finding of each subject is current, worst first."""
     a, b = finding(text="old"), finding(subject=(2,), severity=Severity.critical)
     new = finding(text="new")
-    _, watch = told((0, [a, b], []), (3, [a, b], []), (4, [new, b], []))
+    _, watch = told((0, [a, b]), (3, [a, b]), (4, [new, b]))
     assert watch.current == (b, new)
-
-
-def test_a_view_that_is_a_little_worse():
-    """In this view a worker just below a threshold is above it; other facts stay."""
-    seen = view([worker(0, process=int(0.78 * 4 * GIB)), worker(1)])
-    names = {f.message.split(" threshold")[0] for f in checks.run(worse(seen))}
-    assert any("at or over the pause" in n for n in names)
-    assert not any("at or over the pause" in f.message for f in checks.run(seen))
-    assert worse(seen).layouts == seen.layouts
