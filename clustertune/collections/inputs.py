@@ -209,8 +209,7 @@ def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
     if not isinstance(eval_set, list | tuple) or not all(map(_is_eval_set, eval_set)):
         raise ValueError(
             "eval_set must be a list of pairs, like eval_set=[(X_valid, y_valid)], or "
-            'with companions by name, (X_valid, y_valid, {"qid": qid_valid}); it was '
-            f"{_types_text(eval_set)}"
+            'with companions by name, (X_valid, y_valid, {"qid": qid_valid})'
         )
     found = []
     for X, y, *rest in eval_set:
@@ -229,19 +228,6 @@ def eval_sets(eval_set: Any) -> list[dict[str, Any]]:
 def _is_eval_set(item: Any) -> bool:
     is_sequence = isinstance(item, list | tuple) and len(item) in (2, 3)
     return is_sequence and (len(item) == 2 or isinstance(item[2], dict))
-
-
-def _types_text(value: Any) -> str:
-    """Describe an argument by types: ``list of (Array, Array, Array)``."""
-    if not isinstance(value, list | tuple):
-        return type(value).__name__
-    items = {
-        f"({', '.join(type(x).__name__ for x in item)})"
-        if isinstance(item, list | tuple)
-        else type(item).__name__
-        for item in value
-    }
-    return f"{type(value).__name__} of {' and '.join(sorted(items))}"
 
 
 def _name(collection: Any) -> str:
@@ -489,7 +475,7 @@ def _refuse_other_types(given: Given, profile: Profile) -> None:
     """Refuse columns of which an Array would have objects, with a fix."""
     x, name = given.collection, variable(given.label)
     is_frame = isinstance(x, dd.DataFrame)
-    types = list(x.dtypes.items()) if is_frame else [(x.name, x.dtype)]
+    types = list(x.dtypes.items()) if is_frame else [(name, x.dtype)]
     other = {str(c): t for c, t in types if not _is_plain(t)}
     if not other:
         return
@@ -507,11 +493,8 @@ def _refuse_other_types(given: Given, profile: Profile) -> None:
         fix = "encode it, for example with .cat.codes or dask_ml.preprocessing"
     shown = names_text([f"{c} ({t})" for c, t in other.items()])
     raise ValueError(
-        f"{profile.title} takes Arrays of numbers, and {given.label} has columns of "
-        f"other types: {shown}; {fix}"
-        if is_frame
-        else f"{profile.title} takes Arrays of numbers, and the type of {given.label} "
-        f"is {next(iter(other.values()))}; {fix}"
+        f"{profile.title} takes Arrays of numbers, and {given.label} has other types: "
+        f"{shown}; {fix}"
     )
 
 

@@ -205,7 +205,7 @@ def test_frames_become_arrays_for_a_library_of_arrays() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (pd.Series(["u", "v"]), r"X has columns of other types: c \(.*\); encode"),
+        (pd.Series(["u", "v"]), r"X has other types: c \(.*\); encode"),
         (pd.Series(["u", "v"]).astype("category"), r"c \(category\); encode"),
         (
             pd.Series([1, None], dtype="Int64"),
@@ -225,7 +225,7 @@ def test_columns_that_no_array_has(values: Any, text: str) -> None:
     made = inputs.with_arrays(made, ARRAYS, asynchronous=False)
     assert made.collection("X").compute(scheduler="sync").dtype == "f8"
     labels = gather(X, dd.from_pandas(values, npartitions=1))
-    with pytest.raises(ValueError, match="the type of y is"):
+    with pytest.raises(ValueError, match="y has other types: y"):
         inputs.with_arrays(labels, ARRAYS, asynchronous=False)
 
 
@@ -525,12 +525,11 @@ def test_empty_collections(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "was"),
-    [((X, Y), "tuple"), (X, "Array"), ([X, Y], "list"), ([(X, Y, Y)], "list")],
+    "value", [(X, Y), X, [X, Y], [(X, Y, Y)]], ids=lambda v: type(v).__name__
 )
-def test_an_eval_set_that_is_no_list_of_pairs(value: Any, was: str) -> None:
+def test_an_eval_set_that_is_no_list_of_pairs(value: Any) -> None:
     """An eval set in another form is refused with an example."""
-    with pytest.raises(ValueError, match=rf"eval_set=\[\(X_valid, .*it was {was}"):
+    with pytest.raises(ValueError, match=r"eval_set=\[\(X_valid, "):
         gather(X, Y, eval_set=value)
 
 
