@@ -24,7 +24,6 @@ from clustertune.integrations.libraries import (
     dask_ml,
     lightgbm,
     neural_networks,
-    prediction,
     xgboost,
 )
 from clustertune.integrations.libraries.continuing import (
@@ -70,7 +69,6 @@ OWN: tuple[Workload, ...] = (
     *dask_ml.WORKLOADS,
     *lightgbm.WORKLOADS,
     *neural_networks.WORKLOADS,
-    *prediction.WORKLOADS,
     *xgboost.WORKLOADS,
 )
 

@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs, Rows
-from clustertune.integrations.libraries.prediction import share
+from clustertune.integrations.libraries.dask_ml import share
 from tests.integrations.libraries import data
 from tests.integrations.libraries.models import Seen
 from tests.processes import workers_of
