@@ -26,7 +26,7 @@ from distributed import Client, Future
 from clustertune.collections import graphs
 from clustertune.collections.inputs import Inputs
 from clustertune.core.model import CollectionInfo, Contents, Goal, Key, Layout, View
-from clustertune.core.wording import message, names_text, printable, variable
+from clustertune.core.wording import message, names_text, plural, printable, variable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
 from clustertune.remote.worker import content
@@ -227,7 +227,8 @@ def _note_failures(
         f"partition{'s' * (len(some) > 1)} {names_text(some, most=10)}: {problem}"
         for problem, some in list(same.items())[:MAX_PROBLEMS]
     ]
-    more = [f"{len(same) - MAX_PROBLEMS} other problems"] * (len(same) > MAX_PROBLEMS)
+    others = len(same) - MAX_PROBLEMS
+    more = [plural(others, "other problem")] if others > 0 else []
     failures[label] = "; ".join(texts + more)
 
 

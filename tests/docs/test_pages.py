@@ -292,17 +292,18 @@ def of_messy_data(names: dict[str, Any]) -> None:
     text = (head + "13.04.2026 11:00,B\u00fccher,2*5,yes\n").replace(",", ";")
     Path("orders/3.csv").write_text(text.replace("*", ","), encoding="cp1252")
     Path("orders/4.csv").touch()
-    columns = "extra,returned,price,category,ordered\n"
-    Path("orders/5.csv").write_text(columns + "1,Y ,n/k,toys,2026-05-02 12:00\n")
+    columns = "extra,Returned,price,category,ordered\n"
+    rows = "1,Y ,n/k,tois,2026-05-02 12:00\n2,n,$3,toys,2026-05-02 12:00\n"
+    Path("orders/5.csv").write_text(columns + rows + "sum,,,,2 rows\n")
 
 
 def check_messy_data(names: dict[str, Any]) -> None:
     """All rows have the values that the files have."""
     X, y = dask.compute(names["X_orders"], names["y_orders"])
-    assert y.tolist() == [0] * 20 + [1, 1]
+    assert y.tolist() == [0] * 20 + [1, 1, 0]
     assert X["price"].tolist()[:21] == [2.5] * 21
-    assert X["price"].isna().tolist() == [False] * 21 + [True]
-    assert X["hour"].tolist() == [10] * 20 + [11, 12]
+    assert X["price"].isna().tolist() == [False] * 21 + [True, False]
+    assert X["hour"].tolist() == [10] * 20 + [11, 12, 12]
     assert X["category"].tolist()[:20] == ["shoes"] * 20
     report = clustertune.check(
         names["client"],
