@@ -28,7 +28,7 @@ from distributed import Client, Scheduler, wait
 import clustertune
 from clustertune import preload
 from clustertune.remote.scheduler import telemetry
-from tests.processes import free_ports, process, until, workers_of
+from tests.processes import free_ports, process, stop_stealing, until, workers_of
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = {"schedules": [{"cron": "0 3 * * *", "if_needed": True}]}
@@ -381,6 +381,7 @@ def test_alerts_and_panels(tmp_path: Path) -> None:
         prometheus(tmp_path, f"127.0.0.1:{page}") as api,
     ):
         client.wait_for_workers(2)
+        client.run_on_scheduler(stop_stealing)  # so all partitions are on one worker
         first = next(iter(workers_of(client)))
         X = dask.array.random.random((100, 2), chunks=(10, 2))
         X = client.persist(X, workers=[first], allow_other_workers=True)

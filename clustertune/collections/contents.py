@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -34,12 +34,17 @@ from clustertune.remote.worker import content
 Look = Callable[[Any], dict[str, Any]]
 """Reads a partition; a function of :mod:`clustertune.remote.worker.content`."""
 
+Home = tuple[int, int]
+"""The number of a worker, or -1, and that of one of its bundles of partitions."""
+
 DEEP: Mapping[str, Look] = {
     "X": content.features,
     "y": content.labels,
     "qid": content.groups,
 }
 POLL = 0.05  # seconds between two looks at progress
+# Dask loads all spilled inputs of a task at once, so a task reads few bytes.
+BUNDLE = 2**24  # bytes of partitions that one task reads, unless one has more
 MAX_PROBLEMS = 4  # of partitions that cannot be read, in a message
 ROWS = 64  # row positions of each class, one for each worker
 
@@ -101,8 +106,8 @@ def _bundled(
     given: Inputs,
     futures: Mapping[str, Sequence[Any]],
     looks: Mapping[str, Look],
-    homes: Mapping[str, Sequence[int]],
-) -> tuple[graphs.Graph, dict[str, list[list[int]]]]:
+    homes: Mapping[str, Sequence[Home]],
+) -> tuple[graphs.Graph, dict[str, dict[Home, list[int]]]]:
     """Return tasks that read all partitions of ``looks``, and the partitions of each.
 
     One task reads the partitions with the same home, on their worker: separate tasks
@@ -120,15 +125,30 @@ def _bundled(
             graph.tasks |= tasks
         look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
-        bundles: dict[int, list[int]] = {}
-        for partition, home in enumerate(homes.get(x.label, range(len(keys)))):
+        bundles: dict[Home, list[int]] = {}
+        apart = [(-1, i) for i in range(len(keys))]
+        for partition, home in enumerate(homes.get(x.label, apart)):
             bundles.setdefault(home, []).append(partition)
-        partitions[x.label] = list(bundles.values())
+        partitions[x.label] = bundles
         graph.partitions[x.label] = [(name, i) for i in range(len(bundles))]
         for key, bundle in enumerate(bundles.values()):
             sources = List(*(TaskRef(keys[i]) for i in bundle))
             graph.tasks[name, key] = look((name, key), sources)
     return graph, partitions
+
+
+def _bind(
+    graph: graphs.Graph,
+    partitions: Mapping[str, Collection[Home]],
+    workers: Sequence[str],
+    known: Sequence[str],
+) -> None:
+    """Bind tasks to workers that may get code, if possible to those with the data."""
+    turns = cycle(known)
+    for label, homes in partitions.items():
+        for task, (worker, _) in zip(graph.partitions[label], homes, strict=True):
+            own = workers[worker] if worker >= 0 else ""
+            graph.where[task] = own if own in known else next(turns)
 
 
 async def read(
@@ -139,7 +159,7 @@ async def read(
     workers: Sequence[str],
     *,
     approved: Collection[str],
-    homes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    homes: Mapping[str, Sequence[Home]] = MappingProxyType({}),
     failures: dict[str, str] | None = None,
 ) -> dict[str, Contents]:
     """Read the partitions; return the results by label, in order.
@@ -153,8 +173,8 @@ async def read(
     workers, approved
         Addresses of all workers, and of workers to which code may be sent.
     homes
-        Numbers of partitions by label. One task reads all partitions with the same
-        number. Each partition of a label without numbers has its own task.
+        Homes of partitions by label. One task reads all partitions with the same home.
+        Each partition of a label without homes has its own task.
     failures
         Gets the problems of each label that cannot be read, and the others are
         returned. None: any error is raised.
@@ -175,9 +195,8 @@ async def read(
             "the versions of no worker are known, so no code can be sent that reads "
             f"the values of {', '.join(looks)}"
         )
-    if len(known) < len(workers):  # no code is sent to the other workers
-        tasks = chain.from_iterable(graph.partitions.values())
-        graph.where |= dict(zip(tasks, cycle(known), strict=False))
+    if len(known) < len(workers):
+        _bind(graph, partitions, workers, known)
     reading: Mapping[Any, Future[Any]] = await asyncio.to_thread(
         graphs.submit, client, graph
     )
@@ -189,7 +208,7 @@ async def read(
             keys = graph.partitions[label]
             failed = {
                 bundle[0]: await reading[key].exception()
-                for key, bundle in zip(keys, bundles, strict=True)
+                for key, bundle in zip(keys, bundles.values(), strict=True)
                 if answers.get(key) is None
             }
             if failed:
@@ -203,7 +222,9 @@ async def read(
             continue
         results = {
             partition: answer
-            for key, bundle in zip(graph.partitions[label], bundles, strict=True)
+            for key, bundle in zip(
+                graph.partitions[label], bundles.values(), strict=True
+            )
             for partition, answer in zip(bundle, answers[key], strict=True)
         }
         in_order = tuple(answer for _, answer in sorted(results.items()))
@@ -233,6 +254,8 @@ def _note_failures(
 
 
 def _problem(error: Any) -> str:
+    if error is None:
+        return "it was lost with a worker, or cancelled"
     # Dask's errors about types have tables
     words = re.sub(r"\+[-+]+\+", "", f"{type(error).__name__}: {message(error)}")
     return printable(" ".join(words.split()), longest=500)
@@ -260,21 +283,24 @@ def with_contents(
     return replace(layout, collections=infos)
 
 
-def _homes(info: CollectionInfo, threads: Sequence[int]) -> Sequence[int]:
-    """Return a number for each key, the same for keys that one thread reads.
+def _homes(info: CollectionInfo, threads: Sequence[int]) -> Sequence[Home]:
+    """Return the home of each key, the same for keys that one task reads.
 
-    ``threads`` are the threads of each worker. Keys without a holder share a number.
+    ``threads`` are the threads of each worker. Keys without a holder share a home.
     """
-    homes = np.full(len(info.keys), -1, dtype=np.int64)
+    worker = np.full(len(info.keys), -1, dtype=np.int64)
     if info.holders is not None:
-        homes[info.holders[0]] = info.holders[1]
-    order = np.argsort(homes, kind="stable")
-    first = np.searchsorted(homes[order], homes[order])
-    turn = np.empty_like(homes)
-    turn[order] = np.arange(len(homes)) - first
-    n_threads = np.array([*threads, 1])[homes]  # no holder: index -1, the last entry
-    numbers: list[int] = (homes + (len(threads) + 1) * (turn % n_threads)).tolist()
-    return numbers
+        worker[info.holders[0]] = info.holders[1]
+    nbytes = np.zeros(len(worker), np.int64) if info.nbytes is None else info.nbytes
+    order = np.argsort(worker, kind="stable")
+    first = np.searchsorted(worker[order], worker[order])  # of the same worker
+    turn, before = np.empty_like(worker), np.empty_like(worker)
+    turn[order] = np.arange(len(worker)) - first
+    ends = np.append(0, np.cumsum(nbytes[order]))
+    before[order] = ends[:-1] - ends[first]
+    n_threads = np.array([*threads, 1])[worker]  # no holder: index -1, the last entry
+    bundle = before // (BUNDLE * n_threads) * n_threads + turn % n_threads
+    return list(zip(worker.tolist(), bundle.tolist(), strict=True))
 
 
 class _Read(NamedTuple):

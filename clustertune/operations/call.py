@@ -272,6 +272,8 @@ class RunningCall:
             if place := await asyncio.shield(self.cluster.data.rescue()):
                 text += place
                 _add_place(ours, place)
+            else:
+                self.cluster.data.drop_made()
             self.journal.note_losses(self.cluster.lost)
             self.journal.stop()
             # the caller sees an error itself, with what was done until then

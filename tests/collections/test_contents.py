@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
-from distributed import wait
+import pandas as pd
+import pytest
+from distributed import futures_of, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+import clustertune
 from clustertune.actions.cluster.live import LiveCluster, LookOptions
 from clustertune.collections import contents, inputs
 from clustertune.core.model import Goal
@@ -97,3 +101,52 @@ async def test_one_task_for_each_thread(c, s, a, b):
     counts = [dict(partition["classes"])[0] for partition in found.partitions]
     assert counts == [10 + i for i in range(9)]
     assert sorted(begun.where) == sorted([a.address, b.address, b.address])
+
+
+class Inputs(SchedulerPlugin):
+    """Bytes of the partitions that each task gets that reads values."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.nbytes = scheduler, []
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if finish == "processing" and str(key[0]).startswith("contents-"):
+            sources = self.scheduler.tasks[key].dependencies
+            self.nbytes.append([ts.get_nbytes() for ts in sources])
+
+
+@pytest.mark.parametrize(("columns", "n_tasks"), [(10, 8), (1, 2)])
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_task_reads_few_bytes(c, s, a, b, columns, n_tasks, monkeypatch):
+    """Spilled partitions of a task come into memory at once, so they are few."""
+    monkeypatch.setattr(contents, "BUNDLE", 2**16)
+    given = pd.DataFrame(np.ones((8000, columns)), columns=[*map(str, range(columns))])
+    frame = c.persist(dd.from_pandas(given, npartitions=8))
+    await wait(frame)
+    s.add_plugin(inputs := Inputs(s))
+    await clustertune.prepare(c, frame, rechunk=False)
+    assert all(len(x) == 1 or sum(x) <= contents.BUNDLE for x in inputs.nbytes)
+    assert len(inputs.nbytes) == n_tasks
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_each_reads_its_own_beside_an_unknown_worker(c, s, a, b, d):
+    """A worker that may get no code moves no partitions of the others."""
+    where = [(a, b)[i % 3 == 1].address for i in range(9)]
+    made = da.from_array(np.arange(18.0), chunks=2)
+    with dask.annotate(workers=lambda key: where[key[1]], allow_other_workers=False):
+        y = c.persist(made.map_blocks(np.copy), optimize_graph=False)
+    await wait(y)
+    addresses = [w.address for w in (d, b, a)]
+    info = collection("y", [2] * 9, [addresses.index(x) for x in where])
+    found = await contents.read(
+        c,
+        inputs.gather(y.reshape(-1, 1), y),
+        {"y": futures_of(y)},
+        {"y": content.finite},
+        addresses,
+        approved=addresses[1:],
+        homes={"y": contents._homes(info, [1, 1, 1])},
+    )
+    assert len(found["y"].partitions) == 9
+    assert not any(w.transfer_incoming_log for w in (a, b, d))

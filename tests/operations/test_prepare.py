@@ -592,6 +592,28 @@ async def test_data_of_another_client(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_failed_call_keeps_nothing_that_it_loaded(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """A kept traceback keeps no old values, so a corrected source is read again."""
+    size = {"n": 9}
+
+    def read(i: int) -> pd.DataFrame:
+        return pd.DataFrame({"a": np.arange(float(size["n"]))})
+
+    meta = pd.DataFrame({"a": [0.0]})
+    X = dd.from_pandas(pd.DataFrame({"a": np.arange(40.0)}), npartitions=4)
+    y = dd.from_map(read, range(4), meta=meta)["a"]
+    with pytest.raises(errors.AlignmentError) as kept:
+        await clustertune.prepare(c, X, y)
+    assert not c.futures
+    size["n"] = 10  # the source is corrected
+    p = await clustertune.prepare(c, X, y)
+    assert kept.value.__traceback__ is not None
+    assert await c.compute(p.y.size) == 40
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
 async def test_a_refused_call_leaves_its_report(c, s, a, b):
     """Other clients and the page see the reason of a refused call."""
     X, y = c.persist([da.ones((40, 2), chunks=10), da.ones(30, chunks=10)])

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Future
+from distributed import Client, Future, futures_of
 
 from clustertune.actions.cluster.lease import POLL, RELEASE, Computing, Lease
 from clustertune.collections import contents, graphs, inputs, partitions
@@ -474,6 +474,16 @@ class CallData:
         self._replace(made)
         self._copies += futures.values()
         return Result(nbytes=await inquiry.received(self.client, sorted(graph.sent)))
+
+    def drop_made(self) -> None:
+        """Release what this call has made, since it failed and nobody gets it.
+
+        A traceback may keep the collections. A later call with the same lazy data would
+        find their old values.
+        """
+        made = [x.collection for x in self.given if x.label in self._ours]
+        for future in futures_of(made):
+            future.release()
 
     def drop_copies(self) -> None:
         """Release the copies that :meth:`copy` made, which nothing may use then."""
