@@ -476,7 +476,7 @@ class CallData:
         return Result(nbytes=await inquiry.received(self.client, sorted(graph.sent)))
 
     def drop_made(self) -> None:
-        """Release what this call has made, since it failed and nobody gets it.
+        """Release what this call has made, since it failed and no caller gets it.
 
         A traceback may keep the collections. A later call with the same lazy data would
         find their old values.
