@@ -170,7 +170,7 @@ def column_chunks(view: View) -> Iterator[Finding]:
                 subject=(collection.label,),
                 evidence={"column_blocks": collection.column_blocks},
                 remedy=remedies.run(remedies.edit([collection.label], line)),
-                fixed_by=view.goal.cutting_action,
+                fixed_by=view.goal.cutting_action if view.loads_data else "",
             )
 
 

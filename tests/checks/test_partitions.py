@@ -235,6 +235,18 @@ def test_blocks_of_columns_are_critical():
     )
 
 
+def test_blocks_of_columns_of_data_that_is_not_loaded():
+    """Nothing cuts it, so the error of prepare has the remedy."""
+    x = collection("X", [10], None, column_blocks=2)
+    lazy = Layout(label="training data", collections=(x,))
+    fixes = [
+        finding.fixed_by
+        for persist in (True, False)
+        for finding in column_chunks(view(layouts=[lazy], persist=persist))
+    ]
+    assert fixes == ["rechunk", ""]
+
+
 # --- no_rows --------------------------------------------------------------------------
 
 
