@@ -298,8 +298,7 @@ def _terms(
     view: View,
     ids: tuple[str | int, ...] | None,
 ) -> dict[str, Any]:
-    """Return the request as plain values, with code for approved nannies."""
-    approved = monitor.known(client).addresses
+    """Return the request as plain values, with code for nannies."""
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     least = float(checks.setting("memory_growth", "min_fraction"))
     return {
@@ -311,9 +310,6 @@ def _terms(
         "collections": [keys.pack(names) for names in layouts],
         # pairs, because ids may be numbers, and msgpack's maps need text
         "lines": list(_thresholds(view.now.workers).items()),
-        "nannies": [
-            w.nanny for w in view.now.workers if w.nanny and w.address in approved
-        ],
         "parking": ship.pickled(park.act),
         "timeout": restarting.TIMEOUT,
     }

@@ -16,8 +16,10 @@ from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
+from distributed.versions import get_versions
+
 from clustertune.core import rules
-from clustertune.core.wording import plural
+from clustertune.core.wording import plural, printable
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
 from clustertune.remote.scheduler.schedule import Moment, Schedule, report, result_text
 from clustertune.remote.scheduler.state import (
@@ -202,8 +204,11 @@ class ScheduleRunner:
         if schedule.left is None and schedule.terms["if_needed"] is not None:
             reasons = self._needs(schedule, there)
             there = {id: ws for id, ws in there.items() if reasons[id]}
+        ours = get_versions()["packages"]
         whether = {
-            id: rules.restart_refusal(nanny=bool(ws.nanny)) for id, ws in there.items()
+            id: rules.restart_refusal(nanny=bool(ws.nanny))
+            or other_version(ws.versions, ours)
+            for id, ws in there.items()
         }
         refused = {id: why for id, why in whether.items() if why}
         return {id: ws for id, ws in there.items() if id not in refused}, refused
@@ -330,7 +335,6 @@ class ScheduleRunner:
         """Restart one worker under the lease."""
         plugin, terms, token = self.plugin, schedule.terms, uuid4().hex
         ceilings = self._ceilings(schedule, worker)
-        may_park = worker.nanny in terms["nannies"]
         turn: dict[str, Any] = {"worker": id, "address": "", "unchanged": True}
         turn |= {"keys": 0, "nbytes": 0, "lost": 0, "seconds": 0.0, "held": False}
         label = f"a scheduled restart ({schedule.name})"
@@ -347,7 +351,7 @@ class ScheduleRunner:
                 process_limits=ceilings,
                 wait=WAIT,
                 timeout=terms["timeout"],
-                parking=terms["parking"] if may_park else b"",
+                parking=terms["parking"],
             )
             job = plugin.jobs.kept[name]
             problem = await job.task
@@ -463,6 +467,23 @@ class ScheduleRunner:
         # Dask adds the time of the event
         own = {k: v for k, v in (result or {}).items() if k != "time"}
         self.scheduler.log_event(TOPIC, event | own)
+
+
+def other_version(versions: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Return why a worker's nanny gets no code, or "".
+
+    The code comes from a client with the versions of the scheduler. Workers send their
+    versions when they join.
+    """
+    theirs = versions.get("packages", {})
+    for package, parts in {"python": 2, "cloudpickle": 1}.items():
+        here, there = (str(x.get(package)) for x in (ours, theirs))
+        if here.split(".")[:parts] != there.split(".")[:parts]:
+            return (
+                f"it has {package} {printable(there, longest=40)}, the scheduler has "
+                f"{here}, so no code is sent to it: install one release on all sides"
+            )
+    return ""
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

@@ -12,9 +12,11 @@ import pytest
 from distributed import Event, Nanny, Worker, wait
 
 import clustertune
+from clustertune.remote import ship
 from clustertune.remote.scheduler import schedule as one
 from clustertune.remote.scheduler.plugin import ClustertunePlugin
 from clustertune.remote.scheduler.restart import WorkerRestart
+from clustertune.remote.worker import park
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -39,7 +41,6 @@ def terms(**others: Any) -> dict[str, Any]:
         "workers": None,
         "collections": [],
         "lines": [],
-        "nannies": [],
         "parking": b"",
         "timeout": 30.0,
     }
@@ -124,6 +125,36 @@ async def test_a_worker_without_a_nanny(c: Any, s: Any, *nannies: Any) -> None:
         assert sorted(results(s, it)[-1]["restarted"]) == [0, 1]
         assert worker.address in s.workers
         assert pids.isdisjoint((await c.run(os.getpid)).values())
+
+
+@gen_cluster(**NANNIES)
+async def test_a_worker_that_came_later(c: Any, s: Any, *nannies: Any) -> None:
+    """Its former process keeps its keys, and a worker of another Python is left out."""
+    plugin, it = begin(s, parking=ship.pickled(park.act))
+    plugin.acquire(c.id, "training", "h", hold=True)
+    options: dict[str, Any] = {"name": "later", "nthreads": 1, "memory_limit": "1 GiB"}
+    async with Nanny(s.address, **options) as later:
+        pids = await c.run(os.getpid)
+        unlike = next(ws for ws in s.workers.values() if ws.name == 0)
+        unlike.versions = {
+            "packages": unlike.versions["packages"] | {"python": "3.9.1"}
+        }
+        x = c.submit(np.arange, 1000, workers=[later.worker_address])
+        await wait(x)
+        await plugin.release("h")
+        await soon(lambda: it.ended)
+        assert (it.state, sorted(results(s, it)[-1]["restarted"], key=str)) == (
+            "done",
+            [1, "later"],
+        )
+        assert "worker 0: it has python 3.9.1, the scheduler " in str(
+            results(s, it)[-1]
+        )
+        assert (await c.run(os.getpid))[unlike.address] == pids[unlike.address]
+        done = [job.work.state() for job in jobs(plugin) if job.work.state()["keys"]]
+        assert [(state["detour"], state["lost"]) for state in done] == [("", 0)]
+        assert done[0]["nbytes"] > 0  # to its next process
+        assert len(await x) == 1000
 
 
 @gen_cluster(**PLAIN)
