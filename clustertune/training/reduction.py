@@ -83,7 +83,8 @@ def map_reduce(
         Further arguments, the same for all items. Futures stand for their results.
     reduce
         Function that combines two results instead of adding them: ``max``,
-        ``np.maximum``. It must be associative and must not change its arguments.
+        ``np.maximum``. It must be associative and commutative, because the holders
+        of the items decide the order. It must not change its arguments.
 
     Returns
     -------

@@ -110,7 +110,8 @@ async def free_stuck(dask_scheduler: Any, name: str) -> None:
 def _call(
     function: Callable[..., Any], item: Sequence[Any], broadcast: Sequence[Any]
 ) -> Any:
-    rows = [len(partition) for partition in item if len(item) > 1]
+    # a sparse matrix has no len()
+    rows = [int(partition.shape[0]) for partition in item if len(item) > 1]
     if len(set(rows)) > 1:
         raise ValueError(
             f"its partitions have {' and '.join(map(str, rows))} rows, so rows would "

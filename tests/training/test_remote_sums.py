@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 from sklearn.utils import _openmp_helpers
 
 from clustertune.training import remote_sums
@@ -199,6 +200,15 @@ def test_a_partition_has_as_many_rows_as_labels() -> None:
     with pytest.raises(RuntimeError) as caught:
         batch(lambda X, y: 0, [4], [np.ones((3, 2))], [np.ones(2)])
     assert caught.value.args[2] == 4
+    assert "3 and 2 rows" in str(caught.value.args[3])
+
+
+def test_sparse_rows_are_counted() -> None:
+    """A sparse matrix has no len()."""
+    X = sparse.csr_matrix(np.eye(3))
+    assert batch(lambda X, y: (X.T @ y).sum(), [0], [X], [np.ones(3)]) == 3
+    with pytest.raises(RuntimeError) as caught:
+        batch(lambda X, y: 0, [0], [X], [np.ones(2)])
     assert "3 and 2 rows" in str(caught.value.args[3])
 
 
