@@ -92,8 +92,15 @@ class Context:
         self._partitions: list[tuple[Any, ...]] | None = given["partitions"]
         self._synchronous: bool = given["synchronous"]
         self._rows: list[list[int]] = given["rows"]
-        saved: bytes | None = given["state"]
-        self.state: Any = None if saved is None else pickle.loads(saved)
+        self._saved: bytes | None = given["state"]
+        self._state: Any = None
+
+    @property
+    def state(self) -> Any:
+        # unpickled in the function, so an error is an error of the function
+        if self._saved is not None:
+            self._state, self._saved = pickle.loads(self._saved), None
+        return self._state
 
     @property
     def steps(self) -> int | None:
@@ -130,7 +137,7 @@ class Context:
         Yields
         ------
         tuple
-            The rows of the batch from each collection, as arrays or frames.
+            The rows of the batch from each collection: read-only arrays, or frames.
         """
         if self._partitions is None:
             raise RuntimeError(
@@ -160,7 +167,7 @@ class Context:
                 f"partition {gone[0]} left this worker after the roles began, so the "
                 "role has no complete data. Call run_roles again"
             )
-        return tuple(self._worker.data[key] for key in keys)
+        return tuple(_protected(self._worker.data[key]) for key in keys)
 
     def _on_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function on the event loop, which alone changes the worker's data."""
@@ -233,6 +240,16 @@ def split_rows(
     )
     # partitions after the last batch are not read
     return islice(batches, steps)
+
+
+def _protected(x: Any) -> Any:
+    """Return the array or frame so that a role does not change the worker's data."""
+    if hasattr(x, "iloc"):
+        return x.copy(deep=False)  # pandas copies it when it is changed
+    if hasattr(x, "setflags"):
+        x = x.view()
+        x.setflags(write=False)
+    return x
 
 
 def _row_count(rows: Rows) -> int:
@@ -500,11 +517,10 @@ def _family(address: str) -> socket.AddressFamily:
 def run_role(name: str, key: str, pickled: bytes) -> Any:
     """Wait for the start command and return the result of a role's function.
 
-    The name is that of the endpoint, the key that of this task. Settings are ``role``,
-    ``rank``, ``size``, ``spec``, ``target``, ``code`` (the pickled function),
-    ``around`` (a pickled context manager), ``environment``, ``batch_size``,
-    ``synchronous``, ``partitions`` (keys), ``rows`` (per partition, by rank) and
-    ``state`` (pickled, of the earlier attempt).
+    The name is that of the endpoint, the key that of this task. Settings are the values
+    that :class:`Context` reads, such as ``partitions`` (keys) and ``rows`` (per
+    partition, by rank), and ``code`` (the pickled function), ``around`` (a pickled
+    context manager) and ``environment``.
     """
     worker: Any = get_worker()
     endpoint = getattr(worker, ENDPOINTS, {}).get(name)

@@ -132,10 +132,14 @@ def run_roles(
     chosen = frameworks.choose(framework, roles)
     members = {name: _members(name, value, chosen) for name, value in roles.items()}
     collections = _collections(client, data)
-    if collections and target_role not in members:
+    alone = sum(not m.are_servers for m in members.values()) < 2
+    # the end of a single role does not depend on the target
+    unused = target_role == "worker" and alone and not collections
+    if target_role not in members and not unused:
         raise ValueError(
-            f"target_role={target_role!r} must be a role, because it has the data; the "
-            f"roles are {', '.join(map(repr, members))}. Pass one of them: "
+            f"target_role={target_role!r} must be a role, because it has the data and "
+            f"its end stops the others; the roles are "
+            f"{', '.join(map(repr, members))}. Pass one of them: "
             f"target_role={next(iter(members))!r}"
         )
     lifecycle = Lifecycle(
@@ -150,7 +154,7 @@ def run_roles(
         members=members,
         data=collections,
         batch_size=arguments.count("batch_size", batch_size),
-        states=states or {},
+        states=_states(states, members),
         lifecycle=lifecycle,
         progress=progress,
     )
@@ -213,6 +217,27 @@ def _members(name: Any, value: Any, framework: Framework) -> _Members:
         return _Members(number, ship.pickled(function), are_servers=True)
     code = pickled(f"the function of roles[{name!r}]", function)
     return _Members(number, code, are_servers=False)
+
+
+def _states(states: Any, members: Mapping[str, _Members]) -> Mapping[str, Any]:
+    """Check the states of an earlier attempt."""
+    if states is not None and not isinstance(states, Mapping):
+        raise TypeError(
+            "states must be roles.states of an earlier call, a mapping; it is a "
+            f"{type(states).__name__}"
+        )
+    for role, saved in (states or {}).items():
+        number = members[role].number if role in members else 0
+        known = isinstance(saved, list | tuple) and all(
+            x is None or isinstance(x, bytes) for x in saved
+        )
+        if not known or len(saved) != number:
+            ranks = ", ".join(f"{name}: {m.number}" for name, m in members.items())
+            raise ValueError(
+                f"states[{role!r}] must have bytes or None for each rank ({ranks}). "
+                "Pass roles.states of an earlier call with the same roles"
+            )
+    return states or {}
 
 
 def _collections(client: Client, data: Any) -> tuple[Any, ...]:

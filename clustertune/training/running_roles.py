@@ -299,7 +299,10 @@ class Roles(ClientContext):
 
     async def _stop(self) -> None:
         if not self._ended:
-            await self._command("stop", self._clients_of_servers() or self._states)
+            # a task, because a frozen worker does not answer
+            self._start(
+                self._command("stop", self._clients_of_servers() or self._states)
+            )
 
     # --- waiting ----------------------------------------------------------------------
 

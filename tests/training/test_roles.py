@@ -28,6 +28,7 @@ from clustertune.errors import (
     TimedOutError,
 )
 from clustertune.remote import ship
+from clustertune.remote.ending import within
 from clustertune.training import frameworks, remote_roles, run_roles
 from clustertune.training.frameworks import Framework
 from tests.in_process import gen_cluster
@@ -162,6 +163,35 @@ async def test_frames_and_equal_steps(c: Any, s: Any, a: Any, b: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_role_does_not_change_the_data(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Arrays are read-only. A frame is copied when it is changed."""
+    table = pd.DataFrame({"x": range(4)})
+    frame, array = dd.from_pandas(table, npartitions=1), da.arange(4, chunks=4)
+    data = c.persist(frame), c.persist(array)
+
+    def change(ctx: Any) -> list[int]:
+        for frame, array in ctx.batches(epochs=2):
+            with pytest.raises(ValueError, match="read-only"):
+                np.add(array, 1, out=array)
+            frame["x"] *= 2
+            found = list(frame["x"])
+        return found
+
+    roles = await run_roles(c, {"worker": (1, change)}, data=data)
+    assert await roles.result() == {"worker": [[0, 2, 4, 6]]}
+    assert list((await c.compute(data[0]))["x"]) == [0, 1, 2, 3]
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_state_that_is_not_readable(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is an error of the function."""
+    states = {"worker": [b"no pickle"]}
+    roles = await run_roles(c, {"worker": (1, has_state)}, states=states)
+    with pytest.raises(FunctionError, match=r"^worker 0 .* failed: UnpicklingError"):
+        await roles.result()
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
     """Scores come while roles run, in order; all roles see the stop."""
 
@@ -186,6 +216,29 @@ async def test_scores_and_a_stop(c: Any, s: Any, a: Any, b: Any) -> None:
     assert {(x.role, x.rank) for x in seen} == {("worker", 0)}
     assert found["scorer"] == ["scorer 0"]
     await running.stop()  # has no effect
+    await nothing_left(s, a, b)
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_stop_does_not_wait_for_workers(c: Any, s: Any, a: Any, b: Any) -> None:
+    """A worker that does not answer delays neither the call nor the other role."""
+    running = await run_roles(c, {"worker": (2, until_stopped)}, grace=0.5)
+    frozen, alive = (s.workers[address] for address in running.workers["worker"])
+    name = remote_roles.handler_name(running._name)
+    worker = next(w for w in (a, b) if w.address == frozen.address)
+    handler = worker.handlers[name]
+
+    async def answer(command: str, **arguments: Any) -> Any:
+        if command == "stop":
+            await asyncio.Event().wait()
+        return await handler(command, **arguments)
+
+    worker.handlers[name] = answer
+    await within(running.stop(), 5)
+    await soon(lambda: not alive.processing)
+    worker.handlers[name] = handler
+    await running.stop()
+    assert await running.result() == {"worker": ["worker 0", "worker 1"]}
     await nothing_left(s, a, b)
 
 
@@ -410,6 +463,18 @@ async def test_misuse(c: Any, s: Any, a: Any, b: Any) -> None:
          lambda: run_roles(c, {"a": (1, lambda ctx: lock)})),
         (ValueError, "target_role='worker' must be a role, .* the roles are 'a'",
          lambda: run_roles(c, {"a": (1, f)}, data=X)),
+        (ValueError, "target_role='master' must be a role, .* the roles are 'worker'",
+         lambda: run_roles(c, one, target_role="master")),
+        (ValueError, "target_role='worker' must be a role, .* the roles are 'a', 'b'",
+         lambda: run_roles(c, {"a": (1, f), "b": (1, f)})),
+        (TypeError, "states must be roles.states .* is a list",
+         lambda: run_roles(c, one, states=[b"1"])),
+        (ValueError, r"states\['worker'\] must have .* each rank .worker: 1.",
+         lambda: run_roles(c, one, states={"worker": [None, b"1"]})),
+        (ValueError, r"states\['worker'\]",
+         lambda: run_roles(c, one, states={"worker": ["1"]})),
+        (ValueError, r"states\['trainer'\]",
+         lambda: run_roles(c, one, states={"trainer": [b"1"]})),
         (ValueError, "data is empty", lambda: run_roles(c, one, data=())),
         (TypeError, "must be a Dask", lambda: run_roles(c, one, data=np.ones(3))),
         (ValueError, "batch_size=0", lambda: run_roles(c, one, batch_size=0)),
