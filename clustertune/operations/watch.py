@@ -231,6 +231,11 @@ class Monitor(ClientContext):
 
     async def _begin(self) -> None:
         """Look once; an error of this first look is raised to the caller."""
+        if self._task is not None:
+            raise RuntimeError(
+                "this monitor or hold has watched a block already: make a new one for "
+                "each block"
+            )
         checks.configured()
         identity = await monitor.identify(self.client)
         await monitor.install_plugin(self.client, identity)

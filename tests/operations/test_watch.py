@@ -42,6 +42,17 @@ async def test_snapshots_come(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_each_block_needs_its_own(c, s, a, b):
+    """A monitor or hold that has ended would watch nothing."""
+    for used in (clustertune.Monitor(c), clustertune.hold(c)):
+        async with used:
+            pass
+        with pytest.raises(RuntimeError, match="make a new one for each block"):
+            async with used:
+                pass
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_no_call_on_workers_after_the_first_look(c, s, a, b):
     """Facts that do not change are read once."""
     async with clustertune.Monitor(c, interval=0.05) as monitor:
