@@ -21,6 +21,7 @@ from clustertune.core.model import Severity
 from clustertune.errors import IncompleteError, TimedOutError
 from clustertune.monitor import counting, monitor
 from clustertune.operations import check
+from clustertune.remote.ending import within
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -40,6 +41,21 @@ async def test_the_cluster_alone(c, s, a, b):
     assert report.before == report.steps == ()
     assert "no_nanny" in str(report)
     assert clustertune.Report.from_json(report.to_json()) == report
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_scheduler_that_stops_answering(c, s, a, b, monkeypatch):
+    """The check keeps its time limit, and returns what it has found."""
+    ask = monitor.ask
+
+    async def hangs(client, name, **arguments):
+        if name == "report":
+            await asyncio.Event().wait()
+        return await ask(client, name, **arguments)
+
+    monkeypatch.setattr(monitor, "ask", hangs)
+    report = await within(clustertune.check(c, timeout="5s"), 30)
+    assert report.status == "checked"
 
 
 @gen_cluster(client=True, nthreads=TWO)
