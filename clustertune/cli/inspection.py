@@ -383,7 +383,7 @@ async def _serve(
     except (OSError, ValueError) as error:
         raise click.UsageError(
             f"cannot listen on {address}:{port} ({error}); give another --port, or "
-            "0 for a free one"
+            "0 for a free one, or an address of this machine as --listen"
         ) from error
 
 

@@ -99,7 +99,8 @@ async def connected(
     source = target.source
     try:
         address = _address_in(source) if target.scheduler_file else source
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    # also JSON that is nested too deeply
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         text = f"no scheduler answers at {source}: {error!r}"
         raise errors.ConnectionLostError(text) from error
     try:

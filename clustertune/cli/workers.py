@@ -239,11 +239,13 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
     The scheduler waits for the gap, so this command may end.
     """
-    from clustertune.operations.scheduling.request import schedule_restart
+    from clustertune.operations.scheduling.request import Options, schedule_restart
+
+    with usage_errors(ValueError, TypeError):  # before it connects
+        Options.of(**options)
 
     async def make(client: Client, *, dry_run: bool, **_: Any) -> Schedule:
-        with usage_errors(ValueError, TypeError):
-            answer: Any = schedule_restart(client, dry_run=dry_run, **options)
+        answer: Any = schedule_restart(client, dry_run=dry_run, **options)
         made: Schedule = await answer
         return made
 

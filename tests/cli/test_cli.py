@@ -254,6 +254,8 @@ def test_version() -> None:
         (["check", "--tls-cert", __file__, "a"], "--tls-cert needs --tls-key"),
         (["check", "--tls-key", __file__, "a"], "--tls-key needs --tls-cert"),
         (["resize", *["--env", "A=1"] * 3, "a"], "--env: 'A' is given 3 times"),
+        (["schedule", "restart", "--expires", "400days", "a"], "at most a year"),
+        (["schedule", "restart", "--tz", "UTC", "a"], "give cron, too"),
         (["demo", "--workers", "1"], "1 is not in the range"),
         (["size"], "rows=None and columns=None go together"),
         (["size", "--rows", "3"], "columns=None go together"),
@@ -324,7 +326,14 @@ def test_a_scheduler_file_that_is_none(
     """A wrong file has the exit code of an unreachable cluster."""
     monkeypatch.setattr(running, "CONNECT", 0.3)
     file = tmp_path / "scheduler.json"
-    for text in ("", "{", "{}", "[]", '{"address": "tcp://127.0.0.1:9"}'):
+    for text in (
+        "",
+        "{",
+        "{}",
+        "[]",
+        "[" * 100_000,
+        '{"address": "tcp://127.0.0.1:9"}',
+    ):
         file.write_text(text)
         result = run("check", "--scheduler-file", str(file))
         assert result.exit_code == 3
@@ -741,3 +750,8 @@ def test_a_port_that_is_taken(cluster: LocalCluster) -> None:
     done = run("dashboard", "--serve", "--port", str(taken), cluster.scheduler_address)
     assert done.exit_code == 2
     assert "give another --port, or 0 for a free one" in done.output
+    done = run(
+        "dashboard", "--serve", "--listen", "192.0.2.1", cluster.scheduler_address
+    )
+    assert done.exit_code == 2
+    assert "or an address of this machine as --listen" in done.output
