@@ -101,7 +101,7 @@ def _run(
         except reading.PlaybookError as error:
             click.echo(str(error), err=True)
             sys.exit(2)
-        running.refuse_without_data(playbook)
+        running.refuse_without_data(playbook, name)
 
     async def make(client: Client, **how: Any) -> PlaybookResult:
         # the file may change after the plan was shown

@@ -100,7 +100,7 @@ def run_playbook(
     libraries.choose(estimator)
     read = reading.read(playbook)
     if X is None:
-        refuse_without_data(read)
+        refuse_without_data(read, playbook)
     run = PlaybookRun(
         client=client,
         playbook=read,
@@ -112,14 +112,14 @@ def run_playbook(
     return sync(client, run.run)
 
 
-def refuse_without_data(playbook: Playbook) -> None:
-    """Raise a ValueError for a playbook that needs data."""
+def refuse_without_data(playbook: Playbook, which: str | Path) -> None:
+    """Raise a ValueError for a playbook that needs data; ``which`` finds it."""
     needed = [s.do for s in playbook.steps if s.do == "prepare" or "keep" in s.options]
     if needed:
-        name = printable(playbook.name)
         raise ValueError(
-            f"{name} is to {', '.join(needed)}, and no data is given: call "
-            f'clustertune.run_playbook(client, "{name}", X, y) in Python'
+            f"{printable(playbook.name)} is to {', '.join(needed)}, and no data is "
+            f'given: call clustertune.run_playbook(client, "{printable(str(which))}", '
+            "X, y) in Python"
         )
 
 

@@ -248,6 +248,10 @@ async def test_bad_calls(c: Any, s: Any, a: Any, b: Any, tmp_path: Any) -> None:
     """Wrong arguments raise errors before any step."""
     with pytest.raises(ValueError, match="is to prepare, and no data is given"):
         await clustertune.run_playbook(c, "before-training")
+    file = tmp_path / "my.yaml"
+    file.write_text("version: 1\nname: nightly\nsteps:\n  - do: prepare\n")
+    with pytest.raises(ValueError, match=re.escape(f'client, "{file}", X, y)')):
+        await clustertune.run_playbook(c, file)
     with pytest.raises(TypeError, match="X is None but other data is given"):
         await clustertune.run_playbook(c, "observe", y=da.ones(3))
     with pytest.raises(TypeError, match="X"):
