@@ -1,9 +1,9 @@
 """Show the page: on the dashboard of a cluster, or from this process.
 
 ``dashboard_page`` adds the page to the dashboard. :func:`serving` is a server for
-schedulers that cannot show it. The scheduler then needs no Bokeh. Bokeh's server
-refuses the websockets of other origins, and the page without its websocket has no text
-of the cluster.
+schedulers that cannot show it. The scheduler then needs no Bokeh. The server refuses
+other hosts and the websockets of other origins, and the page without its websocket has
+no text of the cluster.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from time import time
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.server.util import check_allowlist, create_hosts_allowlist
 from distributed import Client
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
+from tornado.ioloop import IOLoop
+from tornado.routing import Matcher, Rule, RuleRouter
 
 from clustertune.core.wording import seconds_text
 from clustertune.dashboard import mount, page
@@ -109,10 +115,7 @@ def run_checks(client: Client) -> Any:
 
 async def add_page(client: Client) -> DashboardPage:
     """Carry out :func:`dashboard_page` in an event loop."""
-    try:
-        await run_checks(client)
-    except VersionMismatchError as error:
-        raise VersionMismatchError(f"{error}. {SERVE}") from error
+    await run_checks(client)
     try:
         answer = await ship.on_scheduler(client, mount.mount)
     except ModuleNotFoundError as error:  # the page's code cannot be loaded there
@@ -209,6 +212,20 @@ class Source:
         return f"the scheduler has not answered for {duration} ({reason})"
 
 
+class _Hosts(Matcher):
+    """Requests to allowed hosts.
+
+    tornado 6.6 accepts an origin that equals the host of its request, so a name that
+    an attacker points at this machine would be allowed.
+    """
+
+    def __init__(self, allowed: Sequence[str]):
+        self.allowed = allowed
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        return {} if check_allowlist(request.host.lower(), self.allowed) else None
+
+
 @asynccontextmanager
 async def serving(
     connect: Connect, *, port: int, address: str, origins: Sequence[str]
@@ -219,20 +236,25 @@ async def serving(
     on. ``origins`` are ``HOST:PORT`` of other pages and proxies that may show the page.
     Raise OSError if the port is in use.
     """
-    # Bokeh needs the number of the port before it listens
-    with socket.create_server((address, port)) as free:
-        port = free.getsockname()[1]
-    source = Source(connect)
-    server = Server(
-        partial(page.build, read=source.read),
-        port=port,
-        address=address,
-        allow_websocket_origin=[f"{address}:{port}", f"localhost:{port}", *origins],
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, port), family=family)
+    listening.setblocking(False)
+    port = listening.getsockname()[1]
+    host = f"[{address}]" if ":" in address else address
+    allowed = create_hosts_allowlist(
+        [f"{host}:{port}", f"localhost:{port}", *origins], port
     )
+    source = Source(connect)
+    application = BokehTornado(
+        partial(page.build, read=source.read), extra_websocket_origins=allowed
+    )
+    http = HTTPServer(RuleRouter([Rule(_Hosts(allowed), application)]))
+    http.add_socket(listening)
+    server = BaseServer(IOLoop.current(), application, http)
     server.start()
     following = asyncio.ensure_future(source.follow())
     try:
-        yield f"http://{address}:{port}/"
+        yield f"http://{host}:{port}/"
     finally:
         await end_tasks(following)
         server.stop()

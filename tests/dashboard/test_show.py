@@ -76,6 +76,18 @@ async def test_a_scheduler_without_bokeh(c, s, a, monkeypatch):
         await clustertune.dashboard_page(c)
 
 
+@gen_cluster(client=True, nthreads=ONE, scheduler_kwargs=BOARD)
+async def test_a_scheduler_with_another_python(c, s, a, monkeypatch):
+    """``dashboard --serve`` would show the same error."""
+
+    async def refuse(client: Client) -> None:
+        raise VersionMismatchError("another Python")
+
+    monkeypatch.setattr(show, "run_checks", refuse)
+    with pytest.raises(VersionMismatchError, match=r"^another Python$"):
+        await clustertune.dashboard_page(c)
+
+
 def test_a_scheduler_process_that_cannot_import_bokeh(tmp_path: Path) -> None:
     """The code of the page cannot be loaded there."""
     code = BLOCK.replace('"clustertune"', '"bokeh"')
@@ -274,6 +286,11 @@ async def test_pages_of_other_origins_cannot_connect(s: Any) -> None:
         ):
             with pytest.raises(HTTPClientError, match="403"):
                 await websocket(url, origin)
+        assert (await asked(url, Host=PROXY)).code == 200
+        for path in (url, f"{url}ws"):
+            host = f"evil.example:{port}"
+            answer = await asked(path, Host=host, Origin=f"http://{host}")
+            assert answer.code == 404
         for origin in (url.rstrip("/"), f"https://{PROXY}"):
             connection = await websocket(url, origin)
             connection.close()
