@@ -359,9 +359,10 @@ def _failure(error: BaseException, plan: Plan) -> Exception | None:
     """Return the error that explains the failure of a task; None for other errors."""
     if isinstance(error, CancelledError):
         return IncompleteError(
-            "items or results were lost with a worker, and Dask cannot recompute "
-            "them, for example because they were scattered: "
-            f"{printable(str(error), longest=300)}. Load the items again"
+            "items, broadcast futures or results are not on this cluster: they were "
+            "cancelled, or scattered and lost with a worker, or are of another "
+            f"cluster: {printable(str(error), longest=300)}. Load or compute the items "
+            "and broadcast futures again, with this client"
         )
     if isinstance(error, KilledWorker):
         return _killed(error, plan)

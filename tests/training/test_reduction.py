@@ -307,6 +307,15 @@ async def test_no_workers(c: Any, s: Any) -> None:
 
 
 @gen_cluster(client=True, nthreads=TWO)
+async def test_a_cancelled_broadcast_future(c: Any, s: Any, a: Any, b: Any) -> None:
+    """The error does not name the items alone."""
+    value = await c.scatter(3, hash=False)
+    await c.cancel([value])
+    with pytest.raises(IncompleteError, match=r"broadcast futures .* were cancelled"):
+        await map_reduce(c, pow, [1, 2], broadcast=(value,))
+
+
+@gen_cluster(client=True, nthreads=TWO)
 async def test_scattered_items_are_lost(c: Any, s: Any, a: Any, b: Any) -> None:
     """Dask cannot recompute them."""
     items = await c.scatter([1, 2], workers=[a.address])
