@@ -15,9 +15,7 @@ The sum may be at most ``memory_fraction`` of the worker's memory limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -344,29 +342,13 @@ def options(view: View) -> dict[str, Change]:
 
 
 def ways(view: View) -> tuple[Way, ...]:
-    """Return ways to give a fit enough memory, cheapest first.
-
-    Each way is a single change if one is enough, otherwise a smallest combination.
-    """
-    changes = [*_same_workers(view), *_more_workers(view), larger_workers(view)]
+    """Return single changes that give a fit enough memory, cheapest first."""
+    changes = [c for c in options(view).values() if not short(_known(view, c))]
+    n_workers = workers_needed(view)
+    if isinstance(n_workers, int) and n_workers > expected_workers(view):
+        changes.append(Change(n_workers=n_workers))
+    changes.append(larger_workers(view))
     return tuple(Way(change, _text(change, view)) for change in changes)
-
-
-def _same_workers(view: View) -> Iterator[Change]:
-    for size, changes in enumerate(_combinations(view)):
-        enough = [c for c in changes if not short(_known(view, c))]
-        if enough:
-            yield from enough if size == 1 else enough[:1]
-            return
-
-
-def _more_workers(view: View) -> Iterator[Change]:
-    for change in chain.from_iterable(_combinations(view)):
-        n_workers = workers_needed(view, change)
-        if isinstance(n_workers, int):
-            if n_workers > expected_workers(view):
-                yield replace(change, n_workers=n_workers)
-            return
 
 
 def larger_workers(view: View) -> Change:
@@ -376,15 +358,6 @@ def larger_workers(view: View) -> Change:
     # rounded to one decimal, as bytes_text shows it
     step = max(1.0, 1024.0 ** int(math.log(max(1.0, most), 1024)) / 10)
     return Change(memory_limit=math.ceil((most + 1) / step) * step)
-
-
-def _combinations(view: View) -> Iterator[list[Change]]:
-    """Yield no change, then each option, then each pair of options, and so on."""
-    known = options(view)
-    for size in range(len(known) + 1):
-        yield [
-            Change(**dict.fromkeys(names, True)) for names in combinations(known, size)
-        ]
 
 
 def fullest(view: View, change: Change) -> int:

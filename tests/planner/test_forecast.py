@@ -256,21 +256,17 @@ def test_the_cheapest_come_first() -> None:
     )
 
 
-def test_a_combination_is_the_least() -> None:
-    """If no change suffices alone, two changes are combined."""
+def test_no_single_change_is_enough() -> None:
+    """Larger workers always are."""
     profile = replace(TRIPLE, memory_multiple={4: 3.0, 8: 3.0})
     seen = view([small(0, managed=700, process=800)], [lazy(300)], workload=profile)
-    first, more, _ = forecast.ways(seen)
-    assert more.change == Change(release=True, n_workers=2)
-    assert first.change == Change(float32=True, release=True)
-    assert first.text == (
-        'run `X = X.astype("float32")` and '
-        "`clustertune.release_data(client, keep=[X])` for 700 B "
-        "(then at most 550 B per worker)"
-    )
-    seen = view([small(0, managed=700, process=800)], [lazy(600)], workload=profile)
-    more, _ = forecast.ways(seen)
-    assert more.change == Change(release=True, n_workers=3)
+    (larger,) = forecast.ways(seen)
+    assert larger.change == forecast.larger_workers(seen)
+    seen = view([small(0, managed=300, process=400)], [lazy(150)], workload=profile)
+    float32, release, more, _ = (way.change for way in forecast.ways(seen))
+    assert float32 == Change(float32=True)
+    assert release == Change(release=True)
+    assert more == Change(n_workers=2)
 
 
 @pytest.mark.parametrize("lack", [{"host_memory": 1200}, {"nanny": None}])
