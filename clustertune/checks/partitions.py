@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,7 +22,7 @@ from clustertune.core.wording import (
     times_text,
     workers_text,
 )
-from clustertune.planner import chunking, contents, remedies, suitability
+from clustertune.planner import contents, remedies, suitability
 from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
@@ -86,24 +85,13 @@ def _compare(a: CollectionInfo, b: CollectionInfo, view: View) -> Iterator[Findi
             "partitions": len(cut),
             "other_partitions": len(cut_b),
         },
-        remedy=_align(a, b, view) if same else _find_lost_rows(a, b),
-        fixed_by=view.goal.cutting_action if same else "",
-    )
-
-
-def _align(a: CollectionInfo, b: CollectionInfo, view: View) -> str:
-    """Code that gives the second collection the partitions of the first one."""
-    if view.goal.cutting_action:
-        return remedies.cut(
+        remedy=remedies.cut(
             view, f", which gives {b.label} the partitions of {a.label}"
         )
-    remedy = remedies.cut(view)
-    if b.kind == "array":
-        name, lengths = remedies.name_of(b.label), _lengths(a)
-        line = f"{name} = {name}.compute_chunk_sizes().rechunk({{0: {lengths}}})"
-        rechunk = remedies.edit((a.label, b.label), line)
-        return f"{remedy} Or cut {b.label} by hand: `{rechunk}`."
-    return remedy
+        if same
+        else _find_lost_rows(a, b),
+        fixed_by=view.goal.cutting_action if same else "",
+    )
 
 
 def _lengths(collection: CollectionInfo) -> str:
@@ -235,22 +223,14 @@ def too_few_partitions(view: View) -> Iterator[Finding]:
         message=f"the {layout.label} has {text}",
         subject=layout.labels,
         evidence=evidence,
-        remedy=_more_partitions(layout, view, n_workers),
+        remedy=_more_partitions(layout, view),
         fixed_by=view.goal.cutting_action,
     )
 
 
-def _more_partitions(layout: Layout, view: View, n_workers: int) -> str:
+def _more_partitions(layout: Layout, view: View) -> str:
     remedy = remedies.cut(view)
-    if contents.has_groups(layout):
-        return f"{remedy} Groups are not cut."
-    size, now = layout_bytes(layout), view.eligible_workers
-    # assumes that workers still to come are like the present ones
-    threads = math.ceil(sum(w.nthreads for w in now) * n_workers / max(1, len(now)))
-    known = None if isinstance(size, Unknown) else size
-    n_partitions = chunking.partition_count(known, view, max(n_workers, threads))
-    by_hand = remedies.cut_by_hand(layout, n_partitions)
-    return f"{remedy} Or cut them by hand: `{by_hand}`."
+    return f"{remedy} Groups are not cut." if contents.has_groups(layout) else remedy
 
 
 def too_many_partitions(

@@ -140,19 +140,6 @@ def scale(view: View, n_workers: int) -> str:
     return f"clustertune.scale({', '.join(texts)})"
 
 
-def cut_by_hand(layout: Layout, n_partitions: int) -> str:
-    """Return code that gives all collections of a layout so many partitions."""
-    most = -(-int(layout.rows.sum()) // n_partitions)
-    return "; ".join(_cut(m, most, n_partitions) for m in layout.collections)
-
-
-def _cut(collection: CollectionInfo, most: int, n_partitions: int) -> str:
-    name = variable(collection.label)
-    if collection.kind == "array":
-        return f"{name} = {name}.rechunk({{0: {most}}})"
-    return f"{name} = {name}.repartition(npartitions={n_partitions})"
-
-
 def _variables(labels: Collection[str]) -> list[str]:
     """Return the names of the training data, as arguments of a call."""
     names = ["*others" if x.startswith("others[") else x for x in labels]
