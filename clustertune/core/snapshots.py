@@ -212,20 +212,13 @@ class KeyGroup:
     nbytes: int  # each key counts once, even if it has replicas
     scattered: int  # keys that cannot be recomputed
     mine: bool  # whether the asking client wants them
-    others: tuple[str, ...] = ()  # ids of other clients
-    #: (kind, name) of shared names; kinds are "published", "variable" and "queue"
-    shared: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()  # ids of other clients, such as "published-train"
     coming: int = 0  # further tasks of the prefix that are not finished
-
-    @property
-    def published(self) -> tuple[str, ...]:
-        """Names of published data sets."""
-        return tuple(name for kind, name in self.shared if kind == "published")
 
     @property
     def alone(self) -> bool:
         """Whether only the asking client wants these keys."""
-        return self.mine and not self.others and not self.shared
+        return self.mine and not self.others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

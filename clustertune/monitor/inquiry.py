@@ -234,10 +234,9 @@ async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
         client, "holdings", owner=client.id, kept=keys.pack(kept)
     )
     found = []
-    for *counts, others, shared in groups:
+    for *counts, others in groups:
         known: dict[str, Any] = dict(zip(names, counts, strict=True))
-        pairs = tuple((kind, name) for kind, name in shared)
-        found.append(KeyGroup(**known, others=tuple(others), shared=pairs))
+        found.append(KeyGroup(**known, others=tuple(others)))
     return tuple(found)
 
 

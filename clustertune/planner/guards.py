@@ -374,14 +374,10 @@ def key_bytes_text(holdings: Collection[KeyGroup]) -> str:
 
 def owners_text(holdings: Collection[KeyGroup]) -> str:
     """Describe the other owners of the data, as a clause after "which"."""
-    clients = sorted({c for h in holdings for c in h.others})
-    published = sorted({n for h in holdings for n in h.published})
-    named = {s for h in holdings for s in h.shared if s[0] != "published"}
-    others = sorted(f"{kind} {name}" for kind, name in named)
-    parts = [f"other clients want ({names_text(clients)})"] if clients else []
-    parts += [f"are published as {names_text(published)}"] if published else []
-    parts += [f"are shared by {names_text(others)}"] if others else []
-    return " and ".join(parts) or "no client has asked for by name"
+    names = sorted({name for h in holdings for name in h.others})
+    if not names:
+        return "no client has asked for by name"
+    return f"other clients or names hold ({names_text(names)})"
 
 
 def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
@@ -401,7 +397,6 @@ def at_risk(holdings: tuple[KeyGroup, ...]) -> str:
     others = [h for h in holdings if not h.alone]
     if others:
         text += f"; this includes {key_bytes_text(others)} which {owners_text(others)}"
-    names = sorted({n for h in holdings for n in h.published})
-    if names:
-        text += f"; the published {names_text(names, most=5)} will be unpublished"
+    if any(name.startswith("published-") for h in others for name in h.others):
+        text += "; published names will be unpublished"
     return text

@@ -67,7 +67,7 @@ def test_what_this_client_alone_wants() -> None:
         holding("a", 1),
         holding("b", 3, scattered=2),
         holding("c", 9, others=("other",)),
-        holding("d", 9, shared=(("published", "train"),)),
+        holding("d", 9, others=("published-train",)),
         holding("e", 9, mine=False, others=("other",)),
     )
     b, a = release.steps(found, named=False)
@@ -82,7 +82,8 @@ def test_what_others_want_stays() -> None:
     found = seen(holding("a", 1), holding("a", 2, others=("other",)))
     (step,) = release.steps(found, named=False)
     assert step.summary == (
-        "release 1 key named a (1.0 MiB); 2 more stay, which other clients want (other)"
+        "release 1 key named a (1.0 MiB); 2 more stay, which other clients or names "
+        "hold (other)"
     )
     assert refusals([step], found) == [None]
     assert list(release.steps(seen(holding("b", mine=False)), named=True)) == []
@@ -91,8 +92,8 @@ def test_what_others_want_stays() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"others": ("bob",)}, "other clients want (bob)"),
-        ({"shared": (("published", "train"),)}, "are published as train"),
+        ({"others": ("bob",)}, "other clients or names hold (bob)"),
+        ({"others": ("published-train",)}, "names hold (published-train)"),
     ],
 )
 def test_what_others_want_is_refused(changes: Any, text: str) -> None:
@@ -115,14 +116,14 @@ def test_what_a_drop_loses_is_listed() -> None:
             "b",
             2,
             scattered=2,
-            shared=(("published", "train"), ("published", "test")),
+            others=("published-train", "published-test"),
         ),
     )
     (step,) = release.drops(found, BOTH)
     assert step.price.at_risk == (
         "3 keys (3.0 MiB), named b and a; 2 of them were scattered; this includes "
-        "2.0 MiB which are published as test and train; the published test and train "
-        "will be unpublished"
+        "2.0 MiB which other clients or names hold (published-test and "
+        "published-train); published names will be unpublished"
     )
     (step,) = release.drops(seen(), BOTH)
     assert step.price.at_risk == ""
@@ -194,7 +195,7 @@ async def test_release(c: Any, s: Any, *workers: Any) -> None:
         await c.compute(old.sum())
     assert (await c.compute((X * 0).sum())) == 0
     assert await c.gather(some) == [1, 2]
-    with pytest.raises(RefusedError, match="are published as kept"):
+    with pytest.raises(RefusedError, match=r"names hold \(published-kept\)"):
         await clustertune.release_data(c, names)
     with pytest.raises(TypeError, match="keep="):
         await clustertune.release_data(c)
@@ -240,10 +241,13 @@ async def test_what_others_hold(c: Any, s: Any, *workers: Any) -> None:
             {"op": "client-desires-keys", "keys": [theirs.key], "client": other.id}
         )
         await soon(lambda: len(s.tasks[theirs.key].who_wants) == 2)
-        with pytest.raises(RefusedError, match="other clients want"):
+        with pytest.raises(RefusedError, match="other clients or names hold"):
             await clustertune.release_data(c, mine[:1])
         report = await clustertune.release_data(c, mine)
-        assert "; 1 more stay, which other clients want" in report.steps[0].summary
+        assert (
+            "; 1 more stay, which other clients or names hold"
+            in report.steps[0].summary
+        )
         assert set(s.tasks) == {theirs.key}
 
 
@@ -285,7 +289,9 @@ async def test_drop_of_what_is_published(c: Any, s: Any, *nannies: Any) -> None:
     await c.publish_dataset(X, name="train")
     await wait(X)
     await c.publish_dataset("a text", name="no keys")
-    with pytest.raises(RefusedError, match="train will be unpublished"):
+    with pytest.raises(
+        RefusedError, match=r"hold \(.*published-train.*will be unpublished"
+    ):
         await clustertune.restart_workers(c, drop_data=True)
     assert float(await c.compute(X.sum())) == 400
     with pytest.raises(TypeError, match="does not combine with collections"):
@@ -302,7 +308,7 @@ async def test_drop_of_what_variables_and_queues_hold(c: Any, s: Any, *_: Any) -
     await Variable("v", client=c).set(kept)
     await (await Queue("q", client=c)).put(queued)
     await wait([kept, queued])
-    with pytest.raises(RefusedError, match="are shared by queue q and variable v"):
+    with pytest.raises(RefusedError, match=r"names hold \(queue-q and variable-v\)"):
         await clustertune.restart_workers(c, drop_data=True)
     assert await c.gather([kept, queued]) == [1, 2]
 

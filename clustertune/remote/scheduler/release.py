@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Container, Mapping
 from time import time
 from typing import Any
 
-from dask.utils import stringify
-
 from clustertune.remote.keys import batches, drained, in_turns
 from clustertune.remote.scheduler.state import COMING, is_computable
 
@@ -38,13 +36,11 @@ async def holdings(
 
     Returns
     -------
-    list of [prefix, keys, nbytes, scattered, coming, mine, others, shared]
+    list of [prefix, keys, nbytes, scattered, coming, mine, others]
         ``coming`` are tasks without a result yet, ``others`` clients besides the owner,
-        ``shared`` pairs of kind and name. A name without keys in memory has a row of
-        its own, without keys.
+        also Dask's clients of names, such as ``published-train``.
     """
-    names = shared_names(scheduler)
-    found = {("", frozenset([client])): [0, 0, 0, 0] for client in names}
+    found: dict[tuple[str, frozenset[str]], list[int]] = {}
     async for ts, wanting in wanted_tasks(scheduler, kept):
         there = ts.state == "memory"
         if not (there or ts.state in COMING):
@@ -58,13 +54,7 @@ async def holdings(
         numbers[2] += there and not is_computable(ts)
         numbers[3] += not there
     return [
-        [
-            prefix,
-            *numbers,
-            owner in wanting,
-            sorted(wanting - {owner} - names.keys()),
-            sorted(names[c] for c in wanting & names.keys()),
-        ]
+        [prefix, *numbers, owner in wanting, sorted(wanting - {owner})]
         for (prefix, wanting), numbers in found.items()
     ]
 
@@ -101,21 +91,7 @@ async def release_for(
             scheduler.report(message | {"reason": REASON, "msg": reason}, client=client)
 
 
-# --- published names, variables and queues --------------------------------------------
-
-
-def shared_names(scheduler: Any) -> dict[str, tuple[str, str]]:
-    """Return kind and name of published data, variables and queues, by client id."""
-    extensions = scheduler.extensions
-    found = {}
-    for extension, table, kind in (
-        ("publish", "datasets", "published"),
-        ("variables", "variables", "variable"),
-        ("queues", "queues", "queue"),
-    ):
-        for name in getattr(extensions.get(extension), table, ()):
-            found[f"{kind}-{stringify(name)}"] = (kind, str(name))
-    return found
+# --- published names ------------------------------------------------------------------
 
 
 def unpublish_all(scheduler: Any) -> list[str]:
