@@ -109,13 +109,10 @@ def place(
     ------
     CapacityError
         The partitions do not fit the budgets, or no fitting placement was found.
-    ValueError
-        The arrays are inconsistent, or no worker is eligible.
     """
     given = [np.asarray(x) for x in (rows, nbytes, *(held or NOTHING))]
     weight = np.asarray(weights, np.float64)
     bound = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
-    _check(given, weight, bound, tolerance)
     problem = _problem(given, weight, bound)
     if first is not None:
         problem = replace(problem, first=(np.cumsum(weight > 0) - 1)[first])
@@ -166,27 +163,6 @@ def _placement(
         imbalance=round(imbalance, 9),
         limit=round(limit, 9),
     )
-
-
-def _check(given: list[Array], weight: Array, bound: Array, tolerance: float) -> None:
-    rows, nbytes, partition, worker, held = given
-    for values in given:
-        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
-            raise ValueError("rows, nbytes and held must be 1-D arrays of integers")
-        if (values < 0).any():
-            raise ValueError("rows, nbytes and held must not be negative")
-    if rows.size != nbytes.size or not partition.size == worker.size == held.size:
-        raise ValueError(f"lengths differ: {[values.size for values in given]}")
-    if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
-        raise ValueError("weights must be finite, none below 0 and one above")
-    if bound.shape != weight.shape or not (bound >= 0).all():
-        raise ValueError(f"budget must be {weight.size} numbers, none below 0")
-    if not 0 <= tolerance < np.inf:
-        raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
-    if (partition >= rows.size).any() or (worker >= weight.size).any():
-        raise ValueError(
-            f"held exceeds {rows.size} partitions or {weight.size} workers"
-        )
 
 
 def _problem(given: list[Array], weight: Array, bound: Array) -> _Problem:
