@@ -209,8 +209,8 @@ def refuse_too_much(labels: Sequence[str], size: int, free: Float64s) -> None:
     if not len(free) or size <= free.sum():
         return
     raise CapacityError(
-        f"{names_text(labels)} ({bytes_text(size)}) cannot be loaded: "
-        f"{_free_text(free)}{_remedy(size, free)}"
+        f"{names_text(labels)} ({bytes_text(size)}) cannot be loaded before workers "
+        f"spill: {too_little(free, size, free.mean())}"
     )
 
 
@@ -228,23 +228,8 @@ def refuse_overfull(
     raise CapacityError(
         f"{names_text(labels)} cannot be loaded: {n_loaded:,} of "
         f"{plural(n_partitions, 'partition')} took {bytes_text(nbytes)}, so all take "
-        f"about {bytes_text(size)}; {_free_text(free)}. The loaded partitions are "
-        f"released{_remedy(size, free)}"
-    )
-
-
-def _free_text(free: Float64s) -> str:
-    workers, nbytes = plural(len(free), "worker"), bytes_text(free.sum())
-    return f"{workers} can take {nbytes} before they spill"
-
-
-def _remedy(size: float, free: Float64s) -> str:
-    if not free.any():
-        return "; free memory there, or add workers: n_workers="
-    enough = max(len(free) + 1, int(np.ceil(size / free.mean())))
-    return (
-        f"; about {enough} workers of this size are enough: n_workers={enough}; or "
-        'make it smaller, for example with X = X.astype("float32")'
+        f"about {bytes_text(size)}; workers would spill. The loaded partitions are "
+        f"released; {too_little(free, size, free.mean())}"
     )
 
 

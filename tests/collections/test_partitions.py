@@ -265,7 +265,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
     """Too much data is refused even if all workers are paused."""
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
-    with pytest.raises(CapacityError, match="2 workers can take 0 B before they spill"):
+    with pytest.raises(CapacityError, match="workers spill: 2 workers have 0 B free"):
         list(load.propose((), view(full, [lazy])))
 
 

@@ -183,9 +183,8 @@ def test_what_fits() -> None:
 def test_what_is_too_much() -> None:
     """The suggested workers are at least one more, of the average size."""
     text = (
-        r"X and y \(90.0 MiB\) cannot be loaded: 2 workers can take 40.0 MiB "
-        r"before they spill; about 5 workers of this size are enough: "
-        r'n_workers=5; or make it smaller, for example with X = X.astype\("float32"\)$'
+        r"X and y \(90.0 MiB\) cannot be loaded before workers spill: 2 workers have "
+        r"40.0 MiB free; about 5 workers of this size would suffice: n_workers=5$"
     )
     with pytest.raises(CapacityError, match=text):
         refuse_too_much(["X", "y"], 90 * MIB, TWO)
@@ -199,9 +198,8 @@ def test_what_turns_out_to_be_too_much() -> None:
     """Partitions that are not loaded count with the size of the loaded ones."""
     text = (
         r"X cannot be loaded: 1,000 of 2,000 partitions took 60.0 MiB, so all take "
-        r"about 120.0 MiB; 2 workers can take 40.0 MiB before they spill. The loaded "
-        r"partitions are released; "
-        r"about 6 workers"
+        r"about 120.0 MiB; workers would spill. The loaded partitions are "
+        r"released; 2 workers have 40.0 MiB free; about 6 workers"
     )
     with pytest.raises(CapacityError, match=text):
         refuse_overfull(["X"], TWO, 2000, 1000, 60 * MIB)
