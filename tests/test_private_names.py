@@ -217,8 +217,6 @@ async def test_names_in_a_scheduler(c: Any, s: Any, a: Any) -> None:
         "memory manager": s.extensions["amm"],
         "work stealing": s.extensions["stealing"],
         "publish extension": s.extensions["publish"],
-        "variables extension": s.extensions["variables"],
-        "queues extension": s.extensions["queues"],
     }
     assert things.keys() == REQUIRED.keys()
     assert [m for k, t in things.items() for m in lacking(t, k, REQUIRED[k])] == []

@@ -224,8 +224,6 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "memory manager": ("add_policy", "policies", "run_once", "running"),
     "work stealing": ("move_task_request",),
     "publish extension": ("datasets",),
-    "variables extension": ("variables",),
-    "queues extension": ("queues",),
 }  # fmt: skip
 
 
@@ -365,8 +363,6 @@ def missing_names(dask_scheduler: Any) -> dict[str, Any]:
         "memory manager": extensions.get("amm"),
         "work stealing": extensions.get("stealing"),
         "publish extension": extensions.get("publish"),
-        "variables extension": extensions.get("variables"),
-        "queues extension": extensions.get("queues"),
     }
     for owner in REQUIRED.keys() - things.keys():
         things[owner] = getattr(scheduler, owner, owner)
