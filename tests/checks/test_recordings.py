@@ -261,7 +261,7 @@ FAULTS = [
     ("one is empty", "after_a_fit", placed_on(lambda i: i * 0), "empty_workers", 2, "prepare"),
     ("pairs apart", "after_a_fit", collection("y", holders=lambda m: (m.holders[0], 1 - m.holders[1])), "separated_pairs", 2, "prepare"),
     ("other boundaries", "after_a_fit", collection("y", rows=lambda m: np.roll(m.rows + np.arange(8) - 3.5 .__int__(), 1)), "misaligned_partitions", 3, "Find the step"),
-    ("one partition", "after_a_fit", partitions([20_000]), "too_few_partitions", 2, "rechunk"),
+    ("one partition", "after_a_fit", partitions([20_000]), "too_few_partitions", 2, "clustertune.prepare("),
     ("tiny partitions", "after_a_fit", partitions([10] * 2000), "too_many_partitions", 1, "prepare"),
     ("blocks of columns", "after_a_fit", collection("X", column_blocks=2, keys=lambda m: m.keys * 2), "column_chunks", 3, "rechunk"),
     ("text", "after_a_fit", collection("X", types={"object": ("city",)}), "non_numeric_columns", 2, "Make numbers"),
