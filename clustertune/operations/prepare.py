@@ -69,14 +69,16 @@ async def tune(
     AlignmentError, CapacityError, NoWorkersError
         A critical finding that no action can fix. Nothing was moved before.
     """
-    stalled = 0
+    stalled, moved = 0, True
     await cluster.open(workers, needs=needs)
     async with nullcontext() if dry_run else cluster.lease("prepare", notify):
         for number in range(MAX_ROUNDS + 1):
             view = suitability.chosen(journal.continued(await cluster.look(notify)))
             journal.add(view, _check(view, settings))
-            plan = _plan(journal)
             found = journal.findings[-1]
+            progress = moved and not _are_left(journal.findings)
+            stalled = 0 if progress else stalled + 1
+            plan = _plan(journal)
             last = number == MAX_ROUNDS or stalled == MAX_STALLED_ROUNDS
             if last or not plan.steps:
                 # rows that would train with wrong labels must not be returned
@@ -85,7 +87,7 @@ async def tune(
                 break
             begun = len(journal.outcomes)
             await execute(plan, view, cluster, journal.outcomes, notify)
-            stalled = stalled + 1 if _made_no_progress(journal.outcomes[begun:]) else 0
+            moved = not _made_no_progress(journal.outcomes[begun:])
         if not dry_run:
             await cluster.finish(view)
             _refuse_losses(journal.views)
@@ -138,6 +140,12 @@ def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
         o.status in ("partly", "skipped", "not needed") and not o.nbytes
         for o in outcomes
     )
+
+
+def _are_left(findings: Sequence[Sequence[Finding]]) -> bool:
+    """Whether the last round has left all findings that actions fix as they were."""
+    last = [[f for f in found if f.fixed_by] for found in findings[-2:]]
+    return len(last) > 1 and last[0] == last[1]
 
 
 def _refuse(findings: Iterable[Finding]) -> None:

@@ -343,9 +343,30 @@ def test_what_was_in_vain_twice_is_left() -> None:
     assert [s.status for s in report.steps] == ["partly"] * 2
 
 
+def test_rounds_that_leave_the_same_findings_are_left() -> None:
+    """Moves that another client undoes at once are tried twice."""
+    cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
+    journal = run(cluster)
+    assert cluster.calls == ["move 12"] * 2
+    report = journal.report(journal.status(dry_run=False), 0.0)
+    assert report.status == "left"
+    assert {f.check for f in report.left} >= {"uneven_rows", "empty_workers"}
+    assert [s.status for s in report.steps] == ["done"] * 2
+
+
+class Varying(Restless):
+    """The same, and the partitions gather on another worker each time."""
+
+    async def move(self, moves: Moves, notify: Notify) -> Result:
+        result = await super().move(moves, notify)
+        turn = list(self.workers)[len(self.calls) % 2]
+        self.homes = {label: [{turn} for _ in x] for label, x in self.homes.items()}
+        return result
+
+
 def test_at_most_so_many_rounds() -> None:
     """The number of rounds is limited if another client undoes them."""
-    cluster = Restless(view(workers(2), [layout(ROWS, [0] * 12)]))
+    cluster = Varying(view(workers(2), [layout(ROWS, [0] * 12)]))
     journal = run(cluster)
     assert cluster.calls == ["move 12"] * preparation.MAX_ROUNDS
     assert len(journal.views) == len(journal.plans) == preparation.MAX_ROUNDS + 1
