@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustertune.core.model import (
+    Bools,
     Cut,
     Finding,
     Float64s,
@@ -41,7 +42,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
     """Propose one step for each layout with uneven or separated partitions.
 
     Raises ``CapacityError`` if the partitions do not fit below the thresholds at which
-    workers spill; ``NoWorkersError`` if no running worker may hold them.
+    workers spill, unless each worker has some and none has to move;
+    ``NoWorkersError`` if no running worker may hold them.
     """
     needed = any(f.check in REMEDIES or f.fixed_by == "rebalance" for f in findings)
     if not needed and not view.goal.placement:
@@ -58,8 +60,8 @@ def propose(findings: tuple[Finding, ...], view: View) -> Iterator[Step]:
         if layout is not view.layouts[0] and view.goal.workload.eval_copies:
             continue  # replicate places it with the training data
         keys = {key for m in layout.collections for key in m.keys}
-        # an eval set that is part of the training data is placed with it
-        if not (layout.loaded and layout.aligned) or keys <= placed:
+        # partitions that an eval set shares with the training data are placed with it
+        if not (layout.loaded and layout.aligned and keys.isdisjoint(placed)):
             continue
         placed |= keys
         placement = _place(layout, view, budget)
@@ -92,7 +94,13 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
             aim=1.0 if even else AIM,
         )
     except CapacityError as error:
-        raise CapacityError(_too_much(layout, view, budget)) from error
+        home = layouts.home_workers(layout, len(budget))
+        if not _may_stay(layout, home, weights > 0):
+            raise CapacityError(_too_much(layout, view, budget)) from error
+        found = placed(layout.rows, held, weights, nbytes=nbytes, target=home)
+        if found.moved:
+            raise CapacityError(_too_much(layout, view, budget)) from error
+        return found
     if nearby is not held:
         found = placed(layout.rows, held, weights, nbytes=nbytes, target=found.target)
     classes = contents.needed_classes(layout, view)
@@ -113,6 +121,12 @@ def _place(layout: Layout, view: View, budget: Float64s) -> Placement:
     if (np.bincount(covering.target, nbytes, len(budget)) > budget).any():
         raise CapacityError(_too_much(layout, view, budget))
     return covering
+
+
+def _may_stay(layout: Layout, home: Int64s, eligible: Bools) -> bool:
+    """Whether these workers may hold the partitions, and each has some of its rows."""
+    filled = np.bincount(home[home >= 0], layout.rows[home >= 0], len(eligible)) > 0
+    return bool((home >= 0).all() and np.array_equal(filled, eligible))
 
 
 def _too_much(layout: Layout, view: View, budget: Float64s) -> str:

@@ -293,6 +293,17 @@ def test_rebalance_places_no_partition_twice() -> None:
     assert "training data" in step.summary
 
 
+def test_rebalance_places_no_shared_partition_twice() -> None:
+    """An eval set that shares some partitions is not placed a second time."""
+    data = layout([10] * 4, [0] * 4)
+    other = layout([10] * 3, [0] * 3, label="eval_set[0]")
+    keys = [("X", 3), ("X", 4), ("X", 5)]
+    shared = replace(other.collections[0], keys=tuple(keys))
+    other = replace(other, collections=(shared, *other.collections[1:]))
+    (step,) = propose("rebalance", view([worker(0), worker(1)], [data, other]))
+    assert "training data" in step.summary
+
+
 def test_rebalance_drops_a_copy_that_would_be_taken() -> None:
     """One of several replicas remains; nothing has to be transferred."""
     data = layout([10] * 4, [[0, 1]] * 4)
@@ -315,6 +326,19 @@ def test_rebalance_of_more_than_fits() -> None:
     data = layout([10] * 4, [0] * 4)  # 3,520 bytes, 1,200 fit on each
     with pytest.raises(CapacityError, match=r"training data .*3.4 KiB.* n_workers=3"):
         propose("rebalance", view(tiny, [data]))
+
+
+@pytest.mark.parametrize("first", [0, [0, 1]])
+def test_rebalance_of_more_than_fits_that_is_there(first: Any) -> None:
+    """A small finding is no reason to refuse data that is in memory already."""
+    tiny = [worker(i, memory_limit=2000, process=0) for i in (0, 1)]
+    homes = [first, 0, 1, 1]  # 3,520 bytes, 1,200 fit on each
+    seen = view(tiny, [layout([12, 10, 10, 8], homes)])
+    found = propose("rebalance", seen)
+    assert [set(targets(s)["X"].values()) for s in found] == [{at(0)}] * (first != 0)
+    apart = layout([12, 10, 10, 8], {"X": homes, "y": [0, 0, 1, 0]})
+    with pytest.raises(CapacityError):  # y would have to move
+        propose("rebalance", view(tiny, [apart]))
 
 
 def test_rebalance_without_workers() -> None:
