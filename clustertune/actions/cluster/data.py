@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ from clustertune.core.model import (
     Result,
     View,
 )
-from clustertune.core.wording import names_text, plural, printable
+from clustertune.core.wording import names_text, plural, printable, variable
 from clustertune.errors import IncompleteError, RefusedError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.planner.contents import read_groups
@@ -185,25 +186,30 @@ class Claims:
 
     def __init__(self, client: Client):
         self.client = client
-        # the given future, and that of the caller's client
-        self._pairs: list[tuple[Any, Any]] = []
+        # by label: pairs of the given future, and that of the caller's client
+        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
         self._next = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._pairs)
 
-    def own(self, collection: Any, futures: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def own(self, given: inputs.Given, futures: Sequence[Any]) -> tuple[Any, list[Any]]:
         """The same collection and keys, as futures of the caller's client."""
-        client = self.client
+        client, collection = self.client, given.collection
         if all(f.client is client for f in futures):
             return collection, list(futures)
         pairs = [
             (f, f if f.client is client else Future(f.key, client=client))
             for f in futures
         ]
-        self._pairs += [(given, own) for given, own in pairs if given is not own]
+        self._pairs[given.label] = [pair for pair in pairs if pair[0] is not pair[1]]
         mine = [own for _, own in pairs]
         return graphs.of_futures(collection, mine), mine
+
+    def end(self, labels: Iterable[str]) -> None:
+        """Hold the keys of these collections no longer."""
+        for label in labels:
+            self._pairs.pop(label, None)
 
     async def renew(self) -> None:
         """Have the scheduler keep the keys for the client; refuse missing ones.
@@ -214,7 +220,8 @@ class Claims:
         start = monotonic()
         if start < self._next:
             return
-        waiting = [(g, o) for g, o in self._pairs if o.status in ("pending", "lost")]
+        pairs = chain(*self._pairs.values())
+        waiting = [(g, o) for g, o in pairs if o.status in ("pending", "lost")]
         if waiting:
             unwanted = await self.refuse_gone(waiting)
             message = {"op": "client-desires-keys", "keys": unwanted}
@@ -231,7 +238,7 @@ class Claims:
         counts only if a later message of the client has arrived since, and if the
         scheduler reads no graph. Raises ``IncompleteError``.
         """
-        others = {id(own) for _, own in self._pairs}
+        others = {id(own) for _, own in chain(*self._pairs.values())}
         sent, end = None, monotonic() + UNKNOWN_SECONDS
         while monotonic() < end:
             waiting = [
@@ -323,7 +330,7 @@ class CallData:
 
     async def _partitions(self, given: inputs.Given) -> _Found:
         if given.label not in self._found:
-            find = partial(_find, given.collection, self.claims)
+            find = partial(_find, given, self.claims)
             collection, found = await asyncio.to_thread(find)
             if collection is not given.collection:
                 now = {given.label: collection}
@@ -443,6 +450,7 @@ class CallData:
                 RELEASE if releases else POLL,
             )
             self._left = []
+        self.claims.end(now)
         if graph.ends:
             wanted = {k: [futures[key] for key in own] for k, own in graph.ends.items()}
             ends = await self.client.gather(wanted, asynchronous=True)
@@ -472,6 +480,7 @@ class CallData:
             for label, keys in graph.partitions.items()
         }
         self._replace(made)
+        self.claims.end(made)
         self._copies += futures.values()
         return Result(nbytes=await inquiry.received(self.client, sorted(graph.sent)))
 
@@ -533,17 +542,25 @@ class CallData:
         self.given = self.given.with_collections(told)
 
 
-def _find(collection: Any, claims: Claims) -> tuple[Any, _Found]:
+def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
     """The collection with the client's own futures, and facts about it.
 
     Runs in a separate thread.
     """
+    collection = given.collection
     names, futures = graphs.partitions(collection)
+    if futures is not None and len(set(names)) < len(names):
+        name = variable(given.label)
+        raise RefusedError(
+            f"{given.label} has the same partition in memory several times, and one "
+            "partition has only one worker. Make a partition of each: "
+            f"`{name} = {name}.map_partitions(lambda p: p)`"
+        )
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = partitions.lengths(collection, asynchronous=asynchronous)
         return collection, _Found(names, None, rows, *graphs.origin(collection))
-    collection, own = claims.own(collection, futures)
+    collection, own = claims.own(given, futures)
     return collection, _Found(names, own, None)
 
 

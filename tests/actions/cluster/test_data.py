@@ -274,6 +274,38 @@ async def test_data_that_another_client_still_computes(
     np.testing.assert_array_equal(await values(c, p.X), before)
 
 
+@gen_cluster(client=True, nthreads=TWO)
+async def test_old_partitions_of_another_client_are_not_held(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """After a cut, the call holds the new partitions only."""
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        X = other.persist(da.arange(4000, chunks=2000))
+        await wait(X)
+        old = {f.key for f in futures_of(X)}
+        p = await clustertune.prepare(c, X, rechunk=4)
+        del X
+    await soon(lambda: not any(s.tasks[k].who_has for k in old & s.tasks.keys()), 30)
+    np.testing.assert_array_equal(await values(c, p.X), np.arange(4000))
+
+
+@gen_cluster(client=True, nthreads=TWO)
+async def test_a_partition_that_occurs_twice(c: Any, s: Any, a: Any, b: Any) -> None:
+    """It is refused, and the proposed line helps."""
+    frame = dd.from_pandas(drawn_frame(400), npartitions=4, sort=False)
+    frame = c.persist(frame)
+    await wait(frame)
+    X = frame.partitions[[0, 0, 1, 3]]
+    with pytest.raises(RefusedError, match="several times") as caught:
+        await clustertune.prepare(c, X)
+    before = await c.compute(X)
+    names = {"X": X}
+    exec(str(caught.value).split("`")[1], names)
+    p = await clustertune.prepare(c, names["X"])
+    assert (await p.verify()).status == "fine"
+    pd.testing.assert_frame_equal(await c.compute(p.X), before)
+
+
 # --- prepared data stays where it was put ---------------------------------------------
 
 
