@@ -240,21 +240,38 @@ async def holdings(client: Client, kept: Sequence[Key]) -> tuple[KeyGroup, ...]:
     return tuple(found)
 
 
-async def received(client: Client, names: Sequence[str]) -> int | None:
-    """Return the bytes of keys with these names that workers received, if known."""
+async def last_transfers(client: Client) -> Mapping[str, float] | None:
+    """Return the end of the last transfer to each worker by address, if known."""
+    return await _from_all(client, probe.last_transfer)
+
+
+async def received(
+    client: Client, names: Sequence[str], since: Mapping[str, float] | None
+) -> int | None:
+    """Return the bytes of keys with these names that workers received, if known.
+
+    ``since`` is the answer of :func:`last_transfers` from before.
+    """
+    if since is None:
+        return None
+    known = {"names": list(names), "since": since}
+    found = await _from_all(client, probe.received_bytes, **known)
+    return None if found is None else sum(found.values())
+
+
+async def _from_all(
+    client: Client, function: Callable[..., Any], **arguments: Any
+) -> dict[str, Any] | None:
+    """Return a number from each worker by address; None: some have none."""
     workers = (await monitor.identify(client))["workers"]
     approved = sorted(monitor.approved(client, workers))
     if len(approved) < len(workers):
         return None
     answers = await ship.on_workers(
-        client,
-        probe.received_bytes,
-        approved,
-        timeout=monitor.PATIENCE,
-        names=list(names),
+        client, function, approved, timeout=monitor.PATIENCE, **arguments
     )
-    found = list(answers.values())
-    return sum(found) if all(isinstance(n, int) for n in found) else None
+    complete = all(isinstance(n, int | float) for n in answers.values())
+    return answers if complete else None
 
 
 async def chunk_types(

@@ -422,6 +422,7 @@ class CallData:
         await refuse_shared(self.client, mine, others)
         types = await self._types(old)
         graph = await asyncio.to_thread(partitions.cutting_graph, recut, given, types)
+        before = await inquiry.last_transfers(self.client)
         async with self.computing.pinned(graph) as pin:
             futures = await asyncio.to_thread(graphs.submit, self.client, graph)
             make = partial(partitions.recut_collections, recut, given, graph, futures)
@@ -455,7 +456,7 @@ class CallData:
             wanted = {k: [futures[key] for key in own] for k, own in graph.ends.items()}
             ends = await self.client.gather(wanted, asynchronous=True)
             self._replace(await asyncio.to_thread(make, ends))
-        sent = await inquiry.received(self.client, sorted(graph.sent))
+        sent = await inquiry.received(self.client, sorted(graph.sent), before)
         return Result(nbytes=sent, details=_kept_text(kept))
 
     async def copy(self, moves: Moves, notify: Notify) -> Result:
@@ -474,6 +475,7 @@ class CallData:
             deadline=0,
         )
         graph = graphs.copies(targets)
+        before = await inquiry.last_transfers(self.client)
         futures = await self.computing.partitions(graph, notify, "copying")
         made = {
             label: graphs.copied(given[label], [futures[key] for key in keys])
@@ -482,7 +484,8 @@ class CallData:
         self._replace(made)
         self.claims.end(made)
         self._copies += futures.values()
-        return Result(nbytes=await inquiry.received(self.client, sorted(graph.sent)))
+        sent = await inquiry.received(self.client, sorted(graph.sent), before)
+        return Result(nbytes=sent)
 
     def drop_made(self) -> None:
         """Release what this call has made, since it failed and no caller gets it.

@@ -9,7 +9,7 @@ pools are those of the process, because a library may ignore the environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
@@ -77,17 +77,29 @@ def _setup(dask_worker: Any) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def received_bytes(dask_worker: Any, names: Iterable[str]) -> int:
+def last_transfer(dask_worker: Any) -> float:
+    """The end of the last transfer to this worker; 0: there was none."""
+    log = dask_worker.transfer_incoming_log
+    return float(log[-1]["stop"]) if log else 0.0
+
+
+def received_bytes(
+    dask_worker: Any, names: Iterable[str], since: Mapping[str, float]
+) -> int | None:
     """Bytes of keys with these names (the first part of the key) that arrived here.
 
-    The worker's own log keeps its last 100,000 transfers.
+    ``since`` has the end of the last transfer before, by the address of a worker. The
+    worker's log keeps some transfers only. None: later ones are missing there.
     """
+    log, last = dask_worker.transfer_incoming_log, since.get(dask_worker.address)
     wanted, total = set(names), 0
-    for transfer in dask_worker.transfer_incoming_log:
+    for transfer in reversed(log):
+        if transfer["stop"] == last:
+            return total
         for key, nbytes in transfer["keys"].items():
             if isinstance(key, tuple) and key[0] in wanted:
                 total += nbytes or 0
-    return total
+    return None if len(log) == log.maxlen else total
 
 
 def nanny_facts(dask_worker: Any) -> float | None:

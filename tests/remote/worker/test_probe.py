@@ -316,3 +316,28 @@ def test_digests_of_wide_rows() -> None:
     tracemalloc.stop()
     assert len(found) == 20
     assert most < 2**23
+
+
+@gen_cluster(client=True, config={"distributed.admin.low-level-log-length": 3})
+async def test_bytes_that_arrived_since(c: Any, s: Any, a: Any, b: Any) -> None:
+    """Earlier transfers of the same keys do not count; a full log is unknown."""
+    made = []
+
+    async def send(n: int) -> None:
+        for _ in range(n):
+            x = c.submit(bytes, 1000, key=("x", len(made)), workers=[a.address])
+            made.append(x)
+            await c.submit(len, x, workers=[b.address])
+
+    await monitor.approve(c, (await monitor.identify(c))["workers"])
+    await c.amm.stop()
+    await send(2)
+    before = await inquiry.last_transfers(c)
+    assert before is not None
+    assert await inquiry.received(c, ["x"], before) == 0
+    await send(1)
+    one = s.tasks[made[0].key].nbytes
+    assert await inquiry.received(c, ["x"], before) == one
+    assert await inquiry.received(c, ["y"], before) == 0
+    await send(3)
+    assert await inquiry.received(c, ["x"], before) is None
