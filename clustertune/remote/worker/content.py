@@ -31,7 +31,11 @@ def finite(partition: Any) -> dict[str, Any]:
 
 def columns(partition: Any, names: list[Any], kinds: list[str]) -> dict[str, Any]:
     """Difference of the columns from those of the metadata, in words; "": none."""
+    import pandas as pd
+
     own = list(partition.columns) if hasattr(partition, "columns") else names
+    if pd.Index(own).equals(pd.Index(names)):  # a name may be NaN
+        own = names
     lacks = [str(name) for name in names if name not in own]
     more = [str(name) for name in own if name not in names]
     if lacks or more:

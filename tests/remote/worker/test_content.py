@@ -34,6 +34,15 @@ def test_features():
     assert content.features(objects)["nonfinite_values"] == [4, 0]
 
 
+def test_a_column_without_a_name():
+    """NaN equals no other NaN, and is the same name."""
+    frame = pd.DataFrame([[1.0, 2.0]], columns=["a", float("nan")])
+    names, kinds = ["a", float("nan")], ["numbers", "numbers"]
+    assert content.columns(frame, names, kinds) == {"columns": ""}
+    found = content.columns(frame[frame.columns[::-1]], names[:1], kinds[:1])
+    assert found == {"columns": "has nan in addition"}
+
+
 @pytest.mark.parametrize(
     ("partition", "classes"),
     [
