@@ -57,7 +57,7 @@ class VerificationError(ClustertuneError):
     Attributes
     ----------
     rows_changed
-        Whether rows were lost, or differ from the prepared rows.
+        Whether partitions have fewer or other rows. False if a partition is gone.
     """
 
     rows_changed: bool = False

@@ -20,7 +20,7 @@ from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.model import CollectionInfo, Layout, Plan, View
 from clustertune.core.report import Report
 from clustertune.core.wording import plural
-from clustertune.errors import VerificationError
+from clustertune.errors import IncompleteError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
 from clustertune.monitor import counting, monitor
@@ -254,7 +254,10 @@ class Prepared(ClientContext):
         run, start = RunningCall(self._call), monotonic()
         await run.cluster.open(self._call.workers)
         seconds = DROP_SECONDS if settle else 0.0
-        now = suitability.chosen(await _settled(run.cluster, seconds))
+        try:
+            now = suitability.chosen(await _settled(run.cluster, seconds))
+        except IncompleteError as gone:
+            raise VerificationError(f"looking again found: {gone}") from gone
         run.journal.add(now, checks.run(now, run.settings))
         # memory is not compared: other work may have taken some since
         was = self._journal.views[-1]

@@ -6,9 +6,12 @@ import gc
 
 import dask.array as da
 import numpy as np
+import pytest
+from dask import delayed
 from distributed import futures_of, wait
 
 import clustertune
+from clustertune.errors import VerificationError
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -31,6 +34,20 @@ async def test_what_it_replaces_is_nobodys(c, s, *workers):
     gc.collect()
     await soon(lambda: not any(old & w.data.keys() for w in workers))
     np.testing.assert_array_equal(await c.compute(p.X), X)
+
+
+@gen_cluster(client=True, nthreads=THREE)
+async def test_a_lost_partition_is_an_error_of_verify(c, s, *workers):
+    """Scattered data cannot be computed again."""
+    futures = await c.scatter([X[:50], X[50:]])
+    parts = [da.from_delayed(delayed(f), (50, 2), float) for f in futures]
+    x = c.persist(da.concatenate(parts))
+    await wait(x)
+    p = await clustertune.prepare(c, x, progress=False)
+    del futures, parts, x
+    await workers[[w.address for w in workers].index(p.addresses[0])].close()
+    with pytest.raises(VerificationError, match=r"looking again found: .*(gone|lost)"):
+        await p.verify()
 
 
 @gen_cluster(client=True, nthreads=THREE)
