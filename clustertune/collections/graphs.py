@@ -263,8 +263,18 @@ class Graph:
 
 
 def optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
-    """Return the tasks of collections, optimized together, and the keys of each."""
+    """Return the tasks of collections, optimized together, and the keys of each.
+
+    Raises ``RefusedError`` for tasks that may run on some workers only, because all
+    partitions get workers here.
+    """
     expression = collections_to_expr(collections).optimize()
+    bound = {"resources", "workers"} & expression.__dask_annotations__().keys()
+    if bound:
+        raise RefusedError(
+            f"lazy data has annotations of {names_text(sorted(bound))}, which loading "
+            "it here would ignore; persist the data first: `X = X.persist()`"
+        )
     keys = [list(flatten(nested)) for nested in expression.__dask_keys__()]
     return convert_legacy_graph(expression.__dask_graph__()), keys
 

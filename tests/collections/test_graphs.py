@@ -15,6 +15,7 @@ import pytest
 
 import clustertune
 from clustertune.collections import graphs
+from clustertune.errors import RefusedError
 from tests.in_process import gen_cluster
 
 
@@ -37,6 +38,20 @@ def test_later_partitions_of_an_array():
     assert made.compute(scheduler="sync")[:, 0].tolist() == [1, 1, 2, 2]
     first = {("new", 0, 0): np.zeros((2, 2))}
     assert graphs.collection(x, first, [2]).name == "new"
+
+
+@pytest.mark.parametrize("bound", [{"resources": {"GPU": 1}}, {"workers": ["a"]}])
+def test_tasks_that_are_bound_to_workers(bound: Any) -> None:
+    """Their annotations are not dropped without a message."""
+    with dask.config.set({"optimization.fuse.active": False}):
+        with dask.annotate(**bound):
+            x = da.ones(4, chunks=2) + 1
+        with pytest.raises(RefusedError, match="persist the data first"):
+            graphs.optimized([x])
+        with dask.annotate(priority=1):
+            x = da.ones(4, chunks=2) + 1
+        _, (keys,) = graphs.optimized([x])
+    assert len(keys) == 2
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
