@@ -491,7 +491,7 @@ async def test_partitions_that_may_run_on_a_worker_that_is_gone_only(
     await soon(lambda: all(f.status == "lost" for f in partitions))
     with pytest.raises(IncompleteError, match=f"3 tasks may run on {gone} only"):
         await Computing(lease).settle(
-            partitions, lambda text, _: told.append(text), "loading"
+            partitions, lambda text, _: told.append(text), "loading", {}
         )
     assert told[-1] == (
         f"loading 3 partitions; 3 tasks may run on {gone} only, which is gone"
