@@ -45,7 +45,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from clustertune.remote.keys import KeyMap, KeyRange, KeySet, drained, in_turns, unpack
-from clustertune.remote.scheduler.state import id_of, is_parking
+from clustertune.remote.scheduler.state import id_of, is_late, is_parking
 
 # --- bindings -------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class PreparedKeys:
         """The prepared worker, if it holds the key and will keep it.
 
         While Dask's ``rebalance`` runs, all replicas are kept, because it drops
-        replicas without a policy.
+        replicas without a policy. So they are if that worker may be frozen.
         """
         known = self.workers.get(task)
         if known is None:
@@ -484,7 +484,10 @@ class PreparedKeys:
         _, home = known
         if self.scheduler._replica_lock._count:
             return set(task.who_has)
-        return {ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home}
+        found = {
+            ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home
+        }
+        return set(task.who_has) if any(map(is_late, found)) else found
 
 
 # --- keys with a prefix ---------------------------------------------------------------

@@ -25,6 +25,7 @@ from clustertune.remote.scheduler.state import (
     free_bytes,
     is_coming,
     is_computable,
+    is_late,
     is_lost,
 )
 
@@ -243,6 +244,7 @@ class Evacuation:
             if ws.address == self.address:
                 continue
             other = ws.address in self.process_limits and ws in running
+            other = other and not is_late(ws)
             if ws is self.parking.worker or other:
                 return ws
         return None

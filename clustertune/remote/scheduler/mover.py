@@ -3,7 +3,8 @@
 The mover is a private Active Memory Manager with one policy. It replicates a key to its
 target. When the scheduler has registered the new replica, it drops the other replicas.
 The manager never drops the last replica, nor one that a task on its worker needs. Keys
-keep their names, so collections stay valid.
+keep their names, so collections stay valid. While a target sends no heartbeats, it may
+be frozen. So its keys wait, and their other replicas stay.
 
 Dask's default manager could drop the new replica as surplus. It is paused while copies
 are in flight, for ``EPOCH`` and ``DRAIN`` seconds at a time.
@@ -36,7 +37,7 @@ from distributed.active_memory_manager import (
 from distributed.core import Status
 
 from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE, free_bytes
-from clustertune.remote.scheduler.state import counted_bytes
+from clustertune.remote.scheduler.state import LATE, counted_bytes, is_late
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -52,6 +53,7 @@ PROGRESS = 2**20  # bytes that arrive on a host: more than its heartbeats are
 MAX_TIMES = 4  # bytes on a host that count as progress, in times of those in flight
 END_INTERVAL = 0.1  # seconds between two looks whether a move has to end
 RETRY = 5.0  # seconds after which a replica that did not arrive is requested again
+GAP = 15.0  # seconds between two runs from which on the scheduler was suspended
 
 
 class ManagerHold:
@@ -183,7 +185,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
         self.nbytes = 0  # transferred bytes
         self.stopped = False  # True: copies in flight arrive, no more are sent
         self.sending = True
-        self.began = self.last_progress = monotonic()
+        self.began = self.last_progress = self.last_run = monotonic()
 
     def state(self) -> dict[str, Any]:
         """The progress, and what was given up and why; plain types."""
@@ -213,6 +215,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
     def run(self) -> Generator[Any, Any, None]:
         """Run one cycle: handle arrived keys, then request copies that fit."""
         self.memory.clear()
+        if monotonic() - self.last_run > GAP:
+            self.last_progress = monotonic()  # no progress was possible
+        self.last_run = monotonic()
         for key in list(islice(self.requested, KEYS_PER_CYCLE)):
             yield from self._check_arrival(key)
             if key in self.requested:  # the next cycle checks others first
@@ -252,7 +257,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                     self._forget(key)
                     self.alone.append((key, transfer.target))
         else:
-            if transfer.travels:
+            arrives = transfer.travels
+            if arrives:
                 transfer.travels = False
                 self.nbytes += ts.nbytes
                 self.received[transfer.target] = 0
@@ -260,6 +266,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             others = self._surplus(ts, target)
             if not others:
                 self._finish(key)
+            elif not arrives and not _has_answered(target, transfer):
+                return  # the next cycles look again
             for _ in range(len(others)):
                 yield Suggestion("drop", ts, others)
 
@@ -290,7 +298,9 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self._give_up("is an actor")
             elif target in ts.who_has and not self._surplus(ts, target):
                 self._count_done()
-            elif target not in ts.who_has and not self._has_room(target, ts.nbytes):
+            elif is_late(target) or (
+                target not in ts.who_has and not self._has_room(target, ts.nbytes)
+            ):
                 self.queued.append((key, address))
             else:
                 travels = target not in ts.who_has
@@ -383,7 +393,8 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             return
         for key, transfer in list(self.requested.items()):
             late = "did not arrive" if transfer.travels else "old copy is in use"
-            self._finish(key, f"{late} for {STALL_TIMEOUT:g} s or more")
+            silent = self._silent(transfer.target)
+            self._finish(key, silent or f"{late} for {STALL_TIMEOUT:g} s or more")
         if self.waiting and not self.stopped:
             late_alone = len(self.alone) + (self.sender is not None)
             if late_alone:
@@ -391,10 +402,19 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self.left[reason] += late_alone
             self.end_sender()
             self.alone.clear()
+            for _, address in self.queued:
+                if silent := self._silent(address):
+                    self.left[silent] += 1
             if self.waiting:
                 full = "its target has no room below its memory limit"
                 self.left[full] += self.waiting
             self.queued.clear()
+
+    def _silent(self, address: str) -> str:
+        """Return why a target gets no keys if it sends no heartbeats."""
+        target = self.manager.scheduler.workers.get(address)
+        silent = target is not None and is_late(target)
+        return f"{address} sent no heartbeat for {LATE:g} s or more" if silent else ""
 
     async def _send_alone(self, key: Any, address: str) -> None:
         """Send one key without others, and queue it again once it has arrived."""
@@ -434,10 +454,15 @@ def _receives(worker: Any) -> bool:
     return bool(worker.metrics.get("transfer", {}).get("incoming_bytes"))
 
 
+def _has_answered(worker: Any, transfer: Transfer) -> bool:
+    """Whether a worker that had the key before has sent a heartbeat since."""
+    return not is_late(worker) and worker.last_seen >= transfer.began
+
+
 class Transfer:
     """A requested copy of a key."""
 
-    __slots__ = ("nbytes", "requested_at", "sent", "target", "travels")
+    __slots__ = ("began", "nbytes", "requested_at", "sent", "target", "travels")
 
     def __init__(self, target: str, nbytes: int, travels: bool):
         self.target = target
@@ -445,6 +470,7 @@ class Transfer:
         self.sent = travels  # its bytes count until it is done
         self.travels = travels  # until the scheduler knows of the replica
         self.requested_at = monotonic()
+        self.began = time()  # the clock of heartbeats
 
 
 async def move_keys(scheduler: Any, policy: MovePolicy, hold: ManagerHold) -> None:
@@ -469,6 +495,7 @@ async def _move(
             # the wait for the lock is no stall; an epoch without progress is one, so
             # that a blocked move does not begin epochs without end
             policy.last_progress += monotonic() - started
+            policy.last_run = monotonic()
             policy.sending = True
             await _run(manager, policy, EPOCH)
             policy.sending = False

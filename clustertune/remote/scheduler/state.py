@@ -53,6 +53,15 @@ def by_name(name: object) -> tuple[int, str]:
     return len(str(name)), str(name)
 
 
+def is_late(worker: Any) -> bool:
+    """Whether a worker may be frozen: its last heartbeat is old.
+
+    A scheduler that was suspended finds all workers late until it has read the waiting
+    heartbeats.
+    """
+    return bool(time() - worker.last_seen > LATE)
+
+
 # --- memory ---------------------------------------------------------------------------
 
 

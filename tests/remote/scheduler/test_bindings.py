@@ -370,6 +370,24 @@ async def test_a_prepared_key_keeps_its_place(c: Any, s: Any, a: Any, b: Any) ->
 
 
 @gen_cluster(client=True, config=STILL)
+async def test_a_silent_place_is_not_the_only_one(
+    c: Any, s: Any, a: Any, b: Any
+) -> None:
+    """All replicas stay while the prepared worker sends no heartbeats."""
+    future = await everywhere(c, s, "x")
+    prepared = bindings.PreparedKeys(s)
+    prepared.put("x", a.address)
+    prepared.begin()
+    a.periodic_callbacks["heartbeat"].stop()
+    s.workers[a.address].last_seen -= 60
+    s.extensions["amm"].run_once()
+    assert holders(s, future.key) == {a.address, b.address}
+    await a.heartbeat()
+    await one_left(s, "x")
+    assert holders(s, future.key) == {a.address}
+
+
+@gen_cluster(client=True, config=STILL)
 async def test_a_forgotten_key_leaves_nothing(c: Any, s: Any, a: Any, b: Any) -> None:
     future = await everywhere(c, s, "x")
     manager = s.extensions["amm"]

@@ -47,3 +47,25 @@ async def test_keys_stay_on_the_host(c: Any, s: Any, a: Any, b: Any, near: Any) 
         await Evacuation(
             s, a.address, {}, {}, SimpleNamespace(worker=None), HeldKeys(s, a.address)
         ).assign(worker)
+
+
+@gen_cluster(client=True, nthreads=HOSTS)
+async def test_a_replica_on_a_silent_worker_does_not_count(
+    c: Any, s: Any, a: Any, b: Any, near: Any
+) -> None:
+    """A key whose other holder may be frozen moves to another worker."""
+    await c.amm.stop()
+    (future,) = await c.scatter([1], workers=[a.address])
+    await c.replicate([future], workers=[a.address, b.address])
+    b.periodic_callbacks["heartbeat"].stop()
+    s.workers[b.address].last_seen -= 60
+    evacuation = Evacuation(
+        s,
+        a.address,
+        {},
+        {b.address: 0, near.address: 0},
+        SimpleNamespace(worker=None),
+        HeldKeys(s, a.address),
+    )
+    targets = await evacuation.assign(s.workers[a.address])
+    assert targets == [(future.key, near.address)]
