@@ -487,7 +487,8 @@ class PreparedKeys:
         found = {
             ws for ws in task.who_has if ws.status in KEEPING and id_of(ws) == home
         }
-        return set(task.who_has) if any(map(is_late, found)) else found
+        late = any(is_late(ws, self.scheduler) for ws in found)
+        return set(task.who_has) if late else found
 
 
 # --- keys with a prefix ---------------------------------------------------------------

@@ -244,7 +244,7 @@ class Evacuation:
             if ws.address == self.address:
                 continue
             other = ws.address in self.process_limits and ws in running
-            other = other and not is_late(ws)
+            other = other and not is_late(ws, self.scheduler)
             if ws is self.parking.worker or other:
                 return ws
         return None

@@ -37,7 +37,7 @@ from distributed.active_memory_manager import (
 from distributed.core import Status
 
 from clustertune.core.rules import CYCLE, KEYS_PER_CYCLE, free_bytes
-from clustertune.remote.scheduler.state import LATE, counted_bytes, is_late
+from clustertune.remote.scheduler.state import counted_bytes, is_late
 
 logger = logging.getLogger("distributed.clustertune")
 
@@ -266,7 +266,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
             others = self._surplus(ts, target)
             if not others:
                 self._finish(key)
-            elif not arrives and not _has_answered(target, transfer):
+            elif not arrives and not self._has_answered(target, transfer):
                 return  # the next cycles look again
             for _ in range(len(others)):
                 yield Suggestion("drop", ts, others)
@@ -298,7 +298,7 @@ class MovePolicy(ActiveMemoryManagerPolicy):
                 self._give_up("is an actor")
             elif target in ts.who_has and not self._surplus(ts, target):
                 self._count_done()
-            elif is_late(target) or (
+            elif is_late(target, self.manager.scheduler) or (
                 target not in ts.who_has and not self._has_room(target, ts.nbytes)
             ):
                 self.queued.append((key, address))
@@ -413,8 +413,13 @@ class MovePolicy(ActiveMemoryManagerPolicy):
     def _silent(self, address: str) -> str:
         """Return why a target gets no keys if it sends no heartbeats."""
         target = self.manager.scheduler.workers.get(address)
-        silent = target is not None and is_late(target)
-        return f"{address} sent no heartbeat for {LATE:g} s or more" if silent else ""
+        silent = target is not None and is_late(target, self.manager.scheduler)
+        return f"{address} sends no heartbeats" if silent else ""
+
+    def _has_answered(self, worker: Any, transfer: Transfer) -> bool:
+        """Whether a worker that had the key before has sent a heartbeat since."""
+        late = is_late(worker, self.manager.scheduler)
+        return not late and worker.last_seen >= transfer.began
 
     async def _send_alone(self, key: Any, address: str) -> None:
         """Send one key without others, and queue it again once it has arrived."""
@@ -452,11 +457,6 @@ class MovePolicy(ActiveMemoryManagerPolicy):
 def _receives(worker: Any) -> bool:
     """Whether a worker received keys at its last heartbeat."""
     return bool(worker.metrics.get("transfer", {}).get("incoming_bytes"))
-
-
-def _has_answered(worker: Any, transfer: Transfer) -> bool:
-    """Whether a worker that had the key before has sent a heartbeat since."""
-    return not is_late(worker) and worker.last_seen >= transfer.began
 
 
 class Transfer:

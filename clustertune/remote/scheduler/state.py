@@ -6,6 +6,7 @@ from time import time
 from typing import Any, NamedTuple
 
 from distributed.core import Status
+from distributed.scheduler import heartbeat_interval
 
 from clustertune.core import rules
 from clustertune.core.wording import plural
@@ -53,13 +54,14 @@ def by_name(name: object) -> tuple[int, str]:
     return len(str(name)), str(name)
 
 
-def is_late(worker: Any) -> bool:
+def is_late(worker: Any, scheduler: Any) -> bool:
     """Whether a worker may be frozen: its last heartbeat is old.
 
-    A scheduler that was suspended finds all workers late until it has read the waiting
-    heartbeats.
+    Dask asks for fewer heartbeats in large clusters. A scheduler that was suspended
+    finds all workers late until it has read the waiting heartbeats.
     """
-    return bool(time() - worker.last_seen > LATE)
+    late = max(LATE, 3 * heartbeat_interval(len(scheduler.workers)))
+    return bool(time() - worker.last_seen > late)
 
 
 # --- memory ---------------------------------------------------------------------------

@@ -140,9 +140,10 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
     assert holders(s, data) == [{workers[0].address}] * 20
 
 
-def freeze(s: Any, worker: Any, seconds: float) -> None:
+async def freeze(s: Any, worker: Any, seconds: float) -> None:
     """Let a worker send no more heartbeats, since some time ago."""
     worker.periodic_callbacks["heartbeat"].stop()
+    await soon(lambda: not worker.heartbeat_active)  # none is on its way
     s.workers[worker.address].last_seen -= seconds
 
 
@@ -152,15 +153,13 @@ async def test_a_silent_target_is_not_left_with_the_only_replica(c, s, *workers)
     data = await load(c, [workers[0].address], n=6)
     await c.amm.stop()
     await c.replicate(data[:2], n=2, workers=[w.address for w in workers[:2]])
-    freeze(s, workers[1], 60)
+    await freeze(s, workers[1], 60)
     targets = [workers[1].address] * 4 + [workers[2].address] * 2
     policy = MovePolicy(zip([f.key for f in data], targets), {})
     with pytest.MonkeyPatch.context() as patch:
         bound(patch, "STALL_TIMEOUT", 0.5)
         await move_keys(s, policy, ManagerHold(s))
-    assert policy.left == {
-        f"{workers[1].address} sent no heartbeat for 10 s or more": 4
-    }
+    assert policy.left == {f"{workers[1].address} sends no heartbeats": 4}
     first, second, third = (w.address for w in workers[:3])
     expected = [{first, second}] * 2 + [{first}] * 2 + [{third}] * 2
     assert holders(s, data) == expected
@@ -176,7 +175,7 @@ def test_a_replica_is_dropped_after_a_heartbeat_of_the_target(seconds: float) ->
         both = {w.address for w in workers[:2]}
         await c.amm.stop()
         await c.replicate(data, n=2, workers=list(both))
-        freeze(s, workers[1], seconds)
+        await freeze(s, workers[1], seconds)
         policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
         moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))
         before = policy.last_run
@@ -194,7 +193,7 @@ def test_a_replica_is_dropped_after_a_heartbeat_of_the_target(seconds: float) ->
 async def test_a_suspended_scheduler_gives_up_no_keys(c, s, *workers):
     """After a long gap, keys wait for the heartbeats of their targets."""
     data = await load(c, [workers[0].address], n=2)
-    freeze(s, workers[1], 60)
+    await freeze(s, workers[1], 60)
     policy = MovePolicy([(f.key, workers[1].address) for f in data], {})
     policy.last_progress = policy.last_run = policy.last_run - 60
     moving = asyncio.ensure_future(move_keys(s, policy, ManagerHold(s)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed import wait
 
 from clustertune.remote.scheduler import state
@@ -67,3 +69,11 @@ async def test_between_two_heartbeats(c: Any, s: Any, a: Any) -> None:
     after = state.memory_of(ws)
     assert after.managed >= 80 * MB > ws.metrics["managed_bytes"]
     assert after.unmanaged == before.unmanaged
+
+
+@pytest.mark.parametrize(("n_workers", "late"), [(3, True), (4000, False)])
+def test_heartbeats_are_rare_in_large_clusters(n_workers: int, late: bool) -> None:
+    """Dask asks each of 4,000 workers for one in 21 seconds."""
+    worker = SimpleNamespace(last_seen=time() - 15)
+    scheduler = SimpleNamespace(workers=range(n_workers))
+    assert state.is_late(worker, scheduler) is late
