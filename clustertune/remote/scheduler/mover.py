@@ -495,7 +495,7 @@ async def _move(
             # the wait for the lock is no stall; an epoch without progress is one, so
             # that a blocked move does not begin epochs without end
             policy.last_progress += monotonic() - started
-            policy.last_run = monotonic()
+            policy.last_run += monotonic() - started
             policy.sending = True
             await _run(manager, policy, EPOCH)
             policy.sending = False

@@ -143,7 +143,7 @@ async def test_a_paused_target_is_given_up_at_once(c, s, *workers):
 async def freeze(s: Any, worker: Any, seconds: float) -> None:
     """Let a worker send no more heartbeats, since some time ago."""
     worker.periodic_callbacks["heartbeat"].stop()
-    await soon(lambda: not worker.heartbeat_active)  # none is on its way
+    await worker.heartbeat()  # so that no earlier one is on its way
     s.workers[worker.address].last_seen -= seconds
 
 
