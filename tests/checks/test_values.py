@@ -218,6 +218,30 @@ def test_categories():
     assert "`enable_categorical=True`" in finding.remedy
 
 
+# --- wide_dtypes: one wide column -----------------------------------------------------
+
+
+def find_mixed_numbers(kind="dataframe", **types):
+    data = layout([10], [0], ("X",), kind=kind, types=types)
+    return list(wide_dtypes(view((), [data])))
+
+
+def test_silent_where_all_are_alike():
+    """All columns have the same type, most are wide, or there is no frame."""
+    ten = tuple("abcdefghij")
+    assert find_mixed_numbers(float32=ten) == find_mixed_numbers(float64=ten) == []
+    assert find_mixed_numbers(float32=("k", "l"), float64=ten) == []
+    assert find_mixed_numbers(float32=ten, int8=("k",)) == []
+    assert find_mixed_numbers(kind="array") == []
+
+
+def test_one_wide_column():
+    """The finding has the name and the type of the column."""
+    (finding,) = find_mixed_numbers(float32=tuple("abcdefghi"), int64=("id",))
+    assert finding.severity is Severity.info
+    assert "9 columns of float32 and 1 of wider numbers (id: int64)" in finding.message
+
+
 # --- wide_dtypes ----------------------------------------------------------------------
 
 

@@ -414,7 +414,8 @@ def test_boundaries_that_may_not_be_cut_stop_it_before_anything_is_done() -> Non
     seen = view(workers(2), [differing()], rechunk=False)
     cluster, journal = MemoryCluster(seen), Journal()
     with pytest.raises(
-        AlignmentError, match=r"20 rows each.*`y = y.compute_chunk_sizes\(\).rechunk\("
+        AlignmentError,
+        match=r"20 rows each.*= clustertune.prepare\(client, X, y\)` without `rechunk",
     ):
         run(cluster, journal)
     assert cluster.calls == []
