@@ -7,7 +7,6 @@ memory. So is the function that runs fits, so that it is not sent with each fit.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +26,6 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
 from clustertune.training import remote_sums
-
-logger = logging.getLogger("clustertune")
 
 #: Bytes that a thread copies for a fit, as a multiple of all data: rows to train on,
 #: rows to score on, and conversions. Measured with joblib 1.6, cv=4 and one thread per
@@ -157,23 +154,16 @@ def joblib_backend(
     def count(fits: int) -> None:
         backend.fits += fits
 
-    there = joblib_parallel.answering(client, list(sharing))
     prefix = f"joblib-{uuid4().hex}"
-    with joblib_parallel.replicated(
-        client, there, prefix, [runner, *arrays], seconds
-    ) as replicas:
+    with (
+        joblib_parallel.limited_threads(client, sharing, threads),
+        joblib_parallel.replicated(
+            client, prefix, [runner, *arrays], seconds
+        ) as replicas,
+    ):
         parallel = joblib_parallel.WorkerBackend(replicas, count)
         with joblib.parallel_config(parallel):
             yield backend
-        unused = [i for i in range(len(arrays)) if i + 1 not in replicas.used]
-        if unused and backend.fits:
-            logger.warning(
-                "no fit received arrays %s of joblib_backend, so workers held them "
-                "and other objects, too. Pass the objects that the "
-                "fits receive: the same X and y as fit, in the type that the "
-                "estimator uses",
-                unused,
-            )
 
 
 def _check_arrays(client: Client, arrays: tuple[Any, ...]) -> None:
