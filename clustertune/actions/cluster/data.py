@@ -40,9 +40,10 @@ from clustertune.core.model import (
     Result,
     View,
 )
-from clustertune.core.wording import names_text, plural, printable, variable
+from clustertune.core.wording import names_text, plural, printable
 from clustertune.errors import IncompleteError, RefusedError
 from clustertune.monitor import connection, inquiry, monitor
+from clustertune.planner import remedies
 from clustertune.planner.contents import read_groups
 from clustertune.planner.layouts import home_workers
 from clustertune.planner.memory import refuse_overfull
@@ -553,11 +554,12 @@ def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
     collection = given.collection
     names, futures = graphs.partitions(collection)
     if futures is not None and len(set(names)) < len(names):
-        name = variable(given.label)
+        name = remedies.name_of(given.label)
+        line = f"{name} = {name}.map_partitions(lambda p: p)"
         raise RefusedError(
             f"{given.label} has the same partition in memory several times, and one "
             "partition has only one worker. Make a partition of each: "
-            f"`{name} = {name}.map_partitions(lambda p: p)`"
+            f"`{remedies.edit([given.label], line)}`"
         )
     if futures is None:
         asynchronous = claims.client.asynchronous

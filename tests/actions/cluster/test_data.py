@@ -304,6 +304,13 @@ async def test_a_partition_that_occurs_twice(c: Any, s: Any, a: Any, b: Any) -> 
     p = await clustertune.prepare(c, names["X"])
     assert (await p.verify()).status == "fine"
     pd.testing.assert_frame_equal(await c.compute(p.X), before)
+    # the line for an eval set leaves the training data as it is
+    names = {"X": frame, "eval_set": [(X, X["a"])]}
+    with pytest.raises(RefusedError, match=r"^eval_set\[0\].X has") as caught:
+        await clustertune.prepare(c, frame, eval_set=names["eval_set"])
+    exec(str(caught.value).split("`")[1], names)
+    assert names["X"] is frame
+    assert names["eval_set"][0][0] is not X
 
 
 # --- prepared data stays where it was put ---------------------------------------------
