@@ -76,9 +76,8 @@ async def tune(
             view = suitability.chosen(journal.continued(await cluster.look(notify)))
             journal.add(view, _check(view, settings))
             found = journal.findings[-1]
-            progress = moved and not _are_left(journal.findings)
-            stalled = 0 if progress else stalled + 1
             plan = _plan(journal)
+            stalled = 0 if moved and not _repeats(journal) else stalled + 1
             last = number == MAX_ROUNDS or stalled == MAX_STALLED_ROUNDS
             if last or not plan.steps:
                 # rows that would train with wrong labels must not be returned
@@ -142,10 +141,11 @@ def _made_no_progress(outcomes: Sequence[Outcome]) -> bool:
     )
 
 
-def _are_left(findings: Sequence[Sequence[Finding]]) -> bool:
-    """Whether the last round has left all findings that actions fix as they were."""
-    last = [[f for f in found if f.fixed_by] for found in findings[-2:]]
-    return len(last) > 1 and last[0] == last[1]
+def _repeats(journal: Journal) -> bool:
+    """Whether a phase is due again, and has left all findings that actions fix."""
+    phases = [plan.phase for plan in journal.plans[-2:]]
+    last = [[f for f in found if f.fixed_by] for found in journal.findings[-2:]]
+    return len(last) > 1 and phases[0] == phases[-1] and last[0] == last[1]
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
