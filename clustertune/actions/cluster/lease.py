@@ -310,15 +310,8 @@ class Computing:
                 judging = None
                 if judge is not None:
                     judging = await self._memory_judge(futures, judge)
-                work = self.settle(
-                    list(futures.values()),
-                    notify,
-                    doing,
-                    graph.partitions,
-                    pin,
-                    judging,
-                )
-                await work
+                labels, every = graph.partitions, list(futures.values())
+                await self.settle(every, notify, doing, labels, pin, judging)
             except BaseException:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
