@@ -7,6 +7,7 @@ memory. So is the function that runs fits, so that it is not sent with each fit.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.remote import ship
 from clustertune.training import remote_sums
+
+logger = logging.getLogger("clustertune")
 
 #: Bytes that a thread copies for a fit, as a multiple of all data: rows to train on,
 #: rows to score on, and conversions. Measured with joblib 1.6, cv=4 and one thread per
@@ -154,16 +157,33 @@ def joblib_backend(
     def count(fits: int) -> None:
         backend.fits += fits
 
+    there = joblib_parallel.answering(client, list(sharing))
     prefix = f"joblib-{uuid4().hex}"
-    with (
-        joblib_parallel.limited_threads(client, sharing, threads),
-        joblib_parallel.replicated(
-            client, prefix, [runner, *arrays], seconds
-        ) as replicas,
-    ):
+    with joblib_parallel.replicated(
+        client, there, prefix, [runner, *arrays], seconds
+    ) as replicas:
         parallel = joblib_parallel.WorkerBackend(replicas, count)
         with joblib.parallel_config(parallel):
             yield backend
+        if backend.fits:
+            _warn_of_unused(arrays, replicas.used, joblib_parallel.LARGE)
+
+
+def _warn_of_unused(arrays: tuple[Any, ...], used: set[int], large: int) -> None:
+    """Log which large arrays no fit has received; the first replica is the runner's."""
+    unused = [
+        number
+        for number, array in enumerate(arrays, 1)
+        if number not in used and sizeof(array) > large
+    ]
+    if unused:
+        logger.warning(
+            "no fit received %s %s of joblib_backend, so workers held other copies, "
+            "too. Pass the objects that the fits receive: X and y of fit, in the type "
+            "that the estimator uses",
+            "array" if len(unused) == 1 else "arrays",
+            ", ".join(map(str, unused)),
+        )
 
 
 def _check_arrays(client: Client, arrays: tuple[Any, ...]) -> None:

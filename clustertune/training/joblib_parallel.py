@@ -1,4 +1,4 @@
-"""joblib's backend that runs fits on workers, and its replicas and thread limits there.
+"""joblib's backend that runs fits on workers, and its replicas there.
 
 joblib's own backend for Dask has three faults. It waits forever if an argument or
 result does not pickle, or if workers die. It scatters arrays that fits share to one
@@ -16,7 +16,7 @@ import asyncio
 import concurrent.futures
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from time import monotonic
@@ -137,9 +137,7 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         keys: list[str] = []
         while True:
             keys.append(f"{name}-{uuid4().hex}")
-            batch = [self._prepared(*item) for item in items]
-            run = self.replicas.futures[0]
-            future = self.client.submit(apply, run, [batch], key=keys[-1])
+            future = self._submitted(keys[-1], items)
             try:
                 (result,) = await self.client.gather([future], asynchronous=True)
             except (FutureCancelledError, KilledWorker) as error:
@@ -150,6 +148,11 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
                 # at once, because a traceback would keep the future
                 future.release()
             await self.replicas.send_lost()
+
+    def _submitted(self, key: str, items: list[Any]) -> Future[Any]:
+        # apart, because the traceback of a lost try keeps the variables of its frame
+        batch = [self._prepared(*item) for item in items]
+        return self.client.submit(apply, self.replicas.futures[0], [batch], key=key)
 
     async def _refuse_repetition(
         self, name: str, keys: list[str], cause: FutureCancelledError | KilledWorker
@@ -222,36 +225,25 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 # --- on the workers -------------------------------------------------------------------
 
 
-@contextmanager
-def limited_threads(
-    client: Client, sharing: Mapping[str, int], threads: int | None
-) -> Iterator[None]:
-    """Limit the threads of native libraries on workers until the block ends."""
-    name, addresses = uuid4().hex, list(sharing)
-    limits = {"name": name, "tasks_per_machine": sharing, "threads": threads}
-    try:
-        _on_workers(client, remote_sums.limit_threads, addresses, **limits)
-        yield
-    finally:
-        if client.status == "running":
-            left = [a for a in addresses if a in client.nthreads()]
-            _on_workers(client, remote_sums.restore_threads, left, name=name)
+def answering(client: Client, workers: list[str]) -> list[str]:
+    """Load libraries on workers, and return the workers that have answered.
 
-
-def _on_workers(
-    client: Client, function: Any, workers: list[str], **arguments: Any
-) -> None:
-    arguments = {"timeout": LOAD_TIMEOUT, **arguments}
-    answers = sync(client, ship.on_workers, client, function, workers, **arguments)
-    for address, answer in answers.items():
-        if isinstance(answer, BaseException):
-            text = printable(repr(answer), longest=300)
-            logger.warning(
-                "worker %s keeps its number of BLAS threads, because the call failed: "
-                "%s",
-                printable(address),
-                text,
-            )
+    A frozen worker would delay a transfer to all workers without a limit.
+    """
+    load = remote_sums.load_libraries
+    limit = LOAD_TIMEOUT
+    answers = sync(client, ship.on_workers, client, load, workers, timeout=limit)
+    silent = [a for a in workers if answers.get(a, "it has left") is not None]
+    names = workers_text([printable(a) for a in silent])
+    if silent == workers:
+        raise NoWorkersError(
+            f"{names} did not answer within {seconds_text(limit)}. Wait until a "
+            "worker is idle, or restart them: clustertune.restart_workers(client)"
+        )
+    if silent:
+        why = printable(repr(answers.get(silent[0])), longest=300)
+        logger.warning("the data is not sent to %s, without an answer: %s", names, why)
+    return [a for a in workers if a not in silent]
 
 
 class Replicas:
@@ -260,26 +252,41 @@ class Replicas:
     The scheduler keeps all replicas of keys with the prefix.
     """
 
-    def __init__(self, client: Any, prefix: str, values: Sequence[Any], timeout: float):
+    def __init__(
+        self,
+        client: Any,
+        workers: Sequence[str],
+        prefix: str,
+        values: Sequence[Any],
+        timeout: float,
+    ):
         self.client = client
+        self.workers = workers  # that have answered
         self.prefix = prefix
         self.values = values
         self.timeout = timeout  # seconds without any worker
         self.missing_since: float | None = None
         self.futures: list[Future[Any]] = []
+        self.used: set[int] = set()  # indices of objects that fits have received
         self._index = {id(value): i for i, value in enumerate(values)}
         self._names = (f"{prefix}-{i}" for i in count())
         self._sending = asyncio.Lock()
 
     def future_of(self, value: Any) -> Future[Any] | None:
         i = self._index.get(id(value))
-        return None if i is None else self.futures[i]
+        if i is None:
+            return None
+        self.used.add(i)
+        return self.futures[i]
 
     def send(self) -> None:
-        """Send all objects to all workers."""
+        """Send all objects to all workers that have answered and are still there."""
         for value in self.values:
             key = next(self._names)
-            found = self.client.scatter({key: value}, broadcast=True, hash=False)
+            there = [a for a in self.workers if a in self.client.nthreads()]
+            found = self.client.scatter(
+                {key: value}, workers=there, broadcast=True, hash=False
+            )
             self.futures.append(found[key])
 
     async def send_lost(self) -> None:
@@ -324,10 +331,14 @@ class Replicas:
 
 @contextmanager
 def replicated(
-    client: Client, prefix: str, arrays: Sequence[Any], timeout: float
+    client: Client,
+    workers: Sequence[str],
+    prefix: str,
+    arrays: Sequence[Any],
+    timeout: float,
 ) -> Iterator[Replicas]:
-    """Replicate objects on all workers and yield them."""
-    replicas = Replicas(client, prefix, arrays, timeout)
+    """Replicate objects on workers and yield them."""
+    replicas = Replicas(client, workers, prefix, arrays, timeout)
     try:
         # before the first replica exists, because the memory manager may run any time
         keep: dict[str, Any] = {"name": prefix, "owner": client.id, "prefix": prefix}

@@ -4,8 +4,9 @@ Results are added in the order of the arguments. A sum is computed in place only
 other code refers to the first array. Otherwise the first two results make a new array,
 because a function may return its item or an array that Dask stores.
 
-BLAS pools and the CPU count of joblib belong to a process, so :func:`limit_threads`
-sets them once. LightGBM takes its threads from that count. OpenMP keeps its number of
+BLAS pools and the CPU count of joblib belong to a process, so the first of its running
+fits sets them, and the last one restores them. LightGBM takes its threads from that
+count. OpenMP keeps its number of
 threads for each calling thread, so each fit sets it in its own thread.
 
 This module travels by value. It may import Dask, NumPy and other travelling modules.
@@ -18,6 +19,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Lock
 from traceback import extract_tb
 from typing import Any
 
@@ -299,7 +301,7 @@ def _at(path: str) -> str:
 
 # --- fits -----------------------------------------------------------------------------
 
-LIMITS = "_clustertune"  # attribute of threadpoolctl: active limits of this process
+LIMITS = "_clustertune"  # attribute of threadpoolctl: running fits of this process
 OPENMP = "_clustertune_openmp"  # attribute of threadpoolctl: OpenMP libraries
 CPU_COUNT = "LOKY_MAX_CPU_COUNT"  # variable: largest CPU count that joblib reports
 
@@ -323,7 +325,11 @@ def fit_runner(
 
     def run(fits: list[Fit]) -> list[Any]:
         share = thread_share(get_worker(), tasks_per_machine, threads)
-        with _openmp_threads(share), _inner_joblib(share, nested):
+        with (
+            _process_threads(share),
+            _openmp_threads(share),
+            _inner_joblib(share, nested),
+        ):
             return [function(*args, **kwargs) for function, args, kwargs in fits]
 
     return run
@@ -396,56 +402,46 @@ def thread_share(
     return int(threads or max(1, system.CPU_COUNT // tasks))
 
 
-async def limit_threads(
-    dask_worker: Any,
-    name: str,
-    tasks_per_machine: Mapping[str, int],
-    threads: int | None,
-) -> int | None:
-    """Limit threads of native libraries in this process until ``restore_threads``.
+@contextmanager
+def _process_threads(threads: int) -> Iterator[None]:
+    """Limit BLAS and joblib's CPU count in this process while fits run in it.
 
-    Several workers and several calls may share the process. The first call sets the
-    limit, and the last call to end restores it. Returns the limit; None without
-    threadpoolctl.
+    The first of several concurrent calls sets the limit, and the last one restores it.
     """
-    import asyncio
-
     try:
         import threadpoolctl
-    except ImportError:
-        return None
-    share = thread_share(dask_worker, tasks_per_machine, threads)
-    state = vars(threadpoolctl).setdefault(LIMITS, {"names": {}, "before": None})
-    state["names"][name, dask_worker.address] = share
-    if len(state["names"]) > 1:
-        return int(next(iter(state["names"].values())))
-    # libraries that are loaded later would not be limited
+    except ImportError:  # scikit-learn requires it
+        yield
+        return
+    # kept in the module, because this one may be several modules in a process
+    state = vars(threadpoolctl).setdefault(LIMITS, {"lock": Lock(), "running": 0})
+    with state["lock"]:
+        if not state["running"]:
+            # libraries that are loaded later would not be limited
+            _load_libraries()
+            limits = threadpoolctl.threadpool_limits(threads, user_api="blas")
+            state["before"] = limits, os.environ.get(CPU_COUNT)
+            os.environ[CPU_COUNT] = str(threads)
+        state["running"] += 1
+    try:
+        yield
+    finally:
+        with state["lock"]:
+            state["running"] -= 1
+            if not state["running"]:
+                limits, cpus = state.pop("before")
+                limits.restore_original_limits()
+                if cpus is None:
+                    os.environ.pop(CPU_COUNT, None)
+                else:
+                    os.environ[CPU_COUNT] = cpus
+
+
+async def load_libraries() -> None:
+    """Load the libraries whose threads are limited, before the first fit."""
+    import asyncio
+
     await asyncio.to_thread(_load_libraries)
-    if state["names"]:
-        limits = threadpoolctl.threadpool_limits(share, user_api="blas")
-        state["before"] = limits, os.environ.get(CPU_COUNT)
-        os.environ[CPU_COUNT] = str(share)
-    return share
-
-
-async def restore_threads(dask_worker: Any, name: str) -> None:
-    """End the limit of a call."""
-    module: Any = sys.modules.get("threadpoolctl")
-    state = vars(module).get(LIMITS) if module is not None else None
-    if state is None:
-        return
-    state["names"].pop((name, dask_worker.address), None)
-    if state["names"]:
-        return
-    del vars(module)[LIMITS]
-    vars(module).pop(OPENMP, None)
-    if state["before"] is not None:
-        limits, cpus = state["before"]
-        limits.restore_original_limits()
-        if cpus is None:
-            os.environ.pop(CPU_COUNT, None)
-        else:
-            os.environ[CPU_COUNT] = cpus
 
 
 def _load_libraries() -> None:

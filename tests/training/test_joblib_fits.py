@@ -40,6 +40,7 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from clustertune.errors import CapacityError, FunctionError, NoWorkersError
+from clustertune.remote import ship
 from clustertune.training import joblib_backend
 from clustertune.training.joblib_fits import WorkerCapacity, memory_problem
 from tests.in_process import gen_cluster
@@ -138,6 +139,10 @@ def pools() -> list[int]:
     return [pool["num_threads"] for pool in info if pool["user_api"] == "blas"]
 
 
+def pools_of_fits() -> Any:
+    return Parallel()(delayed(pools)() for _ in range(2))
+
+
 @pytest.mark.slow
 def test_the_same_models_as_without_dask(
     local_cluster: Any, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +168,9 @@ def test_the_same_models_as_without_dask(
         assert max(sent[3:], default=0) < X.nbytes  # without the data and the runner
         assert backend.fits == 5
         found |= {work: work(X, y) for work in WORK}
-        assert {n for each in client.run(pools).values() for n in each} == {2}
+        assert {n for each in pools_of_fits() for n in each} == {2}
+        # a client that ends in the block leaves no limits
+        assert client.run(pools) == threads
         assert state(client)[1] == ["KeepReplicas"]
     until(lambda: state(client) == before)
     assert client.run(pools) == threads
@@ -196,6 +203,41 @@ def test_one_thread_is_a_cluster_too(local_cluster: Any) -> None:
     with joblib_backend(client) as backend:
         assert len(set(Parallel()(delayed(where)() for _ in range(2)))) == 1
     assert backend.fits == 2
+
+
+def test_a_worker_that_does_not_answer(
+    local_cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """It gets no data in advance. Without any answer, the block does not begin."""
+    _, client = local_cluster(2, processes=False, memory_limit="8GiB")
+    frozen, alive = client.nthreads()
+    silent = {frozen}
+
+    async def answers(client: Any, function: Any, workers: Any, **_: Any) -> Any:
+        return {a: OSError("silent") if a in silent else None for a in workers}
+
+    monkeypatch.setattr(ship, "on_workers", answers)
+    X = np.ones(3)
+    with joblib_backend(client, X):
+        assert {h for holders in client.who_has().values() for h in holders} == {alive}
+    assert "the data is not sent to worker" in caplog.text
+    silent.add(alive)
+    with pytest.raises(NoWorkersError, match="did not answer within 30 s"):
+        joblib_backend(client, X).__enter__()
+    assert not client.who_has()
+
+
+def test_data_that_no_fit_receives(local_cluster: Any, caplog: Any) -> None:
+    """A block whose fits receive other objects ends with a warning."""
+    _, client = local_cluster(1, processes=False, memory_limit="8GiB")
+    X, y = np.ones((100_000, 2)), np.ones(200_000)
+    with joblib_backend(client, X, y, y[:9]):
+        pass
+    with joblib_backend(client, X, y, y[:9]):
+        Parallel()(delayed(np.sum)(data) for data in (X[:, 0], y))
+    assert [r.getMessage()[:33] for r in caplog.records if r.name == "clustertune"] == [
+        "no fit received array 1 of joblib"
+    ]
 
 
 @gen_cluster(client=True)

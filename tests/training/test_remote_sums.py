@@ -223,18 +223,15 @@ def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("uncounted")
-@gen_cluster(client=False)
-async def test_limits_of_cpu_counts(s: Any, a: Any, b: Any) -> None:
-    """Two workers of a process share the limit. Cached CPU counts stay unlimited."""
+def test_limits_of_cpu_counts() -> None:
+    """Running fits of a process share the limit. Cached CPU counts stay unlimited."""
     cpus = {p: joblib.cpu_count(only_physical_cores=p) for p in (True, False)}
     before = os.environ.get(remote_sums.CPU_COUNT)
-    assert await remote_sums.limit_threads(a, "mine", {}, 1) == 1
-    assert await remote_sums.limit_threads(b, "mine", {}, 2) == 1
-    assert joblib.cpu_count(only_physical_cores=True) == 1
-    await remote_sums.restore_threads(a, "mine")
-    assert joblib.cpu_count() == 1
-    assert cpus == _openmp_helpers._CPU_COUNTS
-    await remote_sums.restore_threads(b, "mine")
+    with remote_sums._process_threads(1):
+        with remote_sums._process_threads(2):
+            assert joblib.cpu_count(only_physical_cores=True) == 1
+        assert joblib.cpu_count() == 1
+        assert cpus == _openmp_helpers._CPU_COUNTS
     assert os.environ.get(remote_sums.CPU_COUNT) == before
 
 
