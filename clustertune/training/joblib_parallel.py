@@ -152,7 +152,9 @@ class WorkerBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     def _submitted(self, key: str, items: list[Any]) -> Future[Any]:
         # apart, because the traceback of a lost try keeps the variables of its frame
         batch = [self._prepared(*item) for item in items]
-        return self.client.submit(apply, self.replicas.futures[0], [batch], key=key)
+        run = self.replicas.futures[0]
+        future: Future[Any] = self.client.submit(apply, run, [batch], key=key)
+        return future
 
     async def _refuse_repetition(
         self, name: str, keys: list[str], cause: FutureCancelledError | KilledWorker
