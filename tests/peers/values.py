@@ -39,24 +39,24 @@ async def read(client: Any, collection: Any) -> Values:
         or collection.numblocks[0] == collection.npartitions
     )
     if not is_split_by_rows:
-        return Values(*await _computed(client, [collection]))
+        return Values(*await _computed(client, collection, [collection]))
     if not is_loaded:
         # Dask may know another shape than its chunks have: do not let it join them
         delayed = np.ravel(np.asarray(collection.to_delayed(), dtype=object)).tolist()
-        return Values(_join(await _computed(client, delayed)))
+        return Values(_join(await _computed(client, collection, delayed)))
     partitions = await client.gather([futures[key] for key in keys], asynchronous=True)
     rows = tuple(int(p.shape[0]) for p in partitions)
     return Values(_join(partitions), rows)
 
 
-async def _computed(client: Any, collections: list[Any]) -> list[Any]:
-    """Compute without keys on the cluster that the fit uses with another graph.
+async def _computed(client: Any, collection: Any, parts: list[Any]) -> list[Any]:
+    """Compute parts of a collection without keys that the fit uses in another graph.
 
     Dask optimises the graph of each computation, and mixes up tasks of one key.
     """
-    if not any(graphs.origin(x)[0] for x in collections):
-        return list(dask.compute(*collections, scheduler="sync"))
-    computed = client.compute(collections)
+    if not graphs.origin(collection)[0]:
+        return list(dask.compute(*parts, scheduler="sync"))
+    computed = client.compute(parts)
     return list(await client.gather(computed, asynchronous=True))
 
 
