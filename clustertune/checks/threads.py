@@ -37,6 +37,8 @@ from clustertune.planner.machines import (
 )
 from clustertune.planner.remedies import Fix
 
+MILD_LOAD = 2.0  # threads per CPU of workers with one thread
+
 
 def thread_count(
     view: View, *, tolerance: float = 0.1, shared_hosts: bool = False
@@ -50,8 +52,9 @@ def thread_count(
 
     Remedy: Give a host's workers as many threads as it has CPUs, with
     ``clustertune.resize_workers(client, nthreads=4)`` or ``dask worker --nworkers 1
-    --nthreads 4``. With more workers than CPUs, use fewer workers. If ``n_workers=`` or
-    ``workers=`` asks for them, the finding is information.
+    --nthreads 4``. With more workers than CPUs, use fewer workers. The finding is then
+    information if ``n_workers=`` or ``workers=`` asks for the workers, or if each has
+    one thread and there are at most two for each CPU.
 
     Parameters
     ----------
@@ -91,10 +94,13 @@ def _too_many_threads(hosts: Sequence[HostCpus], view: View) -> Iterator[Finding
             view, [w for h in some for w in h.tightest.workers], nthreads=max(1, each)
         )
         wished = view.goal.n_workers is not None or view.goal.workers is not None
+        single = all(w.nthreads == 1 for h in some for w in h.tightest.workers)
+        # such workers take turns, and their memory may be needed
+        mild = wished or (single and worst.load <= MILD_LOAD)
         if not each:  # fewer CPUs than workers
             texts = (_fewer_workers(h.tightest, view) for h in some)
             fix = Fix("" if wished else " ".join(texts))
-        yield (info if wished and not each else warning)(
+        yield (info if mild and not each else warning)(
             message=f"more threads than usable CPUs on {_hosts_text(some)}: "
             f"{plural(worst.threads, 'thread')} of {workers_text(ids)} share "
             f"{plural(worst.cpus, 'CPU')} and wait for each other",

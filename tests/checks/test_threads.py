@@ -78,7 +78,6 @@ def test_a_wish_for_more_workers_than_cpus(goal):
     """No remedy takes a wished worker away, but fewer threads would help."""
     three = [worker(i, nthreads=1, affinity=frozenset({0, 1})) for i in range(3)]
     (finding,) = thread_count(view(workers=three))
-    assert finding.severity is Severity.warning
     assert "clustertune.scale(client, 2)" in finding.remedy
     (finding,) = thread_count(view(workers=three, layouts=[layout([1] * 3, [0, 1, 2])]))
     assert "clustertune.scale(client, 2, X, y)" in finding.remedy
@@ -89,6 +88,24 @@ def test_a_wish_for_more_workers_than_cpus(goal):
     (finding,) = thread_count(view(workers=two, n_workers=2))
     assert finding.severity is Severity.warning
     assert "nthreads=1" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "nthreads", "severity"),
+    [
+        (3, 1, Severity.info),
+        (4, 1, Severity.info),
+        (5, 1, Severity.warning),
+        (3, 2, Severity.warning),
+    ],
+)
+def test_more_workers_than_cpus(n_workers, nthreads, severity):
+    """Up to two workers of one thread for each CPU are no problem of a fit."""
+    cpus = frozenset({0, 1})
+    many = [worker(i, nthreads=nthreads, affinity=cpus) for i in range(n_workers)]
+    (finding,) = find_thread_count(*many)
+    assert finding.severity is severity
+    assert "clustertune.scale(client, 2)" in finding.remedy
 
 
 def test_the_same_workers_on_two_hosts_do_not_compete():
