@@ -193,8 +193,7 @@ def _categorize(collection: CollectionInfo, columns: Mapping[str, int]) -> str:
     if many := [column for column, n in columns.items() if n > MAX_CATEGORIES]:
         drop = f"{name} = {name}.drop(columns={_list_code(many)})"
         most = f"{max(columns.values()):,} categories"
-        text = f", or make numbers of columns with up to {most}"
-        return remedies.run(drop, text)
+        return f"Make numbers of columns with up to {most}, or run `{drop}`."
     as_objects = f"{name}.astype(dict.fromkeys({listed}, object))"
     return remedies.run(f"{name} = {as_objects}.categorize(columns={listed})")
 
@@ -249,9 +248,9 @@ def non_numeric_columns(view: View) -> Iterator[Finding]:
     first steps of a pipeline may take any column. XGBoost refuses labels of text, too;
     they stop ``prepare`` when the labels are loaded.
 
-    Remedy: Drop these columns, ``X = X.drop(columns=["city"])``. Or make categories of
-    columns with few different values: ``X = X.categorize(columns=["city"])``, for
-    XGBoost with ``enable_categorical=True``.
+    Remedy: Make categories of columns with few different values: ``X =
+    X.categorize(columns=["city"])``, for XGBoost with ``enable_categorical=True``. Drop
+    the others: ``X = X.drop(columns=["name"])``.
     """
     workload = view.goal.workload
     for collection in view.collections:
@@ -335,17 +334,18 @@ def _encode(
     line = f"{name} = {name}.drop(columns={columns})"
     drop = f"`{remedies.edit([collection.label], line)}`"
     if dtype == "category" or not dtype.startswith(TEXT):
-        return f"Run {drop}, or make numbers of these columns."
+        return f"Make numbers of these columns, or run {drop}."
     if not workload.categories:
-        return f"Run {drop}, or use `dask_ml.preprocessing.OrdinalEncoder`."
+        encoder = "`dask_ml.preprocessing.OrdinalEncoder`"
+        return f"Encode these columns with {encoder}, or run {drop}."
     made = f"`{name} = {name}.categorize(columns={columns})`"
     if name != "X":  # an eval set has the categories of X, and may be of pandas
         types = f"{{c: X[c].dtype for c in {columns}}}"
         line = f"{name} = {name}.astype({types})"
         made = f"`{remedies.edit([collection.label], line)}` when X has them"
     return (
-        f"Run {drop}. Or, if they have few different values, make categories of them "
-        f"with {made}.{option}"
+        "If the columns have few different values, make categories of them with "
+        f"{made}.{option} Otherwise run {drop}."
     )
 
 

@@ -150,7 +150,7 @@ def mixed_labels(client: Client) -> dict[str, Any]:
     return {"X": X, "y": dd.from_pandas(mixed["a"], npartitions=2, sort=False)}
 
 
-@case("non_numeric_columns", estimator="xgboost")
+@case("non_numeric_columns", estimator="xgboost", line=-1)
 def text(client: Client) -> dict[str, Any]:
     X, y = numbers("frame")
     return {"X": X.assign(t="text"), "y": y}
@@ -189,13 +189,13 @@ def from_one(client: Client) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_of_training_data(client: Client, name: str) -> None:
     made = CASES[name](client)
-    lines = made.pop("lines", 1)
+    lines, line = made.pop("lines", 1), made.pop("line", 0)
     names = {k: made.pop(k) for k in ("X", "y", "qid") if k in made}
     names["ranker"] = "lightgbm_rank"
     situation = Situation(client, names, **made)
     with dask.config.set({"clustertune.checks.wide_dtypes.min_bytes": 0}):
         for _ in range(lines):
-            situation.apply(name)
+            situation.apply(name, line)
         assert not situation.found(name)
 
 
@@ -211,7 +211,7 @@ ALSO = [
 @pytest.mark.parametrize("name", ALSO)
 def test_of_eval_sets(client: Client, name: str, more: bool) -> None:
     made = CASES[name](client)
-    lines = made.pop("lines", 1)
+    lines, line = made.pop("lines", 1), made.pop("line", 0)
     bad = [made.pop(k) for k in ("X", "y", "qid") if k in made]
     named = {"qid": bad[2]} if name == "query_groups" else {}
     if more:
@@ -223,7 +223,7 @@ def test_of_eval_sets(client: Client, name: str, more: bool) -> None:
     names["ranker"] = "lightgbm_rank"
     situation = Situation(client, names, **made)
     for _ in range(lines):
-        situation.apply(name)
+        situation.apply(name, line)
     assert not situation.found(name)
     if name not in ("misaligned_partitions", "query_groups"):  # whose fix is prepare
         assert situation.names["X"] is X
@@ -284,7 +284,7 @@ def test_labels_that_xgboost_refuses(
 
 @pytest.mark.parametrize("local", [False, True], ids=["Dask", "pandas"])
 def test_texts_as_features(client: Client, local: bool) -> None:
-    """The second line of each remedy makes categories, the same ones in all sets."""
+    """The first line of each remedy makes categories, the same ones in all sets."""
     frame = pd.DataFrame({"c": ["u", "v"] * 200, "a": np.arange(400.0)})
     X = dd.from_pandas(frame, npartitions=4)
     y = X["a"] % 2
@@ -293,8 +293,8 @@ def test_texts_as_features(client: Client, local: bool) -> None:
     lazy = tuple(dd.from_pandas(x, npartitions=2, sort=False) for x in valid)
     names = {"X": X, "y": y, "eval_set": [valid if local else lazy]}
     situation = Situation(client, names, estimator=model)
-    situation.apply("non_numeric_columns", 1)
-    situation.apply("non_numeric_columns", 1)
+    situation.apply("non_numeric_columns")
+    situation.apply("non_numeric_columns")
     problems = situation.found("non_numeric_columns")
     assert not any(f.severity > Severity.info for f in problems)
     X, y, sets = (situation.names[name] for name in names)

@@ -32,10 +32,10 @@ def numbers(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame({"a": draw(ROWS), "b": draw(ROWS), **columns})
 
 
-def run(error: Exception, **names: Any) -> dict[str, Any]:
-    """Run the code of the remedy in an error, and return the variables."""
+def run(error: Exception, line: int = 0, **names: Any) -> dict[str, Any]:
+    """Run a line of the remedy in an error, and return the variables."""
     found = names | {"numpy": np}
-    exec(str(error).split("`")[1], found)
+    exec(str(error).split("`")[1::2][line], found)
     return found
 
 
@@ -173,13 +173,13 @@ async def test_labels_of_no_known_library(c: Any, s: Any, a: Any, b: Any) -> Non
 async def test_columns_that_are_no_numbers(
     c: Any, s: Any, a: Any, b: Any, model: Any, column: Any
 ) -> None:
-    """They are refused by name before anything is loaded; the remedy drops them."""
+    """They are refused by name before anything is loaded; a remedy drops them."""
     frame = dd.from_pandas(numbers(t=column), npartitions=4)
     valid = (frame, frame["a"])
     with pytest.raises(ValueError, match=r"X has 1 column of type .* \(t\)") as error:
         await clustertune.prepare(c, frame, frame["a"], estimator=model)
     assert not s.tasks
-    X = run(error.value, X=frame)["X"]
+    X = run(error.value, -1, X=frame)["X"]
     y = (frame["a"] > 0).astype(int)
     await clustertune.prepare(c, X, y, estimator=model, dry_run=True)
     if model is DaskXGBRegressor:
