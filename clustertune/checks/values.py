@@ -18,6 +18,7 @@ from clustertune.core.results import code, critical, info
 from clustertune.core.wording import (
     bytes_text,
     names_text,
+    partitions_text,
     plural,
     printable,
     reading_fix,
@@ -33,6 +34,7 @@ WIDE = frozenset(("int32", "int64", "uint32", "uint64", "float64"))
 TEXT = ("object", "string", "str")
 MAX_NAMES = 10  # columns in a message
 MAX_CATEGORIES = 1000  # with more, a column has values and no categories
+MAX_PROBLEMS = 4  # of partitions that cannot be read, in a message
 _CSV = "For numbers and texts in a column of CSV files, give `dtype=` or `na_values=`"
 
 
@@ -49,19 +51,32 @@ def unreadable_values(view: View) -> Iterator[Finding]:
     ``dask.dataframe.read_csv``. If files lack columns, read them with
     ``dd.from_map(lambda file: pd.read_parquet(file).reindex(columns=columns), files)``.
     """
-    labels: dict[str, list[str]] = {}  # X and y often come from the same files
-    for layout in view.layouts:
-        for collection in layout.collections:
-            if collection.unreadable:
-                labels.setdefault(collection.unreadable, []).append(collection.label)
-    for problem, some in labels.items():
+    labels: dict[tuple[str, int, str], list[str]] = {}  # X and y may have the same
+    for collection in view.collections:
+        for number, problem in collection.unreadable.items():
+            file = collection.files([number])[number]
+            labels.setdefault((problem, number, file), []).append(collection.label)
+    problems: dict[tuple[str, ...], dict[str, dict[int, str]]] = {}
+    for (problem, number, file), some in labels.items():
+        same = problems.setdefault(tuple(some), {})
+        same.setdefault(problem, {})[number] = file
+    for subject, found in problems.items():
+        text = "; ".join(_unreadable(found))
         yield critical(
-            message=f"{names_text(some)} cannot be read completely, so checks of "
-            f"values are missing: {problem}",
-            subject=tuple(some),
+            message=f"{names_text(subject)} cannot be read completely, so checks of "
+            f"values are missing: {text}",
+            subject=subject,
             remedy="Correct the source of these partitions, or how it is read, and "
-            f"check again. {reading_fix(problem) or _CSV}.",
+            f"check again. {reading_fix(text) or _CSV}.",
         )
+
+
+def _unreadable(found: Mapping[str, Mapping[int, str]]) -> Iterator[str]:
+    """Return the texts of problems, each with its partitions and their files."""
+    for problem, files in list(found.items())[:MAX_PROBLEMS]:
+        yield f"{partitions_text(files)}: {problem}"
+    if len(found) > MAX_PROBLEMS:
+        yield plural(len(found) - MAX_PROBLEMS, "other problem")
 
 
 def nonfinite_values(view: View) -> Iterator[Finding]:
@@ -126,7 +141,7 @@ def _bare(collection: CollectionInfo) -> str:
     ]
     if not bare:
         return ""
-    where = f"partition{'s' * (len(bare) > 1)} {names_text(bare)}"
+    where = partitions_text(collection.files(bare))
     return f" (no row of {where} has one, as after map() without its spellings)"
 
 
@@ -228,8 +243,9 @@ def differing_columns(view: View) -> Iterator[Finding]:
             line = remedies.edit([collection.label], f"{line}meta={name}._meta)")
             yield critical(
                 message=f"{plural(len(found), 'partition')} of {collection.label} "
-                f"{verb(found, 'has')} other columns than its metadata: number "
-                f"{number} {printable(text, longest=200)}",
+                f"{verb(found, 'has')} other columns than its metadata: "
+                f"{partitions_text(collection.files([number]))} "
+                f"{printable(text, longest=200)}",
                 subject=(collection.label,),
                 evidence={"partitions": len(found), "first": number},
                 remedy=remedy.format(line),

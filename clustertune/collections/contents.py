@@ -25,8 +25,9 @@ from distributed import Client, Future
 
 from clustertune.collections import graphs
 from clustertune.collections.inputs import Inputs
+from clustertune.collections.partitions import optimized_apart
 from clustertune.core.model import CollectionInfo, Contents, Goal, Key, Layout, View
-from clustertune.core.wording import message, names_text, plural, printable, variable
+from clustertune.core.wording import message, printable, variable
 from clustertune.errors import IncompleteError, NoWorkersError
 from clustertune.remote import ship
 from clustertune.remote.worker import content
@@ -45,7 +46,6 @@ DEEP: Mapping[str, Look] = {
 POLL = 0.05  # seconds between two looks at progress
 # Dask loads all spilled inputs of a task at once, so a task reads few bytes.
 BUNDLE = 2**24  # bytes of partitions that one task reads, unless one has more
-MAX_PROBLEMS = 4  # of partitions that cannot be read, in a message
 ROWS = 64  # row positions of each class, one for each worker
 
 
@@ -121,7 +121,7 @@ def _bundled(
         if loaded is not None:
             keys = [f.key for f in loaded]
         else:  # the graph loads the partitions
-            tasks, (keys,) = graphs.optimized([x.collection])
+            tasks, (keys,) = optimized_apart([x.collection])
             graph.tasks |= tasks
         look = ship.Tasks(partial(content.each, looks[x.label]))
         name = f"contents-{uuid4().hex}"
@@ -160,7 +160,7 @@ async def read(
     *,
     approved: Collection[str],
     homes: Mapping[str, Sequence[Home]] = MappingProxyType({}),
-    failures: dict[str, str] | None = None,
+    failures: dict[str, Mapping[int, str]] | None = None,
 ) -> dict[str, Contents]:
     """Read the partitions; return the results by label, in order.
 
@@ -176,8 +176,8 @@ async def read(
         Homes of partitions by label. One task reads all partitions with the same home.
         Each partition of a label without homes has its own task.
     failures
-        Gets the problems of each label that cannot be read, and the others are
-        returned. None: any error is raised.
+        Gets, for each label that cannot be read, the problem of each partition. The
+        others are returned. None: any error is raised.
 
     Raises
     ------
@@ -233,24 +233,15 @@ async def read(
 
 
 def _note_failures(
-    label: str, failed: Mapping[int, Any], failures: dict[str, str] | None
+    label: str, failed: Mapping[int, Any], failures: dict[str, Mapping[int, str]] | None
 ) -> None:
-    """Record why partitions could not be read, the same problems together; or raise."""
+    """Record why partitions could not be read; or raise."""
     if failures is None:
         error = next(iter(failed.values()))
         raise IncompleteError(
             f"the data could not be read: {_problem(error)}"
         ) from error
-    same: dict[str, list[int]] = {}
-    for partition, error in failed.items():
-        same.setdefault(_problem(error), []).append(partition)
-    texts = [
-        f"partition{'s' * (len(some) > 1)} {names_text(some, most=10)}: {problem}"
-        for problem, some in list(same.items())[:MAX_PROBLEMS]
-    ]
-    others = len(same) - MAX_PROBLEMS
-    more = [plural(others, "other problem")] if others > 0 else []
-    failures[label] = "; ".join(texts + more)
+    failures[label] = {number: _problem(error) for number, error in failed.items()}
 
 
 def _problem(error: Any) -> str:
@@ -269,14 +260,14 @@ def _pending(futures: Iterable[Any]) -> Sequence[Any]:
 def with_contents(
     layout: Layout,
     found: Mapping[str, Contents],
-    failures: Mapping[str, str] = MappingProxyType({}),
+    failures: Mapping[str, Mapping[int, str]] = MappingProxyType({}),
 ) -> Layout:
     """Return the layout with the contents of its collections, or why they lack."""
     infos = tuple(
         replace(
             m,
             contents=found.get(m.label, m.contents),
-            unreadable=failures.get(m.label, ""),
+            unreadable=failures.get(m.label, {}),
         )
         for m in layout.collections
     )

@@ -243,7 +243,8 @@ class Graph:
     """Tasks, the worker of each, and the keys of the new partitions, by label.
 
     ``ends`` are keys by label, one for each partition, of the first and last value of
-    its index. ``sent`` are the names of the keys that travel between workers. Tasks of
+    its index. ``sources`` are the files of partitions by label, if known, for
+    messages. ``sent`` are the names of the keys that travel between workers. Tasks of
     a ``loose`` graph may run on other workers if their own has left.
     """
 
@@ -252,6 +253,7 @@ class Graph:
     priority: dict[Key, int] = field(default_factory=dict)
     partitions: dict[str, list[Key]] = field(default_factory=dict)
     ends: dict[str, list[Key]] = field(default_factory=dict)
+    sources: dict[str, Sequence[str]] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
     loose: bool = False
 

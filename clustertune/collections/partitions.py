@@ -56,6 +56,7 @@ class Lazy:
     collection: Any
     workers: Sequence[str] | None  # by key; None: Dask chooses
     rows: Int64s | None = None  # of every partition; None: unknown
+    sources: Sequence[str] = ()  # files of the partitions; empty: unknown
 
 
 # --- rows before loading --------------------------------------------------------------
@@ -107,10 +108,11 @@ def loading_graph(lazy: Sequence[Lazy]) -> Graph:
     where: dict[Key, str] = {}
     for is_array in (True, False):
         alike = [x for x in lazy if isinstance(x.collection, da.Array) is is_array]
-        tasks, keys_of_each = _optimized([x.collection for x in alike])
+        tasks, keys_of_each = optimized_apart([x.collection for x in alike])
         graph.tasks |= tasks
         for x, keys in zip(alike, keys_of_each, strict=True):
             graph.partitions[x.label] = keys
+            graph.sources[x.label] = x.sources
             if x.workers is not None:
                 where |= zip(keys, x.workers, strict=True)
     graph.where = _with_ancestors(graph.tasks, where)
@@ -139,8 +141,10 @@ def _rows(x: Lazy, n_partitions: int) -> list[float]:
     return [math.nan] * n_partitions if x.rows is None else list(map(float, x.rows))
 
 
-def _optimized(collections: Sequence[Any]) -> tuple[Mapping[Key, Any], list[list[Key]]]:
-    """Return tasks for all collections, and the keys of each."""
+def optimized_apart(
+    collections: Sequence[Any],
+) -> tuple[Mapping[Key, Any], list[list[Key]]]:
+    """Return tasks for all collections, and the keys of each; joins no partitions."""
     if not collections:
         return {}, []
     tasks, keys = optimized(collections)

@@ -9,7 +9,7 @@ call on every worker and some time on the scheduler, so only diagnoses read them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -381,13 +381,19 @@ class CollectionInfo:
     #: names of a frame's columns by type
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     contents: Contents | None = None  # None: not read
-    unreadable: str = ""  # partition and error, if the values could not be read
+    #: the error of each partition whose values could not be read
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()  # the file of each partition; empty: unknown
     made_here: bool = False  # made by this call, which releases its keys
     shared: bool = False  # made by this call, but others hold keys of it, too
 
     @property
     def n_partitions(self) -> int:
         return len(self.keys) // self.column_blocks
+
+    def files(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Return the files of these partitions; an empty text: unknown."""
+        return {n: self.sources[n] if self.sources else "" for n in numbers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Any
 
 _MAX_NAME_LENGTH = 60
+MAX_PATH = 300  # characters of a path in a message
 
 
 def bytes_text(n: float) -> str:
@@ -104,12 +105,24 @@ def printable(text: str | int, *, longest: int | None = None) -> str:
     return safe if longest is None or len(whole) <= longest else f"{safe}..."
 
 
-def names_text(names: Sequence[str | int], *, most: int = 3) -> str:
+def names_text(
+    names: Sequence[str | int], *, most: int = 3, longest: int = _MAX_NAME_LENGTH
+) -> str:
     """Format untrusted names: ``a, b and c``, ``a, b, c and 7 more``."""
-    shown = [printable(name, longest=_MAX_NAME_LENGTH) for name in names[:most]]
+    shown = [printable(name, longest=longest) for name in names[:most]]
     if len(names) > most:
         return f"{', '.join(shown)} and {len(names) - most:,} more"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def partitions_text(files: Mapping[int, str]) -> str:
+    """Format numbers of partitions, and the file of each; an empty one is unknown.
+
+    ``partition 3 (/data/c.csv)``, ``partitions 1 and 2 (/data/a.csv and /data/b.csv)``.
+    """
+    text = f"partition{'s' * (len(files) > 1)} {names_text([*files], most=10)}"
+    known = list(dict.fromkeys(filter(None, files.values())))
+    return f"{text} ({names_text(known, longest=MAX_PATH)})" if known else text
 
 
 def near(word: str, known: Iterable[str]) -> str:

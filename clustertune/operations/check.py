@@ -7,7 +7,7 @@ only change is the installation of the scheduler plugin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -188,7 +188,7 @@ async def see(request: CheckRequest, seen: list[View]) -> None:
 
 async def _read(request: CheckRequest, cluster: LiveCluster, view: View) -> View:
     """The view with a summary of the values of the data."""
-    failures: dict[str, str] = {}
+    failures: dict[str, Mapping[int, str]] = {}
     found = await contents.read(
         request.client,
         request.given,

@@ -27,12 +27,27 @@ def test_a_partition_that_cannot_be_read():
     """The finding names the collection and the error; others have none."""
     one = layout([1, 1], [0, 1])
     X, y = one.collections
-    X = replace(X, unreadable="partition 1: OSError('footer')")
+    X = replace(X, unreadable={1: "OSError('footer')"})
     (finding,) = unreadable_values(view([], [replace(one, collections=(X, y))]))
     assert finding.severity is Severity.critical
     assert finding.subject == ("X",)
     assert "partition 1: OSError('footer')" in finding.message
     assert not list(unreadable_values(view([], [one])))
+
+
+def test_a_problem_of_two_collections_is_printed_once():
+    """X has a problem more than y; each has the file of its partition."""
+    one = layout([1, 1, 1], [0, 1, 0])
+    X, y = one.collections
+    files = ("a.csv", "b\x1b.csv", "c.csv")
+    X = replace(X, unreadable={0: "OSError", 1: "OSError", 2: "KeyError"})
+    X, y = replace(X, sources=files), replace(y, sources=files)
+    y = replace(y, unreadable={0: "OSError", 1: "OSError"})
+    found = list(unreadable_values(view([], [replace(one, collections=(X, y))])))
+    both, alone = (finding.message.partition("missing: ")[2] for finding in found)
+    assert both == r"partitions 0 and 1 (a.csv and b\x1b.csv): OSError"
+    assert alone == "partition 2 (c.csv): KeyError"
+    assert [finding.subject for finding in found] == [("X", "y"), ("X",)]
 
 
 # --- nonfinite_values -----------------------------------------------------------------
@@ -165,7 +180,7 @@ def test_partitions_with_other_columns():
     """The first is named, and only another order has a line that corrects it."""
     (finding,) = find_unlike_columns("", "has the order b, a", "has the order b, a")
     assert finding.message == (
-        "2 partitions of X have other columns than its metadata: number 1 has the "
+        "2 partitions of X have other columns than its metadata: partition 1 has the "
         "order b, a"
     )
     assert "part[columns]" in finding.remedy

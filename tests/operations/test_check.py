@@ -235,6 +235,31 @@ async def test_deep_of_data_that_cannot_be_read(c, s, a, b):
     assert {"nonfinite_values", "unloaded_data"} <= names(report)
 
 
+def test_the_file_of_a_partition(local_cluster, tmp_path):
+    """Check and prepare name it, also if Dask would join the reads of columns."""
+    _, client = local_cluster(2)
+    for i in range(6):
+        columns = "abcdefgh" if i != 4 else "abcdefg"
+        pd.DataFrame(1.0, range(5), list(columns)).to_parquet(tmp_path / f"{i}.parquet")
+    frame = dd.read_parquet(tmp_path)
+    report = clustertune.check(client, frame[["h"]], frame["a"], deep=True)
+    (finding,) = (f for f in report.found if f.check == "unreadable_values")
+    place = f"partition 4 ({tmp_path}/4.parquet)"
+    assert f"missing: {place}: " in finding.message
+    text = re.escape(f"partition 4 of X ({tmp_path}/4.parquet) could not be computed")
+    with pytest.raises(IncompleteError, match=text):
+        clustertune.prepare(client, frame[["h"]], frame["a"])
+    frame = dd.from_map(_read_text, sorted(tmp_path.glob("*.parquet")))
+    text = re.escape(f"than its metadata: {place} has ")
+    with pytest.raises(ValueError, match=text):
+        clustertune.prepare(client, frame[["a"]], frame["b"], estimator="xgboost")
+
+
+def _read_text(path):
+    frame = pd.read_parquet(path)
+    return frame.astype({"a": str}) if path.stem == "4" else frame
+
+
 def _read_file(number):
     if number == 1:
         b"\xf6".decode()

@@ -27,7 +27,7 @@ import numpy as np
 from distributed import Client, Future, futures_of
 
 from clustertune.actions.cluster.lease import POLL, RELEASE, Computing, Lease
-from clustertune.collections import contents, graphs, inputs, partitions
+from clustertune.collections import contents, graphs, inputs, partitions, sources
 from clustertune.core.model import (
     CollectionInfo,
     Cut,
@@ -303,6 +303,7 @@ class _Found(NamedTuple):
     keys: list[Key]
     futures: list[Any] | None  # None: the collection is not loaded
     rows: Any  # of every partition before it is loaded, if known
+    sources: tuple[str, ...] = ()  # files of the partitions, if known
     derived: bool = False  # lazy, but made of data in memory
     embedded: int | None = None  # bytes of data in the graph of lazy data
 
@@ -325,6 +326,7 @@ class CallData:
         self._shared: set[str] = set()  # those of them with keys that others hold
         self._lent: set[str] = set()  # labels of the caller's data that was released
         self._left: list[Release] = []  # of the cut that is running
+        self._sources: dict[str, tuple[str, ...]] = {}  # files of loaded partitions
         self.values = contents.Values()
         self._copies: list[Any] = []  # futures of copies for the time of a fit
         self.group_sizes: dict[str, Any] = {}
@@ -346,6 +348,7 @@ class CallData:
             graphs.describe(x.label, x.collection, found.keys, loaded, found.rows),
             made_here=x.label in self._ours,
             shared=x.label in self._shared,
+            sources=found.sources or self._sources.get(x.label, ()),
             derived=found.derived,
             embedded=found.embedded,
         )
@@ -380,6 +383,7 @@ class CallData:
                 x.collection,
                 _targets(load, x.label),
                 found.rows,
+                found.sources,
             )
             for x in self.given
             if (found := await self._partitions(x)).futures is None
@@ -397,6 +401,7 @@ class CallData:
         # a persisted or an earlier prepared collection may have the same keys
         shared = await shared_labels(self.client, graph.partitions)
         self._replace(made, shared)
+        self._sources |= {x.label: tuple(x.sources) for x in lazy}
         return Result(count=len(lazy))
 
     def _replace(self, now: Mapping[str, Any], shared: Collection[str] = ()) -> None:
@@ -406,6 +411,7 @@ class CallData:
         self._found = {k: v for k, v in self._found.items() if k not in now}
         self._ours.update(now)
         self._shared = (self._shared - now.keys()) | set(shared)
+        self._sources = {k: v for k, v in self._sources.items() if k not in now}
 
     async def rechunk(self, recut: Rechunk, notify: Notify) -> Result:
         """Make new partitions on their workers; release old ones if requested.
@@ -564,7 +570,9 @@ def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = partitions.lengths(collection, asynchronous=asynchronous)
-        return collection, _Found(names, None, rows, *graphs.origin(collection))
+        files = sources.of_partitions(collection)
+        origin = graphs.origin(collection)
+        return collection, _Found(names, None, rows, files, *origin)
     collection, own = claims.own(given, futures)
     return collection, _Found(names, own, None)
 

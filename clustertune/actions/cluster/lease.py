@@ -23,6 +23,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +31,13 @@ from distributed import Client
 
 from clustertune.collections import graphs
 from clustertune.core.model import Key, Notify
-from clustertune.core.wording import names_text, printable, reading_fix, seconds_text
+from clustertune.core.wording import (
+    MAX_PATH,
+    names_text,
+    printable,
+    reading_fix,
+    seconds_text,
+)
 from clustertune.errors import ConnectionLostError, IncompleteError, LeaseHeldError
 from clustertune.monitor import connection, inquiry, monitor
 from clustertune.remote import keys
@@ -310,8 +317,15 @@ class Computing:
                 judging = None
                 if judge is not None:
                     judging = await self._memory_judge(futures, judge)
-                labels, every = graph.partitions, list(futures.values())
-                await self.settle(every, notify, doing, labels, pin, judging)
+                await self.settle(
+                    list(futures.values()),
+                    notify,
+                    doing,
+                    graph.partitions,
+                    pin,
+                    judging,
+                    sources=graph.sources,
+                )
             except BaseException:
                 for future in futures.values():
                     future.release()  # a traceback would keep them
@@ -340,10 +354,12 @@ class Computing:
         pin: str = "",
         meanwhile: Meanwhile | None = None,
         pause: float = POLL,
+        sources: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Wait until every partition is in memory.
 
-        ``labels`` have the keys of partitions by label, for errors. ``pin`` names bound
+        ``labels`` have the keys of partitions by label, and ``sources`` their files if
+        known, for errors. ``pin`` names bound
         tasks; those of a lost or paused worker are unbound. ``meanwhile`` is called
         after each ``pause`` (seconds), and at the end. Raises
         ``IncompleteError`` if a partition was lost, could not be computed, or is bound
@@ -354,7 +370,7 @@ class Computing:
         asked = monotonic()
         # "lost": the key's worker died, and the key is not computed again yet
         while pending := [f for f in pending if f.status in ("pending", "lost")]:
-            await self._refuse_failed(futures, labels)
+            await self._refuse_failed(futures, labels, sources)
             connection.refuse_closed(self.client)
             self._lease.refuse_late()
             done = 1 - len(pending) / len(futures)
@@ -366,7 +382,7 @@ class Computing:
             if meanwhile is not None:
                 await meanwhile()
             await graphs.wait_for_last(self.client, pending, pause)
-        await self._refuse_failed(futures, labels)
+        await self._refuse_failed(futures, labels, sources)
         if meanwhile is not None:
             await meanwhile()
 
@@ -389,12 +405,15 @@ class Computing:
         return judging
 
     async def _refuse_failed(
-        self, futures: list[Any], labels: Mapping[str, Sequence[Key]]
+        self,
+        futures: list[Any],
+        labels: Mapping[str, Sequence[Key]],
+        sources: Mapping[str, Sequence[str]],
     ) -> None:
         for future in futures:
             if future.status in ("pending", "lost", "finished"):
                 continue
-            partition = _partition_text(future.key, labels)
+            partition = _partition_text(future.key, labels, sources)
             if future.status == "error":
                 error = await future.exception()
                 text = printable(repr(error))
@@ -446,12 +465,19 @@ class _Patience:
         return self.text
 
 
-def _partition_text(key: Key, labels: Mapping[str, Sequence[Key]]) -> str:
-    """Return the number of a partition as users count it, or its key."""
+def _partition_text(
+    key: Key,
+    labels: Mapping[str, Sequence[Key]],
+    sources: Mapping[str, Sequence[str]],
+) -> str:
+    """Return the number of a partition as users count it, and its file; or its key."""
     whose = [label for label, own in labels.items() if key in own]
     if not whose or not isinstance(key, tuple):
         return f"the partition {printable(str(key))}"
-    return f"partition {key[1]} of {names_text(whose)}"
+    files = sources.get(whose[0], ())
+    number = labels[whose[0]].index(key)
+    file = printable(files[number], longest=MAX_PATH) if number < len(files) else ""
+    return f"partition {key[1]} of {names_text(whose)}{file and f' ({file})'}"
 
 
 def _name_of(key: Key) -> str:
