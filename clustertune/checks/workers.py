@@ -261,7 +261,7 @@ def adaptive_scaling(view: View) -> Iterator[Finding]:
     above = "any number" if math.isinf(most) else f"{most:g}"
     yield info(
         message=f"the cluster scales adaptively between {least} and {above} workers; "
-        f"during a fit it may close some of its {n_workers}, or add empty workers",
+        f"during a fit it may close workers (it has {n_workers}), or add empty ones",
         evidence={"minimum": least, "workers": n_workers},
         remedy="Fit inside `with clustertune.hold(client):`.",
     )

@@ -43,7 +43,7 @@ from clustertune.core.wording import (
 
 MAX_STEPS = 8  # in one line
 MAX_LINES = 6  # of headlines
-SEE = "print(report.details) shows it, or -v"
+SEE = "more: print(report.details), or option -v"
 
 #: calls that are about data and training, so that all findings are relevant
 ABOUT_TRAINING = ("", "check", "prepare", "fit")
@@ -163,8 +163,8 @@ def _notes(results: Results, findings: Findings, details: bool) -> Iterator[Item
         unsure = [f for f in findings.information if f.severity is Severity.unknown]
         hints = [f for f in findings.information if f not in unsure]
         if hints:
-            count, names = plural(len(hints), "finding"), _checks_text(hints)
-            yield Item("info", f"{count} of no urgency: {names} ({SEE})")
+            count, names = plural(len(hints), "hint"), _checks_text(hints)
+            yield Item("info", f"{count}, not urgent: {names} ({SEE})")
         if unsure:
             yield Item("unknown", f"{_checks_text(unsure)} ({SEE})")
     if findings.unrelated:

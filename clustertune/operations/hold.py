@@ -109,11 +109,12 @@ class Measures:
         text = f"held for {seconds_text(self.seconds)}"
         if (fullest := self.fullest) is not None:
             peak = bytes_text(self.peaks[fullest])
-            text += f"; at most {peak} on {workers_text([fullest])}"
+            text += f"; peak memory {peak}"
             if self.limits.get(fullest):
                 text += f" of {bytes_text(self.limits[fullest])}"
+            text += f" on {workers_text([fullest])}"
             if self.predicted is not None:
-                text += f" ({bytes_text(self.predicted)} predicted)"
+                text += f" (predicted {bytes_text(self.predicted)})"
         text += f"; {bytes_text(self.spilled)} spilled" if self.spilled else ""
         if self.busy is not None:
             text += f"; {plural(round(self.busy, 1), 'CPU')} busy"

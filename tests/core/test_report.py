@@ -252,11 +252,11 @@ def test_known_bytes_are_no_unknown_bytes() -> None:
 
 
 def test_what_is_not_known_yet_has_its_own_note() -> None:
-    """A check without an answer is neither a problem nor of no urgency."""
+    """A check without an answer is neither a problem nor a hint."""
     hint = finding(Severity.info, "a hint", "missing_estimator")
     open_ = finding(Severity.unknown, "rows are unknown", "misaligned_partitions")
     text = str(Report(status="checked", seconds=1.0, found=(hint, open_)))
-    assert "info     1 finding of no urgency: missing_estimator (print" in text
+    assert "info     1 hint, not urgent: missing_estimator (more: print" in text
     assert "unknown  misaligned_partitions (print" in text
 
 
@@ -288,7 +288,7 @@ def test_each_finding_is_shown_once() -> None:
     assert "a hint" in sections["Notes"]
     short = str(report)
     assert titles(report)[-2:] == ["Problems", "Notes"]
-    assert "fixed  check0 and check1 (print(report.details) shows it, or -v)" in short
+    assert "fixed  check0 and check1 (more: print(report.details), or option -v)" in short
     assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
     assert short.count("mend it") == 1
@@ -312,7 +312,7 @@ def test_unrelated_findings_are_one_line() -> None:
         left=(threads, growth),
         steps=(restart,),
     )
-    assert "unmanaged_memory (print(report.details) shows it, or -v)" in str(report)
+    assert "unmanaged_memory (more: print(report.details), or option -v)" in str(report)
     text = report.details
     assert "fixed  much unmanaged memory (unmanaged_memory)" in text
     assert "too many threads" not in text
