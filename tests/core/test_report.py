@@ -257,7 +257,7 @@ def test_what_is_not_known_yet_has_its_own_note() -> None:
     open_ = finding(Severity.unknown, "rows are unknown", "misaligned_partitions")
     text = str(Report(status="checked", seconds=1.0, found=(hint, open_)))
     assert "info     1 hint, not urgent: missing_estimator (more: print" in text
-    assert "unknown  misaligned_partitions (print" in text
+    assert "unknown  misaligned_partitions (more: print" in text
 
 
 def test_each_finding_is_shown_once() -> None:
