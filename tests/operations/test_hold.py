@@ -86,7 +86,7 @@ async def test_with_prepare(c: Any, s: Any, a: Any, b: Any) -> None:
         assert s.plugins["clustertune"].holds.active()
         await c.compute(X.sum())
     assert s.plugins["clustertune"].holds.active() == []
-    assert "predicted)" in str(prepared.hold.measures)
+    assert "(predicted " in str(prepared.hold.measures)
 
 
 def test_with_a_synchronous_client(local_cluster: Any, tmp_path: Path) -> None:
