@@ -288,7 +288,9 @@ def test_each_finding_is_shown_once() -> None:
     assert "a hint" in sections["Notes"]
     short = str(report)
     assert titles(report)[-2:] == ["Problems", "Notes"]
-    assert "fixed  check0 and check1 (more: print(report.details), or option -v)" in short
+    assert (
+        "fixed  check0 and check1 (more: print(report.details), or option -v)" in short
+    )
     assert "a hint" not in short
     # a fixed problem needs no remedy, and findings of a section share one
     assert short.count("mend it") == 1
