@@ -23,6 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
 from clustertune.collections.partitions import lengths, unjoined
+from clustertune.collections.sources import of_partitions
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS
 from clustertune.core.results import code
@@ -38,6 +39,7 @@ class Given:
 
     label: str
     collection: Any
+    sources: tuple[str, ...] = ()  # of the partitions of a frame that became an Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,14 +463,16 @@ def with_arrays(inputs: Inputs, profile: Profile, *, asynchronous: bool) -> Inpu
     if "dataframe" in profile.kinds:
         return inputs
 
-    def made(given: Given) -> Any:
+    def made(given: Given) -> Given:
         x, features = given.collection, variable(given.label) == "X"
         if isinstance(x, da.Array) or (features and profile.transforms):
-            return x
+            return given
         _refuse_other_types(given, profile)
-        return as_array(x, lengths(x, asynchronous=asynchronous))
+        array = as_array(x, lengths(x, asynchronous=asynchronous))
+        return replace(given, collection=array, sources=of_partitions(x))
 
-    return inputs.with_collections([made(given) for given in inputs])
+    groups = [replace(g, given=tuple(map(made, g.given))) for g in inputs.groups]
+    return replace(inputs, groups=tuple(groups))
 
 
 def _refuse_other_types(given: Given, profile: Profile) -> None:

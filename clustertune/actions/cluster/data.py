@@ -570,7 +570,7 @@ def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = partitions.lengths(collection, asynchronous=asynchronous)
-        files = sources.of_partitions(collection)
+        files = given.sources or sources.of_partitions(collection)
         origin = graphs.origin(collection)
         return collection, _Found(names, None, rows, files, *origin)
     collection, own = claims.own(given, futures)
