@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import subprocess
@@ -179,6 +180,16 @@ def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> N
     values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": sizes[1]})
     with pytest.raises(values.ValuesChangedError, match="group: "):
         values.compare({"X": X, "group": sizes[0]}, {"X": X, "group": values.Values(y)})
+
+
+def test_reading_advances_no_random_generator(module: Any) -> None:
+    """A lazy array of a function with one is the same array each time, as on workers."""
+    rng = np.random.default_rng(1)
+    X = da.zeros((6, 2), chunks=(3, 2)).map_blocks(lambda x: rng.uniform(size=x.shape))
+    read = module("values").read
+    first, again = (asyncio.run(read(None, X)).whole for _ in range(2))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first[:3], first[3:])  # each task has its own copy
 
 
 STAND_IN = """

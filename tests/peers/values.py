@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
@@ -55,7 +56,10 @@ async def _computed(client: Any, collection: Any, parts: list[Any]) -> list[Any]
     Dask optimises the graph of each computation, and mixes up tasks of one key.
     """
     if not graphs.origin(collection)[0]:
-        return list(dask.compute(*parts, scheduler="sync"))
+        # from copies, as on workers: a random generator in a function must not advance
+        (own,) = zip(*map(dask.optimize, parts), strict=True)
+        copies = (cloudpickle.loads(cloudpickle.dumps(part)) for part in own)
+        return [part.compute(scheduler="sync") for part in copies]
     computed = client.compute(parts)
     return list(await client.gather(computed, asynchronous=True))
 
