@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -295,15 +296,19 @@ def of_messy_data(names: dict[str, Any]) -> None:
     columns = "extra,Returned,price,category,ordered\n"
     rows = "1,Y ,n/k,tois,2026-05-02 12:00\n2,n,$3,toys,2026-05-02 12:00\n"
     Path("orders/5.csv").write_text(columns + rows + "sum,,,,2 rows\n")
+    row = '2026-06-01 13:00,toys,"$1,203.5",y\n'
+    with gzip.open("orders/6.csv.gz", "wt", encoding="utf-8-sig") as file:
+        file.write(head + row + row.replace("$", "").replace("y\n", "\n"))
 
 
 def check_messy_data(names: dict[str, Any]) -> None:
     """All rows have the values that the files have."""
     X, y = dask.compute(names["X_orders"], names["y_orders"])
-    assert y.tolist() == [0] * 20 + [1, 1, 0]
+    assert y.tolist() == [0] * 20 + [1, 1, 0, 1]
     assert X["price"].tolist()[:21] == [2.5] * 21
-    assert X["price"].isna().tolist() == [False] * 21 + [True, False]
-    assert X["hour"].tolist() == [10] * 20 + [11, 12, 12]
+    assert X["price"].isna().tolist() == [False] * 21 + [True, False, False]
+    assert X["price"].tolist()[-2:] == [3, 1203.5]
+    assert X["hour"].tolist() == [10] * 20 + [11, 12, 12, 13]
     assert X["category"].tolist()[:20] == ["shoes"] * 20
     report = clustertune.check(
         names["client"],
