@@ -183,7 +183,7 @@ def test_lost_companions_copies_and_other_partitions_are_found(module: Any) -> N
 
 
 def test_reading_advances_no_random_generator(module: Any) -> None:
-    """A lazy array of a function with one is the same array each time, as on workers."""
+    """A lazy array of a function with one is the same each time, as on workers."""
     rng = np.random.default_rng(1)
     X = da.zeros((6, 2), chunks=(3, 2)).map_blocks(lambda x: rng.uniform(size=x.shape))
     read = module("values").read
