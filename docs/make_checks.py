@@ -201,13 +201,13 @@ def tested() -> str:
     from tests.checks import test_recordings as tests
 
     healthy = []
-    for file in tests.FILES:
-        view = recordings.loads(file.read_text())
+    for name in recordings.NAMES:
+        view = recordings.view(name)
         found = Counter(str(f.severity) for f in checks.run(view))
         alarms = found["warning"] + found["critical"]
         healthy.append(
             [
-                file.stem.replace("_", " "),
+                name.replace("_", " "),
                 len(view.now.workers),
                 alarms,
                 found["info"],
@@ -216,7 +216,7 @@ def tested() -> str:
         )
     seeded = []
     for what, cluster, change, name, *_ in tests.FAULTS:
-        found_now = checks.run(change(tests.load(cluster)))
+        found_now = checks.run(change(recordings.view(cluster)))
         worst = max(f.severity for f in found_now if f.check == name)
         seeded.append([what, cluster.replace("_", " "), f"`{name}`", str(worst)])
     columns = ["cluster", "workers", "warnings", "info", "unknown"]

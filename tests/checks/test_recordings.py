@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,31 +27,26 @@ from clustertune.core.model import (
 )
 from tests import recordings
 
-FILES = sorted(Path(recordings.__file__).parent.glob("*.json"))
 GIB = 2**30
 
 
-def load(name: str) -> View:
-    return recordings.loads(Path(FILES[0]).with_name(f"{name}.json").read_text())
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_healthy_clusters_raise_no_alarm(file: Path) -> None:
+@pytest.mark.parametrize("name", recordings.NAMES)
+def test_healthy_clusters_raise_no_alarm(name: str) -> None:
     """Information and unknown results are no alarms."""
-    found = checks.run(recordings.loads(file.read_text()))
+    found = checks.run(recordings.view(name))
     assert [f.message for f in found if f.severity >= Severity.warning] == []
 
 
 def test_there_are_enough_of_them() -> None:
     """There are a stock cluster, and at least six other kinds."""
-    assert len(FILES) >= 7
-    assert "stock" in {f.stem for f in FILES}
+    assert len(recordings.NAMES) >= 7
+    assert "stock" in recordings.NAMES
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_a_recording_is_what_was_seen(file: Path) -> None:
+@pytest.mark.parametrize("name", recordings.NAMES)
+def test_a_recording_is_what_was_seen(name: str) -> None:
     """A recording that is read and written again is the same."""
-    view = recordings.loads(file.read_text())
+    view = recordings.view(name)
     again = recordings.loads(recordings.dumps(view))
     assert recordings.dumps(again) == recordings.dumps(view)
     assert again.now == view.now
@@ -275,7 +269,7 @@ FAULTS = [
 def test_seeded_faults_are_found(fault: tuple[Any, ...]) -> None:
     """Each fault is found by its check, with its severity and a remedy."""
     _, cluster, change, name, least, remedy = fault
-    healthy = load(cluster)
+    healthy = recordings.view(cluster)
     before = {f.check for f in checks.run(healthy)}
     found = [f for f in checks.run(change(healthy)) if f.check == name]
     assert found, f"{name} found nothing; without the fault: {before}"

@@ -1,14 +1,16 @@
 """Write views of real clusters to JSON files, and read them.
 
 Tests run checks on such recordings. A file has all facts that checks use, and no data.
+Fields with their default value are left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import numpy as np
 from clustertune.core import decoding, model
 from clustertune.core.model import View
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+FOLDER = Path(__file__).parent
+NAMES = sorted(["big_memory", *(file.stem for file in FOLDER.glob("*.json"))])
 
 KINDS: Mapping[str, Any] = {
     kind.__name__: kind
@@ -68,6 +72,27 @@ def loads(text: str) -> View:
     return view
 
 
+def view(name: str) -> View:
+    """Return the recorded view with this name, one of :data:`NAMES`."""
+    if name == "big_memory":
+        return _on_a_big_host(view("stock"))
+    return loads((FOLDER / f"{name}.json").read_text())
+
+
+def _on_a_big_host(seen: View) -> View:
+    """Return the same cluster on a host with 2 TiB."""
+    factor = 100
+    workers = tuple(
+        replace(
+            w,
+            memory_limit=w.memory_limit * factor,
+            facts=replace(w.facts, host_memory=w.facts.host_memory * factor),
+        )
+        for w in seen.now.workers
+    )
+    return replace(seen, snapshots=(replace(seen.now, workers=workers),))
+
+
 # JSON has lists, texts, numbers and objects with text keys. Any other value becomes an
 # object with one key, which is its type.
 
@@ -77,20 +102,39 @@ def _plain(value: Any) -> Any:
         return int(value) if isinstance(value, IntEnum) else value
     if is_dataclass(value):
         own = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        for f in fields(value):
+            if not _is_required(f) and own[f.name] == _plain(_default(f)):
+                del own[f.name]
         return {type(value).__name__: own}
     if isinstance(value, np.ndarray):
         return {"array": value.tolist()}
     if isinstance(value, frozenset):
         return {"set": sorted(map(_plain, value), key=str)}
     if isinstance(value, Mapping):
-        return {"mapping": [[_plain(k), _plain(v)] for k, v in value.items()]}
+        return _plain_mapping(value)
     return [_plain(v) for v in value]
+
+
+def _plain_mapping(value: Mapping[Any, Any]) -> Any:
+    if all(isinstance(k, str) for k in value):
+        return {"texts": {k: _plain(v) for k, v in value.items()}}
+    return {"mapping": [[_plain(k), _plain(v)] for k, v in value.items()]}
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _default(field: Field[Any]) -> Any:
+    make = field.default_factory
+    return field.default if make is MISSING else make()
 
 
 _SPECIAL: Mapping[str, Callable[[Any], Any]] = {
     "array": lambda v: np.array(v, dtype=np.int64),
     "set": lambda v: frozenset(map(_value, v)),
     "mapping": lambda v: {_value(k): _value(x) for k, x in v},
+    "texts": lambda v: {k: _value(x) for k, x in v.items()},
 }
 
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from clustertune.core.model import Goal, View
 from clustertune.integrations import libraries
 from clustertune.operations import check as diagnosis
 from tests import recordings
-
-FOLDER = Path(__file__).parent
 
 
 def view(client: Client, *collections: Any) -> View:
@@ -95,21 +92,6 @@ def tls() -> View:
         return view(client)
 
 
-def big_memory() -> View:
-    """The stock cluster on a host with 2 TiB."""
-    seen = stock()
-    factor = 100
-    workers = tuple(
-        replace(
-            w,
-            memory_limit=w.memory_limit * factor,
-            facts=replace(w.facts, host_memory=w.facts.host_memory * factor),
-        )
-        for w in seen.now.workers
-    )
-    return replace(seen, snapshots=(replace(seen.now, workers=workers),))
-
-
 def after_a_fit() -> View:
     """Prepared data is in memory, after XGBoost has trained on it."""
     from xgboost.dask import DaskXGBRegressor
@@ -147,7 +129,6 @@ CLUSTERS: Mapping[str, Callable[[], View]] = {
         adaptive,
         no_nanny,
         tls,
-        big_memory,
         after_a_fit,
         by_hand,
     )
@@ -156,7 +137,7 @@ CLUSTERS: Mapping[str, Callable[[], View]] = {
 
 def main(names: list[str]) -> None:
     for name in names or CLUSTERS:
-        file = FOLDER / f"{name}.json"
+        file = recordings.FOLDER / f"{name}.json"
         file.write_text(recordings.dumps(CLUSTERS[name]()) + "\n")
         sys.stdout.write(f"{file.name}: {file.stat().st_size:,} bytes\n")
 
