@@ -23,7 +23,6 @@ from distributed import (
     utils_test,
     wait,
 )
-from distributed.core import Status
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
@@ -59,20 +58,6 @@ def where(s: Any, collection: Any) -> list[set[str]]:
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_data_that_lies_well_is_left_alone(c, s, a, b):
-    """Within the tolerance nothing moves, and the report states it."""
-    X, y = await uneven(c, a)
-    await clustertune.prepare(c, X, y)
-    places = where(s, X), where(s, y)
-    received = [w.state.transfer_incoming_count_total for w in (a, b)]
-    prepared = await clustertune.prepare(c, X, y)
-    assert (where(s, X), where(s, y)) == places
-    assert received == [w.state.transfer_incoming_count_total for w in (a, b)]
-    assert prepared.report.status == "fine"
-    assert prepared.plan == ()
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_rows_are_even_and_pairs_together(c, s, a, b):
     """Half of the partitions move; X_i stays with y_i; keys stay the same."""
     X, y = await uneven(c, a)
@@ -89,17 +74,6 @@ async def test_rows_are_even_and_pairs_together(c, s, a, b):
     found = await asyncio.gather(*c.compute([X2.sum(axis=1), y2]))
     assert all(map(np.array_equal, expected, found))
     assert s.extensions["amm"].running
-
-
-@gen_cluster(
-    client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 3)], worker_kwargs=LIMIT
-)
-async def test_rows_follow_threads(c, s, a, b):
-    """A worker with three threads gets three times the rows of one with one thread."""
-    X, y = await uneven(c, a)
-    with dask.config.set({"clustertune.prepare.tolerance": 0}):
-        await clustertune.prepare(c, X, y)
-    assert sum(h == {b.address} for h in where(s, X)) == 15
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -156,20 +130,6 @@ async def test_companions_and_eval_sets(c, s, a, b):
     assert sum(h == {a.address} for h in where(s, Xv2)) == 10
 
 
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_separated_pairs_come_together(c, s, a, b):
-    """X is on one worker and y on the other; mostly the small y moves."""
-    X, _ = await uneven(c, a)
-    y = c.persist(da.ones(2000, chunks=100), workers=[b.address])
-    await wait(y)
-    p = await clustertune.prepare(c, X, y)
-    assert where(s, X) == where(s, y)
-    assert p.report.before[0].separated == 20
-    assert p.report.after[0].separated == 0
-    x, t = (s.tasks[futures_of(k)[0].key].nbytes for k in (X, y))
-    assert p.report.steps[0].nbytes == 10 * x + 10 * t
-
-
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, worker_kwargs=LIMIT)
 async def test_only_on_these_workers(c, s, a, b, d):
     """``workers=`` takes names and addresses; no other worker keeps data."""
@@ -177,17 +137,6 @@ async def test_only_on_these_workers(c, s, a, b, d):
     await clustertune.prepare(c, X, y, workers=[b.name, d.address])
     assert set().union(*where(s, X)) == {b.address, d.address}
     assert where(s, X) == where(s, y)
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_a_paused_worker_gets_nothing(c, s, a, b):
-    """A paused worker gets no data, and its data moves away."""
-    X, y = await uneven(c, a)
-    b.memory_manager.memory_pause_fraction = 1e-9
-    await soon(lambda: b.status is Status.paused and len(s.running) == 1)
-    p = await clustertune.prepare(c, X, y)
-    assert set().union(*where(s, X)) == {a.address}
-    assert any(f.check == "paused_workers" for f in p.report.left)
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -210,52 +159,12 @@ async def test_a_dry_run_changes_nothing_and_plans_the_real_call(c, s, a, b):
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_a_dry_run_says_what_it_does_not_know(c, s, a, b):
-    """A dry run plans to load lazy data, and names what it has to know after that."""
-    frame = dd.from_pandas(pd.DataFrame({"p": range(10), "t": 1}), npartitions=2)
-    p = await clustertune.prepare(c, frame[["p"]], frame["t"], dry_run=True)
-    assert not s.tasks
-    assert [x.action for x in p.plan[0].steps] == ["load"]
-    assert p.report.needs
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_partitions_with_other_rows_are_refused(c, s, a, b):
-    """Different boundaries are refused before anything moves, if rechunk=False."""
-    X, _ = await uneven(c, a)
-    y = da.ones(2000, chunks=(150, *[100] * 17, 50, 100))
-    with pytest.raises(errors.AlignmentError, match="150") as caught:
-        await clustertune.prepare(c, X, y, rechunk=False)
-    assert set().union(*where(s, X)) == {a.address}
-    assert caught.value.report.status == "failed"
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_frames_with_other_rows_are_refused(c, s, a, b):
-    """Rows of frames are counted, and refused if they differ."""
-    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
-    X = dd.from_pandas(source[["p"]], npartitions=4)
-    y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
-    with pytest.raises(errors.AlignmentError, match="25"):
-        await clustertune.prepare(c, X, y, rechunk=False)
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
 async def test_column_chunks_are_refused(c, s, a, b):
     """Partitions without all columns are refused with code that fixes them."""
     X = da.ones((100, 4), chunks=(10, 2))
     with pytest.raises(errors.AlignmentError, match="rechunk"):
         await clustertune.prepare(c, X, da.ones(100, chunks=10), rechunk=False)
     assert not s.tasks
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_one_partition_for_two_workers(c, s, a, b):
-    """With rechunk=False one worker trains; the report has the reason and a fix."""
-    p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
-    (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
-    assert "only 1 partition, so only 1 of 2 workers will train" in idle.message
-    assert "Leave out rechunk=" in idle.remedy
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
@@ -469,15 +378,6 @@ def test_on_a_synchronous_client(local_cluster):
     assert "X, y; done" in repr(p)
 
 
-def test_workers_that_do_not_come(local_cluster, monkeypatch):
-    """If workers cannot start, the error has the state of the cluster object."""
-    cluster, client = local_cluster(1)
-    cluster.new_spec["options"]["no_such_option"] = 1
-    X = da.ones((10, 2), chunks=2)
-    with pytest.raises(errors.NoWorkersError, match="requested 2 workers, 1 run"):
-        clustertune.prepare(client, X, n_workers=2, timeout="5 s")
-
-
 def test_not_an_array_by_mistake(local_cluster):
     """The error of NumPy's conversion shows how to unpack the result."""
     _, client = local_cluster(1)
@@ -544,20 +444,6 @@ async def test_given_twice_it_is_one(c, s, a, b):
     assert where(s, X) == where(s, y)
     assert len(p.report.before) == 1
     assert p.report.before[0].collections == ("X", "eval_set[0].y")
-
-
-@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
-async def test_a_surplus_copy_goes(c, s, a, b):
-    """The misplaced replica of a partition on two workers is dropped."""
-    X, y = await uneven(c, a)
-    await clustertune.prepare(c, X, y)
-    await c.amm.stop()
-    await c.replicate(futures_of(X)[:4], n=2)
-    assert sum(len(h) == 2 for h in where(s, X)) == 4
-    p = await clustertune.prepare(c, X, y)
-    assert [len(h) for h in where(s, X)] == [1] * 20
-    assert where(s, X) == where(s, y)
-    assert p.report.steps[0].nbytes == 0
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
