@@ -282,8 +282,14 @@ def one_line(result: Result) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["check", "history --last"])
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nonsense://"])
+@pytest.mark.parametrize("command", ["check", "watch", "history --last"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("tcp://127.0.0.1:9", "127.0.0.1:9", "http://127.0.0.1:9", "nonsense://", "x"),
+        "tcp://no-such-host.invalid:8786",
+    ],
+)
 def test_no_scheduler(
     command: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from distributed.security import Security
 import clustertune
 from clustertune.cli import COMMANDS
 from tests.certificates import Authority
-from tests.cli.test_cli import no_address, run  # noqa: F401 (a fixture)
+from tests.cli.test_cli import no_address, one_line, run  # noqa: F401 (a fixture)
 from tests.processes import free_ports, process, until, workers_of
 
 #: what is typed before options and address; without --yes, a cluster stays as it is
@@ -82,6 +82,11 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 @pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clustertune.cli.running.CONNECT", 0.3)
+
+
+@pytest.fixture
 def typed(authority: Authority) -> list[str]:
     """Return the options of a command for its certificate."""
     certificate, key = authority.issue("operator")
@@ -131,14 +136,33 @@ def test_the_page_is_served(client: Client, typed: list[str]) -> None:
         assert serving.wait(20) == 130
 
 
+def test_certificates_of_the_configuration(
+    client: Client, authority: Authority
+) -> None:
+    """Dask's configuration has the certificates."""
+    certificate, key = authority.issue("operator")
+    named = {"ca-file": authority.file, "client.cert": certificate, "client.key": key}
+    given: dict[str, Any] = {f"distributed.comm.tls.{k}": v for k, v in named.items()}
+    with dask.config.set(given | {"distributed.comm.require-encryption": True}):
+        result = run("check", client.scheduler.address)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("quickly")
 def test_a_certificate_of_somebody_else(client: Client, tmp_path: Path) -> None:
     """The connection fails with an error of one line."""
     other = Authority(tmp_path)
     certificate, key = other.issue("stranger")
     named = ("--tls-ca-file", other.file, "--tls-cert", certificate, "--tls-key", key)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clustertune.cli.running.CONNECT", 0.3)
-        result = run("check", *named, client.scheduler.address)
+    result = run("check", *named, client.scheduler.address)
+    assert result.exit_code == 3
+    assert "another CA has signed the certificate of tls://" in one_line(result)
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_file_that_is_no_certificate(client: Client) -> None:
+    """The error is one line, like that of a missing scheduler."""
+    result = run("check", "--tls-ca-file", __file__, client.scheduler.address)
     assert result.exit_code == 3
     assert len(result.stderr.splitlines()) == 1
 

@@ -205,6 +205,7 @@ def test_tls_without_certificates(secure: tuple[str, Authority]) -> None:
     """The line names the options to give."""
     result = run("check", secure[0])
     assert result.exit_code == 3
+    assert "needs certificates" in one_line(result)
     assert "Give --tls-ca-file, --tls-cert and --tls-key" in one_line(result)
 
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
-from distributed import Client, LocalCluster, Scheduler, Worker, wait
+from distributed import Client, Scheduler, Worker, wait
 from distributed.core import Status
 from distributed.protocol import to_serialize
-from distributed.security import Security
 
 import clustertune
-from clustertune.cli import main
 from clustertune.core.model import Severity
 from clustertune.errors import ConnectionLostError, VersionMismatchError
 from clustertune.monitor import monitor
@@ -157,83 +151,6 @@ async def test_a_scheduler_that_is_gone() -> None:
     with pytest.raises(ConnectionLostError):
         await clustertune.check(client)
     await client.close()
-
-
-# --- the command line -----------------------------------------------------------------
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, catch_exceptions=False)
-
-
-@pytest.fixture(scope="module")
-def secure() -> Iterator[tuple[LocalCluster, Security]]:
-    security = Security.temporary()
-    options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=1, security=security, **options) as cluster:
-        yield cluster, security
-
-
-def settings(security: Security, folder: Path) -> dict[str, Any]:
-    """Return the settings by which an operator configures certificates."""
-    found: dict[str, Any] = {"distributed.comm.require-encryption": True}
-    (folder / "ca.pem").write_text(security.tls_ca_file)
-    found["distributed.comm.tls.ca-file"] = str(folder / "ca.pem")
-    (folder / "cert.pem").write_text(security.tls_client_cert + security.tls_client_key)
-    found["distributed.comm.tls.client.cert"] = str(folder / "cert.pem")
-    found["distributed.comm.tls.client.key"] = str(folder / "cert.pem")
-    return found
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clustertune.cli.running.CONNECT", 0.3)
-
-
-def test_the_right_certificate(secure: Any, tmp_path: Path) -> None:
-    """Dask's configuration has the certificates."""
-    cluster, security = secure
-    with dask.config.set(settings(security, tmp_path)):
-        result = run("check", cluster.scheduler_address)
-    assert (result.exit_code, result.stderr) == (0, "")
-
-
-@pytest.mark.usefixtures("quickly")
-def test_a_file_that_is_no_certificate(secure: Any) -> None:
-    """The error is one line, like that of a missing scheduler."""
-    cluster, _ = secure
-    result = run("check", "--tls-ca-file", __file__, cluster.scheduler_address)
-    assert result.exit_code == 3
-    assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.usefixtures("quickly")
-def test_the_wrong_certificate_and_none(secure: Any, tmp_path: Path) -> None:
-    """The error is one line, with the exit code of an unreachable cluster."""
-    cluster, _ = secure
-    with dask.config.set(settings(Security.temporary(), tmp_path)):
-        wrong = run("check", cluster.scheduler_address)
-    none = run("check", cluster.scheduler_address)
-    problems = ("another CA has signed the certificate of tls://", "needs certificates")
-    for result, problem in zip((wrong, none), problems, strict=True):
-        assert result.exit_code == 3
-        assert result.stdout == ""
-        assert len(result.stderr.splitlines()) == 1
-        assert problem in result.stderr
-
-
-@pytest.mark.usefixtures("quickly")
-@pytest.mark.parametrize(
-    "address",
-    ["tcp://no-such-host.invalid:8786", "tcp://127.0.0.1:1", "http://127.0.0.1:1", "x"],
-)
-@pytest.mark.parametrize("command", ["check", "watch", "history --last"])
-def test_an_address_that_leads_nowhere(command: str, address: str) -> None:
-    """Every command reports it in the same way."""
-    result = run(*command.split(), address)
-    assert result.exit_code == 3
-    assert len(result.stderr.splitlines()) == 1
-    assert f"no scheduler answers at {address}" in result.stderr
 
 
 # --- names and texts that want to harm ------------------------------------------------
