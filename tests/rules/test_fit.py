@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import dask
 import dask.array as da
 import dask.dataframe as dd
+import lightgbm as lgb
 import numpy as np
 import pytest
-from distributed import get_worker, wait
+import xgboost as xgb
+import xgboost.dask as dxgb
+from distributed import Client, get_worker, wait
 
 import clustertune
-from tests.processes import stop_stealing, workers_of
+from tests.processes import local_workers, stop_stealing, workers_of
 
 ROWS, PARTITIONS = 9000, 9
+KINDS = ["array", "dataframe"]
+LIBRARIES = ["xgboost", "lightgbm"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning"),
+]
 
 
-def rows_seen(client: Any) -> dict[str, set[int]]:
+@pytest.fixture(scope="module")
+def three_workers() -> Iterator[Client]:
+    with local_workers(3) as client:
+        client.run_on_scheduler(stop_stealing)
+        yield client
+
+
+def objective(topic: str) -> Any:
+    """Return an objective of both libraries that logs the rows of its worker."""
+
+    def log(rows: int) -> None:
+        get_worker().log_event(topic, {"worker": get_worker().address, "rows": rows})
+
+    def gradients(label: Any, score: Any) -> tuple[Any, Any]:
+        p = 1 / (1 + np.exp(-score))
+        return p - label, p * (1 - p)
+
+    def of_xgboost(score: Any, matrix: Any) -> tuple[Any, Any]:
+        log(int(matrix.num_row()))
+        return gradients(matrix.get_label(), score)
+
+    def of_lightgbm(label: Any, score: Any) -> tuple[Any, Any]:
+        log(len(label))
+        return gradients(label, score)
+
+    return of_xgboost if topic.startswith("xgboost") else of_lightgbm
+
+
+def rows_seen(client: Any, topic: str) -> dict[str, set[int]]:
     """Return by worker the numbers of rows that its objective received."""
     seen: dict[str, set[int]] = {}
-    for _, event in client.get_events("rows"):
+    for _, event in client.get_events(topic):
         seen.setdefault(event["worker"], set()).add(event["rows"])
     return seen
 
@@ -43,69 +81,34 @@ def received(client: Any) -> int:
     return sum(counts.values())
 
 
-@pytest.fixture
-def uneven(local_cluster: Any, request: Any) -> Any:
-    _, client = local_cluster(3)
-    client.run_on_scheduler(stop_stealing)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_train_where_the_rows_are(
+    three_workers: Client, library: str, kind: str
+) -> None:
+    """Each of three workers trains on a third of the rows.
+
+    Almost nothing is transferred during the fit.
+    """
+    client, topic = three_workers, f"{library} {kind}"
     first = next(iter(workers_of(client)))
-    X, y = data(request.param)
+    X, y = data(kind)
     X, y = client.persist([X, y], workers=[first], allow_other_workers=True)
     wait([X, y])
-    return client, X, y
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
-def test_xgboost_trains_where_the_rows_are(uneven: Any) -> None:
-    """XGBoost trains on a third of the rows on each of three workers.
-
-    Almost nothing is transferred during the fit.
-    """
-    import xgboost.dask as dxgb
-
-    def objective(score: Any, matrix: Any) -> tuple[Any, Any]:
-        get_worker().log_event(
-            "rows", {"worker": get_worker().address, "rows": int(matrix.num_row())}
-        )
-        p = 1 / (1 + np.exp(-score))
-        return p - matrix.get_label(), p * (1 - p)
-
-    client, X, y = uneven
-    X, y = clustertune.prepare(client, X, y, estimator="xgboost")
+    if library == "xgboost":
+        X, y = clustertune.prepare(client, X, y, estimator=library)
+    else:
+        X, y = clustertune.prepare(client, X, y)
     before = received(client)
-    matrix = dxgb.DaskQuantileDMatrix(client, X, y)
-    dxgb.train(client, {"tree_method": "hist"}, matrix, 3, obj=objective)
-    seen = rows_seen(client)
-    assert len(seen) == 3
-    assert set().union(*seen.values()) == {ROWS // 3}
-    assert received(client) - before < 10_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("uneven", ["array", "dataframe"], indirect=True)
-@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
-def test_lightgbm_trains_where_the_rows_are(uneven: Any) -> None:
-    """LightGBM trains on a third of the rows on each of three workers.
-
-    Almost nothing is transferred during the fit.
-    """
-    import lightgbm as lgb
-
-    def objective(label: Any, score: Any) -> tuple[Any, Any]:
-        get_worker().log_event(
-            "rows", {"worker": get_worker().address, "rows": len(label)}
-        )
-        p = 1 / (1 + np.exp(-score))
-        return p - label, p * (1 - p)
-
-    client, X, y = uneven
-    X, y = clustertune.prepare(client, X, y)
-    before = received(client)
-    model = lgb.DaskLGBMRegressor(
-        client=client, objective=objective, n_estimators=3, verbose=-1
-    )
-    model.fit(X, y)
-    seen = rows_seen(client)
+    if library == "xgboost":
+        matrix = dxgb.DaskQuantileDMatrix(client, X, y)
+        options = {"tree_method": "hist"}
+        dxgb.train(client, options, matrix, 3, obj=objective(topic))
+    else:
+        lgb.DaskLGBMRegressor(
+            client=client, objective=objective(topic), n_estimators=3, verbose=-1
+        ).fit(X, y)
+    seen = rows_seen(client, topic)
     assert len(seen) == 3
     assert set().union(*seen.values()) == {ROWS // 3}
     assert received(client) - before < 10_000
@@ -115,65 +118,47 @@ WRONG = (1500, 1000, 500, 1000)
 """Rows of the partitions of y, while those of X have 1,000 each."""
 
 
-@pytest.fixture
-def mispaired(local_cluster: Any) -> Any:
+def mispaired(client: Client, values: Any, labels: Any) -> tuple[Any, Any]:
     """Return X and y with equal numbers of partitions but different boundaries.
 
     Each worker has equally many rows of both, so no library raises an error.
     """
-    _, client = local_cluster(2)
     where = list(workers_of(client))
-    values = np.random.default_rng(5).random((4000, 5))
-    labels = (values[:, 0] > 0.5).astype("f4")
     X = da.from_array(values, chunks=(1000, 5))
     y = da.from_array(labels, chunks=(WRONG,))
     with dask.annotate(workers=lambda key: where[key[1] % 2]):
         X, y = client.persist([X, y])
     wait([X, y])
-    return client, X, y, values, labels
+    return X, y
 
 
-def error(prediction: Any, labels: Any) -> float:
-    """Return the mean distance between predicted probability and label."""
-    return float(np.abs(np.asarray(prediction) - labels).mean())
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_learn_the_right_labels(client: Client, library: str) -> None:
+    """Unprepared, they train on wrong labels without an error: XGBoost with ``approx``.
 
-
-@pytest.mark.slow
-def test_xgboost_learns_the_right_labels(mispaired: Any) -> None:
-    """Unprepared, XGBoost with ``approx`` trains on wrong labels without an error.
-
-    After prepare its model is as good as in one process.
+    After prepare their models are as good as in one process.
     """
-    import xgboost as xgb
-    import xgboost.dask as dxgb
-
-    client, X, y, values, labels = mispaired
+    values = np.random.default_rng(5).random((4000, 5))
+    labels = (values[:, 0] > 0.5).astype("f4")
+    X, y = mispaired(client, values, labels)
     options = {"tree_method": "approx", "objective": "binary:logistic"}
+    trees: dict[str, Any] = {"n_estimators": 10, "verbose": -1}
+
+    def error(prediction: Any) -> float:
+        """Return the mean distance between predicted probability and label."""
+        return float(np.abs(np.asarray(prediction) - labels).mean())
 
     def wrong(X: Any, y: Any) -> float:
-        model = dxgb.train(client, options, dxgb.DaskDMatrix(client, X, y), 10)
-        return error(model["booster"].predict(xgb.DMatrix(values)), labels)
+        if library == "xgboost":
+            model = dxgb.train(client, options, dxgb.DaskDMatrix(client, X, y), 10)
+            return error(model["booster"].predict(xgb.DMatrix(values)))
+        fitted = lgb.DaskLGBMRegressor(client=client, **trees).fit(X, y)
+        return error(fitted.to_local().predict(values))
 
-    alone = xgb.train(options, xgb.DMatrix(values, labels), 10)
-    expected = error(alone.predict(xgb.DMatrix(values)), labels)
-    assert wrong(X, y) > 1.5 * expected
-    assert wrong(*clustertune.prepare(client, X, y)) < 1.1 * expected
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Parameter n_jobs will be ignored:UserWarning")
-def test_lightgbm_learns_the_right_labels(mispaired: Any) -> None:
-    """Unprepared, LightGBM trains on wrong labels without an error."""
-    import lightgbm as lgb
-
-    client, X, y, values, labels = mispaired
-
-    def wrong(X: Any, y: Any) -> float:
-        model = lgb.DaskLGBMRegressor(client=client, n_estimators=10, verbose=-1)
-        model.fit(X, y)
-        return error(model.to_local().predict(values), labels)
-
-    alone = lgb.LGBMRegressor(n_estimators=10, verbose=-1).fit(values, labels)
-    expected = error(alone.predict(values), labels)
+    if library == "xgboost":
+        alone = xgb.train(options, xgb.DMatrix(values, labels), 10)
+        expected = error(alone.predict(xgb.DMatrix(values)))
+    else:
+        expected = error(lgb.LGBMRegressor(**trees).fit(values, labels).predict(values))
     assert wrong(X, y) > 1.5 * expected
     assert wrong(*clustertune.prepare(client, X, y)) < 1.1 * expected
