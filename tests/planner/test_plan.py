@@ -36,8 +36,6 @@ from clustertune.planner.plan import (
 )
 from tests.builders import broken_promises, layout, snapshot, view, worker
 
-# --- goals ----------------------------------------------------------------------------
-
 # --- requested_partitions -------------------------------------------------------------
 
 
@@ -355,8 +353,6 @@ def test_what_an_earlier_restart_left() -> None:
 
 # --- verification ---------------------------------------------------------------------
 
-# --- verification ---------------------------------------------------------------------
-
 
 ALL_ON_ONE = layout(ROWS, [0, 0, 0, 0])
 
@@ -370,11 +366,6 @@ def changed(data: Layout, label: str, **fields: Any) -> Layout:
     collections = tuple(
         replace(m, **fields) if m.label == label else m for m in data.collections
     )
-    return replace(data, collections=collections)
-
-
-def replace_all(data: Layout, **overrides: Any) -> Layout:
-    collections = tuple(replace(m, **overrides) for m in data.collections)
     return replace(data, collections=collections)
 
 
