@@ -205,14 +205,6 @@ async def test_without_cutting_it_is_an_error(c, s, a, b):
     assert await c.who_has([*X.__dask_graph__().values()]) == where
 
 
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
-async def test_other_numbers_of_rows_are_an_error(c, s, a, b):
-    """No cut can align different lengths; nothing is changed."""
-    X, y = await persisted(c, da.ones((100, 3), chunks=50), da.ones(99, chunks=33))
-    with pytest.raises(AlignmentError, match="X has 100 rows, y has 99"):
-        await clustertune.prepare(c, X, y)
-
-
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
 async def test_fewer_rows_than_workers(c, s, *workers):
     """As many workers as rows get a row, and the report names the cause."""

@@ -345,8 +345,11 @@ def test_n_workers_of_a_cluster_without_workers(local_cluster: Any) -> None:
 async def test_no_way_to_start_workers(c: Any, s: Any) -> None:
     """The error comes at once, with the line that starts workers."""
     X = da.ones((10, 2), chunks=2)
-    for wanted, line in ((None, ""), (2, " --nworkers 2")):
-        expected = f"no running worker.*: dask worker {s.address}{line}$"
+    for wanted, missing, line in (
+        (None, "missing 1 worker,", ""),
+        (2, "missing 2 workers,", " --nworkers 2"),
+    ):
+        expected = f"no running worker.* {missing} .*: dask worker {s.address}{line}$"
         with pytest.raises(errors.NoWorkersError, match=expected):
             await clustertune.prepare(c, X, n_workers=wanted)
     assert not s.tasks

@@ -626,24 +626,6 @@ async def test_lengths_that_differ(c, s, a):
     assert not s.tasks
 
 
-@gen_cluster(client=True, nthreads=[])
-async def test_no_workers(c, s):
-    """A cluster without workers is refused with a fix, without waiting."""
-    line = rf"no running .* missing 1 worker, .*: dask worker {s.address}"
-    with pytest.raises(errors.NoWorkersError, match=line):
-        await clustertune.prepare(c, X, Y)
-    assert not s.tasks
-
-
-@gen_cluster(client=True, nthreads=ONE)
-async def test_no_cluster_object(c, s, a):
-    """The error has the line that starts the missing workers."""
-    line = rf"n_workers=3: .* missing 2 workers, .*: dask worker {s.address} "
-    with pytest.raises(errors.NoWorkersError, match=line):
-        await clustertune.prepare(c, X, Y, n_workers=3)
-    assert not s.tasks
-
-
 # --- Parquet --------------------------------------------------------------------------
 
 

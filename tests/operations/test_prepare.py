@@ -198,7 +198,8 @@ async def test_lost_data_is_said(c, s, a, b):
 async def test_no_cluster_object_cannot_scale(c, s, a, b):
     """``n_workers`` with only an address is an error with the line of ``scale``."""
     line = f"dask worker {s.address} --no-nanny --nthreads 1"
-    with pytest.raises(errors.NoWorkersError, match=line):
+    expected = f"n_workers=4: .* missing 2 workers, .*: {line}"
+    with pytest.raises(errors.NoWorkersError, match=expected):
         await clustertune.prepare(c, da.ones((10, 2), chunks=2), n_workers=4)
     assert not s.tasks
 
@@ -503,7 +504,7 @@ async def test_a_failed_call_keeps_nothing_that_it_loaded(
 async def test_a_refused_call_leaves_its_report(c, s, a, b):
     """Other clients and the page see the reason of a refused call."""
     X, y = c.persist([da.ones((40, 2), chunks=10), da.ones(30, chunks=10)])
-    with pytest.raises(errors.AlignmentError):
+    with pytest.raises(errors.AlignmentError, match="X has 40 rows, y has 30"):
         await clustertune.prepare(c, X, y)
     report = await clustertune.last_report(c)
     assert report is not None
