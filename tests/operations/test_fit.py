@@ -150,6 +150,8 @@ def test_the_model_is_that_of_prepare_and_fit(client: Client, name: str) -> None
     by_hand(client, other, X, y, **own)
     np.testing.assert_allclose(predicted(model), predicted(other), atol=1e-5)
     report = model.clustertune_report_
+    found = {f.check for f in report.found}
+    assert ("misaligned_partitions" in found) == (name != "dask-ml incremental")
     assert "held for " in str(report)
     assert report.notes[-1].startswith("held for ")
     X, y = client.gather(client.compute([X, y]))

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from dask_ml.cluster import KMeans
 from dask_ml.linear_model import LinearRegression
-from dask_ml.model_selection import HyperbandSearchCV
 from dask_ml.wrappers import Incremental, ParallelPostFit
 from distributed import futures_of
 from sklearn.cluster import KMeans as LocalKMeans
@@ -144,15 +143,3 @@ def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
 
     assert sum(reads(lambda model: ParallelPostFit(model).predict(X)).values()) >= 12
     assert dict(reads(prepared)) == dict.fromkeys(workers, 1)
-
-
-def test_incremental_searches_are_refused(client: Any) -> None:
-    """Incremental searches fail in the cluster's event loop with any data."""
-    X = da.from_array(numbers(400), chunks=(100, 5))
-    y = (X[:, 0] > 0.5).astype(int)
-    alphas = np.logspace(-4, -1, 20)
-    search = HyperbandSearchCV(SGDClassifier(), {"alpha": alphas}, max_iter=3)
-    with pytest.raises(RuntimeError, match="asynchronous Client"):
-        search.fit(X, y, classes=[0, 1])
-    with pytest.raises(ValueError, match="dask-ml#1016"):
-        clustertune.prepare(client, X, y, estimator=search)

@@ -11,8 +11,6 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-import xgboost as xgb
-import xgboost.dask as dxgb
 from distributed import Client, futures_of
 
 import clustertune
@@ -100,28 +98,3 @@ def test_a_group_that_fits_no_worker(client: Any) -> None:
     qid = (da.arange(n, chunks=5_000) >= 110_000).astype("i8")
     with pytest.raises(AlignmentError, match="the group 0 of qid has 110,000 rows"):
         clustertune.prepare(client, X, y, qid=qid, estimator="lightgbm_rank")
-
-
-def test_fit_learns_the_right_labels(client: Any) -> None:
-    """Unprepared, XGBoost pairs rows with wrong labels.
-
-    ``fit`` prepares the data and returns the given model.
-    """
-    values = np.random.default_rng(5).random((4000, 5))
-    labels = (values[:, 0] > 0.5).astype("f4")
-    dX = placed(client, cut(values, 1000, 1000, 1000, 1000), (A, B, A, B))
-    dy = placed(client, cut(labels, 1500, 1000, 500, 1000), (A, B, A, B))
-    options: dict[str, Any] = {"tree_method": "approx", "n_estimators": 10}
-
-    def error(model: Any) -> float:
-        found = model.get_booster().inplace_predict(values)
-        return float(np.abs(found - labels).mean())
-
-    alone = error(xgb.XGBRegressor(**options).fit(values, labels))
-    naive = dxgb.DaskXGBRegressor(**options)
-    naive.client = client
-    assert error(naive.fit(dX, dy)) > 1.5 * alone
-    model = dxgb.DaskXGBRegressor(**options)
-    assert clustertune.fit(client, model, dX, dy) is model
-    assert error(model) < 1.1 * alone
-    assert "misaligned_partitions" in {f.check for f in model.clustertune_report_.found}

@@ -139,6 +139,8 @@ def test_incremental_searches_still_fail(client: Any) -> None:
         search.fit(X, data.labels(X), classes=[0, 1])
     with pytest.raises(ValueError, match="dask-ml#1016"):
         libraries.choose(search)
+    with pytest.raises(ValueError, match="dask-ml#1016"):
+        clustertune.prepare(client, X, data.labels(X), estimator=search)
 
 
 LOSING = {

@@ -53,11 +53,14 @@ def kinds(X: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["array", "dataframe"])
-@pytest.mark.parametrize("method", ["predict", "predict_proba", "transform"])
+@pytest.mark.parametrize("method", ["predict_proba", "transform"])
 def test_each_worker_reads_the_model_once(
     client: Any, tmp_path: Path, kind: str, method: str
 ) -> None:
-    """Otherwise it is read once for every partition; the result is the same."""
+    """Otherwise it is read once for every partition; the result is the same.
+
+    For ``predict``, ``tests/rules/test_dask_ml.py`` tests it.
+    """
     X = kinds(data.features().rechunk((100, 5)))[kind].persist()
     wait(X)
     values = np.asarray(X.compute())
