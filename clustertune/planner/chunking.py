@@ -29,8 +29,9 @@ from clustertune.core.model import (
 )
 from clustertune.planner import contents, layouts, suitability
 from clustertune.planner.contents import Groups
+from clustertune.planner.exchange import exchanged
 from clustertune.planner.layouts import HeldBytes, part_bytes
-from clustertune.planner.placement import AIM
+from clustertune.planner.placement import AIM, placed
 
 #: checks whose findings require other partitions
 PARTITIONS = {
@@ -41,6 +42,9 @@ PARTITIONS = {
 }
 #: bytes below which a thread gets no further partition; Dask's best practices name it
 SMALL_PARTITION = 100 * 2**20
+#: factor by which rows at the edge of the tolerance must reduce bytes, and may increase
+#: the number of partitions
+UNEVEN = 1.1
 _ROUNDING = 1e-9
 
 
@@ -401,19 +405,37 @@ def _divided(
         rows = near(old, most, _homes(layout, old, weights > 0))
     else:
         rows = capped(old, most)
-    held = _held(layout, rows, len(weights))
+    held, nbytes = _held(layout, rows, len(weights))
     slack = AIM * view.goal.tolerance
-    return divided(rows, held, weights, slack, layouts.hosts(view))
+    first = divided(rows, held, weights, slack, layouts.hosts(view))
+    share = rows.sum() * weights / weights.sum()
+    near_held = layouts.held_nearby(held, nbytes, view)
+
+    def improved(slack: float) -> tuple[Int64s, Int64s]:
+        # the room within the aim alone is not worth a cut
+        least = AIM * view.goal.tolerance
+        return exchanged(rows, near_held, first, share, slack, least)
+
+    def moved(division: tuple[Int64s, Int64s]) -> int:
+        new, target = division
+        held, nbytes = _held(layout, new, len(weights))
+        near_held = layouts.held_nearby(held, nbytes, view)
+        return placed(new, near_held, weights, nbytes=nbytes, target=target).moved
+
+    aimed, wide = improved(slack), improved(view.goal.tolerance)
+    saves = moved(aimed) > UNEVEN * moved(wide)
+    return wide if saves and len(wide[0]) <= UNEVEN * len(aimed[0]) else aimed
 
 
-def _held(layout: Layout, rows: Int64s, n_workers: int) -> HeldBytes:
-    """Return what each worker holds of new partitions with these rows."""
-    found = []
+def _held(layout: Layout, rows: Int64s, n_workers: int) -> tuple[HeldBytes, Int64s]:
+    """Return what each worker holds of new partitions with these rows, and bytes."""
+    found, nbytes = [], np.zeros(len(rows), dtype=np.int64)
     for collection in layout.collections:
         cut = parts_of(collection, rows)
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
+        np.add.at(nbytes, cut.new, amount)
         found.append(held_parts(cut, collection, amount))
-    return layouts.added(found, n_workers)
+    return layouts.added(found, n_workers), nbytes
 
 
 def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
@@ -421,7 +443,7 @@ def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
 
     Only workers that ``may`` hold training data count.
     """
-    held = _held(layout, rows, len(may))
+    held, _ = _held(layout, rows, len(may))
     some = may[held.worker]
     return layouts.homes(HeldBytes(*(x[some] for x in held)), len(rows))
 
