@@ -411,17 +411,23 @@ def _occupy(problem: _Problem, target: Array, limit: float) -> None:
 
 
 def _polish(problem: _Problem, target: Array, floor: float) -> None:
-    """Improve targets by a local search: place a few partitions in the best way."""
+    """Improve targets by a local search: place a few partitions in the best way.
+
+    The search begins at any partition that moves. A second search begins more often at
+    a partition that moves many bytes, as between hosts.
+    """
     generator = np.random.default_rng(0)  # the same input gives the same output
-    patience, bound = PATIENCE, _most_kept(problem, floor)
-    for _ in range(TRIES):
-        if _is_best(problem, target, floor, bound):
-            break
-        partitions, workers = _neighbours(problem, target, floor, generator)
-        if not partitions.size or not patience:
-            break
-        better = _replace(problem, target, floor, partitions, workers)
-        patience = PATIENCE if better else patience - 1
+    bound = _most_kept(problem, floor)
+    for by_bytes in (False, True):
+        patience = PATIENCE
+        for _ in range(TRIES):
+            if _is_best(problem, target, floor, bound):
+                return
+            few = _neighbours(problem, target, floor, generator, by_bytes=by_bytes)
+            if not few[0].size or not patience:
+                break
+            better = _replace(problem, target, floor, *few)
+            patience = PATIENCE if better else patience - 1
 
 
 def _most_kept(problem: _Problem, limit: float) -> float:
@@ -456,16 +462,23 @@ def _is_best(problem: _Problem, target: Array, floor: float, bound: float) -> bo
 
 
 def _neighbours(
-    problem: _Problem, target: Array, floor: float, generator: np.random.Generator
+    problem: _Problem,
+    target: Array,
+    floor: float,
+    generator: np.random.Generator,
+    *,
+    by_bytes: bool,
 ) -> tuple[Array, Array]:
     """Choose a few partitions to place again, and workers for them."""
     load, used = _loads(problem, target)
     strain = _strain(load, used, problem.share, problem.budget)
-    away = _kept(problem, target) < problem.most
-    seeds = np.flatnonzero(target == strain.argmax() if strain.max() > floor else away)
+    lost = problem.most - _kept(problem, target)
+    away, full = lost > 0, strain.max() > floor
+    seeds = np.flatnonzero(target == strain.argmax() if full else away)
     if not seeds.size:
         return seeds, seeds
-    seed = generator.choice(seeds)
+    chance = lost[seeds] / lost[seeds].sum() if by_bytes and not full else None
+    seed = generator.choice(seeds, p=chance)
     home = problem.home[seed]
     # a worker that could take the seed
     emptiest = ((load + problem.rows[seed]) / problem.share).argmin()
