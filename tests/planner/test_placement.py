@@ -550,6 +550,16 @@ def test_more_bytes_than_a_partition_has(held):
 # --- a place that others have chosen --------------------------------------------------
 
 
+def test_partitions_with_many_bytes_are_searched_again():
+    """A search that begins at any partition ends at 13,838,200 bytes here."""
+    generator = np.random.default_rng(0)
+    size, n_workers = int(generator.integers(20, 60)), int(generator.integers(5, 12))
+    rows = np.ceil(generator.lognormal(9, 0.8, size)).astype(int)
+    workers = generator.integers(0, n_workers, size)
+    found = lay(workers, rows, np.ones(n_workers), nbytes=rows * 100)
+    assert found.moved <= 13_735_100
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 3))
 def test_the_least_by_count_is_no_more_than_the_best(rows, workers):
     """Whatever the partitions and the ways to place them."""
