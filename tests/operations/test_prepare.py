@@ -23,6 +23,7 @@ from distributed import (
     utils_test,
     wait,
 )
+from distributed.core import Status
 from xgboost.dask import DaskXGBClassifier
 
 import clustertune
@@ -55,6 +56,75 @@ def where(s: Any, collection: Any) -> list[set[str]]:
     """Return the holders of each partition, in order."""
     keys = [f.key for f in futures_of(collection)]
     return [{ws.address for ws in s.tasks[k].who_has} for k in keys]
+
+
+@gen_cluster(
+    client=True, nthreads=[("127.0.0.1", 1), ("127.0.0.1", 3)], worker_kwargs=LIMIT
+)
+async def test_rows_follow_threads(c, s, a, b):
+    """A worker with three threads gets three times the rows of one with one thread."""
+    X, y = await uneven(c, a)
+    with dask.config.set({"clustertune.prepare.tolerance": 0}):
+        await clustertune.prepare(c, X, y)
+    assert sum(h == {b.address} for h in where(s, X)) == 15
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_separated_pairs_come_together(c, s, a, b):
+    """X is on one worker and y on the other; mostly the small y moves."""
+    X, _ = await uneven(c, a)
+    y = c.persist(da.ones(2000, chunks=100), workers=[b.address])
+    await wait(y)
+    p = await clustertune.prepare(c, X, y)
+    assert where(s, X) == where(s, y)
+    assert p.report.before[0].separated == 20
+    assert p.report.after[0].separated == 0
+    x, t = (s.tasks[futures_of(k)[0].key].nbytes for k in (X, y))
+    assert p.report.steps[0].nbytes == 10 * x + 10 * t
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_paused_worker_gets_nothing(c, s, a, b):
+    """A paused worker gets no data, and its data moves away."""
+    X, y = await uneven(c, a)
+    b.memory_manager.memory_pause_fraction = 1e-9
+    await soon(lambda: b.status is Status.paused and len(s.running) == 1)
+    p = await clustertune.prepare(c, X, y)
+    assert set().union(*where(s, X)) == {a.address}
+    assert any(f.check == "paused_workers" for f in p.report.left)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_frames_with_other_rows_are_refused(c, s, a, b):
+    """Rows of frames are counted, and refused if they differ."""
+    source = pd.DataFrame({"p": np.arange(100.0), "t": 1})
+    X = dd.from_pandas(source[["p"]], npartitions=4)
+    y = dd.from_pandas(source["t"], npartitions=4).repartition([0, 10, 50, 75, 99])
+    with pytest.raises(errors.AlignmentError, match="25"):
+        await clustertune.prepare(c, X, y, rechunk=False)
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_one_partition_for_two_workers(c, s, a, b):
+    """With rechunk=False one worker trains; the report has the reason and a fix."""
+    p = await clustertune.prepare(c, da.ones((100, 4), chunks=100), rechunk=False)
+    (idle,) = [f for f in p.report.left if f.check == "empty_workers"]
+    assert "only 1 partition, so only 1 of 2 workers will train" in idle.message
+    assert "Leave out rechunk=" in idle.remedy
+
+
+@gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
+async def test_a_surplus_copy_goes(c, s, a, b):
+    """The misplaced replica of a partition on two workers is dropped."""
+    X, y = await uneven(c, a)
+    await clustertune.prepare(c, X, y)
+    await c.amm.stop()
+    await c.replicate(futures_of(X)[:4], n=2)
+    assert sum(len(h) == 2 for h in where(s, X)) == 4
+    p = await clustertune.prepare(c, X, y)
+    assert [len(h) for h in where(s, X)] == [1] * 20
+    assert where(s, X) == where(s, y)
+    assert p.report.steps[0].nbytes == 0
 
 
 @gen_cluster(client=True, nthreads=TWO, worker_kwargs=LIMIT)
