@@ -22,9 +22,11 @@ from clustertune.monitor.connection import connected
 from tests.browser import chromium, needs_browser
 from tests.dashboard.states import GIB, finding, of
 from tests.in_process import gen_cluster, gen_test
+from tests.pages import DOCS
 from tests.processes import soon
 
 EVIL = "<script>document.title='seized'</script>"
+WIDTHS = (1600, 900, 480)  # pixels
 BOARD = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
 
 
@@ -192,7 +194,7 @@ async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
         await tab.shows("Usable, but", "workers 1 and 2 hold no rows of training data")
         X, y = await clustertune.prepare(c, X, y)
         await tab.shows("9 partitions; evenly distributed", "prepare: Ready")
-        for width in (1600, 900, 480):  # the dashboard's links take two lines at 900
+        for width in WIDTHS:  # the dashboard's links take two lines at 900
             await tab.set(dark=False, width=width)
             await laid_out(tab, width)
         await tab.set(dark=True, width=1920)
@@ -200,6 +202,15 @@ async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
         await x.close()
         await tab.shows("2 workers on 1 host")
         assert tab.complaints == []
+
+
+def test_the_docs_have_pictures_of_all_widths_and_schemes():
+    """Those that the next test makes: ``CLUSTERTUNE_SCREENSHOTS=docs/pictures``."""
+    for name, width, scheme in product(WORDS, WIDTHS, ("light", "dark")):
+        file = DOCS / "pictures" / f"{name}-{width}-{scheme}.png"
+        header = file.read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        assert int.from_bytes(header[16:20], "big") == width
 
 
 @needs_browser
@@ -217,7 +228,7 @@ async def test_no_text_is_covered_or_cut(tmp_path):
                 await tab.look_at(url)
                 text = await tab.shows(*WORDS[name], seconds=60)
                 assert "2031" in text or name == "empty"  # a scheduled restart
-                for width, dark in product((1600, 900, 480), (False, True)):
+                for width, dark in product(WIDTHS, (False, True)):
                     await tab.set(width=width, dark=dark)
                     await laid_out(tab, width)
                     colours = await tab.page.evaluate(_COLOURS)
