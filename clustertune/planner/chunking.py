@@ -29,9 +29,8 @@ from clustertune.core.model import (
 )
 from clustertune.planner import contents, layouts, suitability
 from clustertune.planner.contents import Groups
-from clustertune.planner.exchange import exchanged
 from clustertune.planner.layouts import HeldBytes, part_bytes
-from clustertune.planner.placement import AIM, placed
+from clustertune.planner.placement import AIM
 
 #: checks whose findings require other partitions
 PARTITIONS = {
@@ -42,9 +41,6 @@ PARTITIONS = {
 }
 #: bytes below which a thread gets no further partition; Dask's best practices name it
 SMALL_PARTITION = 100 * 2**20
-#: factor by which rows at the edge of the tolerance must reduce bytes, and may increase
-#: the number of partitions
-UNEVEN = 1.1
 _ROUNDING = 1e-9
 
 
@@ -405,37 +401,19 @@ def _divided(
         rows = near(old, most, _homes(layout, old, weights > 0))
     else:
         rows = capped(old, most)
-    held, nbytes = _held(layout, rows, len(weights))
+    held = _held(layout, rows, len(weights))
     slack = AIM * view.goal.tolerance
-    first = divided(rows, held, weights, slack, layouts.hosts(view))
-    share = rows.sum() * weights / weights.sum()
-    near_held = layouts.held_nearby(held, nbytes, view)
-
-    def improved(slack: float) -> tuple[Int64s, Int64s]:
-        # the room within the aim alone is not worth a cut
-        least = AIM * view.goal.tolerance
-        return exchanged(rows, near_held, first, share, slack, least)
-
-    def moved(division: tuple[Int64s, Int64s]) -> int:
-        new, target = division
-        held, nbytes = _held(layout, new, len(weights))
-        near_held = layouts.held_nearby(held, nbytes, view)
-        return placed(new, near_held, weights, nbytes=nbytes, target=target).moved
-
-    aimed, wide = improved(slack), improved(view.goal.tolerance)
-    saves = moved(aimed) > UNEVEN * moved(wide)
-    return wide if saves and len(wide[0]) <= UNEVEN * len(aimed[0]) else aimed
+    return divided(rows, held, weights, slack, layouts.hosts(view))
 
 
-def _held(layout: Layout, rows: Int64s, n_workers: int) -> tuple[HeldBytes, Int64s]:
-    """Return what each worker holds of new partitions with these rows, and bytes."""
-    found, nbytes = [], np.zeros(len(rows), dtype=np.int64)
+def _held(layout: Layout, rows: Int64s, n_workers: int) -> HeldBytes:
+    """Return what each worker holds of new partitions with these rows."""
+    found = []
     for collection in layout.collections:
         cut = parts_of(collection, rows)
         amount = part_bytes(collection, cut.key, cut.stop - cut.start)
-        np.add.at(nbytes, cut.new, amount)
         found.append(held_parts(cut, collection, amount))
-    return layouts.added(found, n_workers), nbytes
+    return layouts.added(found, n_workers)
 
 
 def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
@@ -443,7 +421,7 @@ def _homes(layout: Layout, rows: Int64s, may: Bools) -> Int64s:
 
     Only workers that ``may`` hold training data count.
     """
-    held, _ = _held(layout, rows, len(may))
+    held = _held(layout, rows, len(may))
     some = may[held.worker]
     return layouts.homes(HeldBytes(*(x[some] for x in held)), len(rows))
 

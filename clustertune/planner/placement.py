@@ -103,8 +103,7 @@ def place(
         Fraction of the tolerance to stay within, unless the whole tolerance saves bytes
         (see ``WORTH``).
     first : (partitions,) int, optional
-        Targets with which the search begins, if they keep to tolerance and budgets. If
-        they do not keep to ``aim``, the search uses the whole tolerance.
+        Targets with which the search begins, if they keep to tolerance and budgets.
 
     Raises
     ------
@@ -116,11 +115,7 @@ def place(
     bound = np.full(weight.shape, np.inf) if budget is None else np.asarray(budget)
     problem = _problem(given, weight, bound)
     if first is not None:
-        begin = (np.cumsum(weight > 0) - 1)[first]
-        problem = replace(problem, first=begin)
-        uneven = _worst(problem, begin) / EXACT - 1
-        if aim * tolerance < uneven <= tolerance:
-            aim = 1.0
+        problem = replace(problem, first=(np.cumsum(weight > 0) - 1)[first])
     target, limit = _solve(problem, (1 + aim * tolerance) * EXACT)
     moved = _moved(problem, target)
     if aim < 1 and moved > WORTH * (problem.nbytes.sum() - _most_kept(problem, limit)):
