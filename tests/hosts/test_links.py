@@ -22,6 +22,7 @@ from tests.hosts.clusters import (
     unplugged,
     when,
 )
+from tests.processes import until
 
 #: hosts take part in a move of X from h1: source, target
 SOURCE, TARGET = "h1", "h2"
@@ -66,6 +67,8 @@ FAULTS: dict[str, Callable[[Cluster], list[Any]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_move_survives(cluster: Cluster, client: Client, fault: str) -> None:
     """All rows arrive, each host has its share, and scattered data is there."""
+    # after a fault of the test before, a worker may leave once more, and join again
+    until(lambda: cluster.on(client, SOURCE) and cluster.on(client, TARGET))
     X, y = load(client, workers=cluster.on(client, SOURCE))
     kept = scatter(client, *cluster.on(client, TARGET))
     slow_links(cluster)

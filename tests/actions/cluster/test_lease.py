@@ -93,9 +93,9 @@ async def test_a_call_that_asks_nothing_for_long(
     lease = await opened(c)
     plugin = s.plugins[NAME]
     async with lease.held("loading", quietly):
-        plugin.owners.grace = 0.5
+        plugin.owners.grace = 2.0  # a busy machine may stop this process for a second
         loop = asyncio.get_running_loop()
-        end = loop.time() + 1.5
+        end = loop.time() + 5
         await soon(lambda: loop.time() > end)
         assert plugin.lease.holder()["label"] == "loading"
     assert plugin.lease.current is None

@@ -167,7 +167,9 @@ def test_a_process_of_a_worker_alone_is_killed(local_cluster: Any, victim: str) 
     assert isinstance(restarting.result, clustertune.Report), restarting.result
     (step,) = restarting.result.steps
     gone = client.run_on_scheduler(events)[-1]["lost"]
-    assert step.status == ("partly" if gone else "done")
+    # keys of X that Dask computes again are not lost, and are named, too
+    again = "keys recomputed" in step.reason
+    assert step.status == ("partly" if gone or again else "done")
     assert (f"lost {gone:,} keys" in step.reason) == (gone > 0)
     assert_computable(client, X)
     assert_alone(client)
