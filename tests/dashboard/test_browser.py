@@ -205,7 +205,7 @@ async def test_the_page_in_a_browser(c, s, a, b, x, tmp_path):
 
 
 def test_the_docs_have_pictures_of_all_widths_and_schemes():
-    """Those that the next test makes: ``CLUSTERTUNE_SCREENSHOTS=docs/pictures``."""
+    """The next test makes them: ``CLUSTERTUNE_SCREENSHOTS=docs/pictures``."""
     for name, width, scheme in product(WORDS, WIDTHS, ("light", "dark")):
         file = DOCS / "pictures" / f"{name}-{width}-{scheme}.png"
         header = file.read_bytes()[:24]
