@@ -433,6 +433,8 @@ def _goal(given: inputs.Inputs, profile: Profile, options: Options) -> Goal:
 def last_report(client: Client) -> Any:
     """Return the report of the last call on this client's cluster, by any client.
 
+    Scheduled restarts have their result in :func:`clustertune.schedules`.
+
     Parameters
     ----------
     client
@@ -441,7 +443,7 @@ def last_report(client: Client) -> Any:
     Returns
     -------
     Report or None
-        None if nothing was done since the scheduler started.
+        None if there was no call since the scheduler started.
 
     Raises
     ------

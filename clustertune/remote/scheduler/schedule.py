@@ -1,13 +1,12 @@
-"""One scheduled restart as plain data: its state, why it waits, and its report.
+"""One scheduled restart as plain data: its state, and why it waits.
 
 ``schedule_runner.py`` reads the state of the cluster and carries the restarts out.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,69 +169,3 @@ def result_text(result: Mapping[str, Any]) -> str:
     left, problem = result["left"], result["problem"]
     text += f"; {workers_text(left)} not restarted yet" if left else ""
     return text + (f"; {problem}" if problem else "")
-
-
-# --- the report -----------------------------------------------------------------------
-#
-# Scheduled restarts have a report as a client makes one for its restarts.
-# ``clustertune.core.report``, which the scheduler cannot import, reads it.
-
-SCHEMA_VERSION = 1
-#: what later calls need of the data in the last report; a restart does not change it
-SHAPE = ("label", "collections", "partitions", "loaded", "rows", "nbytes")
-
-
-def report(
-    event: Mapping[str, Any], turns: Sequence[Mapping[str, Any]], former: str
-) -> str:
-    """Return a report as JSON.
-
-    Parameters
-    ----------
-    event
-        The event of the restarts, with a step for each turn.
-    turns
-        Results of the restarts of single workers.
-    former
-        The report before. The data in it has the same rows and partitions, unless keys
-        were lost.
-    """
-    steps = [
-        {k: v for k, v in step.items() if v is not None}
-        | {
-            "predicted_bytes": None,
-            "at_risk": "nothing",
-            "verb": "restarted",
-            "noun": "worker",
-            "count": int(bool(turn["address"])),
-            "total": 1,
-            "workers": [turn["worker"]],
-            "loses": True,
-            "lost": turn["lost"],
-        }
-        for step, turn in zip(event["steps"], turns, strict=True)
-    ]
-    data = {
-        "schema_version": SCHEMA_VERSION,
-        "status": event["status"],
-        "seconds": event["seconds"],
-        "call": "restart",
-        "steps": steps,
-        "error": event["problem"] if event["status"] == "failed" else "",
-        "notes": [f"restart {event['schedule']} was scheduled; no check has run since"],
-    }
-    return json.dumps(data | ({} if event["lost"] != 0 else _data_of(former)))
-
-
-def _data_of(former: str) -> dict[str, Any]:
-    """Return the workload and the layouts of a report; {} if it cannot be read."""
-    try:
-        known = json.loads(former)
-        layouts = [
-            {name: x[name] for name in SHAPE} | {"separated": None, "imbalance": None}
-            for x in known["after"]
-        ]
-        return {"workload": known["workload"], "before": layouts, "after": layouts}
-    # any client may store any text
-    except (LookupError, TypeError, ValueError, RecursionError):
-        return {}

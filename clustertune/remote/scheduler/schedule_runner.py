@@ -21,7 +21,7 @@ from distributed.versions import get_versions
 from clustertune.core import rules
 from clustertune.core.wording import plural, printable
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC, growth
-from clustertune.remote.scheduler.schedule import Moment, Schedule, report, result_text
+from clustertune.remote.scheduler.schedule import Moment, Schedule, result_text
 from clustertune.remote.scheduler.state import (
     begun_tasks,
     id_of,
@@ -391,11 +391,7 @@ class ScheduleRunner:
         if not repeated:
             self._log(schedule, outcome, result)
         if turns:
-            try:
-                self._log_operation(schedule, outcome, result, turns)
-            except Exception:
-                # the workers were restarted, so the schedule must not try again
-                logger.exception("a scheduled restart is missing in the last report")
+            self._log_operation(schedule, outcome, result, turns)
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
@@ -426,7 +422,7 @@ class ScheduleRunner:
         result: Mapping[str, Any],
         turns: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Log and report the restarts like those of a client."""
+        """Log the restarts like those of a client, for metrics and the audit trail."""
         steps = [
             {
                 "action": "restart",
@@ -457,7 +453,6 @@ class ScheduleRunner:
             "problem": result["problem"],
         }
         self.scheduler.log_event(TOPIC, event)
-        self.plugin.keep_report(report(event, turns, self.plugin.report))
 
     def _log(
         self, schedule: Schedule, state: str, result: Mapping[str, Any] | None = None

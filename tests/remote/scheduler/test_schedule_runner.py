@@ -285,11 +285,10 @@ async def test_work_that_comes_between(c: Any, s: Any, *nannies: Any) -> None:
     moved = sum(result["nbytes"] for result in results(s, it))
     assert counted["moved_bytes"] == {(): moved}
     assert counted["operation_seconds"]["restart",] > 0
-    last = await clustertune.last_report(c)
-    assert (last.call, last.status) == ("restart", "done")
-    assert [step.lost for step in last.steps] == [0]  # of the second attempt
-    assert "restarted 1 of 1 worker" in str(last)
-    assert it.name in str(last)
+    (listed,) = await clustertune.schedules(c)
+    assert ": done; worker " in listed.last
+    assert listed.last.endswith(" kept, 0 lost")  # of the second attempt
+    assert await clustertune.last_report(c) is None  # it was no call
     assert set(pids.values()).isdisjoint((await c.run(os.getpid)).values())
     after = {ws.name: {ts.key for ts in ws.has_what} for ws in s.workers.values()}
     assert all(before[name] <= after[name] for name in before)
@@ -313,22 +312,6 @@ async def test_cancelled_in_mid_restart(c: Any, s: Any, *nannies: Any) -> None:
     assert len(pids & set((await c.run(os.getpid)).values())) == 1
     assert len(await c.gather(parts)) == 4
     await asyncio.wait_for(plugin.schedules.task, 10)
-
-
-@gen_cluster(**NANNIES)
-async def test_a_report_that_is_not_kept(c: Any, s: Any, *nannies: Any) -> None:
-    """The restart is done, and is not tried again."""
-    plugin, it = begin(s)
-    noted: list[str] = []
-
-    def refuse(text: str) -> None:
-        noted.append(text)
-        raise ValueError("too long")
-
-    plugin.keep_report = refuse  # type: ignore[assignment, method-assign]
-    await soon(lambda: it.ended)
-    assert (it.state, [r["outcome"] for r in results(s, it)]) == ("done", ["done"])
-    assert len(noted) == 1
 
 
 def jobs(plugin: ClustertunePlugin) -> list[Any]:
