@@ -254,12 +254,11 @@ async def scheduled(plugin, packed, measured):
     from clustertune.remote.scheduler.schedule import Schedule
 
     workers = plugin.scheduler.workers.values()
-    lines = [(ws.name, {"spill": 0.7, "pause": 0.8}) for ws in workers]
     terms = {
         "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
         "expires": time() + 900, "workers": None, "collections": packed,
-        "lines": lines, "nannies": [], "parking": b"", "wait": 1.0,
-        "timeout": 1.0, "if_needed": 0.01, "fresh": 0,
+        "thresholds": {"spill": 0.7, "pause": 0.8}, "parking": b"", "timeout": 1.0,
+        "if_needed": 0.01, "fresh": 0,
     }  # fmt: skip
     one, schedules = Schedule("one", terms, time()), plugin.schedules
     everyone = {ws.name: ws for ws in workers}

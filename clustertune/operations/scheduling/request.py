@@ -45,10 +45,11 @@ from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import change_reason
 from clustertune.operations.scheduling import schedule
-from clustertune.operations.scheduling.schedule import NOTES, Schedule
+from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.ending import within
+from clustertune.remote.scheduler.schedule import Schedule as Waiting
 from clustertune.remote.worker import park
 
 MAX_EXPIRES = 366 * 86400.0  # seconds
@@ -74,9 +75,11 @@ def schedule_restart(
 
     The scheduler waits until no task has run or been queued for a while and no client
     holds the cluster. Then it does what :func:`clustertune.restart_workers` does. This
-    process may end meanwhile. If a fit begins while a worker is away, the fit waits
-    for this worker, and the other workers wait for the next gap. Lists and Dask's event
-    log have the reason that the setting ``clustertune.reason`` has now.
+    process may end meanwhile; unpublished data is freed when its client closes. The
+    restart is lost if the scheduler itself restarts. If a fit begins while a worker is
+    away, the fit waits for this worker, and the other workers wait for the next gap.
+    Lists and Dask's event log have the reason that the setting ``clustertune.reason``
+    has now.
 
     Parameters
     ----------
@@ -264,72 +267,53 @@ async def _send(
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
     expires = view.now.time + options.lifetime
-    times = options.times(view.now.time, expires)
+    instants = options.times(view.now.time, expires)
     ids = None
     if options.workers is not None:
-        ids = tuple(sorted(ids_of(options.workers, view), key=str))
+        ids = sorted(ids_of(options.workers, view), key=str)
     _refuse_impossible(view, ids)
-    if dry_run:
-        return Schedule(
-            id="",
-            state="planned",
-            idle_for=options.idle_for,
-            expires=expires,
-            instants=times,
-            if_needed=options.if_needed,
-            workers=ids,
-            reason=reason,
-            notes=NOTES,
-        )
-    terms = _terms(client, options, view, ids) | {
-        "reason": reason,
-        "instants": list(times),
-        "expires": expires,
-    }
-    answer = (await monitor.ask(client, "schedules", add=terms))["one"]
-    if "refused" in answer:
-        raise RefusedError(answer["refused"])
-    return schedule.read(answer, client, NOTES)
-
-
-def _terms(
-    client: Client,
-    options: Options,
-    view: View,
-    ids: tuple[str | int, ...] | None,
-) -> dict[str, Any]:
-    """Return the request as plain values, with code for nannies."""
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
     least = float(checks.setting("memory_growth", "min_fraction"))
-    return {
+    terms = {
         "owner": client.id,
+        "reason": reason,
         "idle_for": options.idle_for,
+        "instants": list(instants),
+        "expires": expires,
         "if_needed": least if options.if_needed else None,
         "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
-        "workers": None if ids is None else list(ids),
+        "workers": ids,
         "collections": [keys.pack(names) for names in layouts],
-        # pairs, because ids may be numbers, and msgpack's maps need text
-        "lines": list(_thresholds(view.now.workers).items()),
+        "thresholds": _thresholds(view.now.workers),
         "parking": ship.pickled(park.act),
         "timeout": restarting.TIMEOUT,
     }
+    if dry_run:
+        plan = Waiting("", terms, view.now.time).describe(view.now.time)
+        return schedule.read(plan | {"state": "planned"}, None)
+    answer = (await monitor.ask(client, "schedules", add=terms))["one"]
+    if "refused" in answer:
+        raise RefusedError(answer["refused"])
+    return schedule.read(answer, client)
 
 
-def _thresholds(
-    workers: Iterable[WorkerSnapshot],
-) -> dict[str | int, dict[str, float]]:
-    """By worker id, the known and enabled thresholds of its process memory."""
-    found: dict[str | int, dict[str, float]] = {}
-    for worker in workers:
-        known = worker.thresholds
-        if worker.parking or isinstance(known, Unknown):
-            continue
-        both = {"pause": known.pause, "spill": known.spill}  # worst first
-        found[worker.id] = {k: v for k, v in both.items() if v is not None}
-    return found
+def _thresholds(workers: Iterable[WorkerSnapshot]) -> dict[str, float]:
+    """Return the lowest thresholds of process memory of all workers, the worst first.
+
+    The scheduler does not have them. Workers that join later are assumed to have the
+    same.
+    """
+    known = [
+        w.thresholds
+        for w in workers
+        if not (w.parking or isinstance(w.thresholds, Unknown))
+    ]
+    both = {"pause": [x.pause for x in known], "spill": [x.spill for x in known]}
+    enabled = {name: [x for x in some if x is not None] for name, some in both.items()}
+    return {name: min(some) for name, some in enabled.items() if some}
 
 
-def _refuse_impossible(view: View, ids: tuple[str | int, ...] | None) -> None:
+def _refuse_impossible(view: View, ids: list[str | int] | None) -> None:
     """Refuse if a named worker, or all workers, can never be restarted."""
     real = [w.id for w in view.now.workers if not w.parking]
     steps = restarting.steps(view, set(real if ids is None else ids))

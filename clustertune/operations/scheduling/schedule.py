@@ -25,16 +25,6 @@ from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 
 ENDED = ("done", "failed", "expired", "cancelled")
-NOTES = (
-    (
-        "The scheduler keeps this restart, so this process may end. The restart is "
-        "lost if the scheduler itself restarts."
-    ),
-    (
-        "Data in memory of all clients is kept. As always in Dask, unpublished data is "
-        "freed when its client closes."
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +55,6 @@ class Schedule:
         Ids of workers that are not restarted yet. None: it has not begun.
     last
         The result of the last gap: restarted workers, moved and lost keys, problems.
-    notes
-        Notes for the user.
     """
 
     id: str
@@ -82,7 +70,6 @@ class Schedule:
     owner: str = ""
     left: tuple[str | int, ...] | None = None
     last: str = ""
-    notes: tuple[str, ...] = ()
     client: Client | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -120,7 +107,6 @@ class Schedule:
         lines += [f"  {self.standing()}"]
         if self.last:
             lines.append(f"  last: {printable(self.last, longest=1000)}")
-        lines += [f"  {printable(note)}" for note in self.notes]
         return "\n".join(lines)
 
     def _when(self) -> str:
@@ -149,11 +135,9 @@ class Schedule:
 # --- answers of the scheduler ---------------------------------------------------------
 
 
-def read(
-    answer: Mapping[str, Any], client: Client, notes: tuple[str, ...] = ()
-) -> Schedule:
-    """Convert an answer of the scheduler plugin."""
-    return replace(decoding.convert(answer, Schedule), client=client, notes=notes)
+def read(answer: Mapping[str, Any], client: Client | None) -> Schedule:
+    """Convert an answer of the scheduler plugin; a plan has no client."""
+    return replace(decoding.convert(answer, Schedule), client=client)
 
 
 async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:

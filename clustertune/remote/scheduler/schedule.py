@@ -49,8 +49,9 @@ class Schedule:
         as growth, as a fraction of the memory limit; None: restart anyway), ``fresh``
         (bytes of a process without keys),
         ``workers`` (ids; None: all current workers), ``collections`` (packed keys of
-        row-aligned ones), ``lines`` (thresholds by id), ``nannies`` (to which code may
-        be sent), ``parking`` (pickled code) and ``timeout`` (seconds, for one worker).
+        row-aligned ones), ``thresholds`` (of process memory by name, as fractions of
+        the limit: the lowest of all workers), ``parking`` (pickled code for nannies)
+        and ``timeout`` (seconds, for one worker).
     now
         Epoch seconds.
     """
@@ -59,7 +60,6 @@ class Schedule:
         self.name = name
         self.terms = terms
         self.made = now
-        self.lines = {worker: dict(at) for worker, at in terms["lines"]}
         self.instants = deque(terms["instants"])
         self.state = "waiting"
         self.ended_at = 0.0
@@ -137,20 +137,15 @@ class Schedule:
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""
-        terms = self.terms
-        return {
+        given = ("owner", "reason", "idle_for", "expires", "workers")
+        return {name: self.terms[name] for name in given} | {
             "id": self.name,
             "now": now,
             "made": self.made,
-            "owner": terms["owner"],
-            "reason": terms["reason"],
             "state": self.state,
             "waits": self.waits,
-            "idle_for": terms["idle_for"],
             "instants": list(self.instants),
-            "expires": terms["expires"],
-            "if_needed": terms["if_needed"] is not None,
-            "workers": terms["workers"],
+            "if_needed": self.terms["if_needed"] is not None,
             "left": self.left,
             "last": self.last,
         }

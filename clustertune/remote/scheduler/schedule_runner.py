@@ -86,7 +86,7 @@ class ScheduleRunner:
 
     def refuse(self, name: str, terms: Mapping[str, Any], problem: str) -> bool:
         """List a schedule of the configuration; return whether the problem is new."""
-        schedule = Schedule(name, {**terms, "lines": ()}, time())
+        schedule = Schedule(name, terms, time())
         schedule.state = "refused"
         schedule.waits = problem[:MAX_TEXT]
         known = self.refused.get(name)
@@ -218,12 +218,11 @@ class ScheduleRunner:
         runs, least = self.plugin.runs.kept, schedule.terms["if_needed"]
         limits = {id: ws.memory_limit or 0 for id, ws in there.items()}
         grows = growth(runs, {id: least * limit for id, limit in limits.items()})
-        lines = self._lines(schedule)
-        found = {}
+        thresholds, found = schedule.terms["thresholds"], {}
         for id, ws in there.items():
             memory = memory_of(ws)
             found[id] = rules.restart_reason(
-                {name: int(x * limits[id]) for name, x in lines[id].items()},
+                {name: int(x * limits[id]) for name, x in thresholds.items()},
                 memory.process,
                 memory.managed,
                 paused=ws.status.name == "paused",
@@ -232,25 +231,11 @@ class ScheduleRunner:
             )
         return found
 
-    def _lines(self, schedule: Schedule) -> dict[Any, dict[str, float]]:
-        """Return by id the thresholds of process memory, as fractions of its limit.
-
-        A worker that came later is assumed to be like the others.
-        """
-        known = [at for at in schedule.lines.values() if at]
-        lowest = min(known, key=lambda at: min(at.values()), default={})
-        return {
-            id_of(ws): schedule.lines.get(id_of(ws), lowest)
-            for ws in training_workers(self.scheduler)
-        }
-
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
         """Return the process limits of the workers that accept a worker's keys."""
-        lines = self._lines(schedule)
+        lowest = min(schedule.terms["thresholds"].values(), default=0.0)
         return {
-            ws.address: int(
-                min(lines[id_of(ws)].values(), default=0.0) * (ws.memory_limit or 0)
-            )
+            ws.address: int(lowest * (ws.memory_limit or 0))
             for ws in self.scheduler.running
             if ws is not worker and not is_parking(ws.name)
         }

@@ -48,8 +48,6 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     other = await Client(s.address, asynchronous=True, set_as_default=False)
     made = await clustertune.schedule_restart(other, x, idle_for="300 ms")
     assert made.state == "waiting"
-    assert "restart is lost if the scheduler itself restarts" in str(made)
-    assert "unpublished data is freed when its client closes" in str(made)
     await other.close()
     before = set(s.workers)
     plugin, row = s.plugins["clustertune"], [(0, 2**20), ("another", 2**20)]

@@ -40,7 +40,7 @@ def terms(**others: Any) -> dict[str, Any]:
         "fresh": 0,
         "workers": None,
         "collections": [],
-        "lines": [],
+        "thresholds": {},
         "parking": b"",
         "timeout": 30.0,
     }
@@ -160,7 +160,7 @@ async def test_a_worker_that_came_later(c: Any, s: Any, *nannies: Any) -> None:
 @gen_cluster(**PLAIN)
 async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> None:
     """A worker that came later spills where the others do."""
-    plugin, it = begin(s, lines=[(0, {"pause": 0.8, "spill": 0.7})])
+    plugin, it = begin(s, thresholds={"pause": 0.8, "spill": 0.7})
     plugin.schedules.cancel(it.name)
     first, second = s.workers.values()
     second.memory_limit = 1000
@@ -170,8 +170,8 @@ async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> No
 @gen_cluster(**PLAIN)
 async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     """A gap or a time is not used while no worker needs a restart."""
-    lines = [(id, {"pause": 0.8, "spill": 0.7}) for id in (0, 1)]
-    plugin, it = begin(s, if_needed=0.01, lines=lines)
+    lines = {"pause": 0.8, "spill": 0.7}
+    plugin, it = begin(s, if_needed=0.01, thresholds=lines)
     await waits(it, "no worker needs a restart")
     first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
     first.nanny = second.nanny = "tcp://nanny"
@@ -197,7 +197,7 @@ async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     first.nanny = second.nanny = None
     then = time() + 0.3
     name = plugin.schedules.add(
-        terms(if_needed=0.01, lines=lines, instants=[then, then + 900])
+        terms(if_needed=0.01, thresholds=lines, instants=[then, then + 900])
     )["id"]
     it = plugin.schedules.kept[name]
     await soon(lambda: results(s, it))
