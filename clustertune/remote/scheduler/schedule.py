@@ -109,15 +109,27 @@ class Schedule:
         self.state, self.waits = "waiting", reason
         self.again = max(self.again, again)
 
-    def wait_for_next_gap(self, now: float) -> None:
-        """Ignore the idle time so far."""
-        self.idle_from = now
-        self.wait(self._for_gap(0.0))
-
     def end(self, state: str, now: float) -> None:
         self.state, self.waits, self.ended_at = state, "", now
 
-    def end_instant(self, now: float) -> None:
+    def settle(self, outcome: str, problem: str, now: float, again: float) -> None:
+        """Change the state after an attempt; ``again``: of refused workers."""
+        if outcome in ("done", "not needed"):
+            self._end_instant(now)
+        elif outcome == "partly":
+            self.wait(problem, again)
+        elif outcome in ("failed", "interrupted"):
+            self.tries += outcome == "failed"
+            self.idle_from = now  # the next gap begins now
+            self.wait(self._for_gap(0.0))
+        else:
+            self.end("failed" if outcome == "lost" else outcome, now)
+        if self.tries >= MAX_FAILURES:
+            self.end("failed", now)
+        elif self.cancelled and not self.ended:
+            self.end("cancelled", now)
+
+    def _end_instant(self, now: float) -> None:
         """End the current instant; if it was the last one, end the schedule."""
         self.left, self.tries = None, 0
         while self.instants and self.instants[0] <= now:
@@ -126,14 +138,6 @@ class Schedule:
             self.wait(self._for_instant())
         else:
             self.end("done", now)
-
-    def failed(self, now: float) -> None:
-        """Count a failure; after several in a row the schedule ends."""
-        self.tries += 1
-        if self.tries >= MAX_FAILURES:
-            self.end("failed", now)
-        else:
-            self.wait_for_next_gap(now)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return plain values; ``now`` makes ages independent of the reader's clock."""

@@ -372,7 +372,7 @@ class ScheduleRunner:
         repeated = outcome == "partly" and not result["restarted"]
         if not repeated and (turns or outcome not in ("cancelled", "expired")):
             schedule.last = result_text(result)
-        self._settle(schedule, outcome, result["problem"], now)
+        schedule.settle(outcome, result["problem"], now, now + self.again)
         if not repeated:
             self._log(schedule, outcome, result)
         if turns:
@@ -380,25 +380,6 @@ class ScheduleRunner:
         ended = [name for name, s in self.kept.items() if s.ended]
         for name in ended[: -self.max_ended]:
             del self.kept[name]
-
-    def _settle(
-        self, schedule: Schedule, outcome: str, problem: str, now: float
-    ) -> None:
-        """Change the state of a schedule after an attempt."""
-        if outcome in ("done", "not needed"):
-            schedule.end_instant(now)
-        elif outcome == "partly":
-            schedule.wait(problem, now + self.again)
-        elif outcome == "failed":
-            schedule.failed(now)
-        elif outcome == "lost":
-            schedule.end("failed", now)
-        elif outcome == "interrupted":
-            schedule.wait_for_next_gap(now)
-        if outcome in ("cancelled", "expired"):
-            schedule.end(outcome, now)
-        elif schedule.cancelled and not schedule.ended:
-            schedule.end("cancelled", now)
 
     def _log_operation(
         self,

@@ -55,11 +55,11 @@ def test_instants() -> None:
     assert it.waits == it.obstacle(moment(99)) == first
     assert it.obstacle(moment(101, tasks=1)).startswith("not idle")
     assert it.obstacle(moment(150)) == ""
-    it.end_instant(150)
+    it.settle("done", "", 150, 0.0)
     assert it.waits == "not before 1970-01-01T00:03:20Z"
-    it.end_instant(250)  # one gap is enough for two of them
+    it.settle("done", "", 250, 0.0)  # one gap is enough for two of them
     assert (it.state, list(it.instants)) == ("waiting", [400.0])
-    it.end_instant(450)
+    it.settle("done", "", 450, 0.0)
     assert it.state == "done"
 
 
@@ -68,7 +68,7 @@ def test_what_has_begun_needs_no_instant() -> None:
     it = schedule(instants=[100.0, 500.0])
     it.instants.popleft()
     it.left = ["b"]
-    it.wait_for_next_gap(150.0)
+    it.settle("interrupted", "", 150.0, 0.0)
     assert it.obstacle(moment(170)) == "idle for 20 s of 30 s"
     assert it.obstacle(moment(181)) == ""
 
@@ -87,7 +87,7 @@ def test_a_time_that_comes_before_the_rest_is_done() -> None:
 def test_without_instants_it_is_done_once() -> None:
     """Without times it ends after one restart."""
     it = schedule()
-    it.end_instant(50.0)
+    it.settle("done", "", 50.0, 0.0)
     assert it.ended
 
 
@@ -95,11 +95,11 @@ def test_failures() -> None:
     """It stops after three failures, and waits for another gap between them."""
     it = schedule()
     for n in range(1, MAX_FAILURES):
-        it.failed(100.0 * n)
+        it.settle("failed", "", 100.0 * n, 0.0)
         assert it.state == "waiting"
         idle = it.obstacle(moment(100.0 * n + 5))
         assert idle == "idle for 5 s of 30 s"
-    it.failed(300.0)
+    it.settle("failed", "", 300.0, 0.0)
     assert it.state == "failed"
 
 
