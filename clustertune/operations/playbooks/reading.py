@@ -5,7 +5,6 @@ A file holds plain data in YAML: text, numbers, true and false, lists, and mappi
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
@@ -22,8 +21,6 @@ from clustertune.operations import workers
 from clustertune.operations.prepare import prepare
 
 MAX_BYTES = 64 * 1024
-MAX_DEPTH = 8  # levels of lists and mappings
-MAX_STEPS = 50
 NAMED = "named"  # ``workers``: the workers that the condition names
 
 
@@ -53,21 +50,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds that hold for every step."""
-
-    disrupted_workers: float = 1  # away at the same time; below 1: a fraction of all
-    settle: float = 5.0  # seconds after a step before the cluster is read again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Playbook:
     """A valid playbook."""
 
     name: str
     steps: tuple[Step, ...]
     description: str = ""
-    limits: Limits = field(default_factory=Limits)
+    disrupted_workers: float = 1  # away at the same time; below 1: a fraction of all
+    settle: float = 5.0  # seconds after a step before the cluster is read again
     on_failure: str = "stop"
 
 
@@ -87,7 +77,7 @@ def content(which: str | Path) -> tuple[str, bytes]:
     """Return the name and the text of a file, by the name of a playbook or by a path.
 
     A path has a folder or a suffix. The text has at most one byte more than the limit.
-    Raise ValueError if there is no such playbook, or no regular file.
+    Raise ValueError if there is no such playbook.
     """
     text, known = str(which), shipped()
     is_path = isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml"))
@@ -98,13 +88,12 @@ def content(which: str | Path) -> tuple[str, bytes]:
         )
     try:
         path = Path(which).expanduser() if is_path else known[text]
-        if stat.S_ISREG(path.stat().st_mode):  # a pipe may never end
-            with path.open("rb") as file:
-                return printable(path.name), file.read(MAX_BYTES + 1)
-        reason = "it is not a regular file"
+        with path.open("rb") as file:
+            return printable(path.name), file.read(MAX_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
-        reason = getattr(error, "strerror", None) or str(error)
-    raise ValueError(f"the playbook {printable(text)} cannot be read: {reason}")
+        reason = getattr(error, "strerror", None) or error
+        text = f"the playbook {printable(text)} cannot be read: {reason}"
+        raise ValueError(text) from error
 
 
 def read(which: str | Path) -> Playbook:
@@ -126,14 +115,18 @@ def load(text: str | bytes, source: str) -> Playbook:
         raise PlaybookError(f"{source}: has more than {MAX_BYTES:,} bytes")
     document = _Document(source)
     try:
-        data = document.parse(text.decode() if isinstance(text, bytes) else text)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also: not UTF-8
+        found = document.playbook(text if isinstance(text, str) else text.decode())
+    # also: not UTF-8, a character that does not exist, or nested too deeply
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{source}:{mark.line + 1}" if mark else source
         reason = getattr(error, "problem", None) or str(error)
         shown = f"{line}: cannot be read: {reason.splitlines()[0]}"
         raise PlaybookError(printable(shown, longest=1000)) from error
-    return document.playbook(data)
+    if found is None:
+        mistakes = sorted(document.mistakes)
+        raise PlaybookError("\n".join(text for _, text in mistakes))
+    return found
 
 
 # --- the language ---------------------------------------------------------------------
@@ -176,9 +169,9 @@ def _pause(key: str, value: Any) -> float:
 
 
 def _steps(_key: str, value: Any) -> Any:
-    if isinstance(value, list) and 0 < len(value) <= MAX_STEPS:
+    if isinstance(value, list) and value:
         return value
-    raise ValueError(f"must be a list of at least 1 and at most {MAX_STEPS} steps")
+    raise ValueError("must be a list of at least 1 step")
 
 
 def _any(_key: str, value: Any) -> Any:
@@ -199,7 +192,6 @@ CALLS: Mapping[str, Callable[..., Any]] = {
 ARGUMENTS: Mapping[str, Check] = {
     "env": arguments.variables,
     "if_needed": arguments.flag,
-    "keep": _one_of("given"),  # the collections that are passed to the call
     "memory_limit": arguments.nbytes,
     "n_workers": arguments.number,
     "nthreads": arguments.number,
@@ -240,115 +232,116 @@ def arguments_of(action: str) -> Mapping[str, Parameter]:
 # --- from text to a playbook ----------------------------------------------------------
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads plain data only."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        events: Any = self  # PyYAML has no types for it
+        event = events.peek_event()
+        if getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise _unreadable(event, "anchors, aliases and tags are not allowed")
+        return super().compose_node(parent, index)
+
+
 class _Document:
-    """Converts a file, and collects all mistakes with their lines."""
+    """Converts the nodes of a file, and collects all mistakes with their lines."""
 
     def __init__(self, source: str):
         self.source = source
-        self.lines: dict[str, int] = {}  # by path, such as "steps[2].with.timeout"
         self.mistakes: list[tuple[int, str]] = []
 
-    def parse(self, text: str) -> Any:
-        """Return plain data; raise YAMLError for anything else."""
-        level = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
-            level += isinstance(event, yaml.CollectionStartEvent)
-            level -= isinstance(event, yaml.CollectionEndEvent)
-            if level > MAX_DEPTH:
-                raise _unreadable(event, f"deeper than {MAX_DEPTH} levels")
-            if getattr(event, "anchor", None) or getattr(event, "tag", None):
-                raise _unreadable(event, "anchors, aliases and tags are not allowed")
-        node = yaml.compose(text, yaml.SafeLoader)
-        if node is None:
-            raise ValueError("it is empty")
-        return self._data(node, "")
-
-    def _data(self, node: Any, path: str) -> Any:
-        self.lines[path] = node.start_mark.line + 1
-        if isinstance(node, yaml.SequenceNode):
-            items = enumerate(node.value)
-            return [self._data(item, f"{path}[{i}]") for i, item in items]
-        if isinstance(node, yaml.ScalarNode):
-            return _scalar(node)
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            name = key.value
-            if not isinstance(name, str):
-                raise _unreadable(key, "a key must be plain text")
-            if name in found:
-                raise _unreadable(key, f"the key {_short(name)} is there twice")
-            found[name] = self._data(value, f"{path}.{name}" if path else name)
-        return found
-
-    def note(self, path: str, text: str) -> None:
-        """Note a mistake at a value, or at the mapping that lacks it."""
-        line = self.lines.get(path) or self.lines[path.rpartition(".")[0]]
+    def note(self, node: Any, path: str, text: str) -> None:
+        """Note a mistake at a value, or at the mapping in which it is missing."""
+        line = node.start_mark.line + 1
         where = f"{printable(path, longest=80)}: " if path else ""
         text = f"{self.source}:{line}: {where}{printable(text, longest=1000)}"
         self.mistakes.append((line, text))
 
     def mapping(
-        self, data: Any, path: str, known: Mapping[str, Check], *needed: str
+        self, node: Any, path: str, known: Mapping[str, Check], *needed: str
     ) -> dict[str, Any]:
         """Return the values that have no mistake."""
-        if not isinstance(data, dict):
+        if not isinstance(node, yaml.MappingNode):
             keys = f"must be a mapping, with keys among {', '.join(known)}"
-            self.note(path, f"{keys}; it is {_short(data)}")
+            self.note(node, path, f"{keys}; it is {_short(_plain(node))}")
             return {}
-        found = {}
-        for key, value in data.items():
-            where = f"{path}.{key}" if path else key
+        given, found = _values(node), {}
+        for key, value in given.items():
+            plain, where = _plain(value), f"{path}.{key}" if path else key
             if key not in known:
-                self.note(where, _unknown("key", key, known))
-            elif value is None:
-                self.note(where, "has no value")
+                self.note(value, where, _unknown("key", key, known))
+            elif plain is None:
+                self.note(value, where, "has no value")
             else:
                 try:
-                    found[key] = known[key](key, value)
+                    found[key] = known[key](key, plain)
                 except ValueError as error:
-                    self.note(where, str(error))
+                    self.note(value, where, str(error))
         for key in needed:
-            if key not in data:
-                self.note(path, f"the key {key!r} is missing")
+            if key not in given:
+                self.note(node, path, f"the key {key!r} is missing")
         return found
 
-    def playbook(self, data: Any) -> Playbook:
-        """Convert the data; raise PlaybookError if there is a mistake."""
-        top = self.mapping(data, "", _PLAYBOOK, "version", "name", "steps")
-        limits = Limits(**self.mapping(top.pop("limits", {}), "limits", _LIMITS))
-        given = enumerate(top.pop("steps", []))
-        steps = [self._step(step, f"steps[{i}]") for i, step in given]
+    def playbook(self, text: str) -> Playbook | None:
+        """Return the playbook; None if there is a mistake."""
+        node = yaml.compose(text, _Loader)
+        if node is None:
+            raise ValueError("it is empty")
+        top = self.mapping(node, "", _PLAYBOOK, "version", "name", "steps")
+        if "limits" in top:
+            del top["limits"]
+            top |= self.mapping(_values(node)["limits"], "limits", _LIMITS)
+        if "steps" in top:
+            steps = enumerate(_values(node)["steps"].value)
+            top["steps"] = tuple(self._step(x, f"steps[{i}]") for i, x in steps)
         if self.mistakes:
-            raise PlaybookError("\n".join(text for _, text in sorted(self.mistakes)))
+            return None
         del top["version"]
-        return Playbook(**top, steps=tuple(steps), limits=limits)
+        return Playbook(**top)
 
-    def _step(self, data: Any, path: str) -> Step:
-        step = self.mapping(data, path, _STEP)
-        keys = data if isinstance(data, dict) else ()
-        if ("check" in keys) == ("do" in keys) and isinstance(data, dict):
-            self.note(path, "a step has either check or do")
+    def _step(self, node: Any, path: str) -> Step:
+        step = self.mapping(node, path, _STEP)
+        given = _values(node) if isinstance(node, yaml.MappingNode) else None
+        if given is not None and ("check" in given) == ("do" in given):
+            self.note(node, path, "a step has either check or do")
         for key, owner in _OWNERS.items():
-            if key in keys and owner not in keys:
-                self.note(f"{path}.{key}", f"belongs to {owner}")
-        given = step.pop("with", {})
-        if do := step.get("do"):
+            if given and key in given and owner not in given:
+                self.note(given[key], f"{path}.{key}", f"belongs to {owner}")
+        if given and (do := step.get("do")):
+            nothing = yaml.MappingNode("", [], node.start_mark)
+            own, where = given["with"] if "with" in step else nothing, f"{path}.with"
             known = arguments_of(do)
             needed = [n for n, x in known.items() if x.default is Parameter.empty]
             allowed = {name: ARGUMENTS[name] for name in known}
-            options = self.mapping(given, f"{path}.with", allowed, *needed)
-            if options.get("workers") == NAMED and "when" not in keys:
+            options = self.mapping(own, where, allowed, *needed)
+            if options.get("workers") == NAMED and "when" not in given:
                 text = "named means the workers that the condition names: give when"
-                self.note(f"{path}.with.workers", text)
-        return Step(options=given, **step)
+                self.note(own, f"{where}.workers", text)
+        return Step(options=step.pop("with", {}), **step)
 
 
 def _unreadable(place: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
-    """Return text, a number, true, false or null; a date is text."""
+def _values(node: Any) -> dict[str, Any]:
+    """Return the nodes of the values of a mapping."""
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if not isinstance(key.value, str):
+            raise _unreadable(key, "a key must be plain text")
+        if key.value in found:
+            raise _unreadable(key, f"the key {_short(key.value)} is there twice")
+        found[key.value] = value
+    return found
+
+
+def _plain(node: Any) -> Any:
+    """Return lists, mappings, text, numbers, true, false or null; a date is text."""
+    if isinstance(node, yaml.MappingNode):
+        return {key: _plain(value) for key, value in _values(node).items()}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(x) for x in node.value]
     try:
         value = yaml.constructor.SafeConstructor().construct_object(node)
     except ValueError:  # such as a day that does not exist

@@ -114,12 +114,11 @@ def run_playbook(
 
 def refuse_without_data(playbook: Playbook, which: str | Path) -> None:
     """Raise a ValueError for a playbook that needs data; ``which`` finds it."""
-    needed = [s.do for s in playbook.steps if s.do == "prepare" or "keep" in s.options]
-    if needed:
+    if any(step.do == "prepare" for step in playbook.steps):
         raise ValueError(
-            f"{printable(playbook.name)} is to {', '.join(needed)}, and no data is "
-            f'given: call clustertune.run_playbook(client, "{printable(str(which))}", '
-            "X, y) in Python"
+            f"{printable(playbook.name)} is to prepare, and no data is given: call "
+            f'clustertune.run_playbook(client, "{printable(str(which))}", X, y) in '
+            "Python"
         )
 
 
@@ -151,7 +150,7 @@ class PlaybookRun:
             if not stopped:
                 if results and results[-1].status in ("done", "left"):
                     shown.notify("letting the cluster settle", None)
-                    await asyncio.sleep(self.playbook.limits.settle)
+                    await asyncio.sleep(self.playbook.settle)
                 logger.info("%s: %s", printable(self.playbook.name), step)
                 begun = monotonic()
                 outcome = await self._step(step, shown.notify)
@@ -244,15 +243,12 @@ class PlaybookRun:
             if not options["workers"]:  # an empty list would mean all workers
                 raise RefusedError(f"{step.when} names no worker of the cluster")
         if "max_unavailable" in signature(call).parameters:
-            options["max_unavailable"] = self.playbook.limits.disrupted_workers
+            options["max_unavailable"] = self.playbook.disrupted_workers
         collections: list[Any] = []
         if step.do == "prepare":
             options |= {**self.data, "estimator": self.estimator}
         elif step.do == "release":
-            given = inputs.gather(**self.data)
-            collections = [x.collection for x in given]
-            if "keep" in options:
-                options["keep"], collections = collections, []
+            collections = [x.collection for x in inputs.gather(**self.data)]
         options |= {"dry_run": self.dry_run, "progress": self.progress}
         done = await call(self.client, *collections, **options)
         if step.do == "prepare":
