@@ -28,10 +28,6 @@ MIN_RESERVED = 2**29  # bytes
 SPILL_TARGET = 0.6  # of the memory limit: Dask's default target, above which it spills
 TOLERANCE = 0.05  # by which prepare lets the fullest worker exceed its share
 MANAGED = 2  # largest managed memory during a fit, as a multiple of the data
-NOT_KEPT = (
-    "it reads partition by partition and keeps none, so a worker needs memory for two "
-    "partitions per thread"
-)
 STEP = 2**28  # bytes of which memory limits are multiples
 MOST = 10**18  # rows, or columns
 
@@ -58,13 +54,13 @@ class Host:
 class Shape:
     """Workers of one host."""
 
-    workers: int
+    workers_per_host: int
     threads: int  # of a worker
-    limit: int  # bytes of a worker
+    memory_limit: int  # bytes of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Sizing:
+class Sizing(Shape):
     """A recommended cluster, with the reasons."""
 
     data: Dataset
@@ -72,9 +68,6 @@ class Sizing:
     host_cpus: int
     host_memory: int
     hosts: int
-    workers_per_host: int
-    threads: int  # of a worker
-    memory_limit: int  # of a worker
     worker_bytes: int  # of the fullest worker's process in the fit
     worker_data: int
     one_machine: bool  # whether one process without Dask has enough memory
@@ -100,25 +93,22 @@ class Sizing:
 
     def __repr__(self) -> str:
         alone = "One machine without Dask is enough. Otherwise: "
-        title = f"{alone if self.one_machine else ''}{self._shape()}"
-        why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
         several = f" (the last line on each of {self.hosts:,} hosts)"
-        start = f"Start it with{several if self.hosts > 1 else ''}"
-        lines = "\n".join(self.lines.values())
-        return f"{title}\n\nReasons\n{why}\n\n{start}\n{lines}"
+        shape = (
+            f"{plural(self.workers, 'worker')} x {plural(self.threads, 'thread')} x "
+            f"{size_text(self.memory_limit)}, on {plural(self.hosts, 'host')} with "
+            f"{plural(self.host_cpus, 'CPU')} and {bytes_text(self.host_memory)}"
+        )
+        why = "\n".join(f"- {printable(reason)}" for reason in self.reasons)
+        return (
+            f"{alone if self.one_machine else ''}{shape}\n\nReasons\n{why}\n\n"
+            f"Start it with{several if self.hosts > 1 else ''}\n"
+        ) + "\n".join(self.lines.values())
 
     def to_json(self) -> str:
         """Return the recommendation as JSON, with ``schema_version``."""
         derived = {"workers": self.workers, "lines": dict(self.lines)}
         return json.dumps({"schema_version": 1} | asdict(self) | derived)
-
-    def _shape(self) -> str:
-        return (
-            f"{plural(self.workers, 'worker')} x "
-            f"{plural(self.threads, 'thread')} x {size_text(self.memory_limit)}, on "
-            f"{plural(self.hosts, 'host')} with {plural(self.host_cpus, 'CPU')} and "
-            f"{bytes_text(self.host_memory)}"
-        )
 
 
 def recommend_size(
@@ -193,27 +183,24 @@ def measured(collections: Sequence[Any]) -> Dataset:
     """Return the size of Dask collections by their metadata."""
     from clustertune.collections import graphs, inputs, partitions
 
-    found = []
+    counts, found = set(), []
     for label, x in ((g.label, g.collection) for g in inputs.of_rows(collections)):
         rows = partitions.lengths(x, asynchronous=True)  # runs no tasks
         known = graphs.describe(label, x, (), loaded=False, rows=rows)
-        if rows is None or not (known.columns and known.itemsize and known.total_bytes):
+        size = (known.columns or 0, known.total_bytes or 0, known.itemsize or 0)
+        if rows is None or not all(size):
             raise ValueError(
                 f"the bytes of {label} are unknown by its metadata: only tasks can "
                 "count its rows, or values have no fixed width; give rows= and "
                 "columns= of the numbers instead of collections"
             )
-        size = (known.columns, known.total_bytes, known.itemsize)
-        found.append((int(rows.sum()), *size))
-    rows_of, columns, nbytes, widths = zip(*found, strict=True)
-    if len({*rows_of}) > 1:
+        counts.add(int(rows.sum()))
+        found.append(size)
+    if len(counts) > 1:
         raise ValueError("the collections have different numbers of rows")
-    return Dataset(
-        rows=rows_of[0],
-        columns=sum(columns),
-        nbytes=sum(nbytes),
-        itemsize=max(widths),
-    )
+    columns, sizes, widths = zip(*found, strict=True)
+    total = {"columns": sum(columns), "nbytes": sum(sizes), "itemsize": max(widths)}
+    return Dataset(rows=counts.pop(), **total)
 
 
 # --- the decision (pure) --------------------------------------------------------------
@@ -237,15 +224,15 @@ class Fit:
         free = (self.fraction * limit - self.base) / self.multiple
         return max(0.0, min(free, SPILL_TARGET * limit / MANAGED))
 
-    def hosts(self, shape: Shape) -> int | None:
-        """Return the number of needed hosts; None: no number suffices."""
-        most = self.most(shape.limit)
-        if self.data(shape.workers) <= most:
+    def hosts(self, shape: Shape) -> float:
+        """Return the number of needed hosts; infinity: no number suffices."""
+        most, workers = self.most(shape.memory_limit), shape.workers_per_host
+        if self.data(workers) <= most:
             return 1
         if not most:
-            return None
+            return math.inf
         # the last factor keeps rounding from overfilling the fullest worker
-        needed = self.nbytes * (1 + TOLERANCE) / (most * shape.workers)
+        needed = self.nbytes * (1 + TOLERANCE) / (most * workers)
         return max(2, math.ceil(needed * (1 + 1e-9)))
 
 
@@ -259,8 +246,8 @@ def decide(
     """
     if not profile.persist:
         raise RefusedError(
-            f"no size of a cluster follows from the data for {profile.title}: "
-            f"{NOT_KEPT}"
+            f"{profile.title} reads partition by partition and keeps none, so a worker "
+            "needs memory for two partitions per thread, whatever the size of the data"
         )
     multiple = profile.multiple(data.itemsize)
     if profile.one_number_type:  # all columns are converted to the widest type
@@ -271,19 +258,17 @@ def decide(
         multiple=max(multiple, MANAGED),
         fraction=memory_fraction,
     )
-    found = [(fit.hosts(shape), shape) for shape in shapes(profile, host)]
-    chosen = [(n, shape) for n, shape in found if n is not None]
-    if not chosen:
+    # of equals the first: shapes are ordered by how well they suit
+    shape = min(shapes(profile, host), key=fit.hosts, default=None)
+    if shape is None or fit.hosts(shape) == math.inf:
         raise CapacityError(
             f"no number of hosts with {plural(host.cpus, 'CPU')} and "
             f"{bytes_text(host.memory)} is enough: {bytes_text(_reserved(host))} are "
-            f"reserved on each host, and with {profile.title} each worker's process "
-            f"has {bytes_text(fit.base)} before its data; take hosts with more memory "
-            "(host_memory), or let the fit fill more of it (memory_fraction)"
+            f"reserved on each host, and each worker's process has "
+            f"{bytes_text(fit.base)} before its data; take hosts with more memory"
         )
-    # of equals the first: shapes are ordered by how well they suit
-    hosts, shape = min(chosen, key=lambda pair: pair[0])
-    share = fit.data(hosts * shape.workers)
+    hosts = int(fit.hosts(shape))
+    share = fit.data(hosts * shape.workers_per_host)
     process = fit.base + fit.multiple * share
     single = fit.base + multiple * fit.nbytes
     why = "Python code of one process runs on one thread at a time"
@@ -291,7 +276,6 @@ def decide(
         why = "one training task takes all threads of its worker"
     elif shape.threads > 1:
         why += "; but with more and smaller workers, more hosts would be needed"
-    number, shown = plural(shape.workers, "worker"), plural(shape.threads, "thread")
     reasons = {
         "one process without Dask": f"would need {bytes_text(single)} of one machine's "
         f"{bytes_text(host.memory)}",
@@ -301,19 +285,18 @@ def decide(
         f"of the data, which are included ({profile.source}), and "
         f"{bytes_text(fit.base)} for each worker's process; it may fill "
         f"{fit.fraction:.0%} of the limit",
-        "threads": f"{number} of {shown} on each host, since {why}",
+        "threads": f"{plural(shape.workers_per_host, 'worker')} of "
+        f"{plural(shape.threads, 'thread')} on each host, since {why}",
         "a worker": f"has up to {bytes_text(share)} of data and will take "
-        f"{bytes_text(process)} of {bytes_text(shape.limit)}",
+        f"{bytes_text(process)} of {bytes_text(shape.memory_limit)}",
     }
     return Sizing(
+        **asdict(shape),
         data=data,
         workload=profile.name,
         host_cpus=host.cpus,
         host_memory=host.memory,
         hosts=hosts,
-        workers_per_host=shape.workers,
-        threads=shape.threads,
-        memory_limit=shape.limit,
         worker_bytes=round(process),
         worker_data=round(share),
         one_machine=single <= memory_fraction * host.memory,
@@ -327,7 +310,8 @@ def shapes(profile: Profile, host: Host) -> Iterator[Shape]:
     for n in counts[:1] if profile.uses_worker_threads else reversed(counts):
         limit = int((host.memory - _reserved(host)) / n // STEP * STEP)
         if limit > 0:
-            yield Shape(workers=n, threads=host.cpus // n, limit=limit)
+            threads = host.cpus // n
+            yield Shape(workers_per_host=n, threads=threads, memory_limit=limit)
 
 
 def _reserved(host: Host) -> float:

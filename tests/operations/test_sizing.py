@@ -131,15 +131,14 @@ def test_more_rows_never_need_less(
 )
 def test_fewer_hosts_are_not_enough(nbytes: float, limit: int, workers: int) -> None:
     """The number of hosts is the least on which the fullest worker has room."""
-    shape = sizing.Shape(workers=workers, threads=1, limit=limit)
+    shape = sizing.Shape(workers_per_host=workers, threads=1, memory_limit=limit)
     fit = Fit(
         nbytes=nbytes,
         base=300 * 2**20,
         multiple=2,
         fraction=0.7,
     )
-    n = fit.hosts(shape)
-    assert n is not None
+    n = int(fit.hosts(shape))
     assert fit.data(n * workers) <= fit.most(limit)
     if n > 1:
         fewer = fit.data((n - 1) * workers)
@@ -260,8 +259,9 @@ def test_sizes_are_read_back_as_they_were(memory: int, cpus: int) -> None:
     host = Host(cpus=cpus, memory=memory)
     free = memory - sizing._reserved(host)
     for shape in shapes(SERIAL, host):
-        assert parse_bytes(sizing.size_text(shape.limit)) == shape.limit
-        assert 0 <= free / shape.workers - shape.limit < sizing.STEP
+        limit = shape.memory_limit
+        assert parse_bytes(sizing.size_text(limit)) == limit
+        assert 0 <= free / shape.workers_per_host - limit < sizing.STEP
 
 
 # --- lines to paste -------------------------------------------------------------------
