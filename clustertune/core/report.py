@@ -6,13 +6,12 @@ A report is plain data. The scheduler can keep it, and another process can read 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clustertune.core import decoding, sections, tables
-from clustertune.core.model import Finding, Severity
+from clustertune.core.model import Severity
 from clustertune.core.results import Results
 from clustertune.core.wording import printable
 
@@ -109,20 +108,7 @@ class Report(Results):
             The text is not a report, or has another schema version.
         """
         try:
-            data = decoding.parse_json(text)
-        except ValueError as error:
-            raise ValueError(f"this is not a report: {error}") from error
-        version = data.get("schema_version") if isinstance(data, dict) else None
-        if type(version) is not int or version != SCHEMA_VERSION:
-            raise ValueError(
-                f"schema version {printable(repr(version), longest=60)} of reports is "
-                f"unknown; this clustertune reads only {SCHEMA_VERSION}"
-            )
-        try:
-            for name in ("found", "left"):
-                for finding in data.get(name, ()):
-                    finding["severity"] = int(Severity[finding["severity"]])
-            return decoding.convert(data, cls)
+            return decoding.convert(_parsed(text), cls)
         # a list or a number instead of a mapping, or an unknown word
         except (LookupError, TypeError, ValueError) as error:
             text = printable(str(error), longest=400)
@@ -144,6 +130,20 @@ class FitReport(Report):
         return self  # it is frozen
 
 
+def _parsed(text: str) -> Any:
+    """Return the data of a report; raise for another schema version."""
+    data = decoding.parse_json(text)
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise ValueError(
+            f"schema version {printable(repr(version), longest=60)} of reports is "
+            f"unknown; this clustertune reads only {SCHEMA_VERSION}"
+        )
+    for finding in (*data.get("found", ()), *data.get("left", ())):
+        finding["severity"] = int(Severity[finding["severity"]])
+    return data
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a NumPy number
         return value.item()
@@ -158,10 +158,8 @@ def with_commands(report: Report, cluster: str) -> Report:
 
     ``cluster`` are the words that name the cluster.
     """
-    found, left = (
-        tuple(f.as_command(cluster) for f in some)
-        for some in (report.found, report.left)
-    )
+    found = tuple(f.as_command(cluster) for f in report.found)
+    left = tuple(f.as_command(cluster) for f in report.left)
     return replace(report, found=found, left=left)
 
 
@@ -173,8 +171,3 @@ def is_refused(planned: Report, *, in_part: bool = False) -> bool:
     """
     states = {step.status for step in planned.steps}
     return "refused" in states and not (in_part and "planned" in states)
-
-
-def findings_html(title: str, found: Sequence[Finding]) -> str:
-    """Return findings as HTML, with their remedies; all text is escaped."""
-    return tables.to_html([sections.of_findings(title, found)])

@@ -7,9 +7,10 @@ report has only what the reader still has to do or to know; the rest is in its d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from clustertune.core import counts
 from clustertune.core.model import Finding, Severity
@@ -361,9 +362,9 @@ def _row(
     limit = bytes_text(plain.limit) if plain and plain.limit else "none"
     return [
         ("worker", names_text([id])),
-        ("partitions", _change(held, "partitions", "{:,}".format)),
-        ("rows", _change(held, "rows", "{:,}".format)),
-        ("bytes", _change(held, "nbytes", bytes_text)),
+        ("partitions", change(*_both(held, "partitions"), "{:,}".format)),
+        ("rows", change(*_both(held, "rows"), "{:,}".format)),
+        ("bytes", change(*_both(held, "nbytes"), bytes_text)),
         ("data in memory", _state_change(plain, "data")),
         ("process memory", _state_change(state, "process")),
         ("memory limit", limit if plain else NONE),
@@ -375,15 +376,10 @@ def _row(
     ]
 
 
-def _change(
-    pair: tuple[object, object] | None,
-    name: str,
-    text: Callable[[float], str],
-    unknown: str = NONE,
-) -> str:
+def _both(pair: tuple[object, object] | None, name: str) -> tuple[Any, Any]:
     """Return a field of two values, before and after."""
-    before, after = (getattr(x, name, None) for x in pair or (None, None))
-    return change(before, after, text, unknown)
+    before, after = pair or (None, None)
+    return getattr(before, name, None), getattr(after, name, None)
 
 
 def _state_change(state: WorkerState | None, name: str) -> str:
@@ -401,11 +397,11 @@ def _outcome(step: Done) -> str:
 def _layout_title(before: LayoutSummary, after: LayoutSummary) -> str:
     pair = (before if before.loaded else after, after)
     numbers = [
-        _change(pair, "partitions", partial(plural, noun="partition")),
-        _change(pair, "rows", partial(plural, noun="row"), "unknown rows"),
-        _change(pair, "nbytes", bytes_text, "unknown bytes"),
+        change(*_both(pair, "partitions"), partial(plural, noun="partition")),
+        change(*_both(pair, "rows"), partial(plural, noun="row"), "unknown rows"),
+        change(*_both(pair, "nbytes"), bytes_text, "unknown bytes"),
     ]
     if any(x.separated for x in pair):
-        pairs = _change(pair, "separated", "{:,}".format, "unknown")
+        pairs = change(*_both(pair, "separated"), "{:,}".format, "unknown")
         numbers.append(f"{pairs} pairs separated")
     return f"{after.label}: {', '.join(numbers)}"

@@ -27,7 +27,8 @@ from distributed.scheduler import heartbeat_interval
 from clustertune import checks
 from clustertune.core import arguments
 from clustertune.core.model import Finding, Goal, Run, Severity, Snapshot, View
-from clustertune.core.report import findings_html
+from clustertune.core.sections import of_findings
+from clustertune.core.tables import to_html
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError
 from clustertune.integrations import libraries
@@ -202,7 +203,7 @@ class Monitor(ClientContext):
         )
 
     def _repr_html_(self) -> str:
-        return findings_html(repr(self), self.findings)
+        return to_html([of_findings(repr(self), self.findings)])
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

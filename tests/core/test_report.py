@@ -27,13 +27,10 @@ from clustertune.core.model import (
     Step,
     Trim,
 )
-from clustertune.core.report import (
-    SCHEMA_VERSION,
-    Report,
-    findings_html,
-)
+from clustertune.core.report import SCHEMA_VERSION, Report
 from clustertune.core.results import Done, LayoutSummary, WorkerShare, WorkerState
-from clustertune.core.sections import headlines
+from clustertune.core.sections import headlines, of_findings
+from clustertune.core.tables import to_html
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner.layouts import summarize
@@ -589,7 +586,7 @@ def test_a_report_without_data_is_saved(tmp_path) -> None:
 
 def test_findings_of_a_monitor_are_escaped() -> None:
     bad = Finding(severity=Severity.warning, message=EVIL, check="c", remedy=EVIL)
-    text = findings_html("<Monitor: watching>", [bad])
+    text = to_html([of_findings("<Monitor: watching>", [bad])])
     assert "&lt;Monitor: watching&gt;" in text
     assert "<script" not in text
 
