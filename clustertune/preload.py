@@ -213,17 +213,7 @@ def _runner(scheduler: Scheduler) -> ScheduleRunner | None:
 def _listed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the list shows of a schedule that was refused."""
     now = time()
-    options = _options(arguments, now)
-    expires = now + options.lifetime
-    return {
-        "owner": NAME,
-        "reason": REASON,
-        "idle_for": options.idle_for,
-        "instants": options.times(now, expires),
-        "if_needed": options.if_needed or None,
-        "workers": options.workers,
-        "expires": expires,
-    }
+    return _options(arguments, now).terms(now, NAME, REASON)
 
 
 async def _end(scheduler: Scheduler, name: str) -> str:

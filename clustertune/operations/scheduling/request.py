@@ -216,17 +216,30 @@ class Options:
             workers=arguments.names("workers", workers),
         )
 
-    def times(self, now: float, expires: float) -> tuple[float, ...]:
-        """Return the times of ``cron``; raise ValueError if there are none."""
-        if self.cron is None:
-            return ()
-        found = cron_times(self.cron, self.zone, now, expires)
-        if found:
-            return found
-        raise ValueError(
-            f"cron={self.cron!r} has no time before the restart expires, at "
-            f"{time_text(expires, self.zone)}: give a longer expires"
-        )
+    def terms(self, now: float, owner: str, reason: str | None) -> dict[str, Any]:
+        """Return the part of a request that needs no facts of the workers.
+
+        Raise ValueError if ``cron`` has no times.
+        """
+        expires = now + self.lifetime
+        instants: tuple[float, ...] = ()
+        if self.cron is not None:
+            instants = cron_times(self.cron, self.zone, now, expires)
+            if not instants:
+                raise ValueError(
+                    f"cron={self.cron!r} has no time before the restart expires, at "
+                    f"{time_text(expires, self.zone)}: give a longer expires"
+                )
+        least = float(checks.setting("memory_growth", "min_fraction"))
+        return {
+            "owner": owner,
+            "reason": reason,
+            "idle_for": self.idle_for,
+            "instants": list(instants),
+            "expires": expires,
+            "if_needed": least if self.if_needed else None,
+            "workers": self.workers,
+        }
 
 
 async def send(
@@ -266,23 +279,15 @@ async def _send(
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    expires = view.now.time + options.lifetime
-    instants = options.times(view.now.time, expires)
+    terms = options.terms(view.now.time, client.id, reason)
     ids = None
     if options.workers is not None:
         ids = sorted(ids_of(options.workers, view), key=str)
     _refuse_impossible(view, ids)
     layouts = (m.keys for x in view.layouts for m in x.collections if m.loaded)
-    least = float(checks.setting("memory_growth", "min_fraction"))
-    terms = {
-        "owner": client.id,
-        "reason": reason,
-        "idle_for": options.idle_for,
-        "instants": list(instants),
-        "expires": expires,
-        "if_needed": least if options.if_needed else None,
-        "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
+    terms |= {
         "workers": ids,
+        "fresh": min((x for w in view.now.workers if (x := w.least_memory)), default=0),
         "collections": [keys.pack(names) for names in layouts],
         "thresholds": _thresholds(view.now.workers),
         "parking": ship.pickled(park.act),
