@@ -116,8 +116,11 @@ def load(text: str | bytes, source: str) -> Playbook:
     document = _Document(source)
     try:
         found = document.playbook(text if isinstance(text, str) else text.decode())
-    # also: not UTF-8, a character that does not exist, or nested too deeply
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        text = f"{source}: cannot be read: it is nested too deeply"
+        raise PlaybookError(text) from error
+    # also: not UTF-8, or a character that does not exist
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f"{source}:{mark.line + 1}" if mark else source
         reason = getattr(error, "problem", None) or str(error)
@@ -316,7 +319,7 @@ class _Document:
             options = self.mapping(own, where, allowed, *needed)
             if options.get("workers") == NAMED and "when" not in given:
                 text = "named means the workers that the condition names: give when"
-                self.note(own, f"{where}.workers", text)
+                self.note(_values(own)["workers"], f"{where}.workers", text)
         return Step(options=step.pop("with", {}), **step)
 
 

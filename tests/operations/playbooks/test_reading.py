@@ -192,7 +192,7 @@ def test_bad_steps(step: str, text: str) -> None:
     ("text", "message"),
     [
         ("", "p.yaml: cannot be read: it is empty"),
-        ("[" * 30_000, "p.yaml: cannot be read: maximum recursion depth exceeded"),
+        ("[" * 30_000, "p.yaml: cannot be read: it is nested too deeply"),
         ("- a\n", "p.yaml:1: must be a mapping"),
         ("null", "p.yaml:1: must be a mapping"),
         (
@@ -235,6 +235,32 @@ def test_bad_files(text: str | bytes, message: str) -> None:
 def test_no_pause(none: str) -> None:
     read = load(with_step("check: all") + f"limits: {{settle: {none}}}", "p.yaml")
     assert read.settle == 0
+
+
+def test_lines_of_mistakes() -> None:
+    """Each is the line of the value, or that of the mapping without the key."""
+    step = """do: trim
+    with:
+      timeout: soon
+      workers: named
+  - do: scale
+    holds: 1m
+  - do: scale
+    with:
+      timeout: 1m
+limits:
+  settle: soon
+  more: 1"""
+    found = [line.split(": ")[:2] for line in wrong(with_step(step))]
+    assert found == [
+        ["p.yaml:6", "steps[0].with.timeout"],
+        ["p.yaml:7", "steps[0].with.workers"],
+        ["p.yaml:8", "steps[1].with"],
+        ["p.yaml:9", "steps[1].holds"],
+        ["p.yaml:12", "steps[2].with"],
+        ["p.yaml:14", "limits.settle"],
+        ["p.yaml:15", "limits.more"],
+    ]
 
 
 def test_many_mistakes_take_little_time() -> None:
