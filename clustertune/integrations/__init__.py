@@ -1,1 +1,1 @@
-"""Training libraries and cluster managers, one file each."""
+"""Training libraries, one file each, and cluster managers."""

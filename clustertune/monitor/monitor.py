@@ -442,15 +442,16 @@ async def _snapshot(
     client: Client, identity: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Snapshot:
     workers = read(identity, found, await _facts(client, identity["workers"]))
+    adapter = managers.find(client.cluster)
     return Snapshot(
         time=found["time"],
         scheduler=identity["address"],
         workers=workers,
         memory_manager=found["manager"],
-        can_scale=managers.obstacle(client.cluster, len(workers) + 1),
-        can_restart=managers.restart_obstacle(client.cluster),
-        can_merge=managers.merge_obstacle(client.cluster),
-        adaptive=await managers.bounds(client.cluster),
+        can_scale=adapter.obstacle(len(workers) + 1),
+        can_restart=adapter.restart_obstacle(),
+        can_merge=adapter.merge_obstacle(),
+        adaptive=await adapter.bounds(),
     )
 
 

@@ -246,7 +246,7 @@ TimedOutError
 
     def steps(view: View, ids: Collection[str | int], _: object) -> Iterator[Step]:
         named = [w for w in view.now.workers if w.id in ids]
-        if reason := managers.resize_obstacle(client.cluster, size, named):
+        if reason := managers.find(client.cluster).resize_obstacle(size, named):
             raise RefusedError(f"refused, and nothing was changed: {reason}")
         yield from restarting.bring_back(view, seconds)
         yield from restarting.resizes(view, ids, size, wait=seconds, most=most)
@@ -380,7 +380,7 @@ def scale(
         yield from scaling.exact_bounds(view, wanted)
         there = sum(w.is_counted for w in view.now.workers)
         if there < wanted:
-            reason = managers.obstacle(client.cluster, wanted)
+            reason = managers.find(client.cluster).obstacle(wanted)
             if client.cluster is None:
                 reason = machines.start_by_hand(view.now, wanted - there)
             if reason is not None:

@@ -33,8 +33,7 @@ from clustertune.core.model import (
     WorkerSize,
 )
 from clustertune.errors import RefusedError
-from clustertune.integrations import managers
-from clustertune.integrations.managers import gateway, spec_cluster
+from clustertune.integrations.managers import Gateway, SpecCluster
 from clustertune.operations.journal import Journal
 from clustertune.operations.prepare import tune
 from clustertune.planner import guards, machines
@@ -235,10 +234,9 @@ def test_adaptive_scaling(adaptive: Any) -> None:
         list(merge.steps(view(snapshots=[moment])))
 
 
-def test_managers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_managers() -> None:
     """They would start the workers again, too; the text has the size."""
-    monkeypatch.setattr(managers, "find", lambda _: gateway)
-    reason = managers.merge_obstacle(object())
+    reason = Gateway(object()).merge_obstacle()
     moment = snapshot(workers(0, 0), can_merge=reason)
     with pytest.raises(RefusedError, match="one worker per host, 2 threads and 8192"):
         list(merge.steps(view(snapshots=[moment])))
@@ -252,7 +250,7 @@ def test_workers_that_start_together() -> None:
             self.worker_spec = {0: spec}
 
     together: Any = Grouped(group=["-0", "-1"])
-    reason = spec_cluster.merge_obstacle(together)
+    reason = SpecCluster(together).merge_obstacle()
     assert reason is not None
     line = "`Grouped(..., worker_options={'n_workers': 1, 'nthreads': 2})`"
     assert reason.format(nthreads=2, memory_limit="1 MiB").endswith(line)
@@ -261,7 +259,7 @@ def test_workers_that_start_together() -> None:
 def test_a_worker_that_is_missing(local_cluster: Any) -> None:
     """It may return with its threads, so the others are not merged yet."""
     local, client = local_cluster(3, memory_limit="1 GiB")
-    assert spec_cluster.merge_obstacle(local) is None
+    assert SpecCluster(local).merge_obstacle() is None
     nanny = local.workers[2]
     nanny.close_gracefully()  # it will not start the worker again
     address = nanny.worker_address

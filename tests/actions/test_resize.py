@@ -18,7 +18,7 @@ from distributed import Client, Event, LocalCluster, Nanny, wait
 import clustertune
 from clustertune.core.model import WorkerSize
 from clustertune.errors import RefusedError
-from clustertune.integrations.managers import spec_cluster
+from clustertune.integrations.managers import SpecCluster
 from clustertune.remote import ship
 from clustertune.remote.scheduler.mover import ManagerHold
 from clustertune.remote.scheduler.restart import WorkerRestart
@@ -321,12 +321,12 @@ def test_what_later_workers_are_like() -> None:
     options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=2, threads_per_worker=1, **options) as local:
         size = WorkerSize(nthreads=3, memory_limit=2**30, env={"A": "1"})
-        spec_cluster.resized(local, 0, size)
+        SpecCluster(local).resized(0, size)
         assert local.worker_spec[0]["options"]["nthreads"] == 3
         assert local.worker_spec[1]["options"]["nthreads"] == 1
         assert local.new_spec["options"]["nthreads"] == 1
-        spec_cluster.resized(local, "gone", size)
-        spec_cluster.resized(local, 1, size)
+        SpecCluster(local).resized("gone", size)
+        SpecCluster(local).resized(1, size)
         new = local.new_spec["options"]
         assert (new["nthreads"], new["memory_limit"]) == (3, 2**30)
         assert new["env"]["A"] == "1"

@@ -15,7 +15,7 @@ from distributed import Client, Nanny
 
 import clustertune
 from clustertune.actions.cluster.lease import Lease
-from clustertune.integrations import managers
+from clustertune.integrations.managers import Adapter
 from clustertune.monitor.connection import sync
 from clustertune.remote.scheduler import bindings
 from clustertune.training.joblib_parallel import replicated
@@ -206,7 +206,7 @@ def test_the_cluster_object_learns_of_a_finished_job(
     """A ^C as the job ends: otherwise the object starts another worker."""
     updated: list[Any] = []
 
-    async def retired(cluster: Any, id: Any) -> None:
+    async def retired(self: Any, id: Any) -> None:
         updated.append(id)
 
     async def interrupted(self: Any, method: str, tell: Any, ended: Any, **asked: Any):
@@ -215,8 +215,8 @@ def test_the_cluster_object_learns_of_a_finished_job(
 
     job = Lease.job
     monkeypatch.setattr(Lease, "job", interrupted)
-    monkeypatch.setattr(managers, "retired", retired)
-    monkeypatch.setattr(managers, "resized", lambda _, id, size: updated.append(id))
+    monkeypatch.setattr(Adapter, "retired", retired)
+    monkeypatch.setattr(Adapter, "resized", lambda _, id, size: updated.append(id))
 
     @gen_cluster(client=True, Worker=Nanny, nthreads=[("127.0.0.1", 1)] * 2)
     async def test(c: Any, s: Any, *nannies: Any) -> None:

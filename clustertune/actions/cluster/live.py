@@ -129,10 +129,10 @@ class LiveCluster:
 
         An adaptive cluster starts workers for tasks, so this call requests the first.
         """
-        cluster = self.client.cluster
-        if managers.obstacle(cluster, 1) is not None:
+        adapter = managers.find(self.client.cluster)
+        if adapter.obstacle(1) is not None:
             return False
-        bounds = await managers.bounds(cluster)
+        bounds = await adapter.bounds()
         adaptive = isinstance(bounds, tuple) and bounds[1] >= 1
         if self.goal.n_workers is None and adaptive and tuple(self.data.given):
             self.goal = replace(self.goal, n_workers="adaptive")

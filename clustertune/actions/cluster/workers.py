@@ -29,7 +29,6 @@ from clustertune.core.model import (
 from clustertune.core.wording import bytes_text, names_text, plural, printable
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.integrations.managers.adapter import off_loop
 from clustertune.monitor import monitor
 from clustertune.planner import machines
 from clustertune.remote import ship
@@ -61,7 +60,7 @@ async def refuse_scale(client: Client, wanted: int, workers: Mapping[str, Any]) 
             f"n_workers={wanted}, but the cluster has {there}: prepare only adds "
             "workers. To train on fewer, give workers=[...]"
         )
-    reason = managers.obstacle(client.cluster, wanted)
+    reason = managers.find(client.cluster).obstacle(wanted)
     if client.cluster is None:
         snapshot, _ = await monitor.look(client, [])
         reason = machines.start_by_hand(snapshot, wanted - there)
@@ -77,18 +76,18 @@ async def scale(lease: Lease, n_workers: int, notify: Notify) -> Result:
     """
     cluster = lease.client.cluster
     adapter = managers.find(cluster)
-    reason = managers.obstacle(cluster, n_workers)
-    if adapter is None or reason is not None:
+    reason = adapter.obstacle(n_workers)
+    if reason is not None:
         raise NoWorkersError(f"n_workers={n_workers}: {reason}")
-    await adapter.scale(cluster, n_workers, await _there(lease.client))
+    await adapter.scale(n_workers, await _there(lease.client))
     while (there := await _there(lease.client)) < n_workers:
         notify(f"{there} of {n_workers} workers run", there / n_workers)
         if lease.remaining() < 1:
+            text = await managers.off_loop(repr, cluster)
             raise NoWorkersError(
                 f"requested {n_workers} workers, {there} run: "
-                f"{printable(await off_loop(repr, cluster), longest=200)}. Ask the "
-                "manager for the reason, read the workers' logs, or give a longer "
-                "timeout"
+                f"{printable(text, longest=200)}. Ask the manager for the reason, read "
+                "the workers' logs, or give a longer timeout"
             )
         await asyncio.sleep(POLL)
     return Result(nbytes=0, count=there)
@@ -101,12 +100,12 @@ async def _there(client: Client) -> int:
 
 async def adapt(client: Client, bounds: Bounds) -> tuple[Result, Former | None]:
     """Change the bounds of adaptive scaling; return the previous ones, too."""
-    cluster = client.cluster
-    was = await managers.bounds(cluster)
+    adapter = managers.find(client.cluster)
+    was = await adapter.bounds()
     if not isinstance(was, tuple):
-        kind = type(cluster).__name__
+        kind = type(client.cluster).__name__
         return Result(not_done=f"{kind} does not scale adaptively"), None
-    await managers.adapt(cluster, bounds.minimum, bounds.maximum)
+    await adapter.adapt(bounds.minimum, bounds.maximum)
     return Result(nbytes=0, details=_bounds_text(*was)), was
 
 
@@ -116,7 +115,7 @@ async def put_bounds_back(client: Client, was: Former) -> None:
     A failure is logged only, so it hides no error of the call.
     """
     try:
-        await managers.adapt(client.cluster, *was)
+        await managers.find(client.cluster).adapt(*was)
     # managers raise errors of their own
     except Exception as error:  # noqa: BLE001
         text = _bounds_text(*was)
@@ -190,10 +189,11 @@ async def _update_manager(
     client: Client, args: WorkerEnd, state: Mapping[str, Any]
 ) -> None:
     """Give the cluster object the changes of a job that has ended."""
+    adapter = managers.find(client.cluster)
     if isinstance(args, Resize) and state["resized"]:
-        managers.resized(client.cluster, args.id, args.size)
+        adapter.resized(args.id, args.size)
     if isinstance(args, Retire) and state["finished"] and not state["error"]:
-        await managers.retired(client.cluster, args.id)
+        await adapter.retired(args.id)
 
 
 def _restarted(

@@ -16,7 +16,7 @@ from distributed.security import Security
 import clustertune
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import coiled as adapter
+from clustertune.integrations.managers import Coiled
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
 
@@ -139,7 +139,7 @@ def names(client: Client) -> set[str]:
 
 def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> None:
     """Only the machine of the removed worker is stopped."""
-    assert managers.find(cluster) is adapter
+    assert isinstance(managers.find(cluster), Coiled)
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
     wait(X)
@@ -153,14 +153,14 @@ def test_up_and_down(cloud: Cloud, cluster: coiled.Cluster, client: Client) -> N
 
 def test_adaptive_scaling(cluster: coiled.Cluster, client: Client) -> None:
     """It runs in this process, and continues after a request for workers."""
-    assert client.sync(managers.bounds, cluster) is None
+    assert client.sync(managers.find(cluster).bounds) is None
     with pytest.raises(NoWorkersError, match="does not scale by itself"):
-        client.sync(managers.adapt, cluster, 1, 4)
+        client.sync(managers.find(cluster).adapt, 1, 4)
     cluster.adapt(minimum=1, maximum=5)
     with pytest.raises(NoWorkersError, match="scaling by hand would end that"):
-        client.sync(adapter.scale, cluster, 3, 2)
-    client.sync(managers.adapt, cluster, 3, math.inf)
-    client.sync(adapter.scale, cluster, 3, 2)
-    assert client.sync(managers.bounds, cluster) == (3, math.inf)
+        client.sync(Coiled(cluster).scale, 3, 2)
+    client.sync(managers.find(cluster).adapt, 3, math.inf)
+    client.sync(Coiled(cluster).scale, 3, 2)
+    assert client.sync(managers.find(cluster).bounds) == (3, math.inf)
     cluster._adaptive.stop()
-    assert client.sync(managers.bounds, cluster) is None
+    assert client.sync(managers.find(cluster).bounds) is None

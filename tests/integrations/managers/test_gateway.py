@@ -20,7 +20,6 @@ import clustertune
 from clustertune.core.model import Severity, Unknown
 from clustertune.errors import RefusedError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import gateway as adapter
 from tests.processes import free_ports, process, until, workers_of
 
 CONFIGURATION = """
@@ -103,7 +102,7 @@ def there(client: Client) -> int:
 
 def test_up_and_down(cluster: GatewayCluster, client: Client) -> None:
     """No data is lost, and the server does not replace the removed worker."""
-    assert managers.find(cluster) is adapter
+    assert isinstance(managers.find(cluster), managers.Gateway)
     assert clustertune.scale(client, 3).status == "done"
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
     wait(X)
@@ -152,15 +151,15 @@ def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:
 
 def test_adaptive_scaling(cluster: GatewayCluster, client: Client) -> None:
     """Its bounds can be set but not read, as the message explains."""
-    assert isinstance(client.sync(managers.bounds, cluster), Unknown)
+    assert isinstance(client.sync(managers.find(cluster).bounds), Unknown)
     (found,) = (
         f for f in clustertune.check(client).found if f.check == "adaptive_scaling"
     )
     assert found.severity is Severity.unknown
     assert "only the gateway's server knows" in found.message
-    client.sync(managers.adapt, cluster, 1, 4)
+    client.sync(managers.find(cluster).adapt, 1, 4)
     assert client.run_on_scheduler(_bounds) == (1, 4)
-    client.sync(managers.adapt, cluster, 2, float("inf"))
+    client.sync(managers.find(cluster).adapt, 2, float("inf"))
     assert client.run_on_scheduler(_bounds) == (2, None)
     cluster.adapt(active=False)
 
@@ -169,5 +168,6 @@ def test_a_cluster_that_was_closed(server: Gateway, cluster: GatewayCluster) -> 
     """Only this object is closed; the cluster continues."""
     with server.connect(cluster.name) as other:
         KEPT.append(other)
-        assert adapter.obstacle(other, 3) is None
-    assert "closed; connect to the cluster again" in str(adapter.obstacle(other, 3))
+        adapter = managers.find(other)
+        assert adapter.obstacle(3) is None
+    assert "closed; connect to the cluster again" in str(adapter.obstacle(3))

@@ -11,22 +11,22 @@ from distributed import LocalCluster
 from clustertune.cli import main
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import spec_cluster
+from clustertune.integrations.managers import SpecCluster
 from tests.processes import until, workers_of
 
 
 def test_the_most_general_comes_last() -> None:
     """Specific managers derive from the general one."""
-    names = list(managers.available())
-    assert names[-1] == "spec_cluster"
-    assert names[:-1] == sorted(names[:-1])
+    kinds = list(managers.ADAPTERS)
+    assert kinds[-1] == ("distributed", "SpecCluster")
+    assert kinds[:-1] == sorted(kinds[:-1])
 
 
 def test_no_library_of_a_manager_is_imported() -> None:
     """Neither the import nor the choice of a manager imports its library."""
     code = (
         "import sys, clustertune.cli; from clustertune.integrations import managers; "
-        "assert managers.find(object()) is None; "
+        "assert type(managers.find(object())) is managers.Adapter; "
         "print({m.split('.')[0] for m in sys.modules} & {'coiled', 'dask_gateway', "
         "'dask_jobqueue', 'dask_kubernetes', 'dask_saturn', 'aiohttp', 'kr8s'})"
     )
@@ -43,29 +43,29 @@ def test_no_library_of_a_manager_is_imported() -> None:
 def test_adaptive_scaling_of_a_local_cluster(local_cluster: Any) -> None:
     """It keeps new bounds and its settings while it runs."""
     local, client = local_cluster(1)
-    assert managers.find(local) is spec_cluster
-    assert client.sync(managers.bounds, local) is None
+    assert isinstance(managers.find(local), SpecCluster)
+    assert client.sync(managers.find(local).bounds) is None
     with pytest.raises(NoWorkersError, match="does not scale by itself"):
-        client.sync(managers.adapt, local, 1, 2)
+        client.sync(managers.find(local).adapt, 1, 2)
     adaptive = local.adapt(minimum=1, maximum=4, interval="50ms", wait_count=1)
-    client.sync(managers.adapt, local, 2, 2)
+    client.sync(managers.find(local).adapt, 2, 2)
     until(lambda: len(workers_of(client)) == 2)
-    client.sync(managers.adapt, local, 1, 4)
+    client.sync(managers.find(local).adapt, 1, 4)
     until(lambda: len(workers_of(client)) == 1)
     assert local._adaptive is adaptive
-    assert client.sync(managers.bounds, local) == (1, 4)
+    assert client.sync(managers.find(local).bounds) == (1, 4)
     adaptive.stop()
-    assert client.sync(managers.bounds, local) is None
+    assert client.sync(managers.find(local).bounds) is None
 
 
 def test_an_unknown_cluster_object(local_cluster: Any) -> None:
     """The error has the call to use."""
     _, client = local_cluster(1)
     client.cluster = object()
-    assert client.sync(managers.bounds, client.cluster) is None
-    assert managers.restart_obstacle(client.cluster) is None
+    assert client.sync(managers.find(client.cluster).bounds) is None
+    assert managers.find(client.cluster).restart_obstacle() is None
     with pytest.raises(NoWorkersError, match=r"cluster.adapt\(minimum=1, maximum=2\)"):
-        client.sync(managers.adapt, client.cluster, 1, 2)
+        client.sync(managers.find(client.cluster).adapt, 1, 2)
 
 
 # --- on the command line --------------------------------------------------------------

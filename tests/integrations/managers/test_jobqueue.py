@@ -16,7 +16,7 @@ from distributed import Client, wait
 import clustertune
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import jobqueue
+from clustertune.integrations.managers import JobQueue
 from clustertune.operations.sizing import size_text
 from tests.operations.test_sizing import SERIAL, rows_of, sized
 from tests.processes import until, workers_of
@@ -76,7 +76,7 @@ def sizes(client: Client) -> dict[str, tuple[int, int]]:
 def test_jobs_of_two_workers(jobs: Any) -> None:
     """Whole jobs start; a job with a remaining worker is not cancelled."""
     cluster, client = jobs(processes=2)
-    assert managers.find(cluster) is jobqueue
+    assert isinstance(managers.find(cluster), JobQueue)
     cluster.scale(2)
     assert clustertune.scale(client, 4).status == "done"
     assert len(cluster.worker_spec) == 2  # the first was on its way, not missing
@@ -88,7 +88,7 @@ def test_jobs_of_two_workers(jobs: Any) -> None:
     goes = [f"{first}-0", f"{first}-1"]
     for worker, left in zip(goes, [[first, second], [second]]):
         client.retire_workers([address_of(client, worker)], close_workers=True)
-        client.sync(managers.retired, cluster, worker)
+        client.sync(managers.find(cluster).retired, worker)
         assert sorted(cluster.worker_spec) == left
         stays = sizes(client)
         assert float(X.sum().compute()) == 6000.0
@@ -133,10 +133,10 @@ def test_jobs_that_do_not_begin(jobs: Any) -> None:
 def test_adaptive_scaling(jobs: Any) -> None:
     """It is the adaptive scaling of distributed."""
     cluster, client = jobs(Queued, processes=1)
-    assert client.sync(managers.bounds, cluster) is None
+    assert client.sync(managers.find(cluster).bounds) is None
     cluster.adapt(minimum=0, maximum=3)
-    client.sync(managers.adapt, cluster, 1, 2)
-    assert client.sync(managers.bounds, cluster) == (1, 2)
+    client.sync(managers.find(cluster).adapt, 1, 2)
+    assert client.sync(managers.find(cluster).bounds) == (1, 2)
 
 
 # --- a recommended size ---------------------------------------------------------------

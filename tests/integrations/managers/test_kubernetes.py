@@ -20,8 +20,7 @@ import clustertune
 from clustertune.core.model import Unknown
 from clustertune.errors import NoWorkersError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import kubernetes
-from clustertune.integrations.managers.adapter import MAX_WORKERS
+from clustertune.integrations.managers import MAX_WORKERS, Kubernetes
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
 
@@ -242,7 +241,7 @@ def names(client: Client) -> set[str]:
 
 def test_up_and_down(operator: Operator, cluster: KubeCluster, client: Client) -> None:
     """Only the deployment of the removed worker is deleted."""
-    assert managers.find(cluster) is kubernetes
+    assert isinstance(managers.find(cluster), Kubernetes)
     assert clustertune.scale(client, 3).status == "done"
     assert operator.replicas == 3
     X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
@@ -260,16 +259,16 @@ def test_adaptive_scaling(
 ) -> None:
     """It is a resource, which can be set, changed, and survives a scale."""
     clustertune.scale(client, 2)
-    assert client.sync(managers.bounds, cluster) is None
+    assert client.sync(managers.find(cluster).bounds) is None
     with pytest.raises(NoWorkersError, match="does not scale by itself"):
-        client.sync(managers.adapt, cluster, 1, 4)
+        client.sync(managers.find(cluster).adapt, 1, 4)
     cluster.adapt(minimum=0, maximum=5)
-    assert client.sync(managers.bounds, cluster) == (0, 5)
+    assert client.sync(managers.find(cluster).bounds) == (0, 5)
     with pytest.raises(NoWorkersError, match="scaling by hand would end that"):
-        client.sync(kubernetes.scale, cluster, 3, 2)
-    client.sync(kubernetes.scale, cluster, 0, 2)  # the autoscaler sees to them
-    client.sync(managers.adapt, cluster, 2, math.inf)
-    assert client.sync(managers.bounds, cluster) == (2, MAX_WORKERS)
+        client.sync(Kubernetes(cluster).scale, 3, 2)
+    client.sync(Kubernetes(cluster).scale, 0, 2)  # the autoscaler sees to them
+    client.sync(managers.find(cluster).adapt, 2, math.inf)
+    assert client.sync(managers.find(cluster).bounds) == (2, MAX_WORKERS)
     operator.autoscaler = None
 
 
@@ -279,10 +278,10 @@ def test_a_server_that_fails(
     """A look continues without the answer of the server."""
     operator.down = True
     try:
-        found = client.sync(managers.bounds, cluster)
+        found = client.sync(managers.find(cluster).bounds)
         assert isinstance(found, Unknown)
         assert "Kubernetes did not answer" in found.reason
         with pytest.raises(NoWorkersError, match="did not answer"):
-            client.sync(kubernetes.scale, cluster, 3, 2)
+            client.sync(Kubernetes(cluster).scale, 3, 2)
     finally:
         operator.down = False

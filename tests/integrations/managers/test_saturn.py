@@ -18,8 +18,7 @@ import clustertune
 from clustertune.core.model import Unknown, WorkerSize
 from clustertune.errors import RefusedError
 from clustertune.integrations import managers
-from clustertune.integrations.managers import saturn
-from clustertune.integrations.managers.adapter import MAX_WORKERS
+from clustertune.integrations.managers import MAX_WORKERS
 from tests.builders import worker
 from tests.integrations.managers.serving import Answer, Backend, serving
 from tests.processes import workers_of
@@ -90,7 +89,7 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
     asked, url = server
     cluster = SaturnCluster(cluster_url=f"{url}/api/dask_clusters/1")
     with Client(cluster) as client:
-        assert managers.find(cluster) is saturn
+        assert isinstance(managers.find(cluster), managers.Saturn)
         assert clustertune.scale(client, 3).status == "done"
         X = client.persist(da.ones((300, 10), chunks=(10, 10)) * 2)
         wait(X)
@@ -107,14 +106,15 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
         assert f"run `{line}`" in str(refused.value)
         assert {w["nthreads"] for w in workers_of(client).values()} == {1}
 
-        assert isinstance(client.sync(managers.bounds, cluster), Unknown)
-        client.sync(managers.adapt, cluster, 1, 4)
+        assert isinstance(client.sync(managers.find(cluster).bounds), Unknown)
+        client.sync(managers.find(cluster).adapt, 1, 4)
         assert asked.adaptive == (1, 4)
-        client.sync(managers.adapt, cluster, 1, math.inf)
+        client.sync(managers.find(cluster).adapt, 1, math.inf)
         assert asked.adaptive == (1, MAX_WORKERS)
-    assert managers.obstacle(cluster, 3) is None
+    adapter = managers.find(cluster)
+    assert adapter.obstacle(3) is None
     cluster.cluster_url = None
-    assert managers.obstacle(cluster, 3) == "the cluster was closed; make a new one"
+    assert adapter.obstacle(3) == "the cluster was closed; make a new one"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,6 @@ def test_a_cluster(server: tuple[Saturn, str]) -> None:
 )
 def test_another_size(size: WorkerSize, call: str | None) -> None:
     """Only more threads and more memory need another cluster."""
-    reason = saturn.resize_obstacle(None, size, [worker(0), worker(1)])
+    reason = managers.Saturn(None).resize_obstacle(size, [worker(0), worker(1)])
     assert (reason is None) is (call is None)
     assert call is None or call in str(reason)
