@@ -22,7 +22,7 @@ from distributed import Client
 
 from clustertune.core.wording import printable
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.continuing import Checkpoint, Continuation
+from clustertune.integrations.libraries.boosting import Checkpoint, Continuation
 from clustertune.integrations.libraries.workload import last_step
 from clustertune.remote import ship
 from clustertune.remote.worker.rounds import Reports

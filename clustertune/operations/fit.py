@@ -27,7 +27,7 @@ from clustertune.core.sections import headlines
 from clustertune.core.wording import plural, printable, seconds_text
 from clustertune.errors import ClustertuneError, IncompleteError, VerificationError
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.continuing import (
+from clustertune.integrations.libraries.boosting import (
     Attempt,
     Checkpoint,
     Continuation,

@@ -27,7 +27,7 @@ from clustertune.core.model import Notify, Step, View
 from clustertune.core.sections import headlines
 from clustertune.core.wording import bytes_text, names_text, printable, rounds_text
 from clustertune.errors import ClustertuneError, ConnectionLostError
-from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.monitor import monitor
 from clustertune.operations.call import Procedure, carry_out
 from clustertune.operations.watch import Monitor

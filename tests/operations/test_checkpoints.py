@@ -15,7 +15,7 @@ from xgboost import XGBRegressor
 from xgboost.dask import DaskXGBRegressor
 
 import clustertune
-from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.operations.checkpoints import CheckpointFile, facts_of
 from tests.in_process import gen_cluster
 

@@ -16,7 +16,7 @@ from xgboost.dask import DaskXGBRegressor
 
 from clustertune.core.progress import Progress
 from clustertune.errors import ConnectionLostError
-from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.operations import fit as fits
 from clustertune.operations import surviving
 from clustertune.operations.checkpoints import CheckpointFile

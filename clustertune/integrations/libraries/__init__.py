@@ -26,7 +26,7 @@ from clustertune.integrations.libraries import (
     neural_networks,
     xgboost,
 )
-from clustertune.integrations.libraries.continuing import (
+from clustertune.integrations.libraries.boosting import (
     Continuation as Continuation,
 )
 from clustertune.integrations.libraries.workload import FitInputs as FitInputs

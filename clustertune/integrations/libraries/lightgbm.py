@@ -10,14 +10,14 @@ from numbers import Integral
 from typing import Any
 
 from clustertune.core.profiles import NOT_NUMBERS, Profile
-from clustertune.integrations.libraries.continuing import (
+from clustertune.integrations.libraries.boosting import (
     Attempt,
     Callbacks,
     Checkpoint,
     Continuation,
+    pool_memory,
     rounds_before,
 )
-from clustertune.integrations.libraries.fit_memory import pool_memory
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clustertune.core.profiles import Profile
 
 if TYPE_CHECKING:
-    from clustertune.integrations.libraries.continuing import Continuation
+    from clustertune.integrations.libraries.boosting import Continuation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,15 @@ from numbers import Integral
 from typing import Any
 
 from clustertune.core.profiles import BOUNDS, NOT_NUMBERS, Profile
-from clustertune.integrations.libraries.continuing import (
+from clustertune.integrations.libraries.boosting import (
     Attempt,
     Callbacks,
     Checkpoint,
     Continuation,
+    hist_memory,
     joined,
     rounds_before,
 )
-from clustertune.integrations.libraries.fit_memory import hist_memory
 from clustertune.integrations.libraries.workload import (
     FitInputs,
     Workload,

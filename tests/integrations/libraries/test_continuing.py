@@ -18,7 +18,7 @@ import xgboost
 
 from clustertune.integrations.libraries import lightgbm as our_lightgbm
 from clustertune.integrations.libraries import xgboost as our_xgboost
-from clustertune.integrations.libraries.continuing import Checkpoint
+from clustertune.integrations.libraries.boosting import Checkpoint
 from clustertune.integrations.libraries.workload import assign, parameters
 from clustertune.remote.worker.rounds import Reports
 

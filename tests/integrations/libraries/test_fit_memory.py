@@ -8,7 +8,7 @@ import pytest
 
 from clustertune.core.profiles import TrainingShare
 from clustertune.integrations import libraries
-from clustertune.integrations.libraries.fit_memory import (
+from clustertune.integrations.libraries.boosting import (
     hist_memory,
     phases,
     pool_memory,

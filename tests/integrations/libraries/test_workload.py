@@ -117,7 +117,7 @@ def test_every_workload_is_available() -> None:
     own = [w.profile.name for w in libraries.OWN]
     assert len(own) == len(set(own))
     assert list(libraries.available()) == sorted(own)
-    for library in set(FILES) - {"workload", "continuing", "fit_memory"}:
+    for library in set(FILES) - {"workload", "boosting"}:
         module = importlib.import_module(
             f"clustertune.integrations.libraries.{library}"
         )
