@@ -433,8 +433,7 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
     more = {
         "ship.py": {"cloudpickle", "dask._task_spec", "dask.utils"},
         "content.py": {"numpy", "pandas"},  # in functions that are given such data
-        # distributed needs these, too
-        "release.py": {"dask.utils"},
+        # distributed needs it, too
         "park.py": {"msgpack"},
         # without it there are no metrics
         "telemetry.py": {"prometheus_client"},
@@ -448,7 +447,7 @@ def test_what_is_shipped_needs_nothing_that_may_not_be_there(file: Path) -> None
         "page.py": {"clustertune.core.wording"},
         "restart.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "state.py": {"clustertune.core.rules", "clustertune.core.wording"},
-        "drop.py": {"clustertune.core.rules"},
+        "release.py": {"clustertune.core.rules"},
         "evacuation.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "schedule_runner.py": {"clustertune.core.rules", "clustertune.core.wording"},
         "schedule.py": {"clustertune.core.rules", "clustertune.core.wording"},

@@ -11,8 +11,8 @@ import numpy as np
 from distributed import Nanny, wait
 
 import clustertune
-from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.mover import ManagerHold
+from clustertune.remote.scheduler.release import DataDrop
 from clustertune.remote.scheduler.restart import WorkerRestart
 from tests.in_process import gen_cluster
 from tests.processes import free_ports, soon

@@ -18,7 +18,7 @@ from distributed.core import Status
 from clustertune.core.rules import is_parked_first, restart_refusal
 from clustertune.core.wording import printable
 from clustertune.remote.keys import Places, in_turns
-from clustertune.remote.scheduler.nanny import Parking, set_status
+from clustertune.remote.scheduler.nanny import Parking, Refused, set_status
 from clustertune.remote.scheduler.release import release_for
 from clustertune.remote.scheduler.state import (
     COMING,
@@ -30,10 +30,6 @@ from clustertune.remote.scheduler.state import (
 )
 
 MOVING_AWAY = "moving away its keys"
-
-
-class Refused(Exception):  # noqa: N818
-    """A worker is not restarted; its state is unchanged."""
 
 
 class NotEnoughMemory(Refused):

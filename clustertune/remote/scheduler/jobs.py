@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from clustertune.remote.ending import within
 from clustertune.remote.keys import in_turns
-from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.lease import SCHEDULER_OWNER, TOPIC
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy, move_keys
+from clustertune.remote.scheduler.release import DataDrop
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.state import is_coming, is_lost
 

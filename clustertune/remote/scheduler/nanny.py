@@ -42,6 +42,10 @@ RELEASE = "Release these keys first, or lose them with drop_data=True"
 T = TypeVar("T")
 
 
+class Refused(Exception):  # noqa: N818
+    """A worker is not restarted; its state is unchanged."""
+
+
 async def call(
     scheduler: Any,
     address: str,

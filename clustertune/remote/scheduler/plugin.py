@@ -20,7 +20,6 @@ from clustertune.remote.ending import end_tasks
 from clustertune.remote.keys import Places, count, in_rotation, in_turns
 from clustertune.remote.scheduler import survey
 from clustertune.remote.scheduler.bindings import Bindings, PreparedKeys
-from clustertune.remote.scheduler.drop import DataDrop
 from clustertune.remote.scheduler.fits import Fits
 from clustertune.remote.scheduler.jobs import Jobs
 from clustertune.remote.scheduler.lease import (
@@ -36,7 +35,7 @@ from clustertune.remote.scheduler.lease import (
 )
 from clustertune.remote.scheduler.mover import ManagerHold, MovePolicy
 from clustertune.remote.scheduler.page import PageData
-from clustertune.remote.scheduler.release import holdings, release
+from clustertune.remote.scheduler.release import DataDrop, holdings, release
 from clustertune.remote.scheduler.restart import WorkerRestart
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner
 from clustertune.remote.scheduler.state import is_parking, worker_id

@@ -1,21 +1,56 @@
-"""Release data on request: by prefix, or by a restart; and the names that hold data.
+"""Release data on request: the keys of a prefix, or all data of workers.
 
-The scans take time that grows with all keys, in short turns of the event loop. They run
-only before data is destroyed.
+Workers whose data is released restart at once, without their data and tasks. The scans
+take time that grows with all keys, in short turns of the event loop. They run only
+before data is destroyed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Mapping
-from time import time
+import asyncio
+import logging
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from time import monotonic, time
 from typing import Any
 
+from distributed.core import Status
+
+from clustertune.core.rules import NO_NANNY
 from clustertune.remote.keys import batches, drained, in_turns
-from clustertune.remote.scheduler.state import COMING, is_computable
+from clustertune.remote.scheduler.bindings import bound_to, follow
+from clustertune.remote.scheduler.fits import is_training
+from clustertune.remote.scheduler.nanny import (
+    GRACE,
+    NANNY_TIMEOUT,
+    POLL_INTERVAL,
+    NannyWatch,
+    Refused,
+    call,
+    expecting,
+    silent_nannies,
+)
+from clustertune.remote.scheduler.state import (
+    COMING,
+    WAITING,
+    begun_tasks,
+    identity,
+    is_computable,
+    is_parking,
+)
+
+logger = logging.getLogger("distributed.clustertune")
 
 MAX_GROUPS = 5000  # of prefix and owners that are reported
 REASON = "released"
 MESSAGE = "Its data was released on purpose, by clustertune. Load or compute it again."
+CANCELLED = "Its worker was restarted on purpose, by clustertune. Compute it again."
 
 
 async def wanted_tasks(
@@ -101,3 +136,295 @@ def unpublish_all(scheduler: Any) -> list[str]:
     for name in names:
         del datasets[name]
     return [str(name) for name in names]
+
+
+# --- restarts at once -----------------------------------------------------------------
+
+
+class DataDrop:
+    """A restart of workers at once, without their data and tasks.
+
+    Nothing changes until the data is counted. Unless ``others`` is set, data and tasks
+    that other clients want stop it. The workers must be back within ``timeout``
+    seconds.
+
+    Parameters
+    ----------
+    scheduler, owner
+        The scheduler, and the client that requests it.
+    others
+        Whether data and tasks of other clients may be lost.
+    workers
+        Addresses. None: all workers, which ends parking workers, too.
+    wait
+        Seconds to wait for running tasks. They are cancelled then.
+    parking
+        The pickled ``park.act``, which ends former processes.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        owner: str,
+        others: bool,
+        workers: Collection[str] | None,
+        wait: float,
+        timeout: float,
+        parking: bytes,
+    ):
+        self.scheduler = scheduler
+        self.owner = owner
+        self.others = others
+        self.addresses = None if workers is None else frozenset(workers)
+        self.wait = wait
+        self.timeout = timeout
+        self.parking = parking
+        self.stopped = False
+        self.began = False  # from then on the data is lost
+        self.doing = "waiting for tasks to end"
+        self.keys = 0  # that are lost
+        self.nbytes = 0
+        self.cancelled = 0  # tasks
+        self.names: list[str] = []  # published names that were removed
+        self.event = {"action": "drop", "client": owner}  # fields of logged events
+
+    def has_counted(self, address: str) -> bool:
+        """Whether the lost keys of a worker are counted here."""
+        named = self.addresses is not None and address in self.addresses
+        return self.clears_cluster() or (self.began and named)
+
+    def clears_cluster(self) -> bool:
+        """Whether it restarts all workers now, after it has counted their keys."""
+        return self.began and self.addresses is None
+
+    def _workers(self) -> list[Any]:
+        there = self.scheduler.workers.values()
+        named = self.addresses
+        return [ws for ws in there if named is None or ws.address in named]
+
+    async def run(self) -> str:
+        """Restart the workers; return a refusal, the missing workers, or ""."""
+        try:
+            await self._refuse_silent()
+            await self._wait_for_tasks()
+            await self._refuse_silent()
+            await self._count()
+            self._refuse()  # at once after the count: nothing may arrive meanwhile
+        except Refused as error:
+            return str(error)
+        self.doing = "restarting workers"
+        workers = self._workers()
+        parked = [ws for ws in workers if is_parking(ws.name)]
+        hosts = {ws.host for ws in parked}
+        near = [ws for ws in self.scheduler.workers.values() if ws.host in hosts]
+        nannies = {ws.nanny for ws in near if ws.nanny}
+        with expecting(self.scheduler, workers):
+            return await self._replace(workers, nannies)
+
+    async def _replace(self, workers: Collection[Any], nannies: Collection[Any]) -> str:
+        """End the processes, and wait for the next ones; return the missing workers."""
+        before = {identity(ws) for ws in workers if not is_parking(ws.name)}
+        end = monotonic() + self.timeout
+        self.began = True
+        bound = await self._end_processes(workers)
+        for nanny in nannies:  # a former process may not end by itself
+            await call(self.scheduler, nanny, self.parking, {"what": "end"}, GRACE)
+        watches = {n: NannyWatch(self.scheduler, str(n)) for n, _ in before}
+        while missing := before - self._running(workers):
+            silent = await asyncio.gather(*(watches[n].is_silent() for n, _ in missing))
+            if monotonic() > end or all(silent):
+                some = ", ".join(sorted(str(nanny) for nanny, _ in missing)[:3])
+                return f"{len(missing)} workers did not come back, of nannies {some}"
+            await asyncio.sleep(POLL_INTERVAL)
+        await self._follow(bound)
+        return ""
+
+    def _running(self, former: Collection[Any]) -> set[Any]:
+        """Return the identities of new processes that run."""
+        return {
+            identity(ws)
+            for ws in self.scheduler.workers.values()
+            if ws not in former and ws.status is Status.running
+        }
+
+    async def _end_processes(self, workers: Collection[Any]) -> dict[Any, set[Any]]:
+        """End the processes; return keys that are bound to them, by identity."""
+        scheduler, name = self.scheduler, f"clustertune-drop-{time()}"
+        bound: dict[Any, set[Any]] = {}
+        try:
+            if self.addresses is None:
+                self.names = unpublish_all(scheduler)
+                await scheduler.restart(
+                    timeout=NANNY_TIMEOUT, wait_for_workers=False, stimulus_id=name
+                )
+                return bound
+            for ws in workers:
+                bound[identity(ws), ws.address] = await bound_to(scheduler, ws.address)
+            tasks = [ts for ws in workers for ts in ws.processing]
+            self.cancelled = await cancel(scheduler, tasks)
+            for ws in workers:
+                if not ws.nanny:
+                    await scheduler.remove_worker(ws.address, stimulus_id=name)
+            await scheduler.restart_workers(
+                [ws.address for ws in workers if ws.nanny],
+                timeout=NANNY_TIMEOUT,
+                wait_for_workers=False,
+                on_error="return",
+                stimulus_id=name,
+            )
+        except asyncio.TimeoutError:
+            logger.warning("not all processes ended within %g s", NANNY_TIMEOUT)
+        return bound
+
+    async def _follow(self, bound: dict[Any, set[Any]]) -> None:
+        """Bind tasks to the new addresses; otherwise they could never be computed."""
+        there = {identity(ws): ws for ws in self.scheduler.workers.values()}
+        for (who, address), keys in bound.items():
+            if who in there and there[who].address != address:
+                await follow(self.scheduler, keys, {address}, there[who].address)
+
+    async def _refuse_silent(self) -> None:
+        self._refuse()
+        nannies = [ws.nanny for ws in self._workers()]
+        if silent := await silent_nannies(self.scheduler, nannies):
+            raise Refused(silent)
+
+    def _refuse(self) -> None:
+        alone = [
+            ws.address
+            for ws in self._workers()
+            if not ws.nanny and not is_parking(ws.name)
+        ]
+        if alone:
+            raise Refused(f"{alone[0]}: {NO_NANNY}")
+        if self.stopped:
+            raise Refused("stopped")
+
+    async def _wait_for_tasks(self) -> None:
+        end = monotonic() + self.wait
+        while monotonic() < end and any(begun_tasks(ws) for ws in self._workers()):
+            if self.stopped:
+                raise Refused("stopped")
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _count(self) -> None:
+        """Count the data that will be lost; the plan may be old."""
+        if self.addresses is not None:
+            await self._count_named()
+            return
+        async for ts, wanting in wanted_tasks(self.scheduler, ()):
+            there = ts.state == "memory"
+            if not (there or ts.state in COMING):
+                continue
+            self._refuse_others(wanting)
+            self.keys += there
+            self.nbytes += ts.nbytes if there else 0
+
+    async def _count_named(self) -> None:
+        """Count keys that only the named workers have, and that are not computed."""
+        workers = self._workers()
+        for ws in workers:
+            for ts in _waiting_for(ws.processing):
+                self._refuse_others({c.client_key for c in ts.who_wants})
+        ending, counted = set(workers), set()
+        fates: dict[Any, bool] = {}
+        held = (ts for ws in workers for ts in list(ws.has_what))
+        async for ts in in_turns(held):
+            lost = ts.who_has and _ends_with(ts, ending, fates)
+            if lost and ts.key not in counted:
+                self._refuse_others({c.client_key for c in ts.who_wants or ()})
+                counted.add(ts.key)
+                self.keys += 1
+                self.nbytes += ts.nbytes
+
+    def _refuse_others(self, wanting: Collection[str]) -> None:
+        if not self.others and set(wanting) - {self.owner}:
+            other = min(set(wanting) - {self.owner})
+            raise Refused(f"client {other} wants data or tasks that would be lost")
+
+    def state(self) -> dict[str, Any]:
+        """Return the progress as plain data."""
+        return {
+            "doing": self.doing,
+            "keys": self.keys,
+            "nbytes": self.nbytes,
+            "cancelled": self.cancelled,
+            "began": self.began,
+        }
+
+
+def _ends_with(ts: Any, workers: Collection[Any], fates: dict[Any, bool]) -> bool:
+    """Whether Dask cannot compute a task's result again after the end of workers.
+
+    ``fates`` has the answers for the tasks that were looked at.
+    """
+    todo = [ts]
+    while todo:
+        one = todo[-1]
+        if one.state in COMING or (one.who_has and not one.who_has <= workers):
+            fates[one] = False
+        elif one.state == "erred" or not is_computable(one):
+            fates[one] = True
+        new = [] if one in fates else [d for d in one.dependencies if d not in fates]
+        if new:
+            todo += new
+            continue
+        todo.pop()
+        if one not in fates:
+            fates[one] = any(fates[d] for d in one.dependencies)
+    return fates[ts]
+
+
+def _waiting_for(tasks: Iterable[Any]) -> Iterator[Any]:
+    """Yield wanted tasks among these, and among the tasks that wait for them."""
+    todo, seen = list(tasks), set()
+    while todo:
+        ts = todo.pop()
+        if ts in seen:
+            continue
+        seen.add(ts)
+        if ts.who_wants:
+            yield ts
+        todo += [d for d in ts.dependents if d.state in COMING]
+
+
+def failed_fits(scheduler: Any, worker: Any) -> list[Any]:
+    """Return training tasks without a result of fits that have lost a member.
+
+    Only fits that train on this worker count. A member has erred, or is bound to a
+    worker that has left.
+    """
+    found: set[Any] = set()
+    for ts in list(worker.processing):
+        if not is_training(ts):
+            continue
+        wanted = (key for client in ts.who_wants for key in client.wants_what)
+        fit = [t for t in wanted if t.prefix is ts.prefix and is_training(t)]
+        if any(_has_left(scheduler, t) for t in fit):
+            found.update(t for t in fit if t.state in COMING)
+    return list(found)
+
+
+def _has_left(scheduler: Any, ts: Any) -> bool:
+    """Whether a task has failed, or is bound to workers that have left."""
+    bound = ts.worker_restrictions
+    waits = ts.state in WAITING and bound and not ts.loose_restrictions
+    return ts.state == "erred" or bool(
+        waits and scheduler.workers.keys().isdisjoint(bound)
+    )
+
+
+async def cancel(scheduler: Any, tasks: Iterable[Any]) -> int:
+    """Cancel tasks and what waits for them; return the number of cancelled futures.
+
+    Only wanted keys are released. Dask ends the connection of a client that cancels
+    another key.
+    """
+    going: dict[str, list[Any]] = {}
+    count = 0
+    for ts in _waiting_for(tasks):
+        count += 1
+        for client in ts.who_wants:
+            going.setdefault(client.client_key, []).append(ts.key)
+    await release_for(scheduler, going, CANCELLED)
+    return count

@@ -27,12 +27,10 @@ from clustertune.core.rules import USABLE, restart_refusal
 from clustertune.core.wording import plural
 from clustertune.remote.keys import Places
 from clustertune.remote.scheduler.bindings import bound_to, follow, take_tasks_back
-from clustertune.remote.scheduler.drop import cancel, failed_fits
 from clustertune.remote.scheduler.evacuation import (
     MOVING_AWAY,
     Evacuation,
     HeldKeys,
-    Refused,
     UnsendableKeys,
 )
 from clustertune.remote.scheduler.mover import (
@@ -48,6 +46,7 @@ from clustertune.remote.scheduler.nanny import (
     RELEASE,
     NannyWatch,
     Parking,
+    Refused,
     Resizing,
     end_process,
     expecting,
@@ -56,6 +55,7 @@ from clustertune.remote.scheduler.nanny import (
     silent_nannies,
     wait_for_end,
 )
+from clustertune.remote.scheduler.release import cancel, failed_fits
 from clustertune.remote.scheduler.state import (
     begun_work,
     counted_bytes,
