@@ -24,6 +24,7 @@ import numpy as np
 from distributed import Client
 from distributed.comm.core import CommClosedError
 
+from clustertune.collections import contents
 from clustertune.core.model import (
     CollectionInfo,
     Int64s,
@@ -43,7 +44,7 @@ from clustertune.errors import (
     VersionMismatchError,
 )
 from clustertune.integrations import managers
-from clustertune.monitor import connection, counting
+from clustertune.monitor import connection
 from clustertune.planner import machines
 from clustertune.remote import keys, ship
 from clustertune.remote.scheduler import plugin
@@ -413,7 +414,7 @@ async def look(
     addresses = [(w.address, w.address in there) for w in snapshot.workers]
     if not any(w.running for w in snapshot.workers):
         task_seconds = 0.0
-    counted = await counting.count_rows(
+    counted = await contents.count_rows(
         client, placed, addresses, task_seconds=task_seconds
     )
     by_label = {m.label: m for m in counted}

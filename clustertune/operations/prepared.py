@@ -16,6 +16,7 @@ from dask.base import annotate
 
 from clustertune import checks
 from clustertune.actions.cluster.live import LiveCluster
+from clustertune.collections import contents
 from clustertune.collections.inputs import COMPANIONS
 from clustertune.core.model import CollectionInfo, Layout, Plan, View
 from clustertune.core.report import Report
@@ -23,7 +24,7 @@ from clustertune.core.wording import plural
 from clustertune.errors import IncompleteError, VerificationError
 from clustertune.integrations import libraries
 from clustertune.integrations.libraries import FitInputs
-from clustertune.monitor import counting, monitor
+from clustertune.monitor import monitor
 from clustertune.monitor.connection import ClientContext, sync
 from clustertune.operations import history
 from clustertune.operations.call import Call, RunningCall
@@ -166,7 +167,7 @@ class Prepared(ClientContext):
         """Return digests of the partitions of all collections, as far as known."""
         view = self._journal.views[-1]
         keys = [k for x in view.layouts for m in x.collections for k in m.keys]
-        return await counting.digests(
+        return await contents.digests(
             self.client, keys, monitor.known(self.client).addresses
         )
 
@@ -185,7 +186,7 @@ class Prepared(ClientContext):
         rows: dict[Any, list[int]] = {}
         for parts in picked.values():
             rows |= parts
-        found = await counting.row_digests(
+        found = await contents.row_digests(
             self.client, rows, monitor.known(self.client).addresses
         )
         return {

@@ -17,9 +17,10 @@ from distributed.scheduler import TaskPrefix
 
 import clustertune
 from clustertune.checks import workers
+from clustertune.collections import contents
 from clustertune.core.model import Severity
 from clustertune.errors import IncompleteError, TimedOutError
-from clustertune.monitor import counting, monitor
+from clustertune.monitor import monitor
 from clustertune.operations import check
 from clustertune.remote.ending import within
 from tests.in_process import gen_cluster
@@ -145,7 +146,7 @@ async def test_the_time_is_over(c, s, a, b, monkeypatch):
 @gen_cluster(client=True, nthreads=TWO, Worker=Nanny)
 async def test_a_worker_hangs(c, s, a, b, monkeypatch):
     """The report has what the others know, names it, and leaves no task."""
-    monkeypatch.setattr(counting, "PATIENCE", 1.0)
+    monkeypatch.setattr(contents, "PATIENCE", 1.0)
     monkeypatch.setattr(monitor, "PATIENCE", 1.0)
     monkeypatch.setitem(monitor.ask_workers.__kwdefaults__, "timeout", 1.0)
     monkeypatch.setattr(workers, "ANSWERS", 0.5)
