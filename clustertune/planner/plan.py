@@ -19,6 +19,7 @@ from clustertune.core.model import (
     Action,
     CollectionInfo,
     Finding,
+    Goal,
     Layout,
     Plan,
     Refusal,
@@ -115,27 +116,29 @@ def unmet_goals(view: View) -> tuple[Finding, ...]:
 
 # --- plan -----------------------------------------------------------------------------
 
-#: phases in their order; each is named after its action
-PHASES = (
+#: phases in their order, each named after its action, and whether the goal requests
+#: them; others are due if they fix a finding
+PHASES: Mapping[str, Callable[[Goal], object]] = {
     # later phases depend on the number of workers and their memory
-    "merge",
+    "merge": lambda goal: goal.merge_workers,
     # only after a trim is it known which processes need a restart
-    "trim",
+    "trim": lambda goal: goal.restart == "auto",
     # workers are restarted before they receive data
-    "restart",
+    "restart": lambda goal: goal.restart,
     # adaptive scaling would remove new workers
-    "adapt",
+    "adapt": lambda goal: goal.n_workers is not None,
     # all later phases depend on the number of workers
-    "scale",
+    "scale": lambda goal: goal.n_workers is not None,
     # data must be in memory before rows are counted and partitions are moved
-    "load",
+    "load": lambda _: False,
     # partitions are cut and joined on the workers that will train on them
-    "rechunk",
-    # no later phase moves a partition of the training data
-    "rebalance",
+    "rechunk": lambda goal: not isinstance(goal.rechunk, bool),
+    # no later phase moves a partition of the training data; it also improves what it
+    # cannot fix
+    "rebalance": lambda _: True,
     # replicas of eval sets are placed with the training data
-    "replicate",
-)
+    "replicate": lambda _: False,
+}
 
 
 def make_plan(
@@ -144,7 +147,7 @@ def make_plan(
     """Plan the first phase that has a step which the guards allow.
 
     The plan keeps the refused steps of the phases before it, with the reasons.
-    ``actions`` are by name, and each phase calls ``propose`` of its action.
+    ``actions`` are by name. Each phase that is due calls ``propose`` of its action.
 
     Raises
     ------
@@ -153,8 +156,9 @@ def make_plan(
     """
     refused: list[Refusal] = []
     last = ""
-    for name in PHASES:
-        steps: list[Step] = []
+    steps: list[Step] = []
+    fixing = {f.fixed_by for f in findings}
+    for name in (n for n, wanted in PHASES.items() if n in fixing or wanted(view.goal)):
         proposed = actions[name].propose(findings, view)
         for step, refusal in guards.sort_out(proposed, view):
             last = name
