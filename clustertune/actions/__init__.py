@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from clustertune.actions import load, merge, rebalance, rechunk, restart, scale
+from clustertune.actions import load, rebalance, rechunk, restart, scale
 from clustertune.core.model import Action, Cluster, Notify, Result, Step
 
 
@@ -27,7 +27,7 @@ ACTIONS: Mapping[str, Action] = {
     "adapt": Action(_by_port("adapt"), scale.propose_bounds),
     "drop": Action(_by_port("drop")),
     "load": Action(_by_port("load"), load.propose),
-    "merge": Action(_by_port("restart"), merge.propose),
+    "merge": Action(_by_port("restart"), scale.propose_merges),
     "rebalance": Action(_by_port("move"), rebalance.propose),
     "rechunk": Action(rechunk.enact, rechunk.propose),
     "release": Action(_by_port("release")),

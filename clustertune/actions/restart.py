@@ -6,8 +6,7 @@ the nanny cannot run two processes of the worker, the keys move to other workers
 back, or the nanny parks them. A restart that could lose data is refused before anything
 changes: other workers or the nanny must have room for the keys.
 
-A retirement begins like a restart; the empty worker is then closed. A trim comes before
-restarts, and often makes them unnecessary.
+A trim comes before restarts, and often makes them unnecessary.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from clustertune.core.model import (
     Price,
     Resize,
     Restart,
-    Retire,
     Step,
     Trim,
     Unknown,
@@ -308,34 +306,6 @@ def _has(worker: WorkerSnapshot, size: WorkerSize) -> bool:
         and size.nthreads in (None, worker.nthreads)
         and size.memory_limit in (None, worker.memory_limit)
     )
-
-
-# --- retirements ----------------------------------------------------------------------
-
-OTHERS = "the other workers"
-
-
-def retirements(view: View, n_workers: int, *, wait: float = WAIT) -> Iterator[Step]:
-    """Return a step for each worker beyond ``n_workers``."""
-    there = [w for w in view.now.workers if w.is_counted]
-    least = sorted(there, key=_keys_to_move)
-    going = least[: max(0, len(there) - n_workers)]
-    leaving = frozenset(w.id for w in going)
-    yield from bring_back(view, wait)
-    for worker, args in ends(view, leaving, wait=wait, leaving=leaving):
-        yield Step(
-            action="retire",
-            summary=summary("retire", worker, OTHERS),
-            price=price(worker),
-            args=Retire(**args),
-        )
-
-
-def _keys_to_move(worker: WorkerSnapshot) -> tuple[int, int, str]:
-    """Sort key; workers with actors go last, because actors cannot be moved."""
-    data = worker.held_data
-    held = (0, 0) if data is None else (data.actors, data.nbytes)
-    return *held, str(worker.id)
 
 
 # --- trims ----------------------------------------------------------------------------

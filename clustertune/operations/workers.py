@@ -10,7 +10,6 @@ from typing import Any
 
 from distributed import Client, futures_of
 
-from clustertune.actions import merge as merging
 from clustertune.actions import release as releasing
 from clustertune.actions import restart as restarting
 from clustertune.actions import scale as scaling
@@ -316,7 +315,7 @@ TimedOutError
     return operate(
         client,
         "merge",
-        lambda view, ids, _: merging.steps(view, ids, wait=seconds, most=most),
+        lambda view, ids, _: scaling.merges(view, ids, wait=seconds, most=most),
         *collections,
         workers=workers,
         dry_run=dry_run,
@@ -387,7 +386,7 @@ def scale(
                 raise NoWorkersError(f"n_workers={wanted}: {reason}")
             yield scaling.step(there, wanted)
         else:
-            yield from restarting.retirements(view, wanted, wait=seconds)
+            yield from scaling.retirements(view, wanted, wait=seconds)
 
     return operate(
         client,

@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster, wait
 
 import clustertune
 from clustertune import checks
-from clustertune.actions import merge
+from clustertune.actions import scale
 from clustertune.checks.threads import several_workers_per_host
 from clustertune.cli import main
 from clustertune.core.model import (
@@ -99,14 +99,14 @@ def test_prepare_merges_all_or_nothing() -> None:
     actor = replace(some[0], held_data=held(10, actors=1))
     found = view([actor, some[1]], merge_workers=True)
     with pytest.raises(RefusedError, match=r"nothing was changed: .*actor"):
-        list(merge.propose((), found))
-    assert len(list(merge.propose((), view(some, merge_workers=True)))) == 2
+        list(scale.propose_merges((), found))
+    assert len(list(scale.propose_merges((), view(some, merge_workers=True)))) == 2
 
 
 def test_steps() -> None:
     """The worker with the most data is resized, then the others move theirs to it."""
     found = view(workers(10, 30, 20))
-    first, *others = merge.steps(found)
+    first, *others = scale.merges(found)
     assert first.args.id == 1
     assert (first.args.size.nthreads, first.args.size.memory_limit) == (3, 12 * GIB)
     assert [s.args.id for s in others] == [0, 2]
@@ -116,23 +116,23 @@ def test_steps() -> None:
         assert step.action == "merge"
         assert "move to worker 1" in step.summary
     assert all(no is None for _, no in guards.sort_out([first, *others], found))
-    assert list(merge.propose((), found)) == []
+    assert list(scale.propose_merges((), found)) == []
     requested = view(workers(10, 30), merge_workers=True)
-    assert len(list(merge.propose((), requested))) == 2
+    assert len(list(scale.propose_merges((), requested))) == 2
 
 
 def test_limits_above_the_memory_of_the_host() -> None:
     """Dask limits the kept worker to that memory, and another merge goes on."""
     some = workers(30, 10, memory_limit=20 * GIB, host_memory=32 * GIB)
-    resize, retirement = merge.steps(view(some))
+    resize, retirement = scale.merges(view(some))
     assert resize.args.size.memory_limit == 32 * GIB
     later = view([replace(some[0], nthreads=2, memory_limit=32 * GIB), some[1]])
     assert guards.replacement_has_its_size(retirement.args, later) is None
-    (again,) = merge.steps(later)
+    (again,) = scale.merges(later)
     assert (again.args.id, type(again.args)) == (1, Retire)
     alone = view([replace(w, nanny=None) for w in some])
     with pytest.raises(RefusedError, match="--memory-limit 32768MiB"):
-        list(merge.steps(alone))
+        list(scale.merges(alone))
 
 
 def test_parked_keys_are_brought_back_once() -> None:
@@ -141,7 +141,7 @@ def test_parked_keys_are_brought_back_once() -> None:
     some = workers(0, 0) + [
         replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
     ]
-    steps = list(merge.steps(view([*some, parked])))
+    steps = list(scale.merges(view([*some, parked])))
     assert [s.args.id for s in steps].count("p") == 1
 
 
@@ -150,19 +150,19 @@ def test_equal_workers() -> None:
     some = workers(0, 0) + [
         replace(w, id=w.id + 2, host="other") for w in workers(0, 0, nthreads=2)
     ]
-    steps = list(merge.steps(view(some)))
+    steps = list(scale.merges(view(some)))
     resized = [s.args for s in steps if isinstance(s.args, Resize)]
     assert [args.id for args in resized] == [0, 2]
     assert [args.size.nthreads for args in resized] == [2, 4]
-    assert list(merge.steps(view(some), {0, 2})) == []
-    assert len(list(merge.steps(view(some), {0, 1}))) == 2
+    assert list(scale.merges(view(some), {0, 2})) == []
+    assert len(list(scale.merges(view(some), {0, 1}))) == 2
 
 
 def test_an_interrupted_merge() -> None:
     """It goes on: the worker that has the size is kept."""
     first, second, third = workers(1, 9, 9)
     first = replace(first, nthreads=3, memory_limit=12 * GIB)
-    steps = list(merge.steps(view([first, second, third])))
+    steps = list(scale.merges(view([first, second, third])))
     assert [(s.args.id, type(s.args)) for s in steps] == [(1, Retire), (2, Retire)]
     assert steps[0].args.process_limits.keys() == {0}
 
@@ -170,7 +170,7 @@ def test_an_interrupted_merge() -> None:
 def test_a_worker_that_was_not_resized() -> None:
     """Nothing moves to it: its limit is not that of the plan."""
     found = view(workers(10, 30))
-    _, retirement = merge.steps(found)
+    _, retirement = scale.merges(found)
     refused = guards.refusal(retirement, found)
     assert refused is not None
     assert refused.guard == "replacement_has_its_size"
@@ -182,7 +182,7 @@ def test_too_little_memory() -> None:
     """The keys of all retired workers are counted before anything changes."""
     space = ParkingSpace(memory=64 * GIB, disk=0)
     some = workers(*[int(3.5 * GIB)] * 4, process=int(3.6 * GIB), parking_space=space)
-    found = list(guards.sort_out(merge.steps(view(some)), view(some)))
+    found = list(guards.sort_out(scale.merges(view(some)), view(some)))
     assert [no is None for _, no in found] == [True, True, True, False]
     refused = found[-1][1]
     assert refused is not None
@@ -194,7 +194,7 @@ def test_keys_that_fit_only_with_other_hosts() -> None:
     some = workers(GIB, 3 * GIB, process=3 * GIB)
     some[1] = replace(some[1], process=7 * GIB)
     away = worker("away", host="other", memory_limit=64 * GIB)
-    _, retirement = merge.steps(view([*some, away]))
+    _, retirement = scale.merges(view([*some, away]))
     assert retirement.args.process_limits.keys() == {1, "away"}
     assert "move to the other workers" in retirement.summary
 
@@ -219,7 +219,7 @@ def test_workers_that_differ(change: dict[str, Any], reason: str) -> None:
     second = worker(1, **({"affinity": ALL} | change))
     found = view([first, second], workload=THREADS)
     with pytest.raises(RefusedError, match=reason) as refused:
-        list(merge.steps(found))
+        list(scale.merges(found))
     assert "dask worker tcp://127.0.0.1:8786 --nthreads 2" in str(refused.value)
     assert bool(list(several_workers_per_host(found))) == ("nanny" in change)
 
@@ -231,7 +231,7 @@ def test_adaptive_scaling(adaptive: Any) -> None:
     """It would start the workers again."""
     moment = snapshot(workers(0, 0), adaptive=adaptive)
     with pytest.raises(RefusedError, match="--nthreads 2 --memory-limit"):
-        list(merge.steps(view(snapshots=[moment])))
+        list(scale.merges(view(snapshots=[moment])))
 
 
 def test_managers() -> None:
@@ -239,7 +239,7 @@ def test_managers() -> None:
     reason = Gateway(object()).merge_obstacle()
     moment = snapshot(workers(0, 0), can_merge=reason)
     with pytest.raises(RefusedError, match="one worker per host, 2 threads and 8192"):
-        list(merge.steps(view(snapshots=[moment])))
+        list(scale.merges(view(snapshots=[moment])))
 
 
 def test_workers_that_start_together() -> None:

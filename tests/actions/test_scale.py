@@ -33,12 +33,12 @@ def burden(nbytes: int) -> HeldData:
 def test_who_goes() -> None:
     """Workers with the fewest unreplicated bytes leave."""
     some = [worker(i, held_data=burden(n)) for i, n in enumerate([50, 10, 40, 20])]
-    first, second = restarting.retirements(view(some), 2)
+    first, second = scale.retirements(view(some), 2)
     assert {first.args.id, second.args.id} == {1, 3}
     assert first.args.process_limits.keys() == {0, 2}
     assert isinstance(first.args, Retire)
     assert first.price.nbytes in (10, 20)
-    assert list(restarting.retirements(view(some), 4)) == []
+    assert list(scale.retirements(view(some), 4)) == []
     assert list(restarting.propose((), view(some))) == []
 
 

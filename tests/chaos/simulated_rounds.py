@@ -115,7 +115,7 @@ def _steps(case: Case, view: View, ids: Any) -> Iterator[Any]:
         yield from release.steps(view, named=False)
     elif case.seed % 3:
         yield from scale.exact_bounds(view, 1 + case.seed % n)
-        yield from restart.retirements(view, 1 + case.seed % n)
+        yield from scale.retirements(view, 1 + case.seed % n)
     else:
         yield scale.step(n, n + 1 + case.seed % 5)
 
