@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from clustertune.actions import load, rebalance, rechunk, restart, scale
+from clustertune.actions import placing, rechunk, restart, scale
 from clustertune.core.model import Action, Cluster, Notify, Result, Step
 
 
@@ -26,12 +26,12 @@ def _by_port(method: str) -> Callable[[Step, Cluster, Notify], Awaitable[Result]
 ACTIONS: Mapping[str, Action] = {
     "adapt": Action(_by_port("adapt"), scale.propose_bounds),
     "drop": Action(_by_port("drop")),
-    "load": Action(_by_port("load"), load.propose),
+    "load": Action(_by_port("load"), placing.propose_load),
     "merge": Action(_by_port("restart"), scale.propose_merges),
-    "rebalance": Action(_by_port("move"), rebalance.propose),
+    "rebalance": Action(_by_port("move"), placing.propose_moves),
     "rechunk": Action(rechunk.enact, rechunk.propose),
     "release": Action(_by_port("release")),
-    "replicate": Action(_by_port("rechunk"), rebalance.propose_replicas),
+    "replicate": Action(_by_port("rechunk"), placing.propose_replicas),
     "restart": Action(_by_port("restart"), restart.propose, restart.needless),
     "retire": Action(_by_port("restart")),
     "scale": Action(_by_port("scale"), scale.propose),

@@ -16,7 +16,7 @@ import pytest
 from distributed import wait
 
 import clustertune
-from clustertune.actions import load
+from clustertune.actions import placing
 from clustertune.collections.partitions import Lazy, lengths, loading_graph
 from clustertune.errors import CapacityError, IncompleteError
 from tests.builders import layout, view, worker
@@ -266,7 +266,7 @@ def test_too_much_is_refused_while_all_workers_are_paused() -> None:
     full = [worker(i, status="paused", memory_limit=100) for i in range(2)]
     lazy = layout([100], None, ["X"], {"X": 80})
     with pytest.raises(CapacityError, match="workers spill: 2 workers have 0 B free"):
-        list(load.propose((), view(full, [lazy])))
+        list(placing.propose_load((), view(full, [lazy])))
 
 
 @gen_cluster(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune.actions import rebalance
+from clustertune.actions import placing
 from clustertune.core.model import Finding, Layout, Severity, Unknown, View
 from clustertune.errors import CapacityError
 from clustertune.planner import layouts
@@ -325,7 +325,7 @@ def test_what_is_in_place():
 def test_the_step():
     """Each worker's first partition gets all rows; the others get none."""
     valid = evals([3, 4], [0, 1])
-    (step,) = rebalance.propose_replicas((WRONG,), seen(valid))
+    (step,) = placing.propose_replicas((WRONG,), seen(valid))
     recut = step.args
     assert recut.rows.tolist() == [7, 0, 0, 7]
     assert recut.targets.tolist() == [1, 0, 1, 0]
@@ -349,14 +349,14 @@ def test_the_step():
 
 def test_nothing_to_do():
     """Without a finding there is no step."""
-    assert list(rebalance.propose_replicas((), seen(evals([3], [0])))) == []
+    assert list(placing.propose_replicas((), seen(evals([3], [0])))) == []
 
 
 def test_copies_that_do_not_fit():
     """Each worker needs room for a replica, which is checked before the copy."""
     small = {"memory_limit": 4500, "process": 0}
     with pytest.raises(CapacityError, match=r"on every worker, .* 2 workers would"):
-        list(rebalance.propose_replicas((WRONG,), seen(evals([20], [0]), **small)))
+        list(placing.propose_replicas((WRONG,), seen(evals([20], [0]), **small)))
 
 
 def test_two_sets_take_room_of_each_other():
@@ -366,9 +366,9 @@ def test_two_sets_take_room_of_each_other():
     both = replace(WRONG, subject=("Xv", "Xw"))
     workers = [worker(i, memory_limit=7000, process=0) for i in range(2)]
     at = view(workers, [TRAINING, one, other])
-    assert len(list(rebalance.propose_replicas((WRONG,), at))) == 1
+    assert len(list(placing.propose_replicas((WRONG,), at))) == 1
     with pytest.raises(CapacityError, match=r"eval_set\[1\]"):
-        list(rebalance.propose_replicas((both,), at))
+        list(placing.propose_replicas((both,), at))
     assert np.array_equal(at.layouts[1].rows, [10])
 
 
