@@ -22,8 +22,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Future
 
-from clustertune.collections.partitions import lengths, unjoined
-from clustertune.collections.sources import of_partitions
+from clustertune.collections.partitions import files_of, lengths, unjoined
 from clustertune.core.model import Goal, Int64s, Profile
 from clustertune.core.profiles import BOUNDS
 from clustertune.core.results import code
@@ -469,7 +468,7 @@ def with_arrays(inputs: Inputs, profile: Profile, *, asynchronous: bool) -> Inpu
             return given
         _refuse_other_types(given, profile)
         array = as_array(x, lengths(x, asynchronous=asynchronous))
-        return replace(given, collection=array, sources=of_partitions(x))
+        return replace(given, collection=array, sources=files_of(x))
 
     groups = [replace(g, given=tuple(map(made, g.given))) for g in inputs.groups]
     return replace(inputs, groups=tuple(groups))

@@ -1,4 +1,7 @@
-"""Build graphs that make partitions, each on a chosen worker: load, or cut and join.
+"""Partitions: their rows and files while lazy, and graphs that load, or cut and join.
+
+A file is named only if the expression of a lazy frame proves it: a single reader, and
+after it only operations that make each partition of the partition with the same number.
 
 Dask's own ``persist`` joins small reads of Parquet data, so a frame then has fewer
 partitions than its metadata. It also chooses the workers itself. Here, graphs are
@@ -17,7 +20,9 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections import defaultdict
+import os
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -31,9 +36,15 @@ import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.core import toposort
 from dask.dataframe.dask_expr import from_graph
-from dask.dataframe.dask_expr._expr import Lengths, Literal
+from dask.dataframe.dask_expr._expr import Blockwise, Lengths, Literal, MapOverlap
 from dask.dataframe.dask_expr._expr import Partitions as Selected
-from dask.dataframe.dask_expr.io.parquet import ReadParquet, ReadParquetPyarrowFS
+from dask.dataframe.dask_expr.io.io import FromMap
+from dask.dataframe.dask_expr.io.parquet import (
+    ReadParquet,
+    ReadParquetFSSpec,
+    ReadParquetPyarrowFS,
+)
+from fsspec.core import OpenFile
 
 from clustertune.collections import graphs
 from clustertune.collections.graphs import (
@@ -46,6 +57,9 @@ from clustertune.collections.graphs import (
 from clustertune.core.model import COPIED, PARTS, Cut, Int64s, Key, Rechunk
 
 logger = logging.getLogger("clustertune")
+
+Source = tuple[str, str]
+"""A path, and the part of the file that is read if others read the rest."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,90 @@ def _reads_by_tasks(node: Any) -> bool:
     if isinstance(node, ReadParquetPyarrowFS):
         return True
     return isinstance(node, ReadParquet) and "://" in str(node.operand("path"))
+
+
+# --- files before loading -------------------------------------------------------------
+
+
+def files_of(collection: Any) -> tuple[str, ...]:
+    """Return the source of each partition, in order; empty: not known.
+
+    A partition with an unknown source has an empty text. The sources are not escaped.
+    """
+    if isinstance(collection, da.Array):
+        return ()
+    try:
+        found = _sources(collection.expr)
+    # readers of other packages, and other releases of Dask, may raise anything
+    except Exception as error:  # noqa: BLE001
+        logger.info("the files of partitions are not known: %r", error)
+        return ()
+    if len(found) != collection.npartitions:
+        return ()
+    number = Counter(path for path, _ in found)
+    return tuple(
+        f"{path}, {part}" if part and number[path] > 1 else path for path, part in found
+    )
+
+
+def _sources(expression: Any) -> list[Source]:
+    nodes = list(expression.walk())
+    if not all(
+        isinstance(node, Blockwise)
+        and not isinstance(node, MapOverlap)
+        and node.npartitions == expression.npartitions
+        for node in nodes
+    ):
+        return []
+    readers = {node._name: node for node in nodes if not node.dependencies()}  # noqa: SLF001
+    if len(readers) != 1:
+        return []
+    (reader,) = readers.values()
+    return [] if reader.operand("_partitions") is not None else _of_reader(reader)
+
+
+def _of_reader(reader: Any) -> list[Source]:
+    if isinstance(reader, FromMap):
+        return [_of_argument(x) for x in reader.iterables[0]]
+    if isinstance(reader, ReadParquetPyarrowFS):
+        return [(_without_secrets(x.path), "") for x in reader.fragments]
+    if isinstance(reader, ReadParquetFSSpec):
+        return [_of_parts(part) for part in reader._plan["parts"]]  # noqa: SLF001
+    return []
+
+
+def _of_argument(value: Any) -> Source:
+    """Return the source that an argument of ``from_map`` names."""
+    if isinstance(value, str | os.PathLike):
+        return _without_secrets(os.fspath(value)), ""
+    # Dask's task that reads a block of a file: the file, and its first byte
+    file, *rest = getattr(value, "args", None) or (None,)
+    if isinstance(file, OpenFile):
+        begin = rest[0] if rest and isinstance(rest[0], int) else None
+        part = "" if begin is None else f"from byte {begin:,}"
+        return _without_secrets(file.path), part
+    return "", ""
+
+
+def _of_parts(part: Any) -> Source:
+    """Return the source of a partition of Parquet data, if it is one file."""
+    pieces: Iterable[Any] = part if isinstance(part, list) else [part]
+    found = {piece["piece"][0]: piece["piece"][1] for piece in pieces}
+    if len(found) != 1:
+        return "", ""
+    ((path, groups),) = found.items()
+    numbers = "" if not groups else f"row group {groups[0]}"
+    if groups and len(groups) > 1:
+        numbers = f"row groups {groups[0]} to {groups[-1]}"
+    return _without_secrets(path), numbers
+
+
+def _without_secrets(path: Any) -> str:
+    """Return a path or address without passwords and signatures."""
+    text = str(path)
+    if "://" not in text:
+        return text
+    return re.sub(r"(?<=://)[^/@]*@", "", re.split("[?#]", text, maxsplit=1)[0])
 
 
 # --- the graph ------------------------------------------------------------------------

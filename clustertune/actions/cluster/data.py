@@ -27,7 +27,7 @@ import numpy as np
 from distributed import Client, Future, futures_of
 
 from clustertune.actions.cluster.lease import POLL, RELEASE, Computing, Lease
-from clustertune.collections import contents, graphs, inputs, partitions, sources
+from clustertune.collections import contents, graphs, inputs, partitions
 from clustertune.core.model import (
     CollectionInfo,
     Cut,
@@ -570,7 +570,7 @@ def _find(given: inputs.Given, claims: Claims) -> tuple[Any, _Found]:
     if futures is None:
         asynchronous = claims.client.asynchronous
         rows = partitions.lengths(collection, asynchronous=asynchronous)
-        files = given.sources or sources.of_partitions(collection)
+        files = given.sources or partitions.files_of(collection)
         origin = graphs.origin(collection)
         return collection, _Found(names, None, rows, files, *origin)
     collection, own = claims.own(given, futures)

@@ -6,7 +6,7 @@ import dask.dataframe as dd
 import pandas as pd
 import pytest
 
-from clustertune.collections.sources import of_partitions
+from clustertune.collections.partitions import files_of
 
 N_FILES = 3
 
@@ -42,7 +42,7 @@ def test_the_named_file_has_the_rows(folder):
         X = frame[frame["a"] < 29].assign(c=frame["a"] + 1)
         X = X.map_partitions(lambda part: part)[["c", "file"]].dropna()
         for x in (frame, X, X["file"]):
-            found = of_partitions(x)
+            found = files_of(x)
             assert len(found) == x.npartitions >= N_FILES
             assert len(set(found)) == len(found)
             for i, text in enumerate(found):
@@ -53,12 +53,12 @@ def test_the_named_file_has_the_rows(folder):
 
 def test_a_part_of_a_file(folder):
     """It is named if other partitions read the rest."""
-    found = of_partitions(dd.read_csv(folder / "csv" / "0.csv", blocksize=120))
+    found = files_of(dd.read_csv(folder / "csv" / "0.csv", blocksize=120))
     assert found[0].endswith("0.csv, from byte 0")
     assert found[1].endswith("0.csv, from byte 149")
     frame = dd.read_parquet(folder / "parquet", split_row_groups=2)
-    assert of_partitions(frame)[0].endswith("0.parquet, row groups 0 to 1")
-    assert of_partitions(frame)[1].endswith("0.parquet, row group 2")
+    assert files_of(frame)[0].endswith("0.parquet, row groups 0 to 1")
+    assert files_of(frame)[1].endswith("0.parquet, row group 2")
 
 
 def test_unknown_sources(folder):
@@ -78,10 +78,10 @@ def test_unknown_sources(folder):
         dd.read_parquet(folder / "parquet", split_row_groups=False).partitions[[2, 0]],
         dd.from_pandas(pd.DataFrame({"a": range(9)}), npartitions=3),
     ):
-        assert not any(of_partitions(x))
+        assert not any(files_of(x))
     empty = pd.DataFrame({"a": [1]})
     made = dd.from_map(lambda number: empty, range(2), meta=empty)
-    assert of_partitions(made) == ("", "")
+    assert files_of(made) == ("", "")
 
 
 def test_secrets_are_not_shown():
@@ -89,4 +89,4 @@ def test_secrets_are_not_shown():
     empty = pd.DataFrame({"a": [1]})
     texts = ["s3://user:word@bucket/a.csv", "https://host/b.csv?sig=word#word"]
     frame = dd.from_map(lambda path: empty, texts, meta=empty)
-    assert of_partitions(frame) == ("s3://bucket/a.csv", "https://host/b.csv")
+    assert files_of(frame) == ("s3://bucket/a.csv", "https://host/b.csv")
