@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any
 
 from clustertune.checks import (
-    fit,
     labels,
     memory,
     partitions,
@@ -56,9 +55,9 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         memory.unmanaged_memory,
         memory.overcounted_memory,
         memory.memory_growth,
-        memory.unrelated_keys,
+        scheduler.unrelated_keys,
         memory.spill_space,
-        fit.fit_memory,
+        memory.fit_memory,
         partitions.large_partitions,
         values.wide_dtypes,
     ),
@@ -72,8 +71,8 @@ CHECKS: Mapping[str, tuple[Function, ...]] = {
         values.unreadable_values,
         values.differing_categories,
         values.differing_columns,
-        fit.missing_estimator,
-        fit.changed_partitions,
+        labels.missing_estimator,
+        partitions.changed_partitions,
     ),
     "Training is slow": (
         threads.thread_count,

@@ -1,4 +1,4 @@
-"""Checks of labels, the order of rows, and query groups."""
+"""Checks of labels, the order of rows, query groups, and the model for them."""
 
 from __future__ import annotations
 
@@ -452,3 +452,31 @@ def _too_large(
             evidence={"rows": int(sizes.max()), "bytes": round(nbytes)},
             remedy="Use workers with more memory, or leave out rows of that group.",
         )
+
+
+# --- the model ------------------------------------------------------------------------
+
+
+def missing_estimator(view: View) -> Iterator[Finding]:
+    """Find data that is prepared for any library, while some libraries need more.
+
+    LightGBM's classifier needs every class on every worker, and a ranking needs groups
+    that are whole and in order. Otherwise they train a wrong model without an error.
+    Without ``estimator=`` clustertune only makes rows even and keeps pairs together.
+
+    Remedy: Pass the model, ``clustertune.prepare(client, X, y, estimator=model)``, or
+    the name of a workload, as ``estimator="lightgbm"``.
+    """
+    if view.goal.workload_chosen or not view.layouts:
+        return
+    groups = contents.has_groups(view.layouts[0])
+    if not groups and "lightgbm" not in view.goal.imported:
+        return
+    why = "LightGBM's classifier needs every class on every worker"
+    if groups:
+        why = "a ranking needs query groups that are whole and in order"
+    yield Finding(
+        severity=Severity.warning if groups else Severity.info,
+        message=f"the data is prepared for any library, but {why}",
+        remedy=remedies.run(remedies.prepare(view, model="model")),
+    )

@@ -1,4 +1,4 @@
-"""Checks of the memory of workers, and of the disks to which they spill."""
+"""Checks of the memory of workers, also in the fit, and of disks for spilling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clustertune.core.model import (
     WorkerFacts,
     WorkerSnapshot,
 )
-from clustertune.core.results import info, unknown, warning
+from clustertune.core.results import Scalar, info, unknown, warning
 from clustertune.core.rules import ENDS, ENOUGH, alike
 from clustertune.core.wording import (
     are,
@@ -27,15 +27,15 @@ from clustertune.core.wording import (
     verb,
     workers_text,
 )
-from clustertune.planner import remedies
-from clustertune.planner.layouts import held_bytes
+from clustertune.planner import forecast, remedies
+from clustertune.planner.forecast import Need
 from clustertune.planner.machines import (
     by_host,
     details_of,
     host_memory,
     unknown_findings,
 )
-from clustertune.planner.memory import Leak, Level, leak, levels
+from clustertune.planner.memory import Leak, Level, leak, levels, limit
 
 #: bytes of a process without data: Python, Dask, NumPy, pandas, pyarrow and a library
 USUAL = 300 * 2**20
@@ -411,47 +411,7 @@ def _when(first: int) -> str:
     return f" between two runs, after at most {plural(first - 1, 'more run')}"
 
 
-# --- keys and disks -------------------------------------------------------------------
-
-
-def unrelated_keys(
-    view: View, *, info_fraction: float = 0.1, warning_fraction: float = 0.3
-) -> Iterator[Finding]:
-    """Find memory of keys that belong to none of the given collections.
-
-    A fit cannot use this memory. Often it is an earlier version of the same data, which
-    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds.
-
-    Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
-    ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
-    ``clustertune.release_data(client, keep=[X, y])``.
-
-    Parameters
-    ----------
-    info_fraction, warning_fraction
-        Fraction of all memory limits from which the finding is information, and from
-        which it is a warning.
-    """
-    survey = view.now.survey
-    limits = sum(w.memory_limit for w in view.now.workers)
-    if survey is None or not view.layouts or not limits:
-        return
-    given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
-    other = sum(w.managed + w.spilled for w in view.now.workers) - given
-    if other <= info_fraction * limits:
-        return
-    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.keys else 0)[:3]
-    kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
-    yield Finding(
-        severity=Severity.warning
-        if other > warning_fraction * limits
-        else Severity.info,
-        message=f"{bytes_text(other)} of keys belong to none of the given collections, "
-        f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
-        evidence={"bytes": other, "limits_bytes": limits},
-        remedy="Delete the variables that hold them with `del`. To release all other "
-        f"data of this client, run `{remedies.release(view)}`.",
-    )
+# --- disks ----------------------------------------------------------------------------
 
 
 def spill_space(view: View, *, min_free_fraction: float = 0.1) -> Iterator[Finding]:
@@ -528,3 +488,89 @@ def _disks(
         disks.setdefault(disk, []).append((worker, details))
     for group in disks.values():
         yield [w for w, _ in group], group[0][1].disk_free
+
+
+# --- the coming fit -------------------------------------------------------------------
+
+
+def fit_memory(view: View) -> Iterator[Finding]:
+    """Find workers without the memory that the fit needs besides the data.
+
+    A fit makes copies of the data that Dask neither counts nor can spill. A worker
+    without this memory spills, pauses (XGBoost then hangs) or is killed, which shows as
+    ``Invalid worker address`` or ``Socket recv error``. The check multiplies each
+    worker's share of the data as the workload's profile says, adds the other memory of
+    its process, and compares this with 0.7 (``clustertune.prepare.memory_fraction``) of
+    its limit. For XGBoost's ``hist`` and LightGBM it adds up histograms, bins and
+    sketches by the model's depth, leaves and bins. It stops ``prepare`` only with
+    ``on_low_memory="raise"``.
+
+    Remedy: Do one of the things that the finding names, the cheapest first: ``X =
+    X.astype("float32")``, a workload that copies less, ``clustertune.release_data`` for
+    other keys, more workers (``n_workers=8``), or a higher memory limit.
+    """
+    workers = view.eligible_workers
+    if not view.layouts or not workers:
+        return
+    needs = forecast.needs(view)
+    if isinstance(needs, Unknown):
+        yield unknown(
+            message=f"whether the fit has enough memory is {needs}",
+            remedy=f"Run `{remedies.load(view)}`, which loads the data and checks "
+            "again.",
+            fixed_by="load" if view.loads_data else "",
+        )
+        return
+    if short := forecast.short(needs):
+        yield _lacks_memory(view, short)
+    elif uncertain := [need for need in needs if need.may_lack]:
+        yield _uncertain(uncertain)
+    yield from unknown_findings("usable memory", [(w, limit(w, view)) for w in workers])
+
+
+def _uncertain(needs: Sequence[Need]) -> Finding:
+    worst = max(needs, key=lambda need: need.most)
+    return unknown(
+        message="whether the fit has enough memory is unknown: the fit takes between "
+        f"{bytes_text(worst.total)} and {bytes_text(worst.most)} on "
+        f"{workers_text([worst.worker.id])}, as trees may have fewer nodes than the "
+        "model allows, and free memory may stay in the process",
+        remedy="Use a smaller max_depth, num_leaves or max_bin, or larger workers: "
+        "`clustertune.resize_workers(client, memory_limit=...)`",
+        subject=tuple(need.worker.id for need in needs),
+    )
+
+
+def _lacks_memory(view: View, short: Sequence[Need]) -> Finding:
+    worst = max(short, key=lambda need: need.lacking)
+    ids = tuple(need.worker.id for need in short)
+    enough = forecast.workers_needed(view)
+    only = "" if enough else "; more workers are not enough, as other memory fills them"
+    return Finding(
+        severity=Severity.critical
+        if view.goal.raise_on_low_memory
+        else Severity.warning,
+        message=f"the fit needs about {bytes_text(worst.total)} on "
+        f"{workers_text([worst.worker.id])}, {bytes_text(worst.lacking)} more than "
+        f"{view.goal.memory_fraction:.0%} of its memory; {len(short):,} of "
+        f"{plural(len(view.eligible_workers), 'worker')} {verb(ids, 'has')} too little "
+        f"memory and may spill, pause or be killed{only}",
+        subject=ids,
+        evidence=_evidence(view, worst),
+        remedy=f"Do one of these: {'; '.join(w.text for w in forecast.ways(view))}",
+    )
+
+
+def _evidence(view: View, worst: Need) -> dict[str, Scalar]:
+    """The need as it is and after each change, and the limits that would be enough."""
+    enough = forecast.workers_needed(view)
+    return {
+        "needed_bytes": round(worst.total),
+        "missing_bytes": round(worst.lacking),
+        **{
+            f"{name}_bytes": forecast.fullest(view, change)
+            for name, change in forecast.options(view).items()
+        },
+        "needed_workers": enough if isinstance(enough, int) else None,
+        "needed_limit_bytes": round(forecast.larger_workers(view).memory_limit),
+    }

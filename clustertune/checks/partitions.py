@@ -14,7 +14,7 @@ from clustertune.core.model import (
     Unknown,
     View,
 )
-from clustertune.core.results import critical, unknown, warning
+from clustertune.core.results import Literal, critical, info, unknown, warning
 from clustertune.core.wording import (
     bytes_text,
     names_text,
@@ -23,6 +23,7 @@ from clustertune.core.wording import (
     workers_text,
 )
 from clustertune.planner import contents, remedies, suitability
+from clustertune.planner.chunking import wanted_partitions
 from clustertune.planner.layouts import largest_partition, layout_bytes
 
 # --- rows that do not match -----------------------------------------------------------
@@ -361,3 +362,59 @@ def large_partitions(
                 remedy=remedies.cut(view, ", which cuts large partitions"),
                 fixed_by=view.goal.cutting_action,
             )
+
+
+def changed_partitions(view: View) -> Iterator[Finding]:
+    """Find another number of partitions, on which the model depends.
+
+    ADMM solves one problem for each partition, ``Incremental`` uses each partition as a
+    mini-batch, and blockwise voting fits one model to each. With another number than in
+    the fit before, or than in the given data, the model differs.
+
+    Remedy: Run ``clustertune.prepare(client, X, y, estimator=model)``. It keeps the
+    number of the last call for as many rows, if there are no more workers than
+    partitions. Or set the number with ``rechunk=8``; then at most 8 workers train.
+    """
+    layout = view.layouts[0] if view.layouts else None
+    if layout is None or not view.goal.workload.keeps_partitions or not layout.aligned:
+        return
+    now, total = len(layout.rows), int(layout.rows.sum())
+    rows, before = view.goal.previous_shape or (0, 0)
+    if rows == total:
+        if now != before:
+            yield _other_than_before(layout, before, view)
+    elif view.given_partitions not in (None, now):
+        yield _other_than_given(layout, view)
+
+
+def _other_than_before(layout: Layout, before: int, view: View) -> Finding:
+    now, rows = len(layout.rows), int(layout.rows.sum())
+    fixed = view.goal.cutting_action if wanted_partitions(view, rows) == before else ""
+    number: dict[str, Literal] = {} if fixed else {"rechunk": before}
+    call = remedies.prepare(view, None, **number)
+    return warning(
+        message=f"the {layout.label} has {plural(now, 'partition')}, and had "
+        f"{before:,} for the previous fit, so {view.goal.workload.title} would make "
+        "another model",
+        subject=layout.labels,
+        evidence={"partitions": now, "previous_partitions": before},
+        remedy=remedies.run(
+            call,
+            f" for {plural(before, 'partition')} again; then at most "
+            f"{plural(before, 'worker')} will train",
+        ),
+        fixed_by=fixed,
+    )
+
+
+def _other_than_given(layout: Layout, view: View) -> Finding:
+    now, given = len(layout.rows), view.given_partitions
+    return info(
+        message=f"the {layout.label} was given in {plural(given or 0, 'partition')} "
+        f"and has {now:,} now, so {view.goal.workload.title} makes another model",
+        subject=layout.labels,
+        evidence={"partitions": now, "given_partitions": given},
+        remedy="For the model of the given partitions run "
+        f"`{remedies.prepare(view, rechunk=given or 1)}`; then at most "
+        f"{plural(given or 0, 'worker')} will train.",
+    )

@@ -1,4 +1,4 @@
-"""Checks of tasks, of data from the client, and of other clients."""
+"""Checks of tasks, of data from the client, and of other keys."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from clustertune.core.wording import (
     workers_text,
 )
 from clustertune.planner import remedies
+from clustertune.planner.layouts import held_bytes
 
 FROM_STORAGE = (
     "Let the workers read the data from storage, for example with "
@@ -199,7 +200,7 @@ def unrunnable_tasks(view: View) -> Iterator[Finding]:
         )
 
 
-# --- data and other clients ----------------------------------------------------------
+# --- data and other keys --------------------------------------------------------------
 
 
 def data_from_client(
@@ -250,3 +251,43 @@ def data_from_client(
             evidence={"partitions": partitions},
             remedy=FROM_STORAGE,
         )
+
+
+def unrelated_keys(
+    view: View, *, info_fraction: float = 0.1, warning_fraction: float = 0.3
+) -> Iterator[Finding]:
+    """Find memory of keys that belong to none of the given collections.
+
+    A fit cannot use this memory. Often it is an earlier version of the same data, which
+    a variable, ``_`` or ``Out`` of a notebook, or a shown exception holds.
+
+    Remedy: Delete the variables that hold the keys with ``del`` (in IPython also
+    ``%reset_selective -f name`` and ``%xdel``). If no variable is left, run
+    ``clustertune.release_data(client, keep=[X, y])``.
+
+    Parameters
+    ----------
+    info_fraction, warning_fraction
+        Fraction of all memory limits from which the finding is information, and from
+        which it is a warning.
+    """
+    survey = view.now.survey
+    limits = sum(w.memory_limit for w in view.now.workers)
+    if survey is None or not view.layouts or not limits:
+        return
+    given = int(held_bytes(view.layouts, len(view.now.workers)).sum())
+    other = sum(w.managed + w.spilled for w in view.now.workers) - given
+    if other <= info_fraction * limits:
+        return
+    largest = sorted(survey.prefixes, key=lambda p: -p.nbytes if p.keys else 0)[:3]
+    kinds = names_text([f"{p.name} ({bytes_text(p.nbytes)})" for p in largest])
+    yield Finding(
+        severity=Severity.warning
+        if other > warning_fraction * limits
+        else Severity.info,
+        message=f"{bytes_text(other)} of keys belong to none of the given collections, "
+        f"and a fit cannot use this memory; largest kinds of all keys: {kinds}",
+        evidence={"bytes": other, "limits_bytes": limits},
+        remedy="Delete the variables that hold them with `del`. To release all other "
+        f"data of this client, run `{remedies.release(view)}`.",
+    )

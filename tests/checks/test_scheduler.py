@@ -9,6 +9,7 @@ from clustertune.checks.scheduler import (
     abandoned_tasks,
     data_from_client,
     stuck_tasks,
+    unrelated_keys,
     unrunnable_tasks,
 )
 from clustertune.core.model import (
@@ -16,7 +17,7 @@ from clustertune.core.model import (
     Severity,
     UnmetRestriction,
 )
-from tests.builders import details, layout, snapshot, survey, view, worker
+from tests.builders import details, layout, prefix, snapshot, survey, view, worker
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -232,3 +233,40 @@ def test_without_a_recipe():
     assert finding.severity is Severity.info
     assert finding.subject == ("X", "y")
     assert "4 partitions of X and y are lost if a worker dies" in finding.message
+
+
+# --- unrelated_keys -------------------------------------------------------------------
+
+
+GIB = 2**30
+
+
+def find_unrelated_keys(managed, *prefixes, layouts=None):
+    data = layout([1000] * 4, [0, 0, 1, 1])  # 352,000 bytes
+    some = [worker(i, managed=managed) for i in range(2)]
+    given = [data] if layouts is None else layouts
+    return list(unrelated_keys(view(some, given, survey=survey(prefixes=prefixes))))
+
+
+def test_silent_where_others_take_little():
+    """Others hold little of 8 GiB, or no data was given, or nothing was read."""
+    assert find_unrelated_keys(GIB // 4) == []
+    assert find_unrelated_keys(3 * GIB, layouts=[]) == []
+    assert (
+        list(unrelated_keys(view([worker(0, managed=3 * GIB)], [layout([1], [0])])))
+        == []
+    )
+
+
+def test_other_keys():
+    """The finding names the largest kinds in memory."""
+    kinds = (
+        prefix("old", keys=5, nbytes=GIB),
+        prefix("gone", keys=0, nbytes=9 * GIB),
+        prefix("small", keys=1, nbytes=10),
+    )
+    (finding,) = find_unrelated_keys(GIB // 2, *kinds)
+    assert finding.severity is Severity.info
+    assert "largest kinds of all keys: old (1.0 GiB)" in finding.message
+    (finding,) = find_unrelated_keys(2 * GIB, *kinds)
+    assert finding.severity is Severity.warning

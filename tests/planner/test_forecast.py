@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import clustertune
-from clustertune.checks.fit import fit_memory
+from clustertune.checks.memory import fit_memory
 from clustertune.core.model import Profile, Unknown, View
 from clustertune.core.profiles import ByteRange, TrainingShare
 from clustertune.integrations import libraries
