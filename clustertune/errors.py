@@ -83,7 +83,7 @@ class FunctionError(ClustertuneError):
 
 
 class TimedOutError(ClustertuneError, TimeoutError):
-    """The time limit was reached; data in memory is complete, see the report."""
+    """The time limit was reached; data is complete unless the report counts losses."""
 
 
 #: the request was refused before anything changed

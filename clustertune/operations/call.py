@@ -292,11 +292,15 @@ class RunningCall:
             causes = await stuck_workers(self.call.client, self.call.timeout)
             texts = [f"{f.message}. {f.remedy}".rstrip(".") for f in causes]
             advice = "; ".join(["Give a longer timeout", *texts])
+            what, lost = "The report lists what was done", self.cluster.lost
+            if lost is not None and not any(map(any, lost.values())):
+                what = (
+                    "Data that was in memory before, and was not released, is "
+                    "complete; the report lists what was done"
+                )
             return TimedOutError(
                 f"{self.call.name} did not finish within "
-                f"{seconds_text(self.call.timeout)}. Data that was in memory before, "
-                "and was not released, is complete; the report lists what was done. "
-                f"{advice}"
+                f"{seconds_text(self.call.timeout)}. {what}. {advice}"
             )
         return connection.lost(self.call.client, error) or error
 

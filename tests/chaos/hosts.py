@@ -35,7 +35,7 @@ from tests.hosts.clusters import (
     scatter,
 )
 from tests.hosts.lab import WORKERS, Host, sh
-from tests.processes import workers_of
+from tests.processes import until, workers_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[Client, Any, Any, Random], Any]] = {
     ),
     "fit": lambda c, X, y, rng: _fit(c, X, y, rng.choice((0, 1, -1))),
 }
-TREES = 500
+TREES = 100
 
 
 def _count(client: Client) -> int:
@@ -204,6 +204,12 @@ class Player:
                 logger.exception("seed %s", case.seed)
                 outcome = type(error).__name__
                 broken.append(f"unexpected error: {error!r}")
+        if case.fault == "kill" and not self.cluster.on(client, *safe):
+            # the call had moved all data to the last worker, which was killed then
+            wanted = self.cluster.wanted[case.victim]
+            self.cluster.start_workers(case.victim, **wanted)
+            until(lambda: self.cluster.on(client, case.victim))
+            kept = []
         with _noting(broken, "rows"):
             assert_intact(client, X, y)
         with _noting(broken, "scattered data"):

@@ -167,6 +167,28 @@ def test_the_time_is_over(local_cluster: Any) -> None:
     wait(tasks)
 
 
+def test_the_time_is_over_after_a_loss(local_cluster: Any) -> None:
+    """The error does not say that data is complete."""
+    client, data, gate, tasks = start(local_cluster, busy=0)
+    first, other = workers_of(client)
+    (kept,) = client.scatter([b"x"], workers=[other], hash=False)
+    del data
+    wait(kept)
+    pids = client.run(os.getpid)
+    restarting = Restarting(client, workers=[first], timeout="12 s")
+    restarting.start()
+    until(lambda: workers_of(client)[first]["status"] == "closing_gracefully")
+    os.kill(pids[other], signal.SIGKILL)
+    restarting.join(120)
+    assert isinstance(restarting.result, TimedOutError), restarting.result
+    text = str(restarting.result)
+    assert ". The report lists what was done. Give a longer timeout" in text
+    assert "which ended meanwhile" in text
+    assert "is complete" not in text
+    gate.set()
+    wait(tasks)
+
+
 def test_every_operation_counts(local_cluster: Any) -> None:
     """Scale, resize, trim, release and a restart that drops data."""
     cluster, client = local_cluster(2)
