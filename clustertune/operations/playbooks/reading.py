@@ -77,7 +77,7 @@ def content(which: str | Path) -> tuple[str, bytes]:
     """Return the name and the text of a file, by the name of a playbook or by a path.
 
     A path has a folder or a suffix. The text has at most one byte more than the limit.
-    Raise ValueError if there is no such playbook.
+    Raise ValueError if there is no such playbook, or no regular file.
     """
     text, known = str(which), shipped()
     is_path = isinstance(which, Path) or "/" in text or text.endswith((".yaml", ".yml"))
@@ -88,6 +88,8 @@ def content(which: str | Path) -> tuple[str, bytes]:
         )
     try:
         path = Path(which).expanduser() if is_path else known[text]
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file:
             return printable(path.name), file.read(MAX_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user

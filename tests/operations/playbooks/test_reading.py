@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -297,7 +298,7 @@ def test_own_playbooks(tmp_path: Path) -> None:
     [
         ("betwen-runs", r"unknown playbook.*\(did you mean between-runs\?\)"),
         ("./no/such.yaml", "cannot be read: No such file"),
-        ("/tmp/", "cannot be read: Is a directory"),
+        ("/tmp/", "cannot be read: it is not a regular file"),
         ("~absent-user/a.yaml", "cannot be read: "),
         ("a\0.yaml", "cannot be read: embedded null"),
     ],
@@ -306,6 +307,13 @@ def test_unknown_playbooks(which: str, text: str) -> None:
     """The message has the known playbooks, or the reason."""
     with pytest.raises(ValueError, match=text):
         reading.read(which)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """To read a pipe may never end."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ValueError, match="it is not a regular file"):
+        reading.read(tmp_path / "pipe.yaml")
 
 
 def test_the_wheel_has_them(tmp_path: Path) -> None:
