@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from clustertune.operations.prepare import last_report as last_report
     from clustertune.operations.prepare import prepare as prepare
     from clustertune.operations.prepared import Prepared as Prepared
-    from clustertune.operations.scheduling.request import (
+    from clustertune.operations.schedules import (
         schedule_restart as schedule_restart,
     )
-    from clustertune.operations.scheduling.request import schedules as schedules
+    from clustertune.operations.schedules import schedules as schedules
     from clustertune.operations.sizing import recommend_size as recommend_size
     from clustertune.operations.watch import Monitor as Monitor
     from clustertune.operations.workers import merge_workers as merge_workers
@@ -54,8 +54,8 @@ _PUBLIC = {
     "restart_workers": "operations.workers",
     "run_playbook": "operations.playbooks.running",
     "scale": "operations.workers",
-    "schedule_restart": "operations.scheduling.request",
-    "schedules": "operations.scheduling.request",
+    "schedule_restart": "operations.schedules",
+    "schedules": "operations.schedules",
     "recommend_size": "operations.sizing",
     "training": "training",
     "trim_memory": "operations.workers",

@@ -38,14 +38,14 @@ from distributed.security import Security
 from clustertune.collections import inputs
 from clustertune.dashboard.mount import mount
 from clustertune.operations.call import refuse_wrong_settings
-from clustertune.operations.scheduling.request import (
+from clustertune.operations.schedules import (
     MAX_EXPIRES,
     Options,
+    Schedule,
     cron_times,
     next_time,
     send,
 )
-from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.remote.ending import end_tasks
 from clustertune.remote.scheduler.plugin import NAME, install
 from clustertune.remote.scheduler.schedule_runner import ScheduleRunner

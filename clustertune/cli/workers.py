@@ -33,7 +33,7 @@ from clustertune.core import arguments
 if TYPE_CHECKING:
     from distributed import Client
 
-    from clustertune.operations.scheduling.schedule import Schedule
+    from clustertune.operations.schedules import Schedule
 
 _unavailable = click.option(
     "--max-unavailable", metavar="N", default="1", show_default=True,
@@ -239,7 +239,7 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
 
     The scheduler waits for the gap, so this command may end.
     """
-    from clustertune.operations.scheduling.request import Options, schedule_restart
+    from clustertune.operations.schedules import Options, schedule_restart
 
     with usage_errors(ValueError, TypeError):  # before it connects
         Options.of(**options)
@@ -262,7 +262,7 @@ def later(target: Target, form: str, consent: Consent, **options: Any) -> None:
 @_form
 def list_(target: Target, form: str) -> None:
     """List waiting restarts with the reason, and the last ended ones."""
-    from clustertune.operations.scheduling import schedule as schedules
+    from clustertune.operations import schedules
 
     click.echo(_rendered(run(target, schedules.listed), form))
 
@@ -275,7 +275,7 @@ def list_(target: Target, form: str) -> None:
 @_form
 def cancel(target: Target, id: str, form: str) -> None:
     """Cancel the scheduled restart ID. A worker that is restarting comes back first."""
-    from clustertune.operations.scheduling import schedule as schedules
+    from clustertune.operations import schedules
 
     async def end(client: Client) -> Schedule:
         with usage_errors(LookupError):

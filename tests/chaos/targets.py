@@ -37,10 +37,9 @@ from clustertune.core.model import Finding, Severity
 from clustertune.core.report import Report
 from clustertune.core.results import Done, LayoutSummary, WorkerShare
 from clustertune.integrations import libraries
-from clustertune.operations import history
+from clustertune.operations import history, schedules
 from clustertune.operations.playbooks import reading
 from clustertune.operations.playbooks.reading import PlaybookError
-from clustertune.operations.scheduling import request
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 #: seconds of CPU for one input: nested YAML takes 1 s, and an endless loop more
@@ -508,9 +507,9 @@ def _history_words() -> list[str]:
 def _read_cron(data: bytes) -> None:
     text = data.decode(errors="replace")
     cron, _, name = text.partition("|")
-    zone = request.time_zone(name or "UTC")
+    zone = schedules.time_zone(name or "UTC")
     for start in (1_700_000_000.0, 1_743_000_000.0):
-        request.cron_times(cron, zone, start, start + 3e5)
+        schedules.cron_times(cron, zone, start, start + 3e5)
 
 
 def _read_argument(data: bytes) -> None:

@@ -88,14 +88,13 @@ def content(which: str | Path) -> tuple[str, bytes]:
         )
     try:
         path = Path(which).expanduser() if is_path else known[text]
-        if path.exists() and not path.is_file():  # a pipe may never end
-            raise ValueError("it is not a regular file")
-        with path.open("rb") as file:
-            return printable(path.name), file.read(MAX_BYTES + 1)
+        if path.is_file() or not path.exists():  # to read a pipe may never end
+            with path.open("rb") as file:
+                return printable(path.name), file.read(MAX_BYTES + 1)
+        reason = "it is not a regular file"
     except (OSError, ValueError, RuntimeError) as error:  # also: bad path, bad user
-        reason = getattr(error, "strerror", None) or error
-        text = f"the playbook {printable(text)} cannot be read: {reason}"
-        raise ValueError(text) from error
+        reason = getattr(error, "strerror", None) or str(error)
+    raise ValueError(f"the playbook {printable(text)} cannot be read: {reason}")
 
 
 def read(which: str | Path) -> Playbook:

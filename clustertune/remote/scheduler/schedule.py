@@ -43,7 +43,7 @@ class Schedule:
     name
         A short name that a user types to cancel it.
     terms
-        As ``operations.scheduling.request`` sends them: ``owner``, ``reason``,
+        As ``operations.schedules`` sends them: ``owner``, ``reason``,
         ``idle_for`` (seconds), ``instants`` (epoch seconds, in order; empty: as soon as
         possible), ``expires`` (epoch seconds), ``if_needed`` (bytes per run that count
         as growth, as a fraction of the memory limit; None: restart anyway), ``fresh``

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustertune.operations.scheduling import request
+from clustertune.operations import schedules
 
 BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 86400.0
@@ -35,7 +35,7 @@ def epoch(text: str, tz: ZoneInfo = BERLIN, fold: int = 0) -> float:
 def test_when_clocks_change(cron: str, day: str, expected: list[str]) -> None:
     """Once a day means once, at an existing time."""
     start = epoch(f"{day} 00:00")
-    found = request.cron_times(cron, BERLIN, start, start + 20 * 3600)
+    found = schedules.cron_times(cron, BERLIN, start, start + 20 * 3600)
     assert found == tuple(map(epoch, expected))
 
 
@@ -44,7 +44,7 @@ def test_every_hour_follows_elapsed_time(day: str, hours: int) -> None:
     """A day of 23 hours has 23 times, one of 25 hours has 25, one hour apart."""
     start = epoch(f"{day} 00:00")
     end = epoch(f"{datetime.fromisoformat(day).date() + timedelta(days=1)} 00:00")
-    found = request.cron_times("0 * * * *", BERLIN, start, end)
+    found = schedules.cron_times("0 * * * *", BERLIN, start, end)
     assert len(found) == hours
     assert {b - a for a, b in itertools.pairwise(found)} == {3600.0}
 
@@ -68,7 +68,7 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
     """At the given time, unless clocks skip it."""
     tz = ZoneInfo(name)
     end = start + 5 * DAY
-    found = request.cron_times(f"{minute} {hour} * * *", tz, start, end)
+    found = schedules.cron_times(f"{minute} {hour} * * *", tz, start, end)
     assert 4 <= len(found) <= 6
     assert all(start < t <= end for t in found)
     assert list(found) == sorted(set(found))
@@ -83,7 +83,7 @@ def test_daily_is_once_a_day(start: int, hour: int, minute: int, name: str) -> N
 def test_none_before_the_end() -> None:
     """Empty, and not an error."""
     start = epoch("2026-06-01 04:00")
-    assert request.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
+    assert schedules.cron_times("0 3 * * *", BERLIN, start, start + 3600) == ()
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_none_before_the_end() -> None:
 def test_bad_expressions(cron: object, text: str) -> None:
     """The message has an example."""
     with pytest.raises(ValueError, match=text) as caught:
-        request.cron_times(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
+        schedules.cron_times(cron, BERLIN, 0, DAY)  # type: ignore[arg-type]
     assert '"0 3 * * *"' in str(caught.value)
 
 
 def test_too_many() -> None:
     """The number of times is limited."""
     with pytest.raises(ValueError, match="has more than 10,000 times"):
-        request.cron_times("* * * * *", BERLIN, 0, 365 * DAY)
+        schedules.cron_times("* * * * *", BERLIN, 0, 365 * DAY)
 
 
 @pytest.mark.parametrize("name", ["Mars/Sea", "../etc/passwd", "Europe", "", "a\0b", 3])
@@ -118,16 +118,16 @@ def test_bad_time_zones(name: object) -> None:
     with pytest.raises(
         ValueError, match=r"is no time zone.*, or install the package tzdata"
     ):
-        request.time_zone(name)  # type: ignore[arg-type]
+        schedules.time_zone(name)  # type: ignore[arg-type]
 
 
 def test_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """TZ, else the setting of the system, else UTC."""
     monkeypatch.setenv("TZ", ":Europe/Berlin")
-    assert request.time_zone(None) == BERLIN
+    assert schedules.time_zone(None) == BERLIN
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0")
     with pytest.raises(ValueError, match="the variable TZ='CET-1CEST"):
-        request.time_zone(None)
+        schedules.time_zone(None)
     monkeypatch.delenv("TZ")
-    monkeypatch.setattr(request, "LOCALTIME", tmp_path / "none")
-    assert str(request.time_zone(None)) == "UTC"
+    monkeypatch.setattr(schedules, "LOCALTIME", tmp_path / "none")
+    assert str(schedules.time_zone(None)) == "UTC"

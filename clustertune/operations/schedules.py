@@ -2,7 +2,8 @@
 
 The client checks the request: it computes cron times, and refuses restarts that can
 never happen. Then the scheduler waits
-(``remote/scheduler/schedule_runner.py``). All times follow the scheduler's clock.
+(``remote/scheduler/schedule_runner.py``). All times follow the scheduler's clock. Its
+answers are untrusted, so their text is escaped.
 
 The client sends cron times as numbers, so the scheduler needs neither cronsim nor the
 client's time zone. Daylight-saving changes follow Debian's cron. A time in the skipped
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, tzinfo
 from itertools import islice, takewhile
 from pathlib import Path
@@ -35,29 +36,174 @@ from clustertune.actions.cluster.live import (
     ids_of,
 )
 from clustertune.collections import inputs
-from clustertune.core import arguments
+from clustertune.core import arguments, decoding
 from clustertune.core.model import Goal, Refusal, Unknown, View, WorkerSnapshot
-from clustertune.core.wording import seconds_text, time_text
+from clustertune.core.wording import (
+    names_text,
+    plural,
+    printable,
+    seconds_text,
+    time_text,
+    workers_text,
+)
 from clustertune.errors import RefusedError, TimedOutError
 from clustertune.integrations import libraries
 from clustertune.monitor import monitor
 from clustertune.monitor.connection import sync
 from clustertune.operations.call import check_client
 from clustertune.operations.journal import change_reason
-from clustertune.operations.scheduling import schedule
-from clustertune.operations.scheduling.schedule import Schedule
 from clustertune.planner import guards
 from clustertune.remote import keys, ship
 from clustertune.remote.ending import within
 from clustertune.remote.scheduler.schedule import Schedule as Waiting
 from clustertune.remote.worker import park
 
+ENDED = ("done", "failed", "expired", "cancelled")
 MAX_EXPIRES = 366 * 86400.0  # seconds
 TIMEOUT = 60.0  # seconds to send the request
 IDLE_FOR = "30s"
 MAX_TIMES = 10_000  # every minute of a week
 LOCALTIME = Path("/etc/localtime")
 EXAMPLE = '"0 3 * * *" (at 03:00 each day), "30 22 * * 1-5" or "*/15 * * * *"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A restart that waits for a gap between runs, in its state when it was read.
+
+    Attributes
+    ----------
+    id
+        Short; empty for a dry run.
+    state
+        ``planned`` (a dry run), ``waiting``, ``running``, ``done``, ``failed`` (three
+        times, or keys were lost), ``expired`` or ``cancelled``. ``refused``: the
+        scheduler's configuration has it, and it could not be scheduled yet.
+    waits
+        Why it waits, or why it was refused.
+    idle_for
+        Seconds without a task and without a hold that make a gap.
+    instants
+        Future times in epoch seconds; after each one it waits for the next gap.
+    expires, made
+        Epoch seconds.
+    if_needed
+        Whether only workers are restarted that need it then.
+    workers
+        Ids of the workers to restart. None: all workers at that time.
+    left
+        Ids of workers that are not restarted yet. None: it has not begun.
+    last
+        The result of the last gap: restarted workers, moved and lost keys, problems.
+    """
+
+    id: str
+    state: str
+    idle_for: float
+    expires: float
+    made: float = 0.0
+    waits: str = ""
+    instants: tuple[float, ...] = field(default=(), repr=False)  # may be thousands
+    if_needed: bool = False
+    workers: tuple[str | int, ...] | None = None
+    reason: str | None = None
+    owner: str = ""
+    left: tuple[str | int, ...] | None = None
+    last: str = ""
+    client: Client | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def cancel(self) -> Any:
+        """Cancel it. A worker that is restarting comes back first.
+
+        With an asynchronous client the call is awaited.
+
+        Returns
+        -------
+        Schedule
+            Its new state: ``cancelled``, or ``running`` until the worker is back.
+
+        Raises
+        ------
+        LookupError
+            The scheduler does not have it: it is a plan, the scheduler restarted, or
+            many other restarts have ended since.
+        """
+        if self.client is None:
+            raise LookupError(
+                "this schedule is a plan only: there is nothing to cancel"
+            )
+        return sync(self.client, cancel, self.client, self.id)
+
+    def __str__(self) -> str:
+        what = "all workers" if self.workers is None else workers_text(self.workers)
+        name = f"{printable(self.id)}: " if self.id else ""
+        lines = [f"{name}restart {what} {self._when()}"]
+        if self.reason:
+            lines.append(f"  reason: {printable(self.reason, longest=200)}")
+        lines += [f"  {self.standing()}"]
+        if self.last:
+            lines.append(f"  last: {printable(self.last, longest=1000)}")
+        return "\n".join(lines)
+
+    def _when(self) -> str:
+        text = f"once nothing has run for {seconds_text(self.idle_for)}"
+        if self.instants:
+            more = len(self.instants) - 1
+            text += f" after {time_text(self.instants[0])}"
+            text += f" and {plural(more, 'later time')}" if more else ""
+        text += ", if needed" if self.if_needed else ""
+        return f"{text}; until {time_text(self.expires)}"
+
+    def standing(self) -> str:
+        """Describe its state in one line."""
+        if self.state == "running":
+            return f"running: {workers_text(self.left or ())} not restarted yet"
+        if self.state not in ("waiting", "refused"):
+            return printable(self.state)
+        return f"{self.state}: {printable(self.waits, longest=500)}"
+
+    def plain(self) -> dict[str, Any]:
+        values = asdict(replace(self, client=None))
+        del values["client"]
+        return values
+
+
+# --- answers of the scheduler ---------------------------------------------------------
+
+
+def read(answer: Mapping[str, Any], client: Client | None) -> Schedule:
+    """Convert an answer of the scheduler plugin; a plan has no client."""
+    return replace(decoding.convert(answer, Schedule), client=client)
+
+
+async def _ask(client: Client, **request: Any) -> Mapping[str, Any]:
+    await monitor.install_plugin(client, await monitor.identify(client))
+    found: Mapping[str, Any] = await monitor.ask(client, "schedules", **request)
+    return found
+
+
+async def cancel(client: Client, name: str) -> Schedule:
+    """Cancel a scheduled restart by id; raise LookupError if there is none."""
+    found = await _ask(client, cancel=name)
+    answer = found["one"]
+    if answer is None:
+        known = [s["id"] for s in found["all"] if s["state"] not in ENDED]
+        there = f"waiting are {names_text(known, most=20)}" if known else "none waits"
+        raise LookupError(f"there is no scheduled restart {name!r}; {there}")
+    return read(answer, client)
+
+
+async def listed(client: Client) -> tuple[Schedule, ...]:
+    """List waiting restarts and the last ended ones, oldest first."""
+    found = await _ask(client)
+    return tuple(read(answer, client) for answer in found["all"])
+
+
+# --- requests ------------------------------------------------------------------------
 
 
 def schedule_restart(
@@ -169,7 +315,7 @@ def schedules(client: Client) -> tuple[Schedule, ...]:
     >>> print(*clustertune.schedules(client))                 # doctest: +SKIP
     """
     check_client(client)
-    found: tuple[Schedule, ...] = sync(client, schedule.listed, client)
+    found: tuple[Schedule, ...] = sync(client, listed, client)
     return found
 
 
@@ -295,11 +441,11 @@ async def _send(
     }
     if dry_run:
         plan = Waiting("", terms, view.now.time).describe(view.now.time)
-        return schedule.read(plan | {"state": "planned"}, None)
+        return read(plan | {"state": "planned"}, None)
     answer = (await monitor.ask(client, "schedules", add=terms))["one"]
     if "refused" in answer:
         raise RefusedError(answer["refused"])
-    return schedule.read(answer, client)
+    return read(answer, client)
 
 
 def _thresholds(workers: Iterable[WorkerSnapshot]) -> dict[str, float]:

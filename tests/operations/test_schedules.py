@@ -17,8 +17,8 @@ from distributed import Client, Nanny, wait
 import clustertune
 from clustertune.cli import main
 from clustertune.errors import RefusedError
-from clustertune.operations.scheduling import schedule
-from clustertune.operations.scheduling.schedule import Schedule
+from clustertune.operations import schedules
+from clustertune.operations.schedules import Schedule
 from tests.in_process import gen_cluster
 from tests.processes import soon
 
@@ -75,7 +75,7 @@ async def test_from_request_to_done(c: Any, s: Any, nanny: Any) -> None:
     assert "\x1b" not in str(later)
     assert (await later.cancel()).state == "cancelled"
     with pytest.raises(LookupError, match="'absent'; none waits"):
-        await schedule.cancel(c, "absent")
+        await schedules.cancel(c, "absent")
     last = (await clustertune.schedules(c))[-1]
     assert (last.id, last.ended) == (later.id, True)
 

@@ -1,1 +1,0 @@
-"""Scheduled restarts: rolling restarts that wait for a gap between runs."""
