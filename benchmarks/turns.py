@@ -257,8 +257,8 @@ async def scheduled(plugin, packed, measured):
     terms = {
         "owner": "me", "reason": None, "idle_for": 1.0, "instants": [],
         "expires": time() + 900, "workers": None, "collections": packed,
-        "thresholds": {"spill": 0.7, "pause": 0.8}, "parking": b"", "timeout": 1.0,
-        "if_needed": 0.01, "fresh": 0,
+        "thresholds": [(ws.name, {"spill": 0.7, "pause": 0.8}) for ws in workers],
+        "parking": b"", "timeout": 1.0, "if_needed": 0.01, "fresh": 0,
     }  # fmt: skip
     one, schedules = Schedule("one", terms, time()), plugin.schedules
     everyone = {ws.name: ws for ws in workers}

@@ -334,7 +334,12 @@ class _Served(_OneSize):
 
     def _names(self) -> set[str | int]:
         """Return the names of the scheduler's workers."""
-        workers = self.cluster.scheduler_info["workers"]
+        workers = self.cluster.scheduler_info.get("workers")
+        if workers is None:  # a gateway object that has lost its scheduler
+            raise NoWorkersError(
+                f"this {type(self.cluster).__name__} does not know its workers, so the "
+                "manager keeps their number; connect to the cluster again"
+            )
         return {worker["name"] for worker in workers.values()}
 
 

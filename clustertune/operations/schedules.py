@@ -362,9 +362,13 @@ class Options:
             workers=arguments.names("workers", workers),
         )
 
-    def terms(self, now: float, owner: str, reason: str | None) -> dict[str, Any]:
+    def terms(
+        self, now: float, owner: str, reason: str | None, growth: float = 0.0
+    ) -> dict[str, Any]:
         """Return the part of a request that needs no facts of the workers.
 
+        ``growth`` is the growth by run that counts for ``if_needed``, as a fraction of
+        the memory limit; 0 for a list.
         Raise ValueError if ``cron`` has no times.
         """
         expires = now + self.lifetime
@@ -376,14 +380,13 @@ class Options:
                     f"cron={self.cron!r} has no time before the restart expires, at "
                     f"{time_text(expires, self.zone)}: give a longer expires"
                 )
-        least = float(checks.setting("memory_growth", "min_fraction"))
         return {
             "owner": owner,
             "reason": reason,
             "idle_for": self.idle_for,
             "instants": list(instants),
             "expires": expires,
-            "if_needed": least if self.if_needed else None,
+            "if_needed": growth if self.if_needed else None,
             "workers": self.workers,
         }
 
@@ -425,7 +428,8 @@ async def _send(
     )
     await cluster.open(None, needs=RESTARTABLE)
     view = await cluster.look(lambda *_: None)
-    terms = options.terms(view.now.time, client.id, reason)
+    least = float(checks.setting("memory_growth", "min_fraction"))
+    terms = options.terms(view.now.time, client.id, reason, least)
     ids = None
     if options.workers is not None:
         ids = sorted(ids_of(options.workers, view), key=str)
@@ -441,27 +445,28 @@ async def _send(
     }
     if dry_run:
         plan = Waiting("", terms, view.now.time).describe(view.now.time)
-        return read(plan | {"state": "planned"}, None)
+        return read(plan | {"state": "planned", "waits": ""}, None)
     answer = (await monitor.ask(client, "schedules", add=terms))["one"]
     if "refused" in answer:
         raise RefusedError(answer["refused"])
     return read(answer, client)
 
 
-def _thresholds(workers: Iterable[WorkerSnapshot]) -> dict[str, float]:
-    """Return the lowest thresholds of process memory of all workers, the worst first.
+def _thresholds(
+    workers: Iterable[WorkerSnapshot],
+) -> list[tuple[str | int, dict[str, float]]]:
+    """Return worker ids with the known, enabled thresholds, the worst first.
 
-    The scheduler does not have them. Workers that join later are assumed to have the
-    same.
+    They are pairs, because ids may be numbers, and msgpack's maps need text.
     """
-    known = [
-        w.thresholds
-        for w in workers
-        if not (w.parking or isinstance(w.thresholds, Unknown))
-    ]
-    both = {"pause": [x.pause for x in known], "spill": [x.spill for x in known]}
-    enabled = {name: [x for x in some if x is not None] for name, some in both.items()}
-    return {name: min(some) for name, some in enabled.items() if some}
+    found = []
+    for worker in workers:
+        known = worker.thresholds
+        if not (worker.parking or isinstance(known, Unknown)):
+            both = {"pause": known.pause, "spill": known.spill}
+            enabled = {k: v for k, v in both.items() if v is not None}
+            found.append((worker.id, enabled))
+    return found
 
 
 def _refuse_impossible(view: View, ids: list[str | int] | None) -> None:

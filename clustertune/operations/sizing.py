@@ -265,7 +265,8 @@ def decide(
             f"no number of hosts with {plural(host.cpus, 'CPU')} and "
             f"{bytes_text(host.memory)} is enough: {bytes_text(_reserved(host))} are "
             f"reserved on each host, and each worker's process has "
-            f"{bytes_text(fit.base)} before its data; take hosts with more memory"
+            f"{bytes_text(fit.base)} before its data; take hosts with more memory "
+            "(host_memory), or let the fit fill more of it (memory_fraction)"
         )
     hosts = int(fit.hosts(shape))
     share = fit.data(hosts * shape.workers_per_host)

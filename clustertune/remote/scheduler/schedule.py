@@ -49,9 +49,9 @@ class Schedule:
         as growth, as a fraction of the memory limit; None: restart anyway), ``fresh``
         (bytes of a process without keys),
         ``workers`` (ids; None: all current workers), ``collections`` (packed keys of
-        row-aligned ones), ``thresholds`` (of process memory by name, as fractions of
-        the limit: the lowest of all workers), ``parking`` (pickled code for nannies)
-        and ``timeout`` (seconds, for one worker).
+        row-aligned ones), ``thresholds`` (pairs of an id and the thresholds of its
+        process by name, as fractions of the limit), ``parking`` (pickled code for
+        nannies) and ``timeout`` (seconds, for one worker).
     now
         Epoch seconds.
     """

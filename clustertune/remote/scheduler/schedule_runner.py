@@ -218,11 +218,11 @@ class ScheduleRunner:
         runs, least = self.plugin.runs.kept, schedule.terms["if_needed"]
         limits = {id: ws.memory_limit or 0 for id, ws in there.items()}
         grows = growth(runs, {id: least * limit for id, limit in limits.items()})
-        thresholds, found = schedule.terms["thresholds"], {}
+        thresholds, found = self._thresholds(schedule), {}
         for id, ws in there.items():
             memory = memory_of(ws)
             found[id] = rules.restart_reason(
-                {name: int(x * limits[id]) for name, x in thresholds.items()},
+                {name: int(x * limits[id]) for name, x in thresholds[id].items()},
                 memory.process,
                 memory.managed,
                 paused=ws.status.name == "paused",
@@ -231,11 +231,27 @@ class ScheduleRunner:
             )
         return found
 
+    def _thresholds(self, schedule: Schedule) -> dict[Any, dict[str, float]]:
+        """Return by id the thresholds of process memory, as fractions of its limit.
+
+        A worker that came later is assumed to have the lowest ones.
+        """
+        known: dict[Any, dict[str, float]] = dict(schedule.terms["thresholds"])
+        some = [at for at in known.values() if at]
+        lowest: dict[str, float] = min(
+            some, key=lambda at: min(at.values()), default={}
+        )
+        ids = map(id_of, training_workers(self.scheduler))
+        return {id: known.get(id, lowest) for id in ids}
+
     def _ceilings(self, schedule: Schedule, worker: Any) -> dict[str, int]:
         """Return the process limits of the workers that accept a worker's keys."""
-        lowest = min(schedule.terms["thresholds"].values(), default=0.0)
+        thresholds = self._thresholds(schedule)
         return {
-            ws.address: int(lowest * (ws.memory_limit or 0))
+            ws.address: int(
+                min(thresholds[id_of(ws)].values(), default=0.0)
+                * (ws.memory_limit or 0)
+            )
             for ws in self.scheduler.running
             if ws is not worker and not is_parking(ws.name)
         }

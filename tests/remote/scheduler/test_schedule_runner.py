@@ -40,7 +40,7 @@ def terms(**others: Any) -> dict[str, Any]:
         "fresh": 0,
         "workers": None,
         "collections": [],
-        "thresholds": {},
+        "thresholds": [],
         "parking": b"",
         "timeout": 30.0,
     }
@@ -160,7 +160,7 @@ async def test_a_worker_that_came_later(c: Any, s: Any, *nannies: Any) -> None:
 @gen_cluster(**PLAIN)
 async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> None:
     """A worker that came later spills where the others do."""
-    plugin, it = begin(s, thresholds={"pause": 0.8, "spill": 0.7})
+    plugin, it = begin(s, thresholds=[(0, {"pause": 0.8, "spill": 0.7})])
     plugin.schedules.cancel(it.name)
     first, second = s.workers.values()
     second.memory_limit = 1000
@@ -168,9 +168,24 @@ async def test_process_limits_of_the_others(c: Any, s: Any, *workers: Any) -> No
 
 
 @gen_cluster(**PLAIN)
+async def test_a_worker_without_thresholds(c: Any, s: Any, *workers: Any) -> None:
+    """It is not restarted for the thresholds of another worker, and has no limit."""
+    lines = [(0, {"pause": 0.8, "spill": 0.7}), (1, {})]
+    plugin, it = begin(s, if_needed=0.01, thresholds=lines)
+    plugin.schedules.cancel(it.name)
+    first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
+    for ws in (first, second):
+        ws.nanny, ws.memory_limit = "tcp://nanny", 1000
+        ws.metrics["memory"], ws.metrics["managed_bytes"] = 850, 0
+    assert list(plugin.schedules._due(it)[0]) == [0]
+    assert plugin.schedules._ceilings(it, first) == {second.address: 0}
+    first.nanny = second.nanny = None
+
+
+@gen_cluster(**PLAIN)
 async def test_only_workers_that_need_it(c: Any, s: Any, *workers: Any) -> None:
     """A gap or a time is not used while no worker needs a restart."""
-    lines = {"pause": 0.8, "spill": 0.7}
+    lines = [(id, {"pause": 0.8, "spill": 0.7}) for id in (0, 1)]
     plugin, it = begin(s, if_needed=0.01, thresholds=lines)
     await waits(it, "no worker needs a restart")
     first, second = sorted(s.workers.values(), key=lambda ws: ws.name)
