@@ -121,7 +121,7 @@ BENCHMARKS = (
     Benchmark(
         "links",
         "Scale-up over links",
-        quick=("--mb=30", "--rates=1gbit"),
+        quick=("--rounds=1", "--mb=30", "--rates=1gbit"),
     ),
     Benchmark("already_fine", "`prepare` without work", quick=("--calls=5",)),
     Benchmark("restart", "Rolling restart", quick=("--rounds=1", "--mb=100")),

@@ -8,13 +8,12 @@ P2P shuffle. `reload` reads the data again from Parquet files. All hosts read th
 the same disk, so no byte of them crosses a link here; on a shared folder all of them
 do. The limit of the seconds is the time in which three quarters of the data leave the
 first host. `even rows` are the rows of the fullest host / a quarter; a variant with
-uneven rows is no alternative.
+uneven rows is no alternative, and is not compared.
 
-Options: `--mb 300`, `--rates 1gbit,200mbit`, `--partitions 40`.
+Options: `--rounds 6`, `--mb 300`, `--rates 1gbit,200mbit`, `--partitions 40`.
 """
 
 import argparse
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import futures_of, wait
-from measure import compare, machine
-from tabulate import tabulate
+from measure import compare, interval, machine, ratios, show
 
 import clustertune
 from tests.hosts import lab as labs
@@ -116,6 +114,7 @@ def measure(cluster, rate, variant, options, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--rates", default="1gbit,200mbit")
     parser.add_argument("--partitions", type=int, default=40)
     options = parser.parse_args()
@@ -123,7 +122,6 @@ def main():
         raise SystemExit(reason)
     machine()
     dask.config.set({"distributed.admin.system-monitor.gil.enabled": False})
-    table = []
     with TemporaryDirectory() as folder, labs.opened(Path(folder, "lab")) as lab:
         data = Path(folder, "data")
         data.mkdir()
@@ -131,52 +129,73 @@ def main():
         cluster = Cluster(lab)
         try:
             for rate in options.rates.split(","):
-                found = {v: measure(cluster, rate, v, options, data) for v in VARIANTS}
-                number, unit = re.fullmatch("([0-9]+)([gm])bit", rate).groups()
-                per_second = int(number) * {"g": 1e9, "m": 1e6}[unit] / 8
-                limit = found["ours"][2] / per_second
-                for v, (seconds, nbytes, fewest, even) in found.items():
-                    figures = seconds, nbytes / 1e6, nbytes / fewest, even
-                    table.append([rate, v, *(f"{x:.3g}" for x in figures)])
-                    table[-1].append(f"{seconds / limit:.3g}")
-                others = [found[v] for v in ("recipe", "p2p")]
-                best = min((f[0] for f in others if f[3] <= EVEN), default=math.inf)
-                what = f"{rate}: seconds, ours / "
-                compare(
-                    f"{what}limit of the link",
-                    found["ours"][0] / limit,
-                    at_most=1.25,
-                    headline=True,
-                )
-                if best < math.inf:
-                    compare(
-                        f"{what}the faster of the even others",
-                        found["ours"][0] / best,
-                        at_most=0.8,
-                        headline=True,
-                    )
-                compare(
-                    f"{what}reload without a link",
-                    found["ours"][0] / found["reload"][0],
-                )
-                compare(
-                    f"{rate}: bytes that crossed, ours / fewest",
-                    found["ours"][1] / found["ours"][2],
-                    at_most=1.05,
-                )
+                rounds = [
+                    one_round(cluster, rate, number, options, data)
+                    for number in range(options.rounds)
+                ]
+                report(rate, rounds)
         finally:
             cluster.repair()
             cluster.stop()
-    headers = [
-        "rate",
-        "variant",
-        "seconds",
-        "MB crossed",
-        "/ fewest",
-        "even rows",
-        "s / limit",
+
+
+def one_round(cluster, rate, number, options, data):
+    """Figures of each variant; another one is the first in each round."""
+    names = [*VARIANTS]
+    first = number % len(names)
+    found = {}
+    for v in names[first:] + names[:first]:
+        seconds, nbytes, fewest, even = measure(cluster, rate, v, options, data)
+        found |= {
+            f"{v}.seconds": seconds,
+            f"{v}.mb": nbytes / 1e6,
+            f"{v}.even": even,
+            "fewest": fewest / 1e6,
+            "limit": fewest / per_second(rate),
+        }
+    return found
+
+
+def per_second(rate):
+    """Bytes that a link of this rate carries in a second."""
+    number, unit = re.fullmatch("([0-9]+)([gm])bit", rate).groups()
+    return int(number) * {"g": 1e9, "m": 1e6}[unit] / 8
+
+
+def report(rate, rounds):
+    figures = {"seconds": "s", "mb": "MB crossed", "even": "even rows"}
+    show(
+        rounds,
+        {f"{v}.{k}": f"{rate}: {v}, {what}" for v in VARIANTS for k, what in
+         figures.items()} | {"limit": f"{rate}: limit of the link, s"},
+    )  # fmt: skip
+    compare(
+        f"{rate}: seconds, ours / limit of the link",
+        ratios(rounds, "ours.seconds", "limit"),
+        at_most=1.25,
+        headline=True,
+    )
+    even = [
+        v
+        for v in ("recipe", "p2p")
+        if interval([r[f"{v}.even"] for r in rounds]).high <= EVEN
     ]
-    print(tabulate(table, headers=headers, disable_numparse=True))
+    for v in even:
+        compare(
+            f"{rate}: seconds, ours / {v}",
+            ratios(rounds, "ours.seconds", f"{v}.seconds"),
+            at_most=0.8,
+            headline=True,
+        )
+    compare(
+        f"{rate}: seconds, ours / reload without a link",
+        ratios(rounds, "ours.seconds", "reload.seconds"),
+    )
+    compare(
+        f"{rate}: bytes that crossed, ours / fewest",
+        ratios(rounds, "ours.mb", "fewest"),
+        at_most=1.05,
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from distributed import Client, wait
 
 import clustertune
 from clustertune.core.model import Severity, Unknown
-from clustertune.errors import RefusedError
+from clustertune.errors import NoWorkersError, RefusedError
 from clustertune.integrations import managers
 from tests.processes import free_ports, process, until, workers_of
 
@@ -137,6 +138,15 @@ def test_a_restart_is_refused(cluster: GatewayCluster, client: Client) -> None:
         ):
             call(client)
     assert set(workers_of(client)) == workers
+
+
+def test_a_cluster_object_that_lost_its_scheduler(
+    cluster: GatewayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many workers are left is unknown, so no number is requested."""
+    monkeypatch.setattr(cluster, "scheduler_info", {})
+    with pytest.raises(NoWorkersError, match="does not know its workers"):
+        asyncio.run(managers.find(cluster).retired("absent"))
 
 
 def _bounds(dask_scheduler: Any) -> tuple[int | None, int | None] | None:
