@@ -97,7 +97,6 @@ BENCHMARKS = (
     _fit("xgboost", "XGBoost", "--scale=0.3"),
     _fit("lightgbm", "LightGBM", "--scale=0.15"),
     _fit("kmeans", "KMeans of dask-ml"),
-    _fit("predict", "Predictions with a model of 20 MB"),
     _fit("ddp", "PyTorch DistributedDataParallel", "--scale=0.5"),
     Benchmark(
         "fit-layouts",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
@@ -164,45 +163,6 @@ class KMeans(Library):
         return float((pairwise_distances_argmin_min(X, fitted)[1] ** 2).sum())
 
 
-class Predict(Library):
-    """A forest of 20 MB predicts all rows; the errors are compared."""
-
-    size = (1_000_000, 100)
-    partitions = 16
-    judged = "mean squared error"
-
-    def __init__(self, scale: float):
-        from sklearn.ensemble import ExtraTreesRegressor
-
-        super().__init__(scale)
-        X, _ = self.other_rows()
-        noise = np.random.default_rng(3).standard_normal(len(X))
-        model = ExtraTreesRegressor(7, max_features=0.1, random_state=0)
-        self.model = model.fit(X, X[:, 0] + noise)
-        assert 18e6 < len(pickle.dumps(self.model)) < 22e6
-
-    def estimator(self) -> Any:
-        from dask_ml.wrappers import ParallelPostFit
-
-        return ParallelPostFit(self.model)
-
-    def fit(self, client: Client, X: Any, y: Any, prepared: Any) -> Any:
-        model = self.estimator().set_params(**prepared.estimator_params)
-        return ((model.predict(X) - y) ** 2).mean().compute()
-
-    def alone(self) -> Any:
-        X, y = self.all_rows()
-        model = self.model.set_params(n_jobs=2)
-
-        def fit() -> Any:
-            return ((model.predict(X) - y) ** 2).mean()
-
-        return fit
-
-    def judge(self, fitted: Any) -> float:
-        return float(fitted)
-
-
 class Ddp(Library):
     """PyTorch, one rank on each worker that holds rows.
 
@@ -338,6 +298,5 @@ LIBRARIES: dict[str, type[Library]] = {
     "xgboost": XGBoost,
     "lightgbm": LightGBM,
     "kmeans": KMeans,
-    "predict": Predict,
     "ddp": Ddp,
 }

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -122,7 +123,7 @@ def test_what_is_read_once_is_left_lazy(client: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["array", "dataframe"])
 def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
-    """The model is sent once to each worker, not with every partition."""
+    """``dask.delayed`` sends it once to each worker, not with every partition."""
     values = numbers(1200)
     partitions = cut(values, *[100] * 12)
     if kind == "dataframe":
@@ -137,9 +138,10 @@ def test_the_model_is_sent_once(client: Any, tmp_path: Path, kind: str) -> None:
         return Counter(p for p in map(int, notes.read_text().split()) if p in workers)
 
     def prepared(model: Any) -> Any:
-        wrapper = ParallelPostFit(model)
+        meta = np.empty(0, dtype=model.classes_.dtype)
+        wrapper = ParallelPostFit(dask.delayed(model), predict_meta=meta)
         p = clustertune.prepare(client, X, estimator=wrapper)
-        return wrapper.set_params(**p.estimator_params).predict(p.X)
+        return wrapper.predict(p.X)
 
     assert sum(reads(lambda model: ParallelPostFit(model).predict(X)).values()) >= 12
     assert dict(reads(prepared)) == dict.fromkeys(workers, 1)

@@ -184,14 +184,6 @@ def assign(estimator: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return former
 
 
-def is_fitted(model: object) -> bool:
-    """Whether a model is fitted, by the conventions of scikit-learn."""
-    told = getattr(model, "__sklearn_is_fitted__", None)
-    if told is not None and not isinstance(model, type):
-        return bool(told())
-    return any(n.endswith("_") and not n.startswith("_") for n in vars(model))
-
-
 def uses_dask(estimator: object) -> bool:
     """Whether an estimator is from dask-ml or dask-glm, which fit Dask collections.
 
